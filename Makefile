@@ -27,7 +27,7 @@ help:
 	@echo "make check    format-check, lint, types, test"
 	@echo "make check-all  the same, the tests that 'make test' leaves out, and new random programs"
 	@echo "make format   format the code"
-	@echo "make readme   bring the README's help texts and first run up to date"
+	@echo "make readme   bring the README's first run up to date"
 	@echo "make clean    remove what was made"
 
 # Made again when the dependencies change.

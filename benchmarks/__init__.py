@@ -1,1 +1,1 @@
-"""Measurements too slow for the tests; docs/benchmarks.md shows what they print and what is aimed at."""
+"""Measurements too slow for the tests; docs/accuracy.md shows what they print and what is aimed at."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import calibrate, calibrate_memory, gpu
 from benchmarks.calibrate import FOLDER, Point, peak_bytes, read_points
-from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
+from benchmarks.common import Row, note, show, write_json
 from benchmarks.corpus import fingerprint, load_case, restore
 from toast_cli.compiler.passes import PASSES
 from toast_cli.evaluate.evaluator import Evaluator
@@ -42,11 +42,10 @@ FAMILIES = {
 }  # fmt: skip
 # Families with a program in the fit set of `corpus.py`: those were looked into for what has no family of its own below.
 LOOKED_INTO = frozenset(FAMILIES.values()) - {"mlp", "block", "moe"}
-# Pass -> families of the programs that were looked into when it was made, as its commits and `docs/cost-model.md` say.
+# Pass -> families of the programs that were looked into when it was made, as its commits say.
 # None: it was made on small programs written for it, which are not in the corpus.
 MADE_ON: dict[str, frozenset[str]] = {
     "narrowing": frozenset({"decoder"}),
-    "sunk-conversions": frozenset({"decoder"}),
     "small-gathers": frozenset(),
     "slice-gathers": frozenset({"decoder"}),
     "tiled-reduce-scatter": frozenset({"block"}),
@@ -66,7 +65,6 @@ MADE_ON: dict[str, frozenset[str]] = {
     "library-convolutions": frozenset(),
     "weight-parts": frozenset(),
     "padded-operands": frozenset(),
-    "widened-lookups": frozenset(),
     "reduction-motion": frozenset(),
     "space-to-batch": frozenset({"unet"}),
     "image-copies": frozenset(),
@@ -83,7 +81,6 @@ COLUMNS = {
     "compute, mean": "{compute_mean}", "bytes": "{bytes}", "GPU memory, mean": "{gpu_mean}",
     "own: memory, mean": "{own_memory}", "own: compute, mean": "{own_compute}",
 }  # fmt: skip
-START, END = "<!-- ablation: written by benchmarks/ablation.py -->", "<!-- ablation: end -->"
 ALL = ""  # the name under which nothing is switched off
 
 
@@ -105,8 +102,6 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [row_of(name, found) for name in options.passes]
     show("error without each pass less error with all, on programs that it was not made for", COLUMNS, rows)
     write_json(options.json, rows)
-    if options.write:
-        write_page(options.write / "cost-model.md", rows)
     return 0
 
 
@@ -213,18 +208,12 @@ def _mean(grown: list[float] | None) -> str:
     return f"{100 * float(np.mean(grown)):+.1f}" if grown else "-"
 
 
-def write_page(page: Path, rows: list[Row]) -> None:
-    """Puts the table between the markers of the page."""
-    put_between(page, START, END, markdown_table(COLUMNS, rows, words=2))
-
-
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [each.name for each in PASSES]
     parser.add_argument("passes", nargs="*", metavar="PASS", help="only these")
     parser.add_argument("--programs", nargs="+", default=list(FAMILIES), choices=list(FAMILIES), metavar="NAME")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the table into the documentation: docs")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.passes if name not in names]

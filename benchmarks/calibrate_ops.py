@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import Row, note, show, write_json
+from benchmarks.common import Row, markdown_table, note, show, write_json
 from benchmarks.op_cases import Case, cases
 from toast_cli.hardware import Axis, Mesh, find_preset
 
@@ -164,6 +164,9 @@ def one_device(chip: str) -> Mesh:
     return Mesh("one", find_preset(chip).chip, (Axis("data", 1, ()),), 2**60)
 
 
+MANY = 10  # cases of which a 90th percentile says something
+
+
 def summary(rows: list[Row]) -> list[Row]:
     """Per family, chip and set: median and 90th percentile of the error's size in percent, and its median with sign."""
     groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -178,6 +181,19 @@ def summary(rows: list[Row]) -> list[Row]:
              "ninth": sizes[int(0.9 * (len(sizes) - 1))], "bias": median(errors)}
         )  # fmt: skip
     return sorted(found, key=lambda r: (r["chip"], r["set"], r["family"]))
+
+
+def by_family(rows: list[Row]) -> list[str]:
+    """Lines of a Markdown table of the test cases in the rows of `summary`: families down, chips across. A cell is the
+    median of the error's size, with the 90th percentile in parentheses where there are ten cases or more.
+    """
+    chips = list(dict.fromkeys(row["chip"] for row in rows))
+    cells: dict[str, Row] = {}
+    for row in sorted((row for row in rows if row["set"] == "test"), key=lambda row: row["family"]):
+        line = cells.setdefault(row["family"], {"family": row["family"]})
+        line[row["chip"]] = f"{row['median']:.0f}" + (f" ({row['ninth']:.0f})" if row["cases"] >= MANY else "")
+    columns = {"family": "{family}"} | {f"{chip} %": f"{{{chip}}}" for chip in chips}
+    return markdown_table(columns, [dict.fromkeys(chips, "–") | line for line in cells.values()])
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -130,38 +130,38 @@ def yardstick(points: list[Point], compiled: list[Point]) -> list[tuple[float, f
 def told(rows: list[Row], stale: int, yard: list[tuple[float, float]]) -> list[str]:
     """What there is to say besides the table."""
     test = [row for row in rows if row["split"] == "test"]
-    said = [f"{len(rows)} points, {stale} stale ones left out."]
+    said = [f"{len(rows)} points; {stale} more are left out, because their stored plans mean something else today.", ""]
     for what, chosen in (("the chips' memory", test), ("what a program's plans need on average", tightened(test))):
         agreed, warned, wrong = verdicts(chosen)
         said.append(
-            f"Verdict on {len(chosen)} test points with {what} as the limit: {agreed} are the compiler's "
-            f"({agreed / max(1, len(chosen)):.0%}), {warned} of the others come with a remark; "
-            f"{wrong} are called fitting without one though over 5 % too large."
+            f"With {what} as the limit, toast says of {agreed} of {len(chosen)} test points what the compiler says: "
+            f"fits or does not fit ({agreed / max(1, len(chosen)):.0%}). {warned} of the others come with a warning. "
+            f"{wrong} are said to fit without a warning and need over 5 % more than the limit."
         )
     if yard:
         peaks, assigned = (np.array(ratios) for ratios in zip(*yard, strict=True))
         said.append(
-            f"The yardstick beside {len(yard)} full compiles: "
-            f"needed over peak {np.median(peaks):.2f} ({peaks.min():.2f} to {peaks.max():.2f}), "
-            f"over what is assigned {np.median(assigned):.2f} ({assigned.min():.2f} to {assigned.max():.2f})."
+            f"In {len(yard)} full compiles the needed memory is {np.median(peaks):.2f} of the peak ({peaks.min():.2f} "
+            f"to {peaks.max():.2f}), and {np.median(assigned):.2f} of what XLA assigns ({assigned.min():.2f} to "
+            f"{assigned.max():.2f})."
         )
     return said
 
 
-def write_page(folder: Path, rows: list[Row], said: list[str]) -> None:
-    """Puts the tables between the markers of `cost-model.md` in `folder`, and the plot beside it."""
-    put_between(folder / "cost-model.md", START, END, [*said, "", *markdown_table(ERRORS, error_table(rows))])
+def write_page(page: Path, rows: list[Row], said: list[str]) -> None:
+    """Puts the tables between the markers of the page, and the plot beside it."""
+    put_between(page, START, END, [*said, "", *markdown_table(ERRORS, error_table(rows))])
     points = [
         (r["needed_gib"], r["predicted_gib"], f"{r['program']} {r['slice']} {r['plan']}", r["split"] == "test")
         for r in rows
     ]
-    (folder / "memory.svg").write_text(scatter("peak memory of one device", "GiB", points))
+    (page.parent / "memory.svg").write_text(scatter("peak memory of one device", "GiB", points))
 
 
 def error_table(rows: list[Row]) -> list[Row]:
-    """Errors over all rows of each split, then by program."""
+    """Errors over all rows of each split, then by test program."""
     found = [errors(split, [r for r in rows if r["split"] == split]) for split in ("fit", "test")]
-    programs = list(dict.fromkeys(r["program"] for r in rows))
+    programs = list(dict.fromkeys(r["program"] for r in rows if r["split"] == "test"))
     return [row for row in [*found, *(errors(p, [r for r in rows if r["program"] == p]) for p in programs)] if row]
 
 
@@ -184,7 +184,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
     parser.add_argument(
-        "--write", type=Path, metavar="FOLDER", help="write table and plot into the documentation: docs"
+        "--write", type=Path, metavar="PAGE", help="put table and plot into this page: docs/accuracy.md"
     )
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)

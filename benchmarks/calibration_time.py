@@ -3,8 +3,8 @@
 
 Needs neither libtpu nor compiled programs. Compiled time is the sum of the compiler's `estimated_cycles` over the
 chip's clock, loops counted; it holds no collectives and no asynchronous copies, so it stands beside predicted compute.
-Ranks are compared among the plans of one program on one slice. `--write docs` puts the tables into `docs/cost-time.md`
-and draws `docs/time.svg`.
+Ranks are compared among the plans of one program on one slice. `--write docs/accuracy.md` puts tables into
+that page, and draws `docs/time.svg`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ PROGRAM_COLUMNS = {
     "predicted ms": "{predicted:.2f}", "error %": "{error:+.0f}",
 }  # fmt: skip
 
+FAMILY_COLUMNS = {
+    "program": "{program}", "points": "{points}", "compiled ms": "{least:.1f} to {most:.1f}",
+    "median error %": "{median:.0f}", "worst %": "{worst:+.0f}", "bias %": "{bias:+.0f}",
+}  # fmt: skip
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
@@ -47,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     show("single ops", calibrate_ops.COLUMNS, ops)
     write_json(options.json, {"programs": programs, "ops": ops})
     if options.write:
-        write_page(options.write / "cost-time.md", programs, ops)
+        write_page(options.write, programs, ops)
     return 0
 
 
@@ -108,16 +113,30 @@ def ranks(rows: list[Row]) -> list[float]:
     ]
 
 
+def by_program(rows: list[Row]) -> list[Row]:
+    """Errors of the plans of each test program, and the range of compiled times."""
+    found = []
+    for program in dict.fromkeys(row["program"] for row in rows if row["set"] == "test"):
+        members = [row for row in rows if row["program"] == program]
+        errors, times = [row["error"] for row in members], [row["compiled"] for row in members]
+        found.append(
+            {"program": program, "points": len(members), "least": min(times),
+             "most": max(times), "median": median(map(abs, errors)), "worst": max(errors, key=abs),
+             "bias": median(errors)}
+        )  # fmt: skip
+    return found
+
+
 def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:
     """Puts the tables between the markers of the page, and the plot beside it."""
     lines = [
         *told(programs),
         "",
-        *markdown_table(PROGRAM_COLUMNS, programs, words=len(PROGRAM_COLUMNS)),
+        *markdown_table(FAMILY_COLUMNS, by_program(programs)),
         "",
         "Single ops:",
         "",
-        *markdown_table(calibrate_ops.COLUMNS, ops, words=len(calibrate_ops.COLUMNS)),
+        *calibrate_ops.by_family(ops),
     ]
     put_between(page, START, END, lines)
     points = [
@@ -133,7 +152,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
     parser.add_argument("--no-ops", action="store_true", help="whole programs only")
     parser.add_argument(
-        "--write", type=Path, metavar="FOLDER", help="write tables and plot into the documentation: docs"
+        "--write", type=Path, metavar="PAGE", help="put tables and plot into this page: docs/accuracy.md"
     )
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)

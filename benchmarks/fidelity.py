@@ -4,7 +4,8 @@ One row for each tiny twin and plan: constraints written, values that Shardy's p
 collectives and their bytes (of results, on each device, loops counted) predicted and compiled by XLA:CPU, the share of
 bytes that agree in kind and axes, and whether the numbers are those of the unpartitioned program. `--tpu` and `--gpu`
 add rows for the given programs, compiled ahead of time for real chips that need not be there (numbers are not run). A
-program is a sample model, or one of `corpus.PROGRAMS` as `corpus:NAME`.
+program is a sample model, or one of `corpus.PROGRAMS` as `corpus:NAME`. `data/fidelity.json` has the rows measured so
+far: `--stored` that file `--json` that file `--write docs/accuracy.md` adds to them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import zstandard
@@ -25,7 +26,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import corpus
-from benchmarks.common import Row, choose, is_tiny, note, show, write_json
+from benchmarks.common import Row, choose, is_tiny, markdown_table, note, put_between, show, write_json
 from toast_cli import xla
 from toast_cli.confirm.compilers import seconds_on
 from toast_cli.evaluate.evaluator import Evaluator
@@ -45,9 +46,6 @@ from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.schedule import scheduled_time
 from toast_cli.verify.traffic import compare_traffic
 
-DIFFERENCE = re.compile(
-    r"- (?P<side>\w+): (?P<kind>[\w-]+) over (?P<axes>\S*), (?P<kib>[\d.]+) KiB ×(?P<count>\S+), at `(?P<place>.*)`"
-)
 COLUMNS = {
     "program": "{program}", "plan": "{plan}", "form": "{form}", "compiler": "{compiler} {mesh}", "ops": "{ops}",
     "constraints": "{constraints}", "astray": "{astray}",
@@ -59,6 +57,19 @@ BESIDE = {
     "program": "{program}", "plan": "{plan}", "compiler": "{compiler} {mesh}", "StableHLO ms": "{stablehlo:.3f}",
     "form": "{form}", "ms": "{step}", "of StableHLO's": "{ratio:.3f}",
 }  # fmt: skip
+AGREEMENT = {
+    "compiler": "{compiler}", "form": "{form}", "plans": "{plans}", "at least 95 % agree": "{good}",
+    "median": "{median:.1%}", "least": "{least:.1%}", "numbers equal": "{equal}",
+}  # fmt: skip
+BELOW = {
+    "program": "{program}", "plan": "{plan}", "largest difference": "{largest}",
+    "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}",
+}  # fmt: skip
+LENGTHS = {
+    "form": "{form}", "plans": "{plans}", "at most 3 % longer": "{good}", "median": "{median:.3f}",
+    "longest": "{most:.3f}",
+}  # fmt: skip
+START, END = "<!-- fidelity: written by benchmarks/fidelity.py -->", "<!-- fidelity: end -->"
 MOST_SECONDS, MOST_DIFFERENCES = 900.0, 8
 AIM, LONGER_AIM = 0.95, 0.03
 FOLDER = Path("build/fidelity")
@@ -67,19 +78,9 @@ CORPUS = "corpus:"
 Compiler = Literal["cpu", "tpu", "gpu"]
 
 
-# Why rows miss the aim, as found by reading the compiled modules.
-REASONS = """
-- XLA:TPU pads large reduce-scatters to whole pieces of what fits into vector memory, and passes on what then lies on a
-  neighbour: permutes without a source line. The padding itself is not counted.
-- The order of dimensions in which a product lies, which decides whether XLA:TPU takes it apart, depends on its
-  surroundings; where several orders take as many tiles it is guessed wrong now and then.
-- XLA:TPU gathers several short vectors by one all-reduce: it has no source line.
-""".strip()
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    rows: list[Row] = [row for file in options.stored for row in stored_rows(Path(file))]
+    rows: list[Row] = [row for file in options.stored for row in json.loads(file.read_text(encoding="utf-8"))]
     for job in jobs(options):
         for row in measure(job, options):
             rows.append(row)
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         show("steps of one plan in several forms", BESIDE, beside)
     write_json(options.json, rows)
     if options.write:
-        Path(options.write).write_text(page(rows), encoding="utf-8")
+        write_page(options.write, rows)
     return 1 if any(row["verdict"] == "wrong" for row in rows) else 0
 
 
@@ -209,69 +210,54 @@ def numbers(outcome: Outcome, written: bytes, dialect: Dialect) -> str:
     return f"{len(wrong)} of {len(errors)} differ" if wrong else "equal"
 
 
-def page(rows: list[Row]) -> str:
-    """The table as Markdown, with what the columns mean, and what differs where the aim is missed."""
-    heads = list(COLUMNS)
+def write_page(page: Path, rows: list[Row]) -> None:
+    """Puts summaries between the markers of the page: agreement by compiler and form, every plan below the aim, and how
+    long steps of other forms are beside those of StableHLO.
+    """
     judged = [row for row in rows if "share" in row]
+    below = [row | {"largest": difference(row)} for row in judged if row["share"] < AIM and row["form"] == "stablehlo"]
     lines = [
-        "# Fidelity: what XLA makes of the written programs", "",
-        f"Written by `benchmarks/fidelity.py`, with `--annotate minimal`. {reached(judged)}", "",
-        "*Astray* are values that Shardy's propagation over the written file takes elsewhere than planned. Collectives",
-        "and KiB are those of one step on each device, loops counted; bytes are of results. *Agreeing* is the share of",
-        "what each device sends that is the same in kind and axes. Rows of XLA:CPU are read right after partitioning,",
-        "where types are still the program's and every backend is alike; rows of XLA:TPU and XLA:GPU are read from the",
-        "final program, compiled ahead of time. *Numbers* are those of the unpartitioned program, looked at as",
-        "`toast verify` does; not run with `--no-numbers`, nor for real chips. *Step* is XLA:TPU's estimate of cycles",
-        "and one formula for rings, along the compiled schedule. Programs called `corpus:…` are the",
-        "middling ones of `benchmarks/corpus.py`, those called `…_tiny` the tiny twins of the sample models. Rows that",
-        "were stored (`--stored`) are as they were measured then.", "",
-        "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
+        *markdown_table(AGREEMENT, agreement(judged), words=2), "",
+        f"Plans of which less than {100 * AIM:.0f} % of the bytes agree in StableHLO form:", "",
+        *markdown_table(BELOW, below, words=3), "",
     ]  # fmt: skip
-    lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
     if beside := forms_beside(rows):
-        heads = list(BESIDE)
-        lines += ["", "## Steps of one plan in several forms", "", f"Beside StableHLO's. {within(beside)}", ""]
-        lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-        lines += ["| " + " | ".join(form.format_map(row) for form in BESIDE.values()) + " |" for row in beside]
-    lines += ["", f"## What differs where less than {100 * AIM:.0f} % agree", "", REASONS, ""]
-    lines += ["The three largest of each; × is how often a step.", ""]
-    for row in judged:
-        if row["share"] < AIM:
-            lines += [
-                f"**{title(row)}** ({row['agreeing']})",
-                "",
-                *(difference_line(one) for one in row["differences"][:3]),
-                "",
-            ]
-    return "\n".join(lines).rstrip("\n") + "\n"
+        lines += ["Step of a plan in another form, over the step of the same plan in StableHLO form:", ""]
+        lines += markdown_table(LENGTHS, lengths(beside))
+    put_between(page, START, END, lines)
 
 
-def stored_rows(file: Path) -> list[Row]:
-    """Rows of a file that `--json` or `--write` has written. A page has figures as rounded as they stand there; pages
-    from before there were several forms speak of StableHLO."""
-    text = file.read_text(encoding="utf-8")
-    if file.suffix != ".md":
-        rows: list[Row] = json.loads(text)
-        return rows
-    lines = text.splitlines()
-    top = next(k for k, line in enumerate(lines) if line.startswith("| program |"))
-    heads, found = cells_of_line(lines[top]), list[Row]()
-    for line in lines[top + 2 :]:
-        if not line.startswith("|"):
-            break
-        found.append(row_of(dict(zip(heads, cells_of_line(line), strict=True))))
-    titles = {title(row): row for row in found}
-    at: Row = {}
-    for line in lines[top:]:
-        if line.startswith("**"):
-            at = titles[line.split("**")[1]]
-        elif one := DIFFERENCE.fullmatch(line):
-            at["differences"].append(
-                {
-                    "side": one["side"], "kind": one["kind"], "axes": one["axes"].split("+"),
-                    "bytes": float(one["kib"]) * 1024, "count": float(one["count"]), "place": one["place"],
-                }
-            )  # fmt: skip
+def agreement(judged: list[Row]) -> list[Row]:
+    """For each compiler and form, how many plans reach the aim."""
+    found = []
+    for compiler, mesh, form in dict.fromkeys((row["compiler"], row["mesh"], row["form"]) for row in judged):
+        members = [r for r in judged if (r["compiler"], r["mesh"], r["form"]) == (compiler, mesh, form)]
+        shares = [row["share"] for row in members]
+        ran = [row["numbers"] == "equal" for row in members if row["numbers"] != "not run"]
+        found.append(
+            {
+                "compiler": f"XLA:{compiler.upper()}, {mesh}", "form": form, "plans": len(members),
+                "good": sum(share >= AIM for share in shares), "median": median(shares), "least": min(shares),
+                "equal": f"{sum(ran)} of {len(ran)}" if ran else "not run",
+            }
+        )  # fmt: skip
+    return found
+
+
+def difference(row: Row) -> str:
+    """The largest difference of a row in words."""
+    first = row["differences"][0]
+    axes, size = "+".join(first["axes"]), f"{first['bytes'] / 1024:.1f} KiB ×{first['count']:.3g}"
+    return f"{first['side']}: {first['kind']} over {axes}, {size}"
+
+
+def lengths(beside: list[Row]) -> list[Row]:
+    """For each form, the ratios of `forms_beside`."""
+    found = []
+    for form in dict.fromkeys(row["form"] for row in beside):
+        ratios = [row["ratio"] for row in beside if row["form"] == form]
+        good = sum(ratio <= 1 + LONGER_AIM for ratio in ratios)
+        found.append({"form": form, "plans": len(ratios), "good": good, "median": median(ratios), "most": max(ratios)})
     return found
 
 
@@ -287,34 +273,6 @@ def forms_beside(rows: list[Row]) -> list[Row]:
     return found
 
 
-def within(beside: list[Row]) -> str:
-    """How many steps in HLO text are no longer than StableHLO's, but for the aim."""
-    ratios = [row["ratio"] for row in beside if row["form"] == "hlo"]
-    good = sum(ratio <= 1 + LONGER_AIM for ratio in ratios)
-    return f"At most {100 * LONGER_AIM:.0f} % longer in HLO text: {good} of {len(ratios)}."
-
-
-def cells_of_line(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("| ").split(" | ")]
-
-
-def row_of(cells: dict[str, str]) -> Row:
-    """A row from its cells, by the heads of their columns."""
-    compiler, _, mesh = cells["compiler"].partition(" ")
-    agreeing = cells["agreeing"]
-    row: Row = {
-        "program": cells["program"], "plan": cells["plan"], "form": cells.get("form", "stablehlo"),
-        "compiler": compiler, "mesh": mesh, "ops": cells["ops"], "constraints": cells["constraints"],
-        "astray": cells["astray"], "predicted_count": float(cells["predicted"]),
-        "compiled_count": float(cells["compiled"]), "predicted_kib": float(cells["predicted KiB"]),
-        "compiled_kib": float(cells["compiled KiB"]), "agreeing": agreeing, "step": cells.get("step ms", "-"),
-        "numbers": cells["numbers"], "verdict": "" if cells["numbers"] in ("equal", "not run") else "wrong",
-    }  # fmt: skip
-    if agreeing.endswith(" %"):
-        row |= {"share": float(agreeing.removesuffix(" %")) / 100, "differences": []}
-    return row
-
-
 def merged(rows: list[Row]) -> list[Row]:
     """Each row once, as it was measured last, and the forms of one plan beside each other."""
     newest = {title(row): row for row in rows}
@@ -328,21 +286,6 @@ def title(row: Row) -> str:
     """What a row is called above its differences."""
     form = "" if row["form"] == "stablehlo" else f" {row['form']},"
     return f"{row['program']}, {row['plan']},{form} {row['compiler']} {row['mesh']}"
-
-
-def reached(rows: list[Row]) -> str:
-    """How many rows reach the aim, compiler by compiler."""
-    parts = []
-    for compiler in dict.fromkeys(row["compiler"] for row in rows):
-        shares = [row["share"] for row in rows if row["compiler"] == compiler]
-        parts.append(f"{sum(share >= AIM for share in shares)} of {len(shares)} for XLA:{compiler.upper()}")
-    return f"Rows that agree to {100 * AIM:.0f} % or more: {', '.join(parts)}."
-
-
-def difference_line(one: Row) -> str:
-    """One difference in words."""
-    axes, size = "+".join(one["axes"]), f"{one['bytes'] / 1024:.1f} KiB ×{one['count']:.3g}"
-    return f"- {one['side']}: {one['kind']} over {axes}, {size}, at `{one['place']}`"
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -362,9 +305,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--no-numbers", action="store_true", help="do not run the programs")
     parser.add_argument(
-        "--stored", nargs="+", default=[], metavar="FILE", help="start with rows written by --json or --write"
+        "--stored", nargs="+", type=Path, default=[], metavar="FILE", help="start with rows that --json wrote"
     )
-    parser.add_argument("--write", metavar="FILE", help="write the table as Markdown, e.g. docs/fidelity.md")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put summaries into this page: docs/accuracy.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)
 

@@ -59,7 +59,7 @@ ERRORS = {
     "collectives agreeing": "{agreeing:.1%}",
 }  # fmt: skip
 # What `--write` replaces in a page.
-BEGIN, END = "<!-- benchmarks/gpu.py -->", "<!-- end -->"
+BEGIN, END = "<!-- gpu: written by benchmarks/gpu.py -->", "<!-- gpu: end -->"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{stale} stale points left out")
     write_json(options.json, rows)
     if options.write:
-        replace_table(Path(options.write), rows)
+        replace_table(options.write, rows)
     return 0
 
 
@@ -199,9 +199,8 @@ def error_row(name: str, rows: list[Row]) -> Row:
 
 
 def replace_table(page: Path, rows: list[Row]) -> None:
-    """Puts the tables between the marks of a Markdown page."""
-    tables = [*markdown_table(ERRORS, errors(rows), words=3), "", *markdown_table(COLUMNS, rows, words=3)]
-    put_between(page, BEGIN, END, ["", *tables, ""])
+    """Puts the table of errors between the marks of a Markdown page."""
+    put_between(page, BEGIN, END, markdown_table(ERRORS, errors(rows)))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -213,7 +212,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no compilation after so long")
     parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
-    parser.add_argument("--write", metavar="FILE", help="put the tables into this page, e.g. docs/gpu.md")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/accuracy.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.programs if name not in PROGRAMS]

@@ -209,6 +209,7 @@ def _nothing() -> Any:
 def _op_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     import jax
 
+    from benchmarks import gpu_cases
     from benchmarks.op_cases import Case, cases
 
     def make(case: Case) -> Any:
@@ -217,7 +218,7 @@ def _op_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
             lowered = jax.jit(case.function).lower(*shapes)
         return lowered.compile().runtime_executable()
 
-    found = list(cases().items())
+    found = list((cases() | gpu_cases.cases()).items())
     random.Random(0).shuffle(found)  # whatever time allows is of all families
     for name, case in found:
         yield name, lambda case=case: make(case)

@@ -31,9 +31,10 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import gpu_cases
 from benchmarks.calibrate import FOLDER as CORPUS_FOLDER
 from benchmarks.calibrate_ops import COLUMNS as OP_COLUMNS
-from benchmarks.calibrate_ops import analysed, one_device, summary
+from benchmarks.calibrate_ops import analysed, by_family, one_device, summary
 from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS as CORPUS
 from benchmarks.corpus import source_of
@@ -55,7 +56,7 @@ LEAST_SECONDS, LEAST_PROFILED = 100e-6, 5e-6
 LEAST_OF_KERNEL = 380e-6
 MOST_BYTES = 70 * 2**30  # peak of a program that is exported
 MOST_FILE_BYTES = 10**6  # as stored: larger programs take long to compile
-BEGIN, END = "<!-- benchmarks/gpu_times.py -->", "<!-- measured: end -->"
+BEGIN, END = "<!-- gpu times: written by benchmarks/gpu_times.py -->", "<!-- gpu times: end -->"
 PROGRAM_COLUMNS = {
     "program": "{program}", "chip": "{chip}", "set": "{set}", "measured ms": "{measured:.1f}",
     "predicted ms": "{predicted:.1f}", "predicted / measured": "{ratio:.2f}",
@@ -90,12 +91,24 @@ def main(arguments: list[str] | None = None) -> int:
     write_json(options.json, {"ops": ops, "programs": programs})
     if options.write:
         tables = [
-            *markdown_table(OP_COLUMNS, summary(ops), words=3),
+            *by_family(summary(ops)),
             "",
-            *markdown_table(PROGRAM_COLUMNS, programs, words=2),
+            *by_program(programs),
         ]
-        put_between(options.write, BEGIN, END, ["", *tables, ""])
+        put_between(options.write, BEGIN, END, tables)
     return 0
+
+
+def by_program(programs: list[Row]) -> list[str]:
+    """Lines of a Markdown table: programs down; for each chip measured milliseconds, and predicted over measured."""
+    chips = sorted({row["chip"] for row in programs})
+    cells: dict[str, Row] = {}
+    for row in programs:
+        line = cells.setdefault(row["program"], {"program": row["program"], "set": row["set"]})
+        line |= {f"{row['chip']} ms": f"{row['measured']:.1f}", f"{row['chip']} predicted": f"{row['ratio']:.2f}"}
+    heads = [f"{chip} {word}" for chip in chips for word in ("ms", "predicted")]
+    columns = {"program": "{program}", "set": "{set}"} | {head: f"{{{head}}}" for head in heads}
+    return markdown_table(columns, [dict.fromkeys(heads, "–") | line for line in cells.values()], words=2)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -177,7 +190,7 @@ def predicted_ops(rows: Iterable[Row]) -> list[Row]:
         problem, seconds = op_problem(row["program"], row["chip"]), measured(row)
         predicted, kernels = seconds_of(problem), Evaluator(problem).kernels(())
         found.append(
-            {"case": row["program"], "chip": row["chip"], "family": case.family, "set": "test" if case.test else "fit",
+            {"case": row["program"], "chip": row["chip"], "family": case.family, "set": set_of(case),
              "measured": 1e6 * seconds, "predicted": 1e6 * predicted, "error": predicted / seconds - 1,
              "teraflops": sum(use.flops for use in kernels) / seconds / 1e12,
              "gigabytes": sum(use.bytes for use in kernels) / seconds / 1e9}
@@ -201,6 +214,10 @@ def predicted_programs(rows: Iterable[Row]) -> list[Row]:
                  "per_kernel": 1e6 * seconds / max(1.0, outside), "profiled": "device_seconds" in row}
             )  # fmt: skip
     return found
+
+
+def set_of(case: Any) -> str:
+    return "judge" if case.family in gpu_cases.FAMILIES else "test" if case.test else "fit"
 
 
 def seconds_of(problem: Problem, profile: CompilerProfile | None = None) -> float:
@@ -244,7 +261,7 @@ def _with(row: Row, name: str, part: float) -> float:
 
 @cache
 def op_cases() -> dict[str, Any]:
-    return cases()
+    return cases() | gpu_cases.cases()
 
 
 @cache
@@ -275,7 +292,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--add", type=Path, nargs="+", metavar="FILE", help="take in what gpu_timer.py wrote")
     parser.add_argument("--each", action="store_true", help="list every op and every program, too")
     parser.add_argument("--fit", action="store_true", help="print the parts of peak rates that suit the ops, and end")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page, e.g. docs/gpu.md")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/accuracy.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)
 

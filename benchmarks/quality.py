@@ -12,11 +12,12 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from statistics import geometric_mean, median
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import Row, choose, note, show, write_json
+from benchmarks.common import Row, choose, markdown_table, note, put_between, show, write_json
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
@@ -29,6 +30,7 @@ from toast_cli.search.run import PLANS, Settings, run_search
 from toast_cli.tactics import experts, starting_plans
 
 MESHES = ("v4-32", "v5e-16", "a100-16", "h100-8", "p100-8", "v6e-64")
+START, END = "<!-- quality: written by benchmarks/quality.py -->", "<!-- quality: end -->"
 SLACK = 1.0000001  # figures that differ by rounding are equal
 
 COLUMNS = {
@@ -51,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
             note(NOTE.format_map(rows[-1]))
     show("search against the best expert strategy that fits", COLUMNS, rows, {"worse": "red", "does not fit": "red"})
     write_json(options.json, rows)
+    if options.write:
+        put_between(options.write, START, END, page(rows))
     return 1 if any(row["verdict"] in ("worse", "does not fit") for row in rows) else 0
 
 
@@ -90,6 +94,26 @@ def best_expert(problem: Problem) -> tuple[str, float]:
     return ("none fits", float("inf")) if best is None else (best, fitting[best])
 
 
+def page(rows: list[Row]) -> list[str]:
+    """What the rows say in sentences, and a Markdown table of speed-ups: programs down, meshes across."""
+    fitting = [row for row in rows if row["expert_ms"] < float("inf")]
+    gains = [row["speed_up"] for row in fitting]
+    agreeing = sum(row["spread"] <= 1 for row in fitting)
+    meshes = list(dict.fromkeys(row["mesh"] for row in rows))
+    table: dict[str, Row] = {}
+    for row in rows:
+        cell = f"{row['speed_up']:.3f}" if row in fitting else "none fits"
+        table.setdefault(row["program"], {"program": row["program"]})[row["mesh"]] = cell
+    columns = {"program": "{program}"} | {mesh: f"{{{mesh}}}" for mesh in meshes}
+    return [
+        f"In {len(rows) - len(fitting)} of {len(rows)} cases no expert strategy fits. In the others the search is more "
+        f"than 2 % better in {sum(gain > 1.02 for gain in gains)}; the median speed-up is {median(gains):.2f}, the "
+        f"geometric mean {geometric_mean(gains):.2f}. Seeds agree within 1 % in {agreeing}.",
+        "",
+        *markdown_table(columns, list(table.values())),
+    ]
+
+
 def words(problem: Problem, plan: Plan) -> str:
     """A plan in a line: `batch>data embed>model!1`."""
     names, groups = problem.mesh.names, problem.dimensions.groups
@@ -111,6 +135,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--effort", choices=list(PLANS), default="medium")
     parser.add_argument("--tiny", action="store_true", help="the tiny twins too")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page: docs/accuracy.md")
     return parser.parse_args(arguments)
 
 

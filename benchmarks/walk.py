@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import toast_cli as toast
+import toast_partitioner as toast
 
 STEPS = 3
 SHAPE = "data=4,model=2"
@@ -273,14 +273,13 @@ def walk(model: Model, command: str) -> None:
         print(f"  {way:12} the same; each device holds {held:.0%} of the state")
 
 
-def recipes(page: Path, packages: Collection[str]) -> None:
-    """Runs the scripts of docs/frameworks.md (`# name.py, needs package`) whose package is here."""
-    for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
-        found = re.match(r"# (\w+\.py), needs ([\w-]+)\n", code)
-        if found and found[2] in packages:
-            Path(found[1]).write_text(code)
-            print(f"{found[1]} of {page.name}")
-            run(sys.executable, "-c", BRIEFLY, found[1])
+def recipes(folder: Path, packages: Collection[str]) -> None:
+    """Runs the scripts of docs/examples (`# name.py, needs package`) whose package is here."""
+    for script in sorted(folder.glob("*.py")):
+        found = re.match(r"# \w+\.py, needs ([\w-]+)\n", script.read_text())
+        if found and found[1] in packages:
+            print(script.name)
+            run(sys.executable, "-c", BRIEFLY, str(script))
 
 
 def main() -> None:

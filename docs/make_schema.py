@@ -34,15 +34,15 @@ def report() -> dict[str, Any]:
         "$schema": DIALECT,
         "$id": "urn:toast:report:1",
         "title": SCHEMA,
-        "description": "What `toast partition --json` writes; docs/json-report.md says what each field means.",
+        "description": "What `toast partition --json` writes; docs/reference/json.md says what each field means.",
         **whole,
         "$defs": dict(sorted(kinds.items())),
     }
 
 
 def mesh_spec() -> dict[str, Any]:
-    """JSON Schema of a mesh specification: which keys there are and of what kind; for editors. docs/mesh-spec.md
-    describes them.
+    """JSON Schema of a mesh specification, for editors: the keys and the kinds of their values.
+    docs/reference/mesh-spec.md describes them.
 
     Whether figures fit together (axes and devices, a torus for this chip) is for `toast mesh validate`.
     """

@@ -1,1 +1,1 @@
-"""Programs to try `toast` on, and the plain-JAX scripts that make them; `docs/sample-models.md` lists them."""
+"""Programs to try `toast` on, and the plain-JAX scripts that make them; sample_models/README.md lists them."""

@@ -32,11 +32,12 @@ class Sample:
     """One program.
 
     Attributes:
-        name: also its file's name. about: one line for the table in docs/sample-models.md.
+        name: also its file's name. about: one line for the table in sample_models/README.md.
         step: the function to lower. Its first argument is the weights.
         init: random key -> example arguments of `step`, ready to run.
         donate: positions of the arguments whose buffers the results may take.
         form: "bytecode" (MLIR bytecode), "portable" (a StableHLO portable artifact), both zstd-compressed, or "text".
+        platform: which one it is lowered for, where it has kernels for one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Sample:
     init: Callable[[jax.Array], tuple[Tree, ...]]
     donate: tuple[int, ...] = ()
     form: str = "bytecode"
+    platform: str = "cpu"
 
     @property
     def path(self) -> Path:
@@ -136,6 +138,7 @@ def training_sample(
     *,
     rate: float = 1e-3,
     form: str = "bytecode",
+    platform: str = "cpu",
 ) -> Sample:
     """A whole training step: loss, gradients, Adam; weights, both moments and the step count are donated."""
 
@@ -149,7 +152,7 @@ def training_sample(
         params = initialise(weight_key, weights)
         return params, *moments(params), jnp.zeros((), jnp.int32), batch(batch_key)
 
-    return Sample(name, about, train_step, init, donate=(0, 1, 2, 3), form=form)
+    return Sample(name, about, train_step, init, donate=(0, 1, 2, 3), form=form, platform=platform)
 
 
 def moments(params: Tree) -> tuple[Tree, Tree]:
@@ -161,8 +164,8 @@ def moments(params: Tree) -> tuple[Tree, Tree]:
 
 
 LOCATIONS = {
-    # Paths relative to the repository, so that a stored program says nothing about the machine that made it.
-    "jax_hlo_source_file_canonicalization_regex": r".*/(?=sample_models/)",
+    # Paths relative to the repository, or to JAX, so that a stored program says nothing about the machine that made it.
+    "jax_hlo_source_file_canonicalization_regex": r".*/(?=sample_models/|jax/experimental/)",
     # The three innermost frames are the model's own; those further out only tell who called `lower`.
     "jax_traceback_in_locations_limit": 3,
 }
@@ -175,7 +178,7 @@ def lower(sample: Sample) -> ir.Module:
     jax.clear_caches()
     with _configured(LOCATIONS):
         step = jax.jit(sample.step, donate_argnums=sample.donate, keep_unused=True)
-        return step.lower(*arguments).compiler_ir("stablehlo")
+        return step.trace(*arguments).lower(lowering_platforms=(sample.platform,)).compiler_ir("stablehlo")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ if __name__ == "__main__":
 from sample_models.common import Sample, histogram, main, read
 
 SCRIPTS = (
-    "t2b", "t7b", "gns", "unet", "itx", "mlp", "moe", "vit", "resnet50", "scan", "rnn", "ssm", "long", "block",
+    "t2b", "t7b", "gns", "unet", "itx", "mlp", "moe", "vit", "resnet50", "scan", "rnn", "ssm", "long", "block", "flash",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def chosen(names: list[str]) -> list[Sample]:
 
 
 def table() -> str:
-    """The stored samples as the Markdown table of docs/sample-models.md."""
+    """The stored samples as the Markdown table of sample_models/README.md."""
     lines = ["| file | what it is | parameters | ops | bytes |", "|---|---|--:|--:|--:|"]
     for sample in samples().values():
         ops, size = sum(histogram(read(sample)).values()), sample.path.stat().st_size

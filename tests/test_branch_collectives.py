@@ -78,3 +78,12 @@ def test_a_report_says_how_often() -> None:
     assert [format_count(count) for count in (0, 1 / 3, 1, 1.0, 2 / 3 + 1 / 3, 1.5, 9205)] == [
         "0", "0.33", "1", "1", "1", "1.5", "9,205",
     ]  # fmt: skip
+
+
+def test_what_one_branch_reads_otherwise_is_exchanged_in_it() -> None:
+    """64 rows over 4 devices, of which one branch of three needs columns: two all-to-alls in a third of all runs."""
+    case = case_of(lambda x, i: lax.switch(i, [lambda v: jnp.sort(v, 0), jnp.sin, jnp.cos], x), X, NUMBER)
+    plan = (case.shard("x.0", "data"), case.shard("x.1", "data"))
+    expected = {("all-to-all", ("data",)): 2 / 3 * 64 * 32 * 4 / 4}
+    assert promised(case, plan) == pytest.approx(expected)
+    assert partitioned(case, plan, "hlo") == pytest.approx(expected)

@@ -130,8 +130,13 @@ def test_the_yardstick_beside_full_compiles() -> None:
 def test_tables_go_between_the_markers(tmp_path: Path) -> None:
     page = tmp_path / "cost-model.md"
     page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
-    write_page(tmp_path, [row(0.1)], told([row(0.1)], 2, [(1.0, 0.5)]))
+    write_page(page, [row(0.1)], told([row(0.1)], 2, [(1.0, 0.5)]))
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n")
-    assert "old" not in text and "| test | 1 | 10.0% |" in text and "2 stale" in text and "1 full compiles" in text
+    assert (
+        "old" not in text
+        and "| test | 1 | 10.0% |" in text
+        and "2 more are left out" in text
+        and "1 full compiles" in text
+    )
     assert (tmp_path / "memory.svg").read_text().count("<circle") == 3

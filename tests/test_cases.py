@@ -11,8 +11,6 @@ from cases.running import FORMS, MESHES, planned
 
 from toast_cli.errors import ToastError
 
-MOVED = ("one of three", "4x2", "hlo")
-
 
 def trials() -> list[Any]:
     """(situation, mesh, form): the first mesh in every run, the others and large programs in `make check-all`."""
@@ -23,10 +21,6 @@ def trials() -> list[Any]:
                 marks = []
                 if situation.large or mesh != next(iter(MESHES)):
                     marks.append(pytest.mark.thorough)
-                if (name, mesh, form) == MOVED:
-                    # GSPMD's propagation moves what one branch reads before the choice: it is exchanged in every run of
-                    # the program, and promised for a third of them.
-                    marks.append(pytest.mark.xfail(strict=True, reason="exchanged before the choice, promised in it"))
                 found.append(pytest.param(name, mesh, form, marks=marks, id=f"{name}, {mesh}, {form}"))
     return found
 

@@ -220,7 +220,7 @@ BAD = [
     ("check --mesh v4-32", "no PROGRAM is given", "project file"),
     ("check - a --mesh v4-32", "stdin is one program of several", "save it"),
     ("check model.mlir --mesh v4-32 --config a", "both --config and --mesh", "its meshes"),
-    ("check --config none.yaml", "--config: none.yaml: no such file", "docs/ci.md"),
+    ("check --config none.yaml", "--config: none.yaml: no such file", "docs/howto/ci.md"),
     ("check a b --mesh v4-32 --against r.json", "one stored report for several", "project file"),
     ("check a --mesh v4-32 --update", "--update writes a stored report", "--against FILE"),
     ("check a --mesh v4-32 --same-plan", "--same-plan compares", "--against FILE"),

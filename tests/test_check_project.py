@@ -124,9 +124,9 @@ def test_what_a_project_says(project: Pipeline, capsys: pytest.CaptureFixture[st
 
 
 WRONG_PROJECTS = [
-    ("", "toast.yaml: is not a mapping", "docs/ci.md"),
+    ("", "toast.yaml: is not a mapping", "docs/howto/ci.md"),
     ("checks: [", "toast.yaml:1:10: not valid YAML", ""),
-    ("mesh: v4-32\n", "toast.yaml: has no list of checks", "docs/ci.md"),
+    ("mesh: v4-32\n", "toast.yaml: has no list of checks", "docs/howto/ci.md"),
     ("checks: [{mesh: v4-32}]", "toast.yaml: checks[0]: names no program", "program: …"),
     ("checks: [{program: model.mlir}]", "toast.yaml: checks[0]: names no mesh", "mesh: …"),
     ("mesh: x\nchecks: [{program: '*.onnx'}]", 'checks[0]: no file matches "*.onnx"', "relative to"),
@@ -168,7 +168,7 @@ def test_program_names(path: str, name: str) -> None:
 
 
 def blocks(language: str) -> list[str]:
-    text = (HERE.parent / "docs" / "ci.md").read_text()
+    text = (HERE.parent / "docs" / "howto" / "ci.md").read_text()
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 

@@ -10,7 +10,7 @@ import pytest
 from checking import toast
 from programs import source_of_text
 
-from toast_cli.confirm import Candidate, Compiled, Confirmation, Limits, confirm
+from toast_cli.confirm import Candidate, Compiled, Confirmation, Confirmer, Limits
 from toast_cli.confirm.cache import Cache, key_of
 from toast_cli.cost.corrections import Corrections
 from toast_cli.cost.model import Cost
@@ -65,7 +65,9 @@ def evaluator() -> Evaluator:
 
 def confirmed(evaluator: Evaluator, table: Table, cache: Cache | None = None, **options: object) -> Confirmation:
     listed = options.pop("listed", None) or [candidate(f"plan {k}", plan) for k, plan in enumerate(table.answers)]
-    return confirm(evaluator, listed, lambda p: repr(p).encode(), table, cache=cache or Cache(None), **options)  # type: ignore[arg-type]
+    again = options.pop("search_again", None)
+    asked = Confirmer(evaluator, lambda p: repr(p).encode(), table, cache=cache or Cache(None), **options)  # type: ignore[arg-type]
+    return asked.confirm(listed, again)  # type: ignore[arg-type]
 
 
 # what the compiler says of A, B and C -> which is taken

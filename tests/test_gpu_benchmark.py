@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.calibrate import read_points
 from benchmarks.common import Row, markdown_table
-from benchmarks.gpu import BEGIN, COLUMNS, END, TABLE, agreeing, errors, predict, replace_table
+from benchmarks.gpu import BEGIN, COLUMNS, END, ERRORS, TABLE, agreeing, errors, predict, replace_table
 
 ROW: Row = {
     "program": "mlp", "spec": "h100-8", "plan": "fsdp", "split": "fit", "seconds": 2.0, "argument_mib": 10.0,
@@ -44,7 +44,7 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
     replace_table(page, [ROW])
     once = page.read_text()
     assert once.startswith("before\n") and once.endswith(f"{END}\nafter\n") and "old" not in once
-    assert "\n".join(markdown_table(COLUMNS, [ROW], words=3)) in once
+    assert "\n".join(markdown_table(ERRORS, errors([ROW]))) in once
     replace_table(page, [ROW])
     assert page.read_text() == once
 

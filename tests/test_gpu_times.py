@@ -19,7 +19,7 @@ FAMILIES = {"matmul": 0.12, "products": 0.16, "elementwise": 0.1, "reduction": 0
 
 
 def test_ops_take_what_is_predicted() -> None:
-    """Products and what memory decides; `docs/gpu.md` says what is not predicted well."""
+    """Products and what memory decides; `docs/accuracy.md` says what is not predicted well."""
     chosen = [row for row in stored() if row["program"].split()[0] in FAMILIES]
     rows = predicted_ops(chosen)
     assert len(rows) > 20

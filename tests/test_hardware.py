@@ -325,7 +325,7 @@ def test_memory_limit_replaces_the_specified_one() -> None:
         load_spec("v4-32").mesh(memory_limit=0)
 
 
-DOCUMENT = (Path(__file__).parents[1] / "docs" / "mesh-spec.md").read_text()
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "reference" / "mesh-spec.md").read_text()
 
 
 @pytest.mark.parametrize("example", re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL))

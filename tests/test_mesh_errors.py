@@ -14,7 +14,7 @@ GIB = 2**30
 
 # What is said about wrong ones: (specification, line, what, hint)
 WRONG = [
-    ("", None, "holds no specification", "docs/mesh-spec.md"),
+    ("", None, "holds no specification", "docs/reference/mesh-spec.md"),
     ("- 1\n", 1, "the specification is a list, not a mapping", ""),
     ("chip: v4\nname: [", "2:8", "not valid YAML", ""),
     ("name: x\n", 1, "names no chip", "chip: v4"),

@@ -99,6 +99,22 @@ def test_numbers_are_the_same(name: str) -> None:
     assert max(relative_error(a, b) for a, b in zip(whole, parts, strict=True)) < 1e-5
 
 
+def test_what_is_alike_for_all_examples_is_made_in_the_loop() -> None:
+    """The causal mask, which the layers' loop reads for the whole batch, and the zeros that it begins with."""
+    run, shapes = SAME["scanned decoder"]
+    found = with_microbatches(source_of(run, *shapes), 4)
+    assert isinstance(found, Source)
+    program = found.program
+    outer = next(number for number, loop in enumerate(program.loops) if loop.trips == 4)
+    entering = {op.operands[0] for op in program.ops if op.name == "toast.carry" and op.loop == outer}
+    large = [program.values[v].shape for v in entering if program.ops[program.producer[v]].name == "stablehlo.reshape"]
+    assert (4, 4, 8, 8) not in large
+    within = (op for op in program.ops if op.name == "toast.carry" and program.loops[op.loop].parent == outer)
+    starts = [program.ops[program.producer[op.operands[0]]] for op in within]
+    zeros = [op.loop for op in starts if op.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")]
+    assert zeros and set(zeros) == {outer}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_op_that_forbids_it_is_named(name: str) -> None:
     run, shapes, said = REFUSED[name]

@@ -155,7 +155,7 @@ CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATC
 PIECES = replace(
     PLAIN,
     passes=PLAIN.passes
-    | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands", "widened-lookups"}
+    | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands"}
     | {"sliced-products"},
 )
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
@@ -166,8 +166,6 @@ MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh | CompilerProfile]] = {
     "narrowing": (lambda x, v, w: (x @ v, x @ w), (arg(100, 200), arg(200, 320), arg(200, 320)),
                   "v.1:data w.1:data x.1:data", "more communication", TILED),
-    "sunk-conversions": (lambda x: jnp.sort((x * x).astype(jnp.float32), 1), (arg(64, 64, dtype=BF16),), "x.1:data",
-                         "more communication", PLAIN),
     "small-gathers": (lambda b: jnp.sort(b * 2.0), (arg(256),), "b.0:data", "less communication", TILED),
     "slice-gathers": (lambda w: jnp.sort(w * 2.0, 0), (arg(640, 128),), "w.0:data w.0:model", "other communication",
                       "v6e-64"),
@@ -193,8 +191,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PIECES),
     "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
     "padded-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
-    "widened-lookups": (picked, (arg(64, 16, dtype=BF16), arg(16, 1024, dtype=BF16), arg(64, 1, dtype=jnp.int32)), "",
-                        "less peak", PIECES),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),
@@ -207,6 +203,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "scatter-starts": (twice_scattered, (arg(64, 16), EDGES), "", "less peak", "h100-8"),
     "library-convolutions": (lambda x, w: lax.conv(jnp.sin(x), w, (1, 1), "SAME").sum(),
                              (arg(8, 64, 64, 64), arg(64, 64, 3, 3)), "", "less peak", "h100-8"),
+    "library-products": (lambda x, v: jnp.tanh(x @ v), (SQUARE,) * 2, "", "less compute", "h100-8"),
+    "normalization-fusion": (jax.nn.softmax, (arg(1024, 1024),), "", "more compute", "h100-8"),
+    "atomic-scatters": (lambda x, i, y: x.at[i].add(y), (arg(64, 16), EDGES, arg(4096, 16)), "", "less compute",
+                        "h100-8"),
+    "masked-groups": (program("rows"), (), "", "less compute", "h100-8"),
     "image-copies": (lambda x, w: lax.conv(x, w, (16, 16), "VALID").sum(),
                      (arg(8, 3, 64, 64), arg(768, 3, 16, 16)), "", "less peak", "v3-32"),
     "returned-layouts": (lambda x, w: jnp.einsum("bsd,dv->bsv", x, w), (arg(16, 1024, 64), arg(64, 50257)), "",

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 import numpy as np
 import pytest
 from cases.model import Situation
 from cases.running import MESHES, Planned, Whole
-from programs import source_of_text
+from programs import Case, evaluator_of, round_mesh, source_of_text
 from ragged_programs import NUMBERS, TENSORS, program
 from test_split_ops import plans
 
 from toast_cli import xla
 from toast_cli.compiler.kernels import arithmetic
 from toast_cli.compiler.profiles import find_profile
+from toast_cli.emit import emit
 from toast_cli.errors import InputError
 from toast_cli.hardware import find_preset
 from toast_cli.program.ops import BLOCK_SCALED_DOT, RAGGED_DOT
@@ -149,3 +151,13 @@ def test_as_promised_however_it_is_split(name: str, form: str) -> None:
     found = plans(at)
     assert len(found) > 2
     assert {plan: wrong for plan in found if (wrong := list(at.under(plan).wrong_with(form)))} == {}
+
+
+@pytest.mark.parametrize("model", [2, 1])
+def test_a_device_with_one_group_has_an_empty_one_beside_it(model: int) -> None:
+    """XLA:TPU refuses a single group whose size the program computes. 8 groups on 8 devices, and on 4."""
+    source = source_of_text(program("rows").replace("xf32>, %g", 'xf32> loc("w"), %g'))
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=model)))
+    plan = tuple(case.shard("w.0", axis) for axis in ("data", "model")[:model])
+    text = emit(source, case.lowered(plan), "stablehlo").decode()
+    assert re.search(r'"chlo.ragged_dot".* : \(tensor<64x16xf32>, tensor<2x16x32xf32>, tensor<2xi32>\) ->', text)

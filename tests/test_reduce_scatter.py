@@ -17,7 +17,7 @@ from jax import lax
 from programs import PLAIN, Case, arg, case_of, problem_of, round_mesh, sample
 
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
+from toast_cli.compiler.reduce_scatter import ScatteredArray, Sides, stays_scatter
 from toast_cli.compiler.scatter_fates import sides_of
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh, find_preset, load_spec
@@ -82,8 +82,8 @@ def test_reduce_scatters_around_a_ring(shape: tuple[int, ...], dim: int, bits: i
     spec, axes, over = LINE
     # The products are x [b, d] by y [b, h, k] where they have three dimensions, the longest of which is d.
     longest = shape.index(max(shape))
-    made = Made(((longest,), tuple(d for d in range(len(shape)) if d != longest))) if product else Made()
-    assert stays_scatter(TPU, mesh_of(spec, axes), over, shape, dim, bits, made) is stays
+    sides = ((longest,), tuple(d for d in range(len(shape)) if d != longest)) if product else ((), ())
+    assert stays_scatter(TPU, mesh_of(spec, axes), over, ScatteredArray(shape, dim, bits, sides)) is stays
 
 
 # Gradients with an update behind them, over 8 devices: local shape as it is read, dimension, of which operand's sides
@@ -112,7 +112,7 @@ def test_gradients_lie_as_what_they_update(
     spec, axes, over = LINE
     piece = tuple(size // 8 if d == dim else size for d, size in enumerate(shape))
     stay = [
-        stays_scatter(TPU, mesh_of(spec, axes), over, shape, dim, bits, Made(sides, (piece, piece)))
+        stays_scatter(TPU, mesh_of(spec, axes), over, ScatteredArray(shape, dim, bits, sides, (piece, piece)))
         for bits in (32, 16)
     ]
     assert stay == [in_f32, in_bf16]
@@ -121,7 +121,10 @@ def test_gradients_lie_as_what_they_update(
 def test_arrays_of_no_elements_have_tiles_too() -> None:
     """`associative_scan` sums gradients of slices that take nothing."""
     stays_scatter(
-        TPU, mesh_of("v5e-16", {"data": 4, "model": 4}), (1,), (0, 256), 1, 64, Made(((), ()), ((0, 256), (0, 64)))
+        TPU,
+        mesh_of("v5e-16", {"data": 4, "model": 4}),
+        (1,),
+        ScatteredArray((0, 256), 1, 64, ((), ()), ((0, 256), (0, 64))),
     )
 
 
@@ -132,16 +135,25 @@ def test_the_first_reduction_decides_how_a_gradient_lies() -> None:
     mesh, over = mesh_of(LINE[0], LINE[1]), LINE[2]
     heads = ((0,), (1, 2, 3))
     assert not stays_scatter(
-        TPU, mesh, over, (1024, 3, 16, 64), 0, 16, Made(heads, ((128, 3, 16, 64), (64, 3, 16, 64)))
+        TPU, mesh, over, ScatteredArray((1024, 3, 16, 64), 0, 16, heads, ((128, 3, 16, 64), (64, 3, 16, 64)))
     )
     assert stays_scatter(
-        find_profile(mesh.chip), mesh, over, (512, 3, 16, 64), 0, 16, Made(heads, ((64, 3, 16, 64), (32, 3, 16, 64)))
+        find_profile(mesh.chip),
+        mesh,
+        over,
+        ScatteredArray((512, 3, 16, 64), 0, 16, heads, ((64, 3, 16, 64), (32, 3, 16, 64))),
     )
     assert stays_scatter(
-        find_profile(mesh.chip), mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (12, 16, 24)))
+        find_profile(mesh.chip),
+        mesh,
+        over,
+        ScatteredArray((96, 16, 24), 0, 16, HEADS_LAST, ((12, 16, 24), (12, 16, 24))),
     )
     assert stays_scatter(
-        find_profile(mesh.chip), mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (6, 16, 24)))
+        find_profile(mesh.chip),
+        mesh,
+        over,
+        ScatteredArray((96, 16, 24), 0, 16, HEADS_LAST, ((12, 16, 24), (6, 16, 24))),
     )
 
 
@@ -151,7 +163,7 @@ def test_the_first_reduction_decides_how_a_gradient_lies() -> None:
 def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> None:
     """Four chips of 2 x 2 run four streams."""
     spec, axes, over = SQUARE
-    assert stays_scatter(TPU, mesh_of(spec, axes), over, shape, 0, 32) is stays
+    assert stays_scatter(TPU, mesh_of(spec, axes), over, ScatteredArray(shape, 0, 32)) is stays
 
 
 @pytest.mark.parametrize(
@@ -168,7 +180,10 @@ def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> Non
 def test_sums_over_a_whole_slice(spec: str, shape: dict[str, int], axes: tuple[int, ...], stays: bool) -> None:
     assert (
         stays_scatter(
-            find_profile(mesh_of(spec, shape).chip), mesh_of(spec, shape), axes, (4096, 2048), 0, 32, Made(((0,), (1,)))
+            find_profile(mesh_of(spec, shape).chip),
+            mesh_of(spec, shape),
+            axes,
+            ScatteredArray((4096, 2048), 0, 32, ((0,), (1,))),
         )
         is stays
     )
@@ -195,8 +210,10 @@ def test_batch_dimensions_of_products_stay_outermost() -> None:
     program = case_of(lambda x, y: jnp.einsum("egd,egf->edf", x, y), arg(16, 32, 80), arg(16, 32, 96)).program
     (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
     assert sides_of(product) == ((1,), (2,))
-    assert not stays_scatter(find_profile(mesh.chip), mesh, (0,), (16, 80, 96), 1, 16, Made(sides_of(product)))
-    assert stays_scatter(find_profile(mesh.chip), mesh, (0,), (16, 80, 96), 1, 16, Made(((0, 1), (2,))))
+    assert not stays_scatter(
+        find_profile(mesh.chip), mesh, (0,), ScatteredArray((16, 80, 96), 1, 16, sides_of(product))
+    )
+    assert stays_scatter(find_profile(mesh.chip), mesh, (0,), ScatteredArray((16, 80, 96), 1, 16, ((0, 1), (2,))))
 
 
 def test_what_is_only_transposed() -> None:

@@ -61,7 +61,7 @@ def test_figures_that_are_no_numbers_are_null() -> None:
 
 
 def test_every_json_field_is_documented() -> None:
-    documented = (ROOT / "docs" / "json-report.md").read_text()
+    documented = (ROOT / "docs" / "reference" / "json.md").read_text()
     kinds = [kind for kind in vars(model).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     assert [name for name in sorted(names) if f"`{name}`" not in documented] == []

@@ -217,3 +217,14 @@ def test_only_rules_that_shardy_populates_are_taken_off_again() -> None:
         "stablehlo.custom_call"
     ]
     assert all(op.rule.sizes == (8,) for op in source.program.ops)
+
+
+def test_what_is_made_of_constants_alone_is_added_up_whole() -> None:
+    """`iota` takes the sharding of each use: nothing splits its sum. A product's other side does."""
+
+    def sums(x: jax.Array) -> Any:
+        return jnp.sum(lax.iota(jnp.float32, 16)) + x, jnp.ones((4, 16)) @ x
+
+    rules = {op.name: text_of(op.rule) for op in source_of(sums, arg(16, 8)).program.ops}
+    assert rules["stablehlo.reduce"] == "([i], [])->([]) need_replication={i}"
+    assert rules["stablehlo.dot_general"] == "([i, k], [k, j])->([i, j]) reduction={k}"

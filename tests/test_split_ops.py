@@ -18,12 +18,6 @@ from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ADVANCE
 
 SPLIT = {name: Situation(*OPS[name]) if name in OPS else Situation(TEXTS[name]) for name in (*OPS, *TEXTS)}
-# (kind of op, form) -> what is known to be otherwise than promised, and why.
-_ANNOTATED = {
-    "complex mixed": "an all-reduce is promised for a scatter of constants, and none is needed",
-}
-OTHERWISE = {(name, form): reason for name, reason in _ANNOTATED.items() for form in ("stablehlo", "hlo")}
-OTHERWISE["barrier", "hlo"] = "XLA gathers an array behind a barrier that nobody reads"
 # Ops that no program here or in the corpus holds.
 UNTRIED = {
     "all_gather all_to_all collective_broadcast collective_permute": "by hand",
@@ -60,11 +54,7 @@ def trials() -> list[Any]:
     found = []
     for name in SPLIT:
         for form in FORMS:
-            reason = OTHERWISE.get((name, form))
-            # Each row of `OTHERWISE` has its reason: numbers are right there, and XLA sends other bytes than promised.
-            marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-            if form == "hlo":
-                marks.append(pytest.mark.thorough)
+            marks = [pytest.mark.thorough] if form == "hlo" else []
             found.append(pytest.param(name, form, marks=marks, id=f"{name}, {form}"))
     return found
 

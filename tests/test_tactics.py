@@ -320,7 +320,7 @@ def test_a_python_file_defines_tactics(tmp_path: Path) -> None:
 
 
 FILES: list[tuple[str, str, str, str]] = [
-    ("a.yaml", "", "a.yaml: is empty", "docs/tactics.md"),
+    ("a.yaml", "", "a.yaml: is empty", "docs/howto/tactics.md"),
     ("a.yaml", "rules: {}", 'a.yaml:1: unknown key "rules"', "tactics"),
     ("a.yaml", "tactics:\n  x:\n    step: []\n", 'a.yaml:3: unknown key "step"', "steps"),
     ("a.yaml", "tactics:\n  x:\n    about: y\n", "a.yaml:3: x has no steps", "split"),

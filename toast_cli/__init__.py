@@ -1,13 +1,14 @@
 """toast: decides how to split a large array program over a mesh of accelerators.
 
-    import toast_cli as toast
+    import toast_partitioner as toast
 
     plan = toast.partition(jax.jit(step).lower(params, batch), mesh="v4-32")
     fast = toast.jit(step, mesh="v4-32")
     step = toast.load("sharded.mlir")
 
 The pipeline, top to bottom, is `toast_cli.pipeline`; `toast_cli.api`, `toast_cli.compiled` and `toast_cli.runnable` are
-the calls above, `toast_cli.cli` the command line. Nothing is imported before it is used.
+the calls above, `toast_cli.cli` the command line. Nothing is imported before it is used. `toast_partitioner` has the
+same names; it is the one that users import.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, prod
@@ -22,7 +22,7 @@ from toast_cli.annotated import begin, with_row
 from toast_cli.child import in_fork
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
-from toast_cli.errors import ToastError, UsageError
+from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.frontend.formats import read_bytes
@@ -35,9 +35,9 @@ from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.readings import Progress as Progress
-from toast_cli.readings import Reading, made_to_fit, readings_of, search_readings
+from toast_cli.readings import Reading, SearchSpace, made_to_fit, readings_of, search_readings
 from toast_cli.report.alternatives import alternative_facts
-from toast_cli.report.build import build_report, constraint_facts, goal_facts
+from toast_cli.report.build import build_report, constraint_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
 from toast_cli.request import Ask, Fit, SearchName
 from toast_cli.request import Request as Request
@@ -51,15 +51,12 @@ from toast_cli.tactics.preferred import preferred
 if TYPE_CHECKING:
     from toast_cli.annotated.price import AsAnnotated
     from toast_cli.confirm.compilers import Compiler
-    from toast_cli.confirm.model import Confirmation, ConfirmedRow
+    from toast_cli.confirm.run import Tell
     from toast_cli.emit import Written
     from toast_cli.emit.exported import Trees
     from toast_cli.emit.weigh import Price
     from toast_cli.plan.partitioned import PartitionedProgram
     from toast_cli.plan.sharding import Sharding
-
-# place among the plans compiled (from 1), how many there are, the plan with its figures
-Said = Callable[[int, int, "ConfirmedRow"], None]
 
 
 @dataclass(frozen=True)
@@ -147,11 +144,10 @@ class Outcome:
         cost = evaluator.exact_cost(plan, learn=False)
         fits = Objective(self.problem, evaluator.cost(self.problem.fixed)).met(cost)
         result = replace(before, plan=plan, cost=cost, fits=fits, proven=False)
-        report = build_report(
-            self.source, evaluator, result, search.algorithm, search.seed, self.report.timings, self.experts
-        )
+        report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.experts)
         report = replace(
             report,
+            timings=self.report.timings,
             plan=replace(report.plan, tactics=self.report.plan.tactics),
             alternatives=alternative_facts(evaluator, plan, self.plans),
         )
@@ -164,7 +160,7 @@ class Outcome:
 
 
 def partition(
-    request: Request, progress: Progress | None = None, said: Said | None = None, *, annotated: bool = True
+    request: Request, progress: Progress | None = None, said: Tell | None = None, *, annotated: bool = True
 ) -> Outcome:
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error.
 
@@ -176,7 +172,7 @@ def partition(
         return _partition(request, progress, said, annotated)
 
 
-def _partition(request: Request, progress: Progress | None, said: Said | None, annotated: bool) -> Outcome:
+def _partition(request: Request, progress: Progress | None, said: Tell | None, annotated: bool) -> Outcome:
     for flag, word, known in (("--search", request.search, SEARCHES), ("--effort", request.effort, PLANS)):
         if word not in known:
             what = f"unknown {flag.removeprefix('--')} {word!r}"
@@ -192,7 +188,7 @@ def _partition(request: Request, progress: Progress | None, said: Said | None, a
         meshes = choose_meshes(spec, request, saved)
         wishes.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if wishes.suit(mesh.names)]
-        compiler_of = _compiler_of(spec, request) if request.confirm else None
+        compiler_of = _compiler_of(spec, request.confirm_with) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
         content = read_bytes(request.program) if request.content is None else request.content
@@ -209,13 +205,13 @@ def _partition(request: Request, progress: Progress | None, said: Said | None, a
     with _timed("analyse", timings, tell):
         readings = [(source, analyse(source.program)) for source in readings_of(source, request, saved)]
     with _timed("search", timings, tell):
-        best, *others = search_readings(readings, meshes, wishes, request, tell, saved)
+        best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved), tell)
         free = saved is None and request.microbatches is None
         if request.fit == Fit.auto and free and not best.result.fits:
 
             def again(rewritten: Source) -> Reading:
                 reading = (rewritten, analyse(rewritten.program))
-                return search_readings([reading], meshes, wishes, request, tell)[0]
+                return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
 
             best, others = made_to_fit(best, again), []
         if _prefers(request, saved):
@@ -226,24 +222,32 @@ def _partition(request: Request, progress: Progress | None, said: Said | None, a
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
     confirmation = None
+    # What asks compilers is loaded where one is asked.
     if compiler_of is not None:
+        from toast_cli.ask_compiler import choose_by_compiler
+
         with _timed("confirm", timings, tell):
-            best, confirmation = _confirmed(best, plans[: request.confirm], others, compiler_of, request, said)
+            best, confirmation = choose_by_compiler(best, plans[: request.confirm], others, compiler_of, request, said)
             if best.source is not source:
                 source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
             result = best.result
-    elif (ask := _compiler_to_ask(spec, request)) is not None and _is_asked(request, best):
-        with _timed("ask", timings, tell):
-            best, confirmation = _asked(best, ask, request, said)
-            result = best.result
+    elif request.ask != Ask.never:
+        from toast_cli.ask_compiler import choose_by_memory, compiler_to_ask, is_asked
+
+        if is_asked(request, best) and (ask := compiler_to_ask(spec, request)) is not None:
+            with _timed("ask", timings, tell):
+                best, confirmation = choose_by_memory(best, ask, request, said)
+                result = best.result
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
-        report = build_report(source, evaluator, result, algorithm, request.seed, timings, best.experts)
+        report = build_report(source, evaluator, result, algorithm, request.seed, best.experts)
         report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
-            report = _with_confirmation(report, evaluator.problem, confirmation)
+            from toast_cli.ask_compiler import with_confirmation
+
+            report = with_confirmation(report, evaluator.problem, confirmation)
         own = answer()
         report = with_row(report, own, evaluator.problem.mesh)
     original_source = None if source is original else original
@@ -266,132 +270,11 @@ def _prefers(request: Request, saved: SavedPlan | None) -> bool:
     return free and not request.minimise and not request.certify and request.search != SearchName.exact
 
 
-def _compiler_of(spec: Spec, request: Request) -> Callable[[Mesh], Compiler]:
+def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
     """The compiler to ask about programs for a mesh."""
-    from toast_cli.confirm.search import compiler_for  # what asks compilers is loaded where one is asked
+    from toast_cli.confirm.search import compiler_for
 
-    return compiler_for(spec, request.confirm_with)
-
-
-def _compiler_to_ask(spec: Spec, request: Request) -> Callable[[Mesh], Compiler] | None:
-    """The chip's compiler, where it may be asked and is installed. Raises `ToastError` where it must be asked and
-    cannot."""
-    if request.ask == Ask.never:
-        return None
-    try:
-        return _compiler_of(spec, replace(request, confirm_with=None))
-    except ToastError:
-        if request.ask == Ask.always:
-            raise
-        return None
-
-
-def _is_asked(request: Request, reading: Reading) -> bool:
-    problem, peak = reading.evaluator.problem, reading.result.cost.peak_bytes
-    limit, error = problem.mesh.limit_bytes, reading.evaluator.profile.peak_error
-    return request.ask == Ask.always or limit * (1 - error) < peak <= 2 * limit  # beyond that it is hopeless
-
-
-def _asked(
-    reading: Reading, compiler_of: Callable[[Mesh], Compiler], request: Request, said: Said | None
-) -> tuple[Reading, Confirmation]:
-    """What the compiler says of a plan's memory, and the best plan that it says fits, the same one where none does."""
-    from toast_cli.confirm.candidates import safer_plans
-    from toast_cli.confirm.run import Limits
-    from toast_cli.confirm.search import confirm_found
-
-    evaluator, result = reading.evaluator, reading.result
-    free = request.strategy is None and (request.plan is None or request.complete)
-    answer = confirm_found(
-        reading.source,
-        evaluator,
-        [result.plan, *(safer_plans(evaluator, result) if free else ())],
-        compiler_of(evaluator.problem.mesh),
-        named={},
-        search_again=False,
-        screened=False,
-        limits=Limits(request.confirm_seconds),
-        tell=said,
-    )
-    if answer.taken is None:
-        return reading, answer
-    plan = answer.taken.plan
-    return replace(reading, result=replace(result, plan=plan, cost=evaluator.exact_cost(plan))), answer
-
-
-def _with_confirmation(report: Report, problem: Problem, confirmation: Confirmation) -> Report:
-    """The report with what the compiler said."""
-    from toast_cli.confirm.run import compiled_cost
-    from toast_cli.report.confirmation import confirmation_facts
-
-    report = replace(report, confirmation=confirmation_facts(confirmation))
-    if confirmation.row is None:
-        return report
-    # The compiler's word is what bounds are held to.
-    return replace(report, goal=goal_facts(problem, compiled_cost(confirmation.row)))
-
-
-def _confirmed(
-    reading: Reading,
-    found: Sequence[Plan],
-    others: Sequence[Reading],
-    compiler_of: Callable[[Mesh], Compiler],
-    request: Request,
-    said: Said | None,
-) -> tuple[Reading, Confirmation]:
-    """What the compiler makes of the best plans of a reading, `found`, and of the best of each other reading; and the
-    reading that it says is best, with the plan to take. A plan that the user has fixed is compiled as it is."""
-    from toast_cli.confirm.run import Limits, compiled_cost, joined
-    from toast_cli.confirm.search import confirm_found
-
-    free = request.strategy is None and (request.plan is None or request.complete)
-    again = free and request.search == SearchName.mcts
-    reference = reading.evaluator.cost(())
-    answers: list[Confirmation] = []
-    rewards: list[float] = []
-    for one in (reading, *others):
-        spent = sum(answer.seconds for answer in answers)
-        first = one is reading
-        answer = confirm_found(
-            one.source,
-            one.evaluator,
-            found if first else [one.result.plan],
-            compiler_of(one.evaluator.problem.mesh),
-            named=None if first else {},
-            seed=request.seed,
-            iterations=request.iterations,
-            search_again=again and first,
-            limits=Limits(None if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent)),
-            tell=said,
-        )
-        answers.append(answer)
-        row = answer.row
-        rewards.append(-inf if row is None else one.reward(row.candidate.plan, compiled_cost(row), reference))
-    taken = rewards.index(max(rewards))
-    best, row = (reading, *others)[taken], answers[taken].row
-    if row is not None:
-        plan = row.candidate.plan
-        best = replace(best, result=replace(best.result, plan=plan, cost=best.evaluator.exact_cost(plan)))
-    names = ["taken apart" if one.source.program.parted else "as written" for one in (reading, *others)]
-    return best, joined(answers, names, taken)
-
-
-def confirmed(outcome: Outcome, request: Request, named: Mapping[str, Plan], said: Said | None = None) -> Confirmation:
-    """What the compiler makes of an outcome's best plans, as many as `request.confirm`, and of others by name."""
-    from toast_cli.confirm.run import Limits
-    from toast_cli.confirm.search import confirm_found
-
-    compiler = _compiler_of(load_spec(request.mesh), request)(outcome.problem.mesh)
-    return confirm_found(
-        outcome.source,
-        outcome.evaluator,
-        outcome.plans[: request.confirm],
-        compiler,
-        named=named,
-        search_again=False,
-        limits=Limits(request.confirm_seconds),
-        tell=said,
-    )
+    return compiler_for(spec, name)
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:

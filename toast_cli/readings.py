@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from toast_cli.alternatives import KEPT
@@ -25,7 +26,7 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan
 from toast_cli.quantities import format_bytes
-from toast_cli.request import Request
+from toast_cli.request import Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
@@ -37,8 +38,25 @@ Progress = Callable[[str, float, float, int, float], None]
 # What a plan for another program than the user's must gain, as a fraction; predictions of two programs differ so much
 # from what compilers make of them.
 PARTED = 0.03
+# Plans looked at of another program than the user's. It is searched further only if the best of them gains as much
+# against the best of as many plans for the user's program.
+GLANCE = 500
 # More parts of a batch are tried while twice as many need no more than this share of the memory.
 _WORTH_MORE = 0.98
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What the search may choose from.
+
+    Attributes:
+        meshes: the candidate mesh shapes. wishes: the tactics asked for. saved: a plan made before.
+    """
+
+    request: Request
+    meshes: list[Mesh]
+    wishes: Wishes
+    saved: SavedPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -90,17 +108,12 @@ def _with_and_without_parts(source: Source, request: Request, saved: SavedPlan |
     return [parted] if wanted else [source, parted]
 
 
-def search_readings(
-    readings: list[tuple[Source, Dimensions]],
-    meshes: list[Mesh],
-    wishes: Wishes,
-    request: Request,
-    tell: Progress,
-    saved: SavedPlan | None = None,
-) -> list[Reading]:
-    """All readings of a program, the one with the best plan first. They share the plans and seconds that the user sets;
-    of an effort each has its own. The evaluations of each are those of all."""
-    count, found = len(readings), list[Reading]()
+def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Reading]:
+    """All readings of a program, the one with the best plan first; the second is searched to the end only if it looks
+    better after `GLANCE` plans. They share the plans and seconds that the user sets; of an effort each has its own. The
+    evaluations of each are those of all."""
+    request = space.request
+    count = len(readings[: request.iterations])
     settings = Settings(
         request.search,
         request.seed,
@@ -109,25 +122,32 @@ def search_readings(
         request.effort,
         KEPT if request.wanted > 1 else 0,
     )
-    own = request.iterations is None and request.budget_seconds is None
-    for number, (source, dimensions) in enumerate(readings[: request.iterations]):
+    if count > 1 and not (request.iterations is None and request.budget_seconds is None):
+        settings = settings.part(1.0 / count)
 
-        def said(stage: str, used: float, *figures: Any, number: int = number) -> None:
+    def searched(number: int, settings: Settings) -> Reading:
+        def said(stage: str, used: float, *figures: Any) -> None:
             tell(stage, (number + used) / count, *figures)
 
-        share = settings if own or count == 1 else settings.part(1.0 / count)
-        found.append(search_meshes(source, dimensions, meshes, wishes, request, share, said, saved))
-        if found[-1].result.stopped == "interrupted":
-            break
-    reference = found[0].evaluator.cost(())
+        return search_meshes(*readings[number], space, settings, said)
 
-    def worth(reading: Reading) -> float:
-        reward = reading.reward(reading.result.plan, reading.result.cost, reference)
+    first = searched(0, settings)
+    reference, found = first.evaluator.cost(()), [first]
+
+    def worth(reading: Reading, cost: Cost | None = None) -> float:
+        reward = reading.reward(reading.result.plan, cost or reading.result.cost, reference)
         return reward - PARTED if reading.source.program.parted else reward
 
+    if count > 1 and first.result.stopped != "interrupted":
+        plans = settings.budget().evaluations or inf
+        glance = settings.name == SearchName.mcts and plans > GLANCE
+        second = searched(1, replace(settings, evaluations=GLANCE) if glance else settings)
+        as_early = [cost for number, cost in first.result.trail if number <= GLANCE][-1]
+        if glance and second.result.stopped == "iterations" and worth(second) > worth(first, as_early):
+            second = searched(1, settings)
+        found = sorted([first, second], key=worth, reverse=True)
     evaluations, taken = sum(it.result.evaluations for it in found), sum(it.result.seconds for it in found)
-    ranked = sorted(found, key=worth, reverse=True)
-    return [replace(it, result=replace(it.result, evaluations=evaluations, seconds=taken)) for it in ranked]
+    return [replace(it, result=replace(it.result, evaluations=evaluations, seconds=taken)) for it in found]
 
 
 def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
@@ -159,16 +179,10 @@ def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
 
 
 def search_meshes(
-    source: Source,
-    dimensions: Dimensions,
-    meshes: list[Mesh],
-    wishes: Wishes,
-    request: Request,
-    settings: Settings,
-    tell: Progress,
-    saved: SavedPlan | None = None,
+    source: Source, dimensions: Dimensions, space: SearchSpace, settings: Settings, tell: Progress
 ) -> Reading:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
+    request, meshes, wishes, saved = space.request, space.meshes, space.wishes, space.saved
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
     goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()

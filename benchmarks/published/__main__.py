@@ -1,6 +1,6 @@
 """Predicts the published runs and prints each beside what was measured.
 
-python -m benchmarks.published [NAME@MESH …] [--write docs/published.md]
+python -m benchmarks.published [NAME@MESH …] [--write docs/accuracy.md]
 """
 
 from __future__ import annotations

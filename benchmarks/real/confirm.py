@@ -3,8 +3,8 @@
 For each program that `benchmarks.real.lower` has lowered, `toast partition --confirm 5` runs as a user would run it.
 Then the strategies that it did not compile, and further plans of the search, are compiled as well, until there are
 fifteen programs that differ. Each answer of the compiler is a line in `--table`, and is kept in the user's cache
-(`docs/confirming.md`), so that a run that is stopped goes on where it was: `--seconds` stops it in time. A program is
-done when all its plans have answers. `--show` only prints the table.
+(`docs/howto/confirm.md`), so that a run that is stopped goes on where it was: `--seconds` stops it in time. A program
+is done when all its plans have answers. `--show` only prints the table.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ For each program that `benchmarks.real.lower` has lowered, each mesh and each pl
 device needs (see `benchmarks/calibrate_memory.py`: given next to none, it stops after scheduling and says so; for a
 mesh of GPUs XLA:GPU, which takes longer), and XLA's partitioner which collectives it makes. `python -m
 benchmarks.real.quick` adds the points that the table lacks. Every run predicts all stored points again, prints them and
-their summary, and with `--write docs` puts the summary and the ten that are furthest off into the documentation. Plans
-are stored, so that a point means the same whatever the search finds today; points whose plan means something else by
-now are left out.
+their summary; `--write docs/accuracy.md` puts the summary and the five that are furthest off into that page. Plans are
+stored, so that a point means the same whatever the search finds today; points whose plan means something else by now
+are left out.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
             if field in point:
                 print(f"no figure: {point['program']} {point['mesh']} {point['plan']}: {point[field][:160]}")
     if options.write:
-        write_page(options.write / "cost-model.md", rows)
+        write_page(options.write, rows)
     return 0
 
 
@@ -310,9 +310,10 @@ def _percentile(values: NDArray[np.float64], percent: float) -> float:
 
 
 def write_page(page: Path, rows: list[Row]) -> None:
-    """Puts the summary, and the ten points that are furthest off, between the markers of the page."""
-    worst = sorted(rows, key=lambda row: -_badness(row))[:10]
-    tables = [*markdown_table(SUMMARY, summary(rows)), "", "The ten that are furthest off:", ""]
+    """Puts the summary, and the five points that are furthest off, between the markers of the page."""
+    worst = sorted(rows, key=lambda row: -_badness(row))[:5]
+    shown = [row for row in summary(rows) if not row["name"].startswith("fit, ")]
+    tables = [*markdown_table(SUMMARY, shown), "", "The five that are furthest off:", ""]
     put_between(page, START, END, [*tables, *markdown_table(POINTS, worst)])
 
 
@@ -334,7 +335,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no point after so long; 0: ask nothing")
     parser.add_argument("--without", nargs="+", metavar="PASS", default=[], help="passes of the compiler to leave out")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the tables into the documentation: docs")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/accuracy.md")
     return parser.parse_args(arguments)
 
 

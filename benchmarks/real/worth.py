@@ -2,7 +2,7 @@
 
 Switches off one pass at a time and predicts the stored points of `judge` again (see `benchmarks.real.quick`; needs the
 lowered programs, and no compiler). A figure is by how many percentage points an error grows without the pass, without
-its sign: a positive one is what the pass is worth. `--write docs` puts the table into the documentation.
+its sign: a positive one is what the pass is worth.
 
 * moved: points whose predicted peak or step changes by more than a thousandth.
 * peak, mean and 90th percentile: of the error of the predicted peak, over all points. moved: the mean over those that
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import Row, markdown_table, note, put_between, show
+from benchmarks.common import Row, note, show
 from benchmarks.corpus import fingerprint, restore
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import chosen
@@ -29,7 +29,6 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec
 
-START, END = "<!-- worth: written by benchmarks/real/worth.py -->", "<!-- worth: end -->"
 ALL = ""  # with every pass
 COLUMNS = {
     "pass": "{name}", "points": "{points}", "moved": "{moved}", "peak, mean": "{mean:+.2f}",
@@ -53,8 +52,6 @@ def main(arguments: list[str] | None = None) -> int:
     found = measure(chosen(options.names, options.split), options.mesh, options.table, options.folder, options.passes)
     rows = [row_without(name, found) for name in found if name != ALL]
     show("error without each pass less error with all, percentage points", COLUMNS, rows)
-    if options.write:
-        put_between(options.write / "cost-model.md", START, END, markdown_table(COLUMNS, rows))
     return 0
 
 
@@ -119,7 +116,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--passes", nargs="+", default=[], metavar="PASS", help="only these")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--table", type=Path, default=TABLE)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the table into the documentation: docs")
     return parser.parse_args(arguments)
 
 

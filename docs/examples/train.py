@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import jax
 import jax.numpy as jnp
 
-import toast_cli as toast
+import toast_partitioner as toast
 from sample_models.t2b import SAMPLES
 
 STEPS = 5

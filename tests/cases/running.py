@@ -93,7 +93,7 @@ class Planned:
 
     @property
     def report(self) -> Report:
-        return build_report(self.whole.source, self.evaluator, self.result, "mcts", 0, {})
+        return build_report(self.whole.source, self.evaluator, self.result, "mcts", 0)
 
     def read_pages(self) -> None:
         """Writes the page and the trace of the run."""

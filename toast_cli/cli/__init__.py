@@ -24,7 +24,7 @@ def command() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `toast` with these arguments (the process's own when None).
 
-    Returns the exit code; docs/exit-codes.md lists them.
+    Returns the exit code; docs/reference/exit-codes.md lists them.
     """
     from toast_cli.cli.app import run
 

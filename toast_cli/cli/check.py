@@ -146,7 +146,7 @@ def check(
 
     The plan is the one `toast partition` finds with the same options; with --confirm, limits are held against what the
     compiler says of it. Without --mesh the nearest project file lists
-    what to check; options given here win over its own. See docs/ci.md.
+    what to check; options given here win over its own. See docs/howto/ci.md.
     """
     written = locals()
     options.refuse_both(quiet, verbose)

@@ -64,6 +64,7 @@ def compare(
 
     from toast_cli import pipeline
     from toast_cli.annotated.facts import with_contender
+    from toast_cli.ask_compiler import compile_plans
     from toast_cli.confirm.search import compiler_for
     from toast_cli.hardware import load_spec
     from toast_cli.report import style
@@ -82,7 +83,8 @@ def compare(
         if confirm:
             named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
             told = None if quiet else say_confirmed
-            found = with_compiled(outcome.evaluator, found, pipeline.confirmed(outcome, request, named, told))
+            compiled = compile_plans(outcome.source, outcome.evaluator, outcome.plans[:confirm], named, request, told)
+            found = with_compiled(outcome.evaluator, found, compiled)
     for target in targets:
         write_target(target, write_json(found.to_json()) if target.option == "--json" else comparison_page.page(found))
 

@@ -23,7 +23,7 @@ from toast_cli.request import OPTIONS, OptionKind
 
 ALLOW_CODE = "--allow-project-code"
 NAMES = ("toast.yaml", "pyproject.toml")
-DOCUMENTATION = "see docs/ci.md"
+DOCUMENTATION = "see docs/howto/ci.md"
 
 # How an option is written in a file. A number does for a text.
 _WRITTEN = {OptionKind.TEXTS: "texts", OptionKind.WHOLE: "whole", OptionKind.FLAG: "flag"}

@@ -122,7 +122,7 @@ def sweep(
 
     Run again with the same --jsonl FILE, a sweep that was interrupted continues where it stopped. Exit code 0: all
     points are done and every program has one that fits; 3: a program has none; 2: a point failed (its row says why).
-    See docs/sweeps.md.
+    See docs/howto/sweep.md.
     """
     given = {**locals(), "memory_limit": None, "jobs": None}  # of these a sweep has its own
     named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl), ("--html", html))

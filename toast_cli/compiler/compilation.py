@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.compiler import lookup_rows, tile_dimensions, widened_lookups
+from toast_cli.compiler import lookup_rows, tile_dimensions
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.image_copies import ImageCopy, image_copies
 from toast_cli.compiler.kernel import Kernel
@@ -35,8 +35,8 @@ class Compilation:
     """What a chip's compiler makes of a program whatever the plan.
 
     Attributes:
-        stored, tiled: [values] whether each is written to memory, also a second time in another type (see
-            `widened_lookups`), and how it can lie there. parts: with which part of its bits, see `product_operands`.
+        stored, tiled: [values] whether each is written to memory, and how it can lie there. parts: with which part of
+            its bits, see `product_operands`.
         early, late: [values] see `overlap`. images: [values] see `space_to_batch`. copied_images: by argument, see
             `image_copies`. started: by value, see `scatter_starts`. returned: by value, see `returned_layouts`.
         needs: see `narrowing`.
@@ -71,12 +71,9 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     )
     parts = written_parts(program, stored, profile)
     lives = find_lives(program, stored, free, profile, parts)
-    again = widened_lookups.written_again(program, stored, lives, profile)
-    for value, intervals in again.items():
-        lives.intervals[value] = intervals
     return Compilation(
         profile=profile,
-        stored=[there or value in again for value, there in enumerate(stored)],
+        stored=stored,
         parts=parts,
         tiled=tiled,
         early=early_values(program, free, profile),

@@ -18,6 +18,7 @@ from __future__ import annotations
 from toast_cli.compiler import (
     fused_lookups,
     library_convolutions,
+    library_products,
     multi_output_fusion,
     narrow_stores,
     one_hot_scatters,
@@ -31,7 +32,7 @@ from toast_cli.compiler import (
 )
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Op, Program
-from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, REDUCE, RESULT
+from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, REDUCE, RESULT, REVERSE
 
 NAME = "fusion"
 NONE = -1
@@ -93,6 +94,7 @@ class _Fusion:
         self._limits = profile.fusion
         self._output_fusion = output_fusion.NAME in profile.passes
         self._library = library_convolutions.NAME in profile.passes
+        self._library_products = library_products.NAME in profile.passes and not most
         self._sliced_products = sliced_products.NAME in profile.passes
         self._narrow_stores = narrow_stores.NAME in profile.passes
         self._recomputation = recomputation.NAME in profile.passes
@@ -222,10 +224,14 @@ class _Fusion:
 
     def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int, effort: int) -> bool:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
+        if self._library_products and self._goes_into_product(readers):
+            direct = any(ops[user].kind.contraction for user, _ in self._program.users[value])
+            if library_products.reorders(op) or (direct and not library_products.computes(effort, read.values())):
+                return True
         if effort and self._written_for_products(value, effort):
             return True
         if self._library and library_convolutions.is_read(self._program, readers):
-            return not op.kind.view
+            return not (op.kind.view or op.name == REVERSE)  # a library reverses kernels as it reads them
         if value in self._padded or not all(self._computes(ops[r]) for r in readers):
             return not (op.kind.view_or_convert and steps <= 1)
         count = len(readers)
@@ -254,7 +260,19 @@ class _Fusion:
         return len(readers) == 1 and self._finishes(min(readers), product, value)
 
     def _finishes(self, reader: int, product: int, value: int) -> bool:
-        return output_fusion.finishes(self._program, self._latest, reader, product, value)
+        if not output_fusion.finishes(self._program, self._latest, reader, product, value):
+            return False
+        op = self._program.ops[reader]
+        return not self._library_products or library_products.finishes(
+            op,
+            self._sizes[value],
+            self._sizes[op.results[0]],
+            (self._bytes_behind(v) for v in op.operands if v != value),
+        )
+
+    def _bytes_behind(self, value: int) -> int:
+        """Bytes in memory that a value is computed from."""
+        return self._sizes[value] if self.stored[value] else sum(self.sources[value].values())
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:
         """A contraction's kernel finishes and writes all that is made of its result, so that the result itself is not
@@ -267,7 +285,7 @@ class _Fusion:
                 value = self._program.ops[self._program.users[value][0][0]].results[0]
             ends = readers[value]
             several = self._settled[value] is None and 1 < len(ends) <= self._limits.results
-            if several and all(self._made_at_once(number, value, end) for end in ends):
+            if several and not self._library_products and all(self._made_at_once(number, value, end) for end in ends):
                 self.stored[value] = False
 
     def _made_at_once(self, product: int, value: int, end: int) -> bool:

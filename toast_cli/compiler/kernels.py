@@ -5,7 +5,8 @@ to the product. What an op reads that is not in memory is computed on the way in
 to the kernel, on the side of the operand it comes in by; that says on which local shape it runs. A value read twice by
 one kernel is read once.
 
-What kernels take on besides is told by `multi_output_fusion` and `reduction_fusion`.
+What kernels take on besides is told by `multi_output_fusion`, `reduction_fusion` and
+`normalization_fusion`.
 
 Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside
 another's.
@@ -17,8 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from toast_cli.compiler import (
+    atomic_scatters,
     fourier_transforms,
+    library_products,
+    masked_groups,
     multi_output_fusion,
+    normalization_fusion,
     on_chip_reuse,
     ragged_gradients,
     reduction_fusion,
@@ -38,14 +43,15 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 class _Walk:
     """One kernel being gathered.
 
-    padding, parts: [values] see `kernels`. cost: see `polynomials`. residency: see `loop_residency`. widths: [values]
-    see `on_chip_reuse`. read: (value, op that takes a part of it or -1) already counted. product: the contraction found
-    on the way; others: more of them.
+    padding, parts: [values] see `kernels`. cost: see `polynomials`. atomic: see `atomic_scatters`. residency: see
+    `loop_residency`. widths: [values] see `on_chip_reuse`. read: (value, op that takes a part of it or -1) already
+    counted. product: the contraction found on the way; others: more of them.
     """
 
     padding: list[float]
     parts: list[float]
     cost: Mapping[str, float]
+    atomic: bool
     residency: LoopResidency
     widths: list[float]
     read: set[tuple[int, int]] = field(default_factory=set)
@@ -73,9 +79,10 @@ def kernels(
     # With the products that are written after all: a kernel finishes one.
     taken = list(stored)
     reads: dict[int, set[int]] = {}  # op that ends a kernel -> what it reads from memory
-    hosts, joins = Hosts(program), multi_output_fusion.NAME in profile.passes
+    joins = multi_output_fusion.NAME in profile.passes
+    hosts = Hosts(program, alone=library_products.NAME in profile.passes)
     scalars_free = resident_kernels.NAME in profile.passes
-    cost = expansions(profile)
+    cost, atomic = expansions(profile), atomic_scatters.NAME in profile.passes
     sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padded, parts, strict=True)]
     residency = loop_residency(program, stored, sizes, free, profile)
     widths = on_chip_reuse.widths(program, stored, sizes, profile)
@@ -87,15 +94,18 @@ def kernels(
         pending = [number]
         while pending:
             end = pending.pop()
-            walk = _add(program, taken, free, end, found, _Walk(padded, parts, cost, residency, widths))
+            walk = _add(program, taken, free, end, found, _Walk(padded, parts, cost, atomic, residency, widths))
             reads[end] = {value for value, _ in walk.read}
             pending.extend(walk.others)
             joined = hosts.of(end, walk.read) if joins and walk.product < 0 else []
             if joined:
-                _join(program, taken, free, end, found, hosts, joined, _Walk(padded, parts, cost, residency, widths))
+                also = _Walk(padded, parts, cost, atomic, residency, widths)
+                _join(program, taken, free, end, found, hosts, joined, also)
             hosts.enter(joined[-1] if joined else walk.product if walk.product >= 0 else end, end, walk.read)
     if reduction_fusion.NAME in profile.passes:
-        reduction_fusion.let_reductions_ride(program, found, reads)
+        reduction_fusion.let_reductions_ride(program, found, reads, profile)
+    if normalization_fusion.NAME in profile.passes:
+        normalization_fusion.join_rows(program, found, reads, stored)
     return found
 
 
@@ -107,7 +117,7 @@ def _join(
     walk.read.update(*(hosts.holds[kernel] for kernel in joined))
     op, host = program.ops[end], found[joined[-1]]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
-    results = [_written(program, taken, op, k, walk) for k in range(len(op.results))]
+    results = [_written(program, taken, free, op, k, walk) for k in range(len(op.results))]
     if program.ops[joined[-1]].kind.matrix_unit and host is not None:
         found[end] = None
         _finish(program, op, host.results[0], operands, results, walk)
@@ -122,7 +132,7 @@ def _add(
     finish."""
     op = program.ops[number]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
-    results = [_written(program, taken, op, k, walk) for k in range(len(op.results))]
+    results = [_written(program, taken, free, op, k, walk) for k in range(len(op.results))]
     if walk.product < 0:
         found[number] = Kernel(operands, results)
         return walk
@@ -139,7 +149,9 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
     """Adds what an op does, on all its sides, to the finishing of a product."""
     finish.bytes += sum(s.bytes for s in results)
     finish.elements += sum(s.elements for s in results)
-    finish.flops += _arithmetic(program, op, walk.cost) * walk.padding[op.results[0]] + sum(s.flops for s in operands)
+    finish.flops += _arithmetic(program, op, walk.cost, walk.atomic) * walk.padding[op.results[0]] + sum(
+        s.flops for s in operands
+    )
     finish.read += sum(s.bytes for s in operands)
     finish.passing += sum(s.passing for s in (*operands, *results))
     finish.given += sum(s.given for s in (*operands, *results))
@@ -152,10 +164,13 @@ def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
     """Operations of the vector unit for one execution of an op, or of the matrix unit."""
     part = sliced_products.part_made(program, op) if sliced_products.NAME in profile.passes else 1.0
     growth = fourier_transforms.growth(op, profile) * ragged_gradients.growth(op, profile)
-    return part * growth * _arithmetic(program, op, expansions(profile))
+    growth *= masked_groups.growth(op, profile)
+    return part * growth * _arithmetic(program, op, expansions(profile), atomic_scatters.NAME in profile.passes)
 
 
-def _arithmetic(program: Program, op: Op, cost: Mapping[str, float]) -> float:
+def _arithmetic(program: Program, op: Op, cost: Mapping[str, float], atomic: bool) -> float:
+    if atomic and op.kind.lookup:
+        return atomic_scatters.operations(program, op)
     each = cost.get(op.name)
     return op.flops if each is None else each * program.values[op.results[0]].elements
 
@@ -184,7 +199,7 @@ def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, p
                 walk.others.append(maker)
                 _read(program, value, reader, at, walk, side)
             continue
-        side.flops += _arithmetic(program, made, walk.cost) * walk.padding[value]
+        side.flops += _arithmetic(program, made, walk.cost, walk.atomic) * walk.padding[value]
         pending.extend((v, made, k) for k, v in enumerate(made.operands))
     return side
 
@@ -219,7 +234,7 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     side.elements, side.largest = side.elements + elements, max(side.largest, elements)
 
 
-def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -> Side:
+def _written(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, k: int, walk: _Walk) -> Side:
     value = op.results[k]
     if not taken[value]:
         return Side()
@@ -228,7 +243,7 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -
         update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
         size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
         if op.name == SCATTER:
-            return Side(size, elements)
+            return Side(size + (atomic_scatters.begun(program, op, free) if walk.atomic else 0), elements)
         return Side(size, elements, passing=size, widest=it.bytes * walk.padding[value])
     size = round(it.bytes * walk.padding[value] * walk.parts[value])
     elements = round(it.elements * walk.padding[value])

@@ -20,10 +20,11 @@ NAME = "multi-output-fusion"
 
 class Hosts:
     """Which kernels write what, and have which arrays in registers. A kernel is known by its product, or by the op that
-    ends it."""
+    ends it. alone: products take nothing else on, see `library_products`."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, alone: bool) -> None:
         self._program = program
+        self._alone = alone
         self.writes: dict[int, int] = {}  # value -> kernel
         self._updates: dict[tuple[int, int], list[int]] = {}  # loop and elements -> kernels that updates have alone
         self.holds: dict[
@@ -62,7 +63,7 @@ class Hosts:
         return set()
 
     def _takes(self, host: Op, op: Op) -> bool:
-        return host.loop == op.loop and (host.kind.matrix_unit or host.kind.elementwise)
+        return host.loop == op.loop and (host.kind.elementwise or (host.kind.matrix_unit and not self._alone))
 
     def enter(self, kernel: int, end: int, reads: Iterable[tuple[int, int]]) -> None:
         """Notes that a kernel reads so much and writes what op `end` makes."""

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from toast_cli.compiler import (
     accumulator_windows,
+    atomic_scatters,
     bf16_widening,
     convolution_tiles,
     fourier_transforms,
@@ -25,15 +26,18 @@ from toast_cli.compiler import (
     in_place_updates,
     late_reductions,
     library_convolutions,
+    library_products,
     lookup_rows,
     loop_copies,
     loop_gathers,
     loop_residency,
     loops_first,
+    masked_groups,
     memory_space_assignment,
     multi_output_fusion,
     narrow_stores,
     narrowing,
+    normalization_fusion,
     on_chip_reuse,
     one_hot_scatters,
     output_fusion,
@@ -58,7 +62,6 @@ from toast_cli.compiler import (
     sliced_products,
     small_gathers,
     space_to_batch,
-    sunk_conversions,
     swapped_convolutions,
     temporaries,
     tile_dimensions,
@@ -66,7 +69,6 @@ from toast_cli.compiler import (
     unsliced_fusions,
     vector_products,
     weight_parts,
-    widened_lookups,
 )
 
 
@@ -89,13 +91,13 @@ def _listed(*files: ModuleType) -> tuple[Pass, ...]:
 
 PASSES = _listed(
     # What the partitioner's collectives become, and what they move.
-    narrowing, sunk_conversions, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
+    narrowing, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
-    fusion, output_fusion, multi_output_fusion, reduction_fusion, unsliced_fusions, recomputation, shared_exponentials,
-    polynomials, narrow_stores, product_operands, one_hot_scatters, sliced_products,
-    weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups, vector_products,
-    fourier_transforms, ragged_gradients,
+    fusion, output_fusion, multi_output_fusion, reduction_fusion, normalization_fusion, unsliced_fusions,
+    recomputation, shared_exponentials, polynomials, narrow_stores, product_operands, one_hot_scatters,
+    sliced_products, weight_parts, padded_operands, library_convolutions, library_products,
+    fused_lookups, atomic_scatters, vector_products, fourier_transforms, ragged_gradients, masked_groups,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, returned_layouts, gathered_pieces, loop_copies, scan_unification, bf16_widening,

@@ -55,33 +55,26 @@ NAME = "tiled-reduce-scatter"
 
 
 @dataclass(frozen=True)
-class Made:
-    """What an array is made by and for.
+class ScatteredArray:
+    """An array that is reduce-scattered.
 
     Attributes:
+        shape: on one device, before; of a gradient in the order in which it is read. dim: the dimension that is
+            scattered. bits: of an element.
         sides: dimensions of the contraction that it is, by the operand they come from.
         pieces: shapes of what a device has of it after the first reduction and after the last one, where it updates
             with that what it keeps; empty where it is for something else.
     """
 
+    shape: tuple[int, ...]
+    dim: int
+    bits: int
     sides: Sides = ((), ())
     pieces: tuple[tuple[int, ...], ...] = ()
 
 
-def stays_scatter(
-    profile: CompilerProfile,
-    mesh: Mesh,
-    axes: tuple[int, ...],
-    shape: tuple[int, ...],
-    dim: int,
-    bits: int,
-    made: Made = Made(),
-) -> bool:
-    """Whether the chip's compiler keeps a reduce-scatter over `axes`, and does not leave an all-reduce in its place.
-
-    shape: of the array on one device, before; of a gradient in the order in which it is read. dim: the dimension that
-    is scattered. bits: of an element.
-    """
+def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], array: ScatteredArray) -> bool:
+    """Whether the chip's compiler keeps a reduce-scatter over `axes`, and does not leave an all-reduce in its place."""
     if NAME not in profile.passes:
         return True
     rules = profile.scatter
@@ -89,7 +82,7 @@ def stays_scatter(
     if count == mesh.devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= rules.square_edge)):
         return False
     streams = rules.square_streams if is_square(mesh, axes, count) else rules.streams
-    return _comes_apart(rules, shape, dim, count, max(1, rules.word_bits // bits), streams, made)
+    return _comes_apart(rules, array, count, streams)
 
 
 def is_square(mesh: Mesh, axes: tuple[int, ...], count: int) -> bool:
@@ -109,14 +102,13 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
 
 
 @lru_cache(maxsize=50_000)
-def _comes_apart(
-    rules: ScatterTiles, shape: tuple[int, ...], dim: int, count: int, packed: int, streams: int, made: Made
-) -> bool:
-    """Whether every device gets whole tiles, as many for each stream. packed: elements in 32 bits."""
+def _comes_apart(rules: ScatterTiles, array: ScatteredArray, count: int, streams: int) -> bool:
+    """Whether every device gets whole tiles, as many for each stream."""
+    shape, dim, packed = array.shape, array.dim, _packed(rules, array)
     if len(shape) < 2 or shape[dim] % count:
         return False
     piece, tile = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :]), rules.tile
-    order = _order(rules, shape, piece, dim, packed, made)
+    order = _order(rules, array, piece)
     majors, row, column = order[:-2], order[-2], order[-1]
     if shape[row] < tile[0]:
         return False
@@ -139,25 +131,25 @@ def _in_equal_parts(rules: ScatterTiles, columns: int) -> bool:
     return of_stream <= most or any(of_stream % part == 0 for part in range(fewest, most + 1))
 
 
-def _order(
-    rules: ScatterTiles, shape: tuple[int, ...], piece: tuple[int, ...], dim: int, packed: int, made: Made
-) -> tuple[int, ...]:
+def _packed(rules: ScatterTiles, array: ScatteredArray) -> int:
+    """Elements in 32 bits."""
+    return max(1, rules.word_bits // array.bits)
+
+
+def _order(rules: ScatterTiles, array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
     """Dimensions, the outermost first, in which an array lies of which each device gets a piece; see above."""
-    if made.pieces:
-        return _order_of_gradient(rules, piece, dim, made)
+    if array.pieces:
+        return _order_of_gradient(rules, array, piece)
     dims = range(len(piece))
-    return (
-        _ending_in(dims, _ends_of_product(rules, shape, piece, dim, packed, made.sides))
-        if all(made.sides)
-        else tuple(dims)
-    )
+    return _ending_in(dims, _ends_of_product(rules, array, piece)) if all(array.sides) else tuple(dims)
 
 
-def _order_of_gradient(rules: ScatterTiles, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
-    tile, dims, is_product = rules.tile, range(len(piece)), all(made.sides)
-    batched = is_product and len(dims) > len(made.sides[0]) + len(made.sides[1])
-    pairs = _across(made.sides) if is_product else list(permutations(dims, 2))
-    first, *later = made.pieces
+def _order_of_gradient(rules: ScatterTiles, array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
+    tile, dims, sides, dim = rules.tile, range(len(piece)), array.sides, array.dim
+    is_product = all(sides)
+    batched = is_product and len(dims) > len(sides[0]) + len(sides[1])
+    pairs = _across(sides) if is_product else list(permutations(dims, 2))
+    first, *later = array.pieces
     fewest = min(_tiles(tile, first, pair) for pair in pairs)
     pairs = [pair for pair in pairs if _tiles(tile, first, pair) <= rules.near_tie * fewest]
     ends = min(pairs, key=lambda p: (*(_tiles(tile, shape, p) for shape in later), p[0] > p[1], -sum(p)))
@@ -168,15 +160,14 @@ def _order_of_gradient(rules: ScatterTiles, piece: tuple[int, ...], dim: int, ma
     return (dim, *others) if lies_across else order
 
 
-def _ends_of_product(
-    rules: ScatterTiles, shape: tuple[int, ...], piece: tuple[int, ...], dim: int, packed: int, sides: Sides
-) -> Ends:
-    tile, pairs, last = rules.tile, _across(sides), max(*sides[0], *sides[1])
+def _ends_of_product(rules: ScatterTiles, array: ScatteredArray, piece: tuple[int, ...]) -> Ends:
+    tile, sides, dim, packed = rules.tile, array.sides, array.dim, _packed(rules, array)
+    pairs, last = _across(sides), max(*sides[0], *sides[1])
     fewest = min(_tiles(tile, piece, pair) for pair in pairs)
     few = (pair for pair in pairs if _tiles(tile, piece, pair) <= rules.nearly * fewest)
     turned = min(sides[0]) > min(sides[1])  # a transpose stands between the product and its reader
     half = turned and piece[dim] % tile[1] == 0 < piece[dim] % (tile[1] * packed)
-    return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -shape[pair[0]]))
+    return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -array.shape[pair[0]]))
 
 
 def _across(sides: Sides) -> list[Ends]:

@@ -10,7 +10,9 @@ Enters: the kernels of a program. Leaves: the same with those of some reductions
 
 from __future__ import annotations
 
+from toast_cli.compiler import library_products, normalization_fusion
 from toast_cli.compiler.kernel import Kernel
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Program
 from toast_cli.program.ops import REDUCE
 
@@ -18,9 +20,13 @@ NAME = "reduction-fusion"
 FAR = 300  # ops between two arrays from which on one is taken to be computed from the other
 
 
-def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dict[int, set[int]]) -> None:
+def let_reductions_ride(
+    program: Program, found: list[Kernel | None], reads: dict[int, set[int]], profile: CompilerProfile
+) -> None:
     """Marks the kernels of reductions that ride on others. found: [ops] the kernels. reads: op that ends a kernel ->
     what it reads from memory."""
+    alone = library_products.NAME in profile.passes
+    with_largest = normalization_fusion.NAME not in profile.passes
     readers: dict[int, list[int]] = {}
     for end, values in reads.items():
         for value in values:
@@ -32,8 +38,10 @@ def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dic
         largest = max(values, key=lambda v: (program.values[v].bytes, v))
         maker = program.ops[program.producer[largest]]
         made_here = program.producer[largest] in reads and maker.loop == op.loop and maker.name != REDUCE
+        made_here = made_here and not (alone and maker.kind.matrix_unit)
         at_once = made_here and not any(_follows(program, value, largest) for value in values - {largest})
-        if at_once or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
+        largest_found = with_largest and op.detail == "maximum"
+        if at_once or (largest_found and any(op.results[0] in reads[r] for r in readers[largest])):
             kernel.rides = True
             for side in kernel.operands:
                 side.bytes = side.elements = side.largest = side.passing = side.given = 0

@@ -6,10 +6,11 @@ Enters: a problem, and an op with its split. Leaves: the fate of the reduce-scat
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from toast_cli.compiler import reduce_scatter
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
+from toast_cli.compiler.reduce_scatter import ScatteredArray, Sides, stays_scatter
 from toast_cli.plan.iteration import Iteration, SlotAxes, axes_summed_over
 from toast_cli.plan.partials import in_one_step
 from toast_cli.plan.problem import Problem
@@ -18,6 +19,16 @@ from toast_cli.program.model import DTYPE_BITS, Op
 from toast_cli.program.ops import ADD, CARRY, RAGGED_DOT, TRANSPOSE
 from toast_cli.program.sums import scatters_into
 from toast_cli.program.transposed import transposed
+
+
+class ScatterSource(NamedTuple):
+    """A partial result that is reduce-scattered. updates: it is a gradient, with which a device updates what it keeps.
+    alone: nothing is added to it before."""
+
+    op: int
+    result: int
+    updates: bool = False
+    alone: bool = True
 
 
 class ScatterFates:
@@ -30,25 +41,15 @@ class ScatterFates:
         self._tied: dict[int, int] = {}
         self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], bool] = {}
 
-    def stays(
-        self,
-        op: int,
-        k: int,
-        axes: tuple[int, ...],
-        sharding: Sharding,
-        iteration: Iteration,
-        *,
-        updates: bool,
-        alone: bool,
-    ) -> bool:
-        """Whether the reduce-scatter over `axes` of partial result k of `op`, which lies in `sharding` so far, stays
-        one; else it is an all-reduce, of which each device keeps its piece. updates: it is a gradient, with which a
-        device updates what it keeps. alone: nothing is added to it before."""
-        key = op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes, alone
+    def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration) -> bool:
+        """Whether the reduce-scatter over `axes` of a partial result, which has this sharding so far, stays one; else
+        it is an all-reduce, of which each device keeps its piece."""
+        k = source.result
+        key = source.op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes, source.alone
         known = self._known.get(key)
         if known is None:
-            turned = alone and self._turned(axes, k, iteration)
-            known = self._known[key] = not turned and self._fits(op, k, axes, sharding, iteration, updates)
+            turned = source.alone and self._turned(axes, k, iteration)
+            known = self._known[key] = not turned and self._fits(source, axes, sharding, iteration)
         return known
 
     def reduced_first(self, number: int, iteration: Iteration, axes: tuple[int, ...]) -> bool:
@@ -68,9 +69,8 @@ class ScatterFates:
             return False
         return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in iteration.reduced_to[k]))
 
-    def _fits(
-        self, number: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, updates: bool
-    ) -> bool:
+    def _fits(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration) -> bool:
+        number, k, updates = source.op, source.result, source.updates
         sizes, target = self._sizes, iteration.reduced_to[k]
         result = self._program.ops[number].results[k]
         value = self._program.values[result]
@@ -92,9 +92,9 @@ class ScatterFates:
             pieces = (local(begun), local(target))
         if 0 < arrays < self._profile.scatter.tied_arrays:
             pieces = pieces[:1]
-        made = Made(sides, pieces)
         bits = DTYPE_BITS.get(value.dtype, 32)
-        return stays_scatter(self._profile, self._mesh, axes, local(sharding), long.index(dims[0]), bits, made)
+        array = ScatteredArray(local(sharding), long.index(dims[0]), bits, sides, pieces)
+        return stays_scatter(self._profile, self._mesh, axes, array)
 
     def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], Sides]:
         """Dimensions of a result of op `number` in the order in which it is read, without those of size 1 that a

@@ -7,6 +7,6 @@ corrects the model for this program (`cost.corrections`), so that one more searc
 """
 
 from toast_cli.confirm.model import Candidate, Compiled, Confirmation, ConfirmedRow
-from toast_cli.confirm.run import Limits, confirm
+from toast_cli.confirm.run import Confirmer, Limits
 
-__all__ = ["Candidate", "Compiled", "Confirmation", "ConfirmedRow", "Limits", "confirm"]
+__all__ = ["Candidate", "Compiled", "Confirmation", "ConfirmedRow", "Confirmer", "Limits"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from toast_cli import tactics
 from toast_cli.alternatives import different_plans, name_of, simplest
@@ -19,7 +20,9 @@ from toast_cli.tactics.strategies import EVERY, baselines
 _SURELY_TOO_LARGE = 1.5
 
 
-def candidates(evaluator: Evaluator, found: Sequence[Plan], named: Mapping[str, Plan]) -> list[Candidate]:
+def candidates(
+    evaluator: Evaluator, found: Sequence[Plan], named: Mapping[str, Plan] = MappingProxyType({})
+) -> list[Candidate]:
     """The plans found, the best first, then every one of the strategies (`named`) that may fit."""
     limit = evaluator.problem.mesh.limit_bytes
     listed = [

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -53,42 +53,30 @@ class Limits:
 NO_LIMITS = Limits()
 
 
-def confirm(
-    evaluator: Evaluator,
-    candidates: Sequence[Candidate],
-    emit: Emit,
-    compiler: Compiler,
-    screen: Compiler | None = None,
-    search_again: SearchAgain | None = None,
-    limits: Limits = NO_LIMITS,
-    tell: Tell | None = None,
-    cache: Cache | None = None,
-) -> Confirmation:
+@dataclass
+class Confirmer:
     """Compiles candidates and chooses by the compiler's figures, as the problem's goal says.
 
-    Args:
-        candidates: the search's plan first; of plans that are written alike the first stands for all.
+    Attributes:
         emit: writes a plan as StableHLO bytecode. screen: a quick compiler that is asked before `compiler`.
-        search_again: plans worth a look when the model is corrected so; None for one round.
+        tell: is called with each answer of `compiler`.
     """
-    return _Run(evaluator, emit, compiler, screen, limits, tell, cache or user_cache()).run(candidates, search_again)
-
-
-@dataclass
-class _Run:
-    """State of one confirmation: rows by written program, in the order in which they came."""
 
     evaluator: Evaluator
     emit: Emit
     compiler: Compiler
-    screen: Compiler | None
-    limits: Limits
-    tell: Tell | None
-    cache: Cache
+    screen: Compiler | None = None
+    limits: Limits = NO_LIMITS
+    tell: Tell | None = None
+    cache: Cache = field(default_factory=user_cache)
 
-    def run(self, candidates: Sequence[Candidate], search_again: SearchAgain | None) -> Confirmation:
+    def confirm(self, candidates: Sequence[Candidate], search_again: SearchAgain | None = None) -> Confirmation:
+        """Compiles candidates, the search's plan first; of plans that are written alike the first stands for all.
+
+        search_again: plans worth a look when the model is corrected so; None for one round.
+        """
         self._start = time.monotonic()
-        self._rows: dict[str, ConfirmedRow] = {}
+        self._rows: dict[str, ConfirmedRow] = {}  # by written program, in the order in which they came
         self._objective = Objective(self.evaluator.problem, self.evaluator.cost(self.evaluator.problem.fixed))
         rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
         while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:

@@ -1,16 +1,14 @@
-"""Confirms what a search has found: candidates, compiler and the corrected searches put together.
+"""Which compiler is asked about a program's plans, and how the plans are written for it.
 
-Enters: the program, the evaluator and the result of its search, and the specification. Leaves: a `Confirmation`.
+Enters: the specification; the program and its evaluator. Leaves: a `Compiler`; a `Confirmer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
-from toast_cli.confirm.candidates import candidates, experts, search_corrected
 from toast_cli.confirm.compilers import AheadOfTime, Compiler, Partitioner
-from toast_cli.confirm.model import Confirmation
-from toast_cli.confirm.run import NO_LIMITS, Limits, Tell, confirm
+from toast_cli.confirm.run import NO_LIMITS, Confirmer, Limits, Tell
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source
@@ -22,42 +20,25 @@ from toast_cli.verify.ahead import CompilationTarget, target_of
 COMPILERS = ("tpu", "gpu", "cpu")
 
 
-def confirm_found(
+def confirmer(
     source: Source,
     evaluator: Evaluator,
-    found: Sequence[Plan],
     compiler: Compiler,
-    *,
-    named: Mapping[str, Plan] | None = None,
-    seed: int = 0,
-    iterations: int | None = None,
-    search_again: bool = True,
-    screened: bool = True,
     limits: Limits = NO_LIMITS,
     tell: Tell | None = None,
-) -> Confirmation:
-    """Has the plans found, and experts' strategies, compiled; searches again with a corrected model unless
-    told not to.
-
-    Args:
-        named: strategies; None for those that a report compares with, and as many others as there are plans found.
-        screened: whether XLA's partitioner is asked first.
-    """
+    screened: bool = True,
+) -> Confirmer:
+    """Has plans of a program compiled. screened: whether XLA's partitioner is asked first."""
     from toast_cli.emit import write  # heavy, and most runs confirm nothing
 
     problem = evaluator.problem
-    listed = candidates(evaluator, found, experts(evaluator, found) if named is None else named)
 
     def emit(plan: Plan) -> bytes:
         return write(source, lower(problem, plan), "bytecode", "minimal").content
 
-    again = search_corrected(evaluator, seed, iterations, [one.plan for one in listed]) if search_again else None
-    screen = (
-        None
-        if isinstance(compiler, Partitioner) or not screened
-        else Partitioner(problem.mesh, partitioning_target(compiler))
-    )
-    return confirm(evaluator, listed, emit, compiler, screen, again, limits, tell)
+    quick = screened and not isinstance(compiler, Partitioner)
+    screen = Partitioner(problem.mesh, partitioning_target(compiler)) if quick else None
+    return Confirmer(evaluator, emit, compiler, screen, limits, tell)
 
 
 def partitioning_target(compiler: Compiler) -> CompilationTarget | None:

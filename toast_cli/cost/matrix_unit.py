@@ -5,6 +5,10 @@ TPU", 2017). A product of [M, K] and [K, N] fills the grid with tiles of K x N a
 K x M: what the local shape lacks of a whole tile is wasted, a 64-wide one on a 128-wide grid half of the time. Rows are
 streamed 8 at a time.
 
+A GPU has a matrix unit in each multiprocessor. Every tile of the result is one multiprocessor's, so that the last round
+of tiles leaves some idle; where there are few tiles, several share the depth of one ("split K"). Smaller tiles make
+more of them, but load more for each product they compute. A library takes the quickest tile.
+
 Enters: a product's form, and per slot into how many pieces it is cut. Leaves: by how much its arithmetic grows by
 padding.
 """
@@ -12,13 +16,17 @@ padding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, inf, prod
 
 from toast_cli.cost.model import Attained
 from toast_cli.dimensions.model import Form
 from toast_cli.hardware import Chip, matrix_rate
 
 STREAMED_ROWS = 8  # sublanes of a vector register
+# Tiles of a multiprocessor -> part of the rate of large ones: what cuBLAS, cuDNN and Triton reached with them in the
+# single ops of `benchmarks/gpu_timer.py` on an H200.
+TILES = (((256, 128), 1.0), ((128, 128), 1.0), ((128, 64), 0.55), ((64, 64), 0.45), ((64, 32), 0.3), ((32, 32), 0.2))
+LEAST_DEPTH = 512  # of a share of the depth
 Slots = tuple[tuple[int, int], ...]  # slot, elements along it
 
 
@@ -59,7 +67,9 @@ def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[i
     quicker, as much as makes the matrix unit as slow as that."""
     rows, columns, depth = (local_size(slots, cuts) for slots in (grid.rows, grid.columns, grid.depth))
     depth *= max(1.0, grid.window)
-    if grid.grouped:
+    if attained.multiprocessors and not grid.grouped:
+        found = shared_out(attained.multiprocessors, local_size(grid.batch, cuts), rows, columns, depth)
+    elif grid.grouped:
         groups = local_size(grid.batch, cuts)
         found = groups * padding(chip.matrix_tile, rows, columns * groups, depth * groups)
     else:
@@ -90,6 +100,17 @@ def padding(tile: tuple[int, int], rows: float, columns: float, depth: float) ->
     streamed = _padded(rows, min(STREAMED_ROWS, high)) * _padded(columns, wide)
     swapped = _padded(rows, wide) * _padded(columns, min(STREAMED_ROWS, high))
     return min(streamed, swapped) / (rows * columns) * _padded(depth, high) / depth
+
+
+def shared_out(count: int, batch: float, rows: float, columns: float, depth: float) -> float:
+    """By how much a product takes longer than if `count` multiprocessors all worked on large tiles until the end."""
+    least = inf
+    for tile, rate in TILES:
+        for high, wide in (tile, tile[::-1]):
+            tiles = batch * ceil(rows / high) * ceil(columns / wide)
+            shares = max(1, min(count // tiles, depth // LEAST_DEPTH))
+            least = min(least, ceil(tiles * shares / count) / shares * high * wide / rate)
+    return least * count / (batch * rows * columns)
 
 
 def _padded(size: float, tile: int) -> float:

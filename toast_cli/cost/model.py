@@ -27,6 +27,8 @@ class Attained:
             is made until it is read for the last time; 0: it does.
         kernel_seconds: of starting and draining one kernel, however small.
         hand_written: fraction of the matrix unit's peak rate that attention written by hand reaches (Pallas, cuDNN).
+        multiprocessors: that share the tiles of a product's result, see `matrix_unit`; 0: there is one matrix unit.
+        separate: nothing of the next kernel is loaded while one computes, see `roofline`.
     """
 
     matrix: float = 1.0
@@ -39,6 +41,8 @@ class Attained:
     passed_bytes: float = 0.0
     kernel_seconds: float = 0.0
     hand_written: float = 1.0
+    multiprocessors: int = 0
+    separate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def find_conflicts(program: Program, classes: Classes, class_group: list[int]) -
     ends, slot_ends = _ends(program, classes, class_group, ops)
     find = _tie(program, ops, ends, slot_ends)
     components = _components(ends, find)
-    return _resolve(program, classes, class_group, ops, slot_ends, find, components)
+    return _resolve(program, classes, class_group, slot_ends, find, components)
 
 
 def _crowded_ops(classes: Classes, class_group: list[int]) -> dict[int, list[int]]:
@@ -184,7 +184,6 @@ def _resolve(
     program: Program,
     classes: Classes,
     class_group: list[int],
-    ops: dict[int, list[int]],
     slot_ends: dict[tuple[int, int], list[End]],
     find: _Strands,
     sides: dict[End, tuple[End, int]],
@@ -198,26 +197,24 @@ def _resolve(
     group_of: dict[End, int] = {}
     order: list[End] = []
     placed: list[tuple[int, int, End, int]] = []  # op, slot, component, side
-    for number, crowded in ops.items():
+    for (number, slot), found in sorted(slot_ends.items()):
         op, slot_class = program.ops[number], classes.slot_classes[number]
-        for slot in crowded:
-            for end in slot_ends[number, slot][:1]:
-                component, side = sides[find(end)]
-                if component not in group_of:
-                    order.append(component)
-                    group_of[component] = class_group[slot_class[slot]]
-                kind = classes.forms[number].kinds[slot]
-                if op.flops or kind in (SlotKind.BLOCKED, SlotKind.PERMUTATION):
-                    looks[component].add((op.name, classes.forms[number].sizes, slot, side, kind))
-                touched[component].update(v for v, _ in slot_ends[number, slot] if v >= 0)
-                placed.append((number, slot, component, side))
+        component, side = sides[find(found[0])]
+        if component not in group_of:
+            order.append(component)
+            group_of[component] = class_group[slot_class[slot]]
+        kind = classes.forms[number].kinds[slot]
+        if op.flops or kind in (SlotKind.BLOCKED, SlotKind.PERMUTATION):
+            looks[component].add((op.name, classes.forms[number].sizes, slot, side, kind))
+        touched[component].update(v for v, _ in found if v >= 0)
+        placed.append((number, slot, component, side))
     number_of, kinds = _gather_alike(order, group_of, side_count, looks)
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for component in order:
         counts[number_of[component]][0] += 1
         counts[number_of[component]][1] += len(touched[component])
     resolutions = tuple(Resolution(group, counts[k][0], counts[k][1], sides) for k, (group, sides) in enumerate(kinds))
-    strands: dict[int, list[Strand | None]] = {n: [None] * len(classes.slot_classes[n]) for n in ops}
+    strands: dict[int, list[Strand | None]] = {n: [None] * len(classes.slot_classes[n]) for n, _ in slot_ends}
     for number, slot, component, side in placed:
         strands[number][slot] = Strand(number_of[component], side)
     of_op: dict[int, set[End]] = defaultdict(set)

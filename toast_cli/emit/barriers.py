@@ -1,4 +1,4 @@
-"""Totals that stay as they are scattered, whatever parts of them are read.
+"""Totals that stay as they are scattered, whatever parts of them are read, or what they are added to.
 
 XLA joins the slice by which each device takes its piece of an all-reduce with a slice that reads the piece, and forms a
 reduce-scatter only of what is cut along one dimension, by the axes that are added up over. So it all-reduces whole
@@ -6,6 +6,10 @@ where a reader takes other parts (`logits[:, 1:]`), or cuts the piece further; a
 piece whose rows past some are dropped (`logits[:, :-1]`) for a whole one, and ends in a failed check. A barrier behind
 the piece keeps the two slices apart: compiled, it is the reduce-scatter that was promised, and costs nothing, since the
 piece is an array of its own in any case.
+
+Where a loop adds up scattered totals in a wider type (bf16 gradients in f32), XLA moves the reduce-scatter behind the
+loop and ends in a failed check at the conversion (`while_loop_all_reduce_code_motion.cc`, libtpu 0.0.42.1). A barrier
+keeps it where it is.
 
 Enters: a program and a `PartitionedProgram`. Leaves: the values that need a barrier.
 """
@@ -16,17 +20,45 @@ from toast_cli.plan.partials import REDUCE_SCATTER
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import axes_of, refines
 from toast_cli.program.model import Program, Window
-from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, PAD, SLICE
+from toast_cli.program.ops import ADD, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, SLICE
 
 
-def read_in_parts(program: Program, lowered: PartitionedProgram) -> list[int]:
-    """Values that are reduce-scattered where they are made, and of which some reader takes a part, in program order."""
-    scattered = {
+def held(program: Program, lowered: PartitionedProgram) -> list[int]:
+    """Values that are reduce-scattered where they are made, and of which some reader takes a part, or which a loop adds
+    up in another type; in program order."""
+    return [
+        value
+        for value in sorted(_scattered(lowered))
+        if _is_read_in_parts(program, lowered, value) or _is_added_up_converted(program, value)
+    ]
+
+
+def added_up_converted(program: Program, lowered: PartitionedProgram) -> frozenset[int]:
+    """Values that are reduce-scattered where they are made, and which a loop adds up in another type."""
+    return frozenset(value for value in _scattered(lowered) if _is_added_up_converted(program, value))
+
+
+def _scattered(lowered: PartitionedProgram) -> set[int]:
+    return {
         one.value
         for one in lowered.collectives
         if one.kind == REDUCE_SCATTER and one.reason == "partial" and one.after == lowered.shardings[one.value]
     }
-    return [value for value in sorted(scattered) if _is_read_in_parts(program, lowered, value)]
+
+
+def _is_added_up_converted(program: Program, value: int, converted: bool = False) -> bool:
+    """Whether a loop carries the sum of what it makes of a value, converted."""
+    for number, _ in program.users[value]:
+        op = program.ops[number]
+        if op.name == ADD:
+            carried = (program.ops[use].name == CARRY and place == 1 for use, place in program.users[op.results[0]])
+            found = converted and any(carried)
+        else:
+            passed_on = (op.kind.view_or_convert or op.name == REDUCE) and len(op.results) == 1
+            found = passed_on and _is_added_up_converted(program, op.results[0], converted or op.name == CONVERT)
+        if found:
+            return True
+    return False
 
 
 def _is_read_in_parts(program: Program, lowered: PartitionedProgram, value: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from toast_cli.emit.annotate import Undo
@@ -29,6 +29,20 @@ from toast_cli.xla import ADVANCE, ir
 Edge = tuple[int, int]  # op number, operand position
 
 
+@dataclass
+class Regions:
+    """The regions put into a module.
+
+    Attributes:
+        undo: steps that take them out again. behind: result of a region -> the value of the program that it is.
+        taken: a use in a loop -> where its region reads the array that is resharded outside of it, and its sharding.
+    """
+
+    undo: Undo = field(default_factory=list)
+    behind: dict[Any, int] = field(default_factory=dict)
+    taken: dict[Edge, tuple[Use, Sharding]] = field(default_factory=dict)
+
+
 @contextmanager
 def loops_in_regions(
     source: Source, lowered: PartitionedProgram
@@ -38,20 +52,17 @@ def loops_in_regions(
     if not numbers:
         yield source, lowered, frozenset()
         return
-    undo: Undo = []
-    program = source.program
-    behind: dict[Any, int] = {}  # results of regions that are values of the program
+    program, regions = source.program, Regions()
     definitions, operations, shardings = list(source.definitions), list(source.operations), list(lowered.shardings)
-    taken: dict[Edge, tuple[Use, Sharding]] = {}  # a use inside -> where its region reads the array, and how it lies
     inside = frozenset(op for loop in numbers for op in range(program.loops[loop].first, program.loops[loop].last))
     hidden = {value for op in inside for value in program.ops[op].results}
     try:
         with source.module.context, ir.Location.unknown():
             notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
-            notation.prepare(source.module, undo)
+            notation.prepare(source.module, regions.undo)
             for loop in numbers:
-                deciding = Deciding(replace(source, definitions=definitions), behind)
-                region, left = put_loop(source, lowered, loop, deciding, notation, undo, behind, taken)
+                deciding = Deciding(replace(source, definitions=definitions), regions.behind)
+                region, left = put_loop(source, lowered, loop, deciding, notation, regions)
                 for value, (result, sharding) in left.items():
                     hidden.discard(value)
                     definitions[value], shardings[value] = result, sharding
@@ -66,7 +77,7 @@ def loops_in_regions(
                 definitions=definitions,
                 operations=operations,
                 uses={use: place for use, place in source.uses.items() if use[0] not in inside}
-                | {edge: (use.operation, use.operand) for edge, (use, _) in taken.items()},
+                | {edge: (use.operation, use.operand) for edge, (use, _) in regions.taken.items()},
             ),
             replace(
                 lowered,
@@ -78,13 +89,13 @@ def loops_in_regions(
                     for use, sharding in lowered.required.items()
                     if use[0] not in inside and shardings[program.ops[use[0]].operands[use[1]]] != sharding
                 }
-                | {edge: sharding for edge, (_, sharding) in taken.items()},
+                | {edge: sharding for edge, (_, sharding) in regions.taken.items()},
                 found=lowered.found - gone,
             ),
             inside,
         )
     finally:
-        for step in reversed(undo):
+        for step in reversed(regions.undo):
             step()
 
 
@@ -106,13 +117,10 @@ def put_loop(
     loop: int,
     deciding: Deciding,
     notation: ShardyNotation,
-    undo: Undo,
-    behind: dict[Any, int],
-    taken: dict[Edge, tuple[Use, Sharding]],
+    regions: Regions,
 ) -> tuple[Any, dict[int, tuple[Any, Sharding]]]:
     """Puts a region in the place of a loop; returns it, and how what the loop carries lies behind it: value -> result
-    of the region, sharding. `behind` learns which values of the program the region's results are, and `taken` where the
-    region reads arrays that are resharded outside of it."""
+    of the region, sharding."""
     program, sizes = source.program, lowered.axis_sizes
     number = next(n for n in range(program.loops[loop].first, len(program.ops)) if is_carry(program.ops[n], loop))
     operation = source.use(number, 0).operation
@@ -165,7 +173,9 @@ def put_loop(
         ip=ir.InsertionPoint(operation),
     )
     block.append_to(region.regions[0])
-    taken.update({each.uses[0]: (Use(region, k), each.sharding) for k, each in enumerate(copies) if each is not None})
+    regions.taken.update(
+        {each.uses[0]: (Use(region, k), each.sharding) for k, each in enumerate(copies) if each is not None}
+    )
     left: dict[int, tuple[Any, Sharding]] = {}
     for old, new, piece in zip(read, region.results, pieces, strict=True):
         value = deciding.value_of(old)
@@ -173,7 +183,7 @@ def put_loop(
             left[value] = new, piece.sharding
         old.replace_all_uses_with(new)
         if value is not None:
-            behind[new] = value
+            regions.behind[new] = value
     operation.detach_from_parent()
 
     def put_back() -> None:
@@ -182,7 +192,7 @@ def put_loop(
             new.replace_all_uses_with(old)
         region.erase()
 
-    undo.append(put_back)
+    regions.undo.append(put_back)
     return region, left
 
 

@@ -2,7 +2,7 @@
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in one dialect
 or another. What each compiler makes of a sharding on an operation, and why Shardy's form needs pins instead, is in
-`docs/emitting.md`.
+`docs/explanation/emitting.md`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toast_cli.emit.barriers import read_in_parts
+from toast_cli.emit.barriers import held
 from toast_cli.emit.moved_views import constraints_before_views, moved_transposes
 from toast_cli.emit.reshards import LOOP, Reshard, all_reshards
-from toast_cli.frontend.source import Source
+from toast_cli.frontend.branches import CONDITIONALS
+from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.program.model import Program
-from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, DOT_GENERAL, RESHAPE, RESULT, SCATTER
+from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, CARRY, DOT_GENERAL, RESHAPE, RESULT, SCATTER
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 from toast_cli.xla import dot_dimensions, ir
@@ -78,7 +79,7 @@ def pinned_marks(source: Source, lowered: PartitionedProgram) -> Marks:
 
 def barriers(source: Source, lowered: PartitionedProgram) -> tuple[Any, ...]:
     """Values that a barrier keeps as they are scattered."""
-    return tuple([source.definitions[value] for value in read_in_parts(source.program, lowered)])
+    return tuple([source.definitions[value] for value in held(source.program, lowered)])
 
 
 def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
@@ -105,9 +106,35 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
         boundary.results,
         operations=tuple(operation_shardings(source, lowered, folded, {*reshaped})),
         pins=tuple(pin for pin in whole if pin.shardings),
-        reshards=(*reshards, *constraints_before_views(source, lowered, turned)),
+        reshards=(*stated_in_branches(source, lowered, reshards), *constraints_before_views(source, lowered, turned)),
         barriers=barriers(source, lowered),
     )
+
+
+def stated_in_branches(source: Source, lowered: PartitionedProgram, reshards: tuple[Reshard, ...]) -> Iterator[Reshard]:
+    """Reshards; those in a branch, of an array from outside of it, say first how the array lies there.
+
+    GSPMD drops the sharding of what a branch is given. It would take the first constraint's in the branch for it, and
+    exchange the array before the choice, in every run. Not where the conditional gives an array of this type that is
+    split over more axes: GSPMD gives the branch the array like that, and would gather it for the constraint.
+    """
+    remade, sharding_of = remade_values(source.program), sharding_finder(source, lowered)
+    for one in reshards:
+        around = [] if remade[one.value] else [*conditionals_between(one.read)]
+        alike = [result for it in around for result in it.results if result.type == source.definitions[one.value].type]
+        if around and all(axes_of(sharding_of(result)) <= axes_of(one.start) for result in alike):
+            one = replace(one, through=(one.start, *one.through))
+        yield one
+
+
+def conditionals_between(read: Use) -> Iterator[Any]:
+    """The conditionals around an operation that do not hold what it reads, the innermost first."""
+    value, operation = read.operation.operands[read.operand], read.operation
+    block = value.owner if isinstance(value, ir.BlockArgument) else value.owner.operation.block
+    while operation.block != block:
+        operation = operation.parent.operation
+        if operation.name in CONDITIONALS:
+            yield operation
 
 
 def scattered_as_found(lowered: PartitionedProgram) -> PartitionedProgram:
@@ -267,7 +294,7 @@ def operation_shardings(
     """
     sharding_of = sharding_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
     producer, transposes = source.program.producer, {*folded.values()}
-    remade = remade_values(source.program)
+    remade, unneeded = remade_values(source.program), unneeded_values(source)
     seen: set[Any] = set()
     for value, handle in enumerate(source.definitions):
         if not lowered.shardings[value] or producer[value] < 0 or isinstance(handle, ir.BlockArgument):
@@ -282,9 +309,13 @@ def operation_shardings(
             or (is_repeated(handle) and not remade[value])
         ):
             continue
-        if len(operation.results) > 1:
+        arrays = list(operation.results)
+        if len(arrays) > 1:
             seen.add(operation)
-        yield operation, tuple(sharding_of(result) for result in operation.results)
+        if operation.name == BARRIER:  # what nobody reads behind it lies as it does in front
+            pairs = zip(arrays, operation.operands, strict=True)
+            arrays = [before if after in unneeded else after for after, before in pairs]
+        yield operation, tuple(map(sharding_of, arrays))
 
 
 def folded_transposes(source: Source, lowered: PartitionedProgram) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""The smallest set of constraints found under which Shardy's propagation reproduces the plan.
+"""Few constraints under which Shardy's propagation reproduces the plan.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves: `ChosenMarks`, and the values that stay elsewhere than
 planned, if any.
@@ -7,7 +7,7 @@ A constraint stands at a use that needs another sharding than its value has, unl
 says so. Values that some constraint or op offers more than the plan gives them are pinned (see `contested`), so that
 the outcome does not depend on the order in which ops are visited. Then propagation runs, and where a value comes out
 differently, the first of the values that went wrong together is pinned; and again, then with all that are like it,
-since layers that are alike go wrong one after another. At last those of the later pins go that turn out not to matter.
+since layers that are alike go wrong one after another.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ ALIKE_FROM_ROUND = 1
 # share of the operations is wrong: they come one after another, and a round costs as much for one as for a thousand.
 EVERYTHING_FROM_ROUND = 6
 FEW = 1 / 1000
-# Work spent on taking pins away again: operations propagated, all tries together. About 30 microseconds each.
-PRUNING_WORK = 30_000
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Chooser:
     """One choice; used once.
 
     `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one
-    sharding and go on in another, which only a pin can say. `_fixed` pins are never taken away.
+    sharding and go on in another, which only a pin can say.
     """
 
     def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
@@ -91,36 +89,29 @@ class Chooser:
         beside = {one.value for one in self.reshards if one.ahead}
         beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold)}
         beside |= {*scattered_terms(self._program, lowered)}
-        self._fixed = self._twofold | {v for v in beside if v in self._movable}
+        self.pinned = self._twofold | {v for v in beside if v in self._movable}
         # What is said at one use of all dimensions of what a loop carries Shardy takes for what is said of later uses.
-        self._fixed |= {
+        self.pinned |= {
             one.value for one in self.reshards if not (one.open or one.ahead) and self._is_carried(one.value)
         }
-        self.pinned = set(self._fixed)
         self.rounds = 0
-        self._insufficient: list[set[int]] = []
-        self._settled: dict[int, Sharding] = {}
 
     def choose(self) -> ChosenMarks:
-        wrong: list[int] = []
+        wrong, values = list[int](), dict[int, Sharding]()
         for attempt in range(MAX_ROUNDS):
             found = self._propagate(self.pinned)
             wrong, wrong_reshards = self._wrong(found)
             if not wrong and not wrong_reshards:
-                self._settled = found.values
+                values = found.values
                 break
-            self._insufficient.append(set(self.pinned))
             for k in wrong_reshards:
                 self.reshards[k] = self._closed(self.reshards[k])
-                self._insufficient.clear()
             fresh = [v for v in wrong if v not in self.pinned]
             if attempt < EVERYTHING_FROM_ROUND and len(fresh) > FEW * len(self._program.ops):
                 starts = self._starts(fresh)
                 fresh = starts if attempt < ALIKE_FROM_ROUND else self._alike(starts, fresh)
             self.pinned.update(map(self._behind_transpose, fresh))
-        if not wrong:
-            self._prune()
-        return ChosenMarks(self._marks(self.pinned), tuple(wrong), self.rounds, self._settled)
+        return ChosenMarks(self._marks(self.pinned), tuple(wrong), self.rounds, values)
 
     def _closed(self, reshard: Reshard) -> Reshard:
         """The reshard with nothing left open. Shardy takes that for a statement about what it reads; so where this
@@ -208,38 +199,6 @@ class Chooser:
             op = program.ops[number]
             yield from op.results
             yield from (v for k, v in enumerate(op.operands) if (number, k) not in required)
-
-    def settles(self, pinned: set[int]) -> bool:
-        """Whether everything lies as planned with these values pinned."""
-        found = self._propagate(pinned)
-        if self._wrong(found) != ([], []):
-            return False
-        self._settled = found.values
-        return True
-
-    def optional(self) -> set[int]:
-        """Pinned values that propagation might take to the right place by itself."""
-        return self.pinned - self._fixed
-
-    def _prune(self) -> None:
-        """Takes away pins, halves of them first, for as long as the work allowed lasts; what is known not to suffice is
-        not tried."""
-        tries = PRUNING_WORK // max(1, len(self._program.ops))
-        waiting = [sorted(self.optional())]
-        while waiting and tries > 0:
-            values = waiting.pop()
-            if not values:
-                continue
-            rest = self.pinned.difference(values)
-            if not any(rest <= known for known in self._insufficient):
-                tries -= 1
-                if self.settles(rest):
-                    self.pinned = rest
-                    continue
-                self._insufficient.append(rest)
-            if len(values) > 1:
-                half = len(values) // 2
-                waiting += [values[:half], values[half:]]
 
 
 def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: Sequence[bool]) -> bool:

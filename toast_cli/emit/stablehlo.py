@@ -1,8 +1,8 @@
 """StableHLO that partitions as planned under Shardy.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments,
-results and constraints, and drops those on other operations (docs/emitting.md), so constraints carry everything in
-between.
+results and constraints, and drops those on other operations (docs/explanation/emitting.md), so constraints carry
+everything in between.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toast_cli.compiler import sunk_conversions, unsliced_fusions
+from toast_cli.compiler import unsliced_fusions
 from toast_cli.compiler.compilation import Compilation
 from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.compiler.space_to_batch import Images
@@ -61,8 +61,7 @@ class ArrayItem:
 
     Attributes:
         pattern, result: which result of which pattern they are.
-        bytes: of one whole array. moved_bytes: the same where it is resharded, see `sunk_conversions`. written_bytes:
-            the same as it lies in memory, see `product_operands`.
+        bytes: of one whole array. written_bytes: the same as it lies in memory, see `product_operands`.
         shape, tiling: how much memory the array takes, see `tiling`. images: see `space_to_batch`.
         free: it is derived from constants alone. stored: it is written to memory.
         waited_for: it is neither early nor late, see `overlap`.
@@ -78,7 +77,6 @@ class ArrayItem:
     pattern: int
     result: int
     bytes: int
-    moved_bytes: int
     written_bytes: float
     shape: tuple[int, ...]
     tiling: Tiling
@@ -110,7 +108,6 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             place[value] = k
     # Sum items take care of these uses.
     into_carries = frozenset(use for one in problem.accumulations for use in one.first)
-    sinks = sunk_conversions.NAME in made.profile.passes
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value in range(len(program.values)):
         maker = producer[value]
@@ -121,7 +118,6 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             problem.op_pattern[maker],
             place[value],
             program.values[value].bytes,
-            sunk_conversions.moved_bytes(program, stored, value) if sinks else program.values[value].bytes,
             program.values[value].bytes * made.parts[value],
             program.values[value].shape,
             made.tiled[value],

@@ -14,6 +14,9 @@ from math import ceil, prod
 from toast_cli.compiler import (
     accumulator_windows,
     convolution_tiles,
+    library_convolutions,
+    library_products,
+    masked_groups,
     on_chip_reuse,
     resident_kernels,
     space_to_batch,
@@ -38,7 +41,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import DTYPE_BITS, HandWritten
-from toast_cli.program.ops import REDUCE
+from toast_cli.program.ops import RAGGED_DOT, REDUCE
 
 # A reduction walks through an array at half the speed of other elementwise work, wherever the array lies: XLA:TPU's
 # cycles of sums of squares and of the sums of a softmax, in device memory and on the chip.
@@ -62,6 +65,8 @@ class WorkPricer:
         self._starts = resident_kernels.starts(profile)
         self._counts_residents = resident_kernels.NAME in profile.passes
         self._sizes = problem.mesh.sizes
+        self._libraries = library_products.NAME in profile.passes
+        self._copies: dict[int, tuple[int, ...]] = {}
         self._grids: dict[int, Grid] = {}
         self._profile = profile
         self._images: dict[int, tuple[ConvolvedImage, ...]] = {}
@@ -92,13 +97,17 @@ class WorkPricer:
         flops = work.flops / prod(cuts)
         if walked:  # in on-chip memory as anywhere
             into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
-        extra = self._moving(work, iteration) if work.kind.convolution else 0.0
+        extra = self._moving(work, iteration) if work.kind.convolution else self._copying(work, iteration)
         rates = attained
         if work.kind.matrix_unit:
             if walked:
                 vector, flops = vector + flops, 0.0
             else:
-                flops = max(flops * self._growth(work, iteration, cuts), self._turning(work, iteration))
+                flops = max(
+                    flops * self._growth(work, iteration, cuts),
+                    self._turning(work, iteration),
+                    self._sliding(work, iteration, cuts),
+                )
             moved = reads + read + max(into, out)
             if apart:  # written, reduced, read to be finished
                 made, left = (
@@ -173,7 +182,21 @@ class WorkPricer:
         if pixels:
             image, kernel = (self._pieces(sharding) for sharding in iteration.operands)
             return bounded(chip, attained, work.dtype, pixels.growth(image, kernel))
-        return growth(chip, attained, work.dtype, self._grid(work), cuts)
+        part = self._vector_part(work)
+        if part:
+            return matrix_rate(chip, work.dtype) * attained.matrix / (chip.vector_flops * part)
+        found = growth(chip, attained, work.dtype, self._grid(work), cuts)
+        if work.kind.convolution and self._libraries:
+            op = self._problem.program.ops[work.op]
+            found *= library_convolutions.slowed(op, DTYPE_BITS.get(work.dtype, 32))
+        return found
+
+    def _vector_part(self, work: WorkItem) -> float:
+        """See `library_convolutions`."""
+        if not work.kind.convolution or not self._libraries:
+            return 0.0
+        program = self._problem.program
+        return library_convolutions.vector_part(program, program.ops[work.op])
 
     def _turning(self, work: WorkItem, iteration: Iteration) -> float:
         """Arithmetic that takes as long as turning pixels from images in the lanes to features there, or back, see
@@ -185,6 +208,26 @@ class WorkPricer:
         op, pieces = self._problem.program.ops[work.op], self._pieces(iteration.computed[0])
         count = turned * prod(w.outputs / pieces[w.result_dim] for w in op.windows)
         seconds = count * self._profile.turning_cycles / chip.clock_hertz
+        return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
+
+    def _sliding(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
+        """Arithmetic that takes as long as sliding a whole image, see `library_convolutions`."""
+        op, program = self._problem.program.ops[work.op], self._problem.program
+        terms = library_convolutions.terms_of_whole_images(op) if work.kind.convolution and self._libraries else 0
+        if not terms:
+            return 0.0
+        columns = local_size(self._grid(work).columns, cuts)
+        kernel, made = program.values[op.operands[1]], program.values[op.results[0]]
+        features = (
+            kernel.elements / shards(iteration.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
+        )
+        rows = made.elements / shards(iteration.computed[0], self._sizes) / columns
+        chip, count = self._problem.mesh.chip, self._attained.multiprocessors
+        edge, wide = library_convolutions.TILE, DTYPE_BITS.get(work.dtype, 32) > 16
+        high, broad = (min(edge, STREAMED_ROWS * ceil(n / STREAMED_ROWS)) for n in (rows, columns))
+        rounds = ceil(ceil(rows / high) * ceil(columns / broad) / count)
+        rate = chip.vector_flops / count * (1.0 if wide else 2.0)
+        seconds = 2.0 * rounds * high * broad * terms * features / rate
         return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
 
     def _pixel_products(self, work: WorkItem) -> PixelProducts | None:
@@ -200,7 +243,25 @@ class WorkPricer:
         """Seconds of what moves the operands of a convolution, and what it makes, before and after it."""
         moved = self._copied(work, iteration) + self._reversed(work, iteration)
         rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
-        return self._cutting(work, iteration) + moved / rate
+        return self._cutting(work, iteration) + self._copying(work, iteration) + moved / rate
+
+    def _copying(self, work: WorkItem, iteration: Iteration) -> float:
+        """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the order that a
+        library wants, see `library_products` and `library_convolutions`."""
+        if not work.kind.matrix_unit or not self._libraries:
+            return 0.0
+        program, rate = self._problem.program, self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
+        op = program.ops[work.op]
+        arrays = [*zip(op.operands, iteration.operands, strict=True), *zip(op.results, iteration.computed, strict=True)]
+        sizes = [program.values[value].bytes / shards(sharding, self._sizes) for value, sharding in arrays]
+        if work.kind.convolution:
+            return 4.0 * min(sizes) / rate + self._attained.kernel_seconds
+        if op.name == RAGGED_DOT:
+            return 2.0 * sizes[0] * masked_groups.growth(op, self._profile) / rate
+        copied = self._copies.get(work.op)
+        if copied is None:
+            copied = self._copies[work.op] = library_products.copied_operands(program, op)
+        return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in copied)
 
     def _copied(self, work: WorkItem, iteration: Iteration) -> float:
         """Bytes of the copy of an argument that is made for a convolution, see `image_copies`."""

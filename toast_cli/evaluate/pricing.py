@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from toast_cli.compiler.reduction_combining import latency_part
-from toast_cli.compiler.scatter_fates import ScatterFates
+from toast_cli.compiler.scatter_fates import ScatterFates, ScatterSource
 from toast_cli.compiler.slice_gathers import stays_slice_gather
 from toast_cli.compiler.small_gathers import stays_gather
 from toast_cli.cost.collectives import collective_seconds
@@ -96,17 +96,9 @@ class Pricer:
                 written = (step.kind, work.whole_bytes[k] * step.fraction)
                 size, waited_for = written[1] * work.needed[k], not work.late
                 seconds = self._seconds_of(step.kind, size, step.axes)
-                yield _use(
-                    step.kind,
-                    step.axes,
-                    size,
-                    work.runs,
-                    seconds,
-                    work.op,
-                    results[k],
-                    "pin",
-                    waited_for=waited_for,
-                    written=written,
+                seconds *= work.runs
+                yield CollectiveUse(
+                    step.kind, step.axes, size, work.runs, seconds, work.op, results[k], waited_for, written, "pin"
                 )
         op = self._problem.program.ops[work.op]
         kinds, size = self._problem.patterns[work.pattern].form.kinds, work.whole_bytes[0]
@@ -124,8 +116,8 @@ class Pricer:
         self, sent: Iterable[Exchange], runs: float, op: int, value: int, reason: Reason = "neighbours"
     ) -> Iterator[CollectiveUse]:
         for kind, axes, size in sent:
-            seconds = self._seconds_of(kind, size, axes)
-            yield _use(kind, axes, size, runs, seconds, op, value, reason)
+            seconds = runs * self._seconds_of(kind, size, axes)
+            yield CollectiveUse(kind, axes, size, runs, seconds, op, value, True, (kind, size), reason)
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""
@@ -159,8 +151,8 @@ class Pricer:
         target, number, value = lowered[reader].operands[position], item.ops[0], item.end
         for step in reshard_steps(source, target, self._sizes, self._shape(value)):
             size = item.terms[0].bytes * step.fraction
-            seconds = self._seconds_of(step.kind, size, step.axes)
-            yield _use(step.kind, step.axes, size, item.runs, seconds, number, value, "reshard")
+            seconds, written = item.runs * self._seconds_of(step.kind, size, step.axes), (step.kind, size)
+            yield CollectiveUse(step.kind, step.axes, size, item.runs, seconds, number, value, True, written, "reshard")
 
     def _hops_of(self, partial: Partial, how: Completion, cut: Cuts) -> tuple[Hop, ...]:
         key = partial, how, cut
@@ -192,9 +184,8 @@ class Pricer:
     ) -> CollectiveUse:
         """A reduce-scatter to `size` bytes of partial result k, which lies in `sharding`; or the all-reduce that stays
         in its place."""
-        updates = how.late and not how.in_loop
-        alone = how.terms == 1
-        if not self._scatters.stays(how.op, k, axes, sharding, iteration, updates=updates, alone=alone):
+        source = ScatterSource(how.op, k, updates=how.late and not how.in_loop, alone=how.terms == 1)
+        if not self._scatters.stays(source, axes, sharding, iteration):
             whole = size * shards((axes,), self._sizes)
             return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
         return self._reduction("reduce-scatter", axes, size, k, how)
@@ -212,9 +203,9 @@ class Pricer:
         seconds = self._seconds_of(kind, moved, axes, how.share)
         seconds *= how.each if kind == "all-reduce" and written is None else 1.0
         value = self._problem.program.ops[how.op].results[k]
-        written = written or (kind, size)
-        return _use(
-            kind, axes, moved, how.runs, seconds, how.op, value, "partial", waited_for=not how.late, written=written
+        seconds *= how.runs
+        return CollectiveUse(
+            kind, axes, moved, how.runs, seconds, how.op, value, not how.late, written or (kind, size), "partial"
         )
 
     # -- arrays --------------------------------------------------------------------------------------------------
@@ -231,7 +222,7 @@ class Pricer:
         for hop in self._hops_of(partial, how, ()):
             if hop.kind != REDUCE_SCATTER:
                 return hop.kind == ALL_REDUCE and not axes_of(lies).issuperset(axes_of(partial.to))
-            if not self._scatters.stays(op, k, hop.axes, lies, iteration, updates=False, alone=True):
+            if not self._scatters.stays(ScatterSource(op, k), hop.axes, lies, iteration):
                 return True
             lies = split_further(lies, partial.to, hop.axes)
         return False
@@ -261,7 +252,7 @@ class Pricer:
 
     def _moved_bytes(self, item: ArrayItem, places: tuple[int, ...]) -> float:
         """Of one whole array as it moves for readers at those places."""
-        return min(item.moved_bytes, item.bytes * max([item.readers[place].needed for place in places]))
+        return item.bytes * max([item.readers[place].needed for place in places])
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read."""
@@ -273,11 +264,9 @@ class Pricer:
             written = (step.kind, item.bytes * step.fraction)
             size, value = self._moved_bytes(item, places) * step.fraction, item.values[0]
             kind = self._as_emitted(step, value, shards(made, self._sizes))
-            seconds = self._seconds_of(kind, size, step.axes)
             waited_for, count = item.waited_for, runs * len(item.values)
-            yield _use(
-                kind, step.axes, size, count, seconds, op, value, "reshard", waited_for=waited_for, written=written
-            )
+            seconds = count * self._seconds_of(kind, size, step.axes)
+            yield CollectiveUse(kind, step.axes, size, count, seconds, op, value, waited_for, written, "reshard")
 
     def bringing_seconds(self, item: ArrayItem, made: Sharding, there: Sharding) -> float:
         """Seconds of bringing the item's arrays, as often as they are made, from one sharding to another."""
@@ -322,20 +311,3 @@ class Pricer:
             seconds = collective_seconds(self._problem.mesh, kind, size, axes, latency_part=part)
             seconds = self._seconds[key] = seconds * self._corrections.get(kind, 1.0)
         return seconds
-
-
-def _use(
-    kind: str,
-    axes: tuple[int, ...],
-    size: float,
-    count: float,
-    seconds: float,
-    op: int,
-    value: int,
-    reason: Reason,
-    *,
-    waited_for: bool = True,
-    written: tuple[str, float] | None = None,
-) -> CollectiveUse:
-    written = written or (kind, size)
-    return CollectiveUse(kind, axes, size, count, count * seconds, op, value, waited_for, written, reason)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -242,10 +242,9 @@ def region_between(
     if len(axes) > 1:
         raise unreadable("whose boundary is manual over different devices", exits[0], path)
     (manual,) = axes
+    boundary = Boundary(manual, mesh, symbol, path)
     shardings = (
-        ", ".join(
-            sharding_said(ways[call], whole(call).type, local(call).type, manual, mesh, symbol, path) for call in calls
-        )
+        ", ".join(sharding_said(ways[call], whole(call).type, local(call).type, boundary) for call in calls)
         for calls, whole, local in ((entrances, before, after), (exits, after, before))
     )
     said = (f"#sdy.sharding_per_value<[{text}]>" for text in shardings)
@@ -284,10 +283,19 @@ def manual_axes(way: Way, mesh: MeshAxes, path: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in found[0])
 
 
-def sharding_said(
-    way: Way, whole: Any, local: Any, manual: tuple[str, ...], mesh: MeshAxes, symbol: str, path: str
-) -> str:
+class Boundary(NamedTuple):
+    """What the boundary of a manual region says: the mesh (with its symbol), the axes of it that are manual, and the
+    program's path."""
+
+    manual: tuple[str, ...]
+    mesh: MeshAxes
+    symbol: str
+    path: str
+
+
+def sharding_said(way: Way, whole: Any, local: Any, boundary: Boundary) -> str:
     """How an array lies at the boundary, over the axes that are manual; what else splits it is left to propagation."""
+    manual, mesh, symbol, path = boundary
     names, sizes = zip(*mesh, strict=True)
     found = mesh_axes(way.whole, whole.rank, names, sizes) or ()
     axes = tuple(tuple(name for name in split if name in manual) for split in found)

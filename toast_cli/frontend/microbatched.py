@@ -8,6 +8,7 @@ device runs a part of the examples that it has.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,10 @@ from toast_cli import xla
 from toast_cli.frontend.reader import Reader, read_arguments
 from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
+from toast_cli.frontend.splats import is_splat
 from toast_cli.kernels.describe import describe_kernels
-from toast_cli.program.microbatches import CONSTANT, SUM, Cut, Split, Statements, WholeBatchError, split_batch
+from toast_cli.program.batch_cut import CONSTANT, SUM, Cut, WholeBatchError
+from toast_cli.program.microbatches import Split, Statements, split_batch
 from toast_cli.program.model import Program, Result
 from toast_cli.program.ops import (
     ADD,
@@ -29,6 +32,7 @@ from toast_cli.program.ops import (
     RESULT,
     SLICE,
     TRANSPOSE,
+    kind_of,
 )
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.xla import ir
@@ -189,14 +193,23 @@ class _Writer:
         """Gives an operand an array of its own, with fewer elements."""
         operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
         handle = operation.operands[operand]
-        kind = _retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
-        maker = handle.owner
+        made = self._smaller(handle, cut, {}, ir.InsertionPoint(operation))
+        operation.operands[operand] = made
+        if operation in self._inside:  # and not in a region of such a statement
+            self._inside.insert(self._inside.index(operation), made.owner)
+
+    def _smaller(self, handle: Any, cut: Cut, twins: dict[Any, Any], at: Any) -> Any:
+        """An array like `handle`, of which all parts are alike, with the elements of one part. twins: what to read in
+        the place of what `handle` is made from."""
+        maker, kind = handle.owner, _retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
+        operands = [
+            twins.get(source, source) if own is None else self._smaller(source, replace(cut, dim=own), twins, at)
+            for source, own in _along(handle, cut.dim) or ()
+        ]
         attributes = {name: maker.attributes[name] for name in maker.attributes if name != "sdy.sharding_rule"}
         if maker.name == CONSTANT:
             attributes["value"] = ir.DenseElementsAttr.get_splat(kind, attributes["value"].get_splat_value())
-        operation.operands[operand] = self._create(
-            maker.name, list(maker.operands), kind, ir.InsertionPoint(operation), attributes
-        )
+        return self._create(maker.name, operands, kind, at, attributes)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -206,7 +219,11 @@ class _Writer:
         zero, one, count = (_splat(number_type, n) for n in (0, 1, split.parts))
         inside = set(self._inside)
         outer = self._read_within(inside)
-        sliced = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
+        read_cut = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
+        repeated = {handle: cut for handle, cut in read_cut.items() if _is_repeated(handle, cut.dim)}
+        sliced = {handle: cut for handle, cut in read_cut.items() if handle not in repeated}
+        within = ([it] if it not in repeated else _repeats(it, repeated[it].dim) for it in outer)
+        outer = list(dict.fromkeys(handle for handles in within for handle in handles))
         shared = [handle for handle in outer if handle not in sliced and not _is_constant(handle)]
         stacks = [self._in_front(handle, cut, at) for handle, cut in sliced.items()]
         leaving = [(self._definitions[v], split.states[v]) for v in split.leaving]
@@ -229,6 +246,8 @@ class _Writer:
             for handle in outer:
                 if handle not in twins:
                     twins[handle] = handle.owner.operation.clone(ip=end).results[0]
+            for handle, cut in repeated.items():
+                twins[handle] = self._smaller(handle, cut, twins, end)
             step = self._create(CONSTANT, [], number_type, end, {"value": one})
             following = self._create(ADD, [index, step], number_type, end)
             last = ir.Operation.create("stablehlo.return", operands=[], ip=end)
@@ -368,7 +387,38 @@ def _replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
 
 
 def _is_constant(handle: Any) -> bool:
-    return not isinstance(handle, ir.BlockArgument) and handle.owner.name == CONSTANT
+    """Whether the loop makes a value itself, like every other op that reads it (see `copy_splats`)."""
+    return not isinstance(handle, ir.BlockArgument) and (handle.owner.name == CONSTANT or is_splat(handle.owner))
+
+
+def _along(handle: Any, dim: int) -> list[tuple[Any, int | None]] | None:
+    """What a broadcast or an elementwise op reads, each operand with its dimension that becomes dimension `dim` of the
+    result, None where it has the same for all of that. None for any other op."""
+    maker = handle.owner
+    if maker.name == BROADCAST_IN_DIM:
+        (source,) = maker.operands
+        places = list(ir.DenseI64ArrayAttr(maker.attributes["broadcast_dimensions"]))
+        own = places.index(dim) if dim in places else None
+        return [(source, None if own is None or source.type.shape[own] == 1 else own)]
+    if kind_of(maker.name).elementwise:
+        return [(source, dim if source.type.rank else None) for source in maker.operands]
+    return None
+
+
+def _is_repeated(handle: Any, dim: int) -> bool:
+    """Whether an array has the same for all of a dimension: it is broadcast along it, or made from such."""
+    if isinstance(handle, ir.BlockArgument):
+        return False
+    read = _along(handle, dim)
+    if read is None:
+        return is_splat(handle.owner)
+    return all(own is None or _is_repeated(source, own) for source, own in read)
+
+
+def _repeats(handle: Any, dim: int) -> Iterator[Any]:
+    """What such an array is made from."""
+    for source, own in _along(handle, dim) or ():
+        yield from [source] if own is None else _repeats(source, own)
 
 
 def _adapt(operation: Any) -> None:

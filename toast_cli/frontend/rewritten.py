@@ -8,6 +8,7 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.frontend.reading import read_source
 from toast_cli.frontend.source import Source
+from toast_cli.frontend.splats import copy_splats
 from toast_cli.kernels.describe import describe_kernels
 
 
@@ -18,6 +19,7 @@ def read_rewritten(source: Source, operation: Any, notice: str, **facts: Any) ->
         notice: what reports say of the rewriting. facts: fields of the program that say how it was rewritten.
     """
     module = xla.parse_module(source.module.context, xla.write_bytecode(operation))
+    copy_splats(module)
     describe_kernels(module, source.kernels)
     found = read_source(source.path, source.format, module)
     arguments = tuple(

@@ -1,9 +1,10 @@
 """Arrays of one number, one copy for each op that reads one.
 
-Enters: the entry function of a module. Leaves: it, with a copy of every such constant in front of each op that reads
-it. Dimensions of one array are split alike, wherever it is read; a number has no such say, and programs that JAX has
-written make it anew for each op. XLA makes one of all that are equal, so that in a program that was read from HLO the
-zeros of an activation and those of a weight's gradient were one array, and a batch was split as channels are.
+Enters: a module, or its entry function. Leaves: it, with a copy of every such constant in front of each op that reads
+it, in a loop if that is where it is read (XLA makes it there, too). Dimensions of one array are split alike, wherever
+it is read; a number has no such say, and programs that JAX has written make it anew for each op. XLA makes one of all
+that are equal, so that in a program that was read from HLO the zeros of an activation and those of a weight's gradient
+were one array, and a batch was split as channels are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CONSTANT = "stablehlo.constant"
 
 
 def copy_splats(function: Any) -> None:
-    """Gives each op that reads an array of one constant number a copy of its own."""
+    """Gives each op that reads an array of one constant number a copy of its own, where it reads it."""
     shared: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -28,8 +29,10 @@ def copy_splats(function: Any) -> None:
 
     function.operation.walk(visit)
     for operation in shared:
-        readers = dict.fromkeys(use.owner.operation for use in operation.results[0].uses)
-        for reader in list(readers)[1:]:
+        readers = list(dict.fromkeys(use.owner.operation for use in operation.results[0].uses))
+        if readers and readers[0].block != operation.block:
+            operation.move_before(readers[0])
+        for reader in readers[1:]:
             copy = operation.clone(ip=ir.InsertionPoint(reader))
             for place, operand in enumerate(reader.operands):
                 if operand == operation.results[0]:
@@ -41,4 +44,4 @@ def is_splat(operation: Any) -> bool:
     if operation.name == BROADCAST_IN_DIM:
         scalar = operation.operands[0]
         return not scalar.type.rank and not isinstance(scalar, ir.BlockArgument) and scalar.owner.name == _CONSTANT
-    return xla.constant_number(operation) is not None
+    return operation.name == _CONSTANT and xla.constant_number(operation) is not None

@@ -1,6 +1,6 @@
 """The schema of a mesh specification: YAML text in, a `Spec` out, or a SpecError at the line that is wrong.
 
-docs/mesh-spec.md describes the schema; the readers here follow it key by key.
+docs/reference/mesh-spec.md describes the schema; the readers here follow it key by key.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def read_yaml(text: str, source: str) -> YamlValue:
     except RecursionError:
         raise SpecError("not valid YAML: nested too deeply", where=source) from None
     if node is None:
-        raise SpecError("the file holds no specification", where=source, hint="see docs/mesh-spec.md")
+        raise SpecError("the file holds no specification", where=source, hint="see docs/reference/mesh-spec.md")
     return YamlValue(node, source, "")
 
 

@@ -46,7 +46,7 @@ def read_cudnn(target: str, text: str, operands: list[Value], results: list[Valu
         if len(scores) != 4 or min(scores) < 1:
             raise KernelError("its scores have not four dimensions")
         found = _attention(config, scores, [value.shape for value in operands])
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError):
         raise KernelError("its configuration is not that of an attention of cuDNN") from None
     backward = "Backward" in target
     pairs = found.queries * found.keys * (0.5 if "CAUSAL" in mask else 1.0)

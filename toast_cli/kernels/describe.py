@@ -8,8 +8,9 @@ read.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,13 @@ from toast_cli.program.model import HandWritten, Rule, Value
 from toast_cli.xla import ir, sdy, shape_and_element_type, walk_ops
 
 CUSTOM_CALL = "stablehlo.custom_call"
-KERNEL, RULE = "toast.kernel", "sdy.sharding_rule"
+KERNEL, RULE, REGION = "toast.kernel", "sdy.sharding_rule", "sdy.manual_computation"
+ALIASES = "output_operand_aliases"
+_ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)")
 # Larger constants are not looked into for what a kernel does.
 MOST_ELEMENTS = 1_000_000
+# Kernels that take more FLOPs or bytes are none: a chip would need days for one.
+MOST_WORK = 1e21
 # Targets of kernels: Pallas for TPU, of which this can be read; Pallas and Triton for GPU.
 TARGETS = (TARGET, "triton_kernel_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "mosaic_gpu")
 Description = tuple[HandWritten, Rule | None, str]  # and why there is no rule
@@ -63,6 +68,7 @@ def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
             if key not in known:
                 known[key] = _described(call, said)
             kernel, rule, why = known[key]
+            rule = _in_place(call, rule)
             if rule is None and RULE not in call.attributes and not _in_region(call):
                 notices.setdefault(kernel.name, f"every device computes all of kernel {kernel.name}: {why}")
             call.attributes[KERNEL] = ir.StringAttr.get(json.dumps(asdict(kernel)))
@@ -123,7 +129,7 @@ def _in_region(call: Any) -> bool:
     """Whether a manual region is around a call: there it is on local shapes already."""
     owner = call.parent
     while owner is not None:
-        if owner.name == "sdy.manual_computation":
+        if owner.name == REGION:
             return True
         owner = owner.operation.parent
     return False
@@ -183,6 +189,17 @@ def _agreed(kernel: HandWritten, read: Rule | None, told: Rule | None) -> Rule |
     return rule if len(rule.need_replication) < len(rule.sizes) else None
 
 
+def _in_place(call: Any, rule: Rule | None) -> Rule | None:
+    """The rule of a kernel that writes results where operands are: both are split alike."""
+    if rule is None or ALIASES not in call.attributes:
+        return rule
+    whole = set(rule.need_replication)
+    for result, operand in _ALIAS.findall(str(call.attributes[ALIASES])):
+        for made, read in zip(rule.results[int(result or 0)], rule.operands[int(operand)], strict=True):
+            whole |= {*made} ^ {*read}
+    return replace(rule, need_replication=frozenset(whole)) if len(whole) < len(rule.sizes) else None
+
+
 def _read(call: Any, name: str, operands: list[Value], results: list[Value]) -> tuple[HandWritten, Rule | None]:
     """A kernel that its configuration describes. Raises `KernelError` for any other."""
     target, text = _target(call), call.attributes.get("backend_config")
@@ -192,22 +209,22 @@ def _read(call: Any, name: str, operands: list[Value], results: list[Value]) -> 
         raise KernelError("it has no configuration")
     if target != TARGET:
         return cudnn.read_cudnn(target, _text(text), operands, results)
-    config = config_of(text.value)
+    config = config_of(_text(text))
     kernel = read_mosaic(config, _data(call))
     shapes = [value.shape for value in operands], [value.shape for value in results]
     found = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
     free = found is not None and any(axis >= 0 for axis in found.axes)
     stated_cost = config.get("cost_estimate")
     estimate = stated_cost if isinstance(stated_cost, dict) else {}
-    products, vector = _arithmetic(kernel, _number(estimate, "flops"))
-    facts = HandWritten(
-        name if name != target else printable(kernel.name),
-        "mosaic",
-        products,
-        vector,
-        _traffic(kernel, [*operands, *results], _number(estimate, "bytes_accessed")),
-        found.axes if found is not None and free else (),
-    )
+    try:
+        products, vector = _arithmetic(kernel, _number(estimate, "flops"))
+        moved = _traffic(kernel, [*operands, *results], _number(estimate, "bytes_accessed"))
+    except OverflowError:
+        products, vector, moved = MOST_WORK, 0.0, 0.0
+    if not products + vector + moved < MOST_WORK:
+        raise KernelError("its grid and windows take longer than any chip can run")
+    axes = found.axes if found is not None and free else ()
+    facts = HandWritten(name if name != target else printable(kernel.name), "mosaic", products, vector, moved, axes)
     return facts, found.rule if found is not None and free else None
 
 
@@ -221,6 +238,7 @@ def _data(call: Any) -> tuple[Integers | None, ...]:
 
 
 def _elements(operand: Any) -> Integers | None:
+    operand = _origin(operand)
     if isinstance(operand, ir.BlockArgument) or operand.owner.name != "stablehlo.constant":
         return None
     kind, value = operand.type, operand.owner.attributes["value"]
@@ -229,11 +247,32 @@ def _elements(operand: Any) -> Integers | None:
     return np.array(value, dtype=np.int64).reshape(tuple(kind.shape))
 
 
+def _origin(value: Any) -> Any:
+    """Where a value comes from that a loop carries unchanged, a manual region gets whole, or a barrier hands on."""
+    while True:
+        if not isinstance(value, ir.BlockArgument):
+            if value.owner.name != "stablehlo.optimization_barrier":
+                return value
+            value = value.owner.operands[ir.OpResult(value).result_number]
+            continue
+        block, number = value.owner, value.arg_number
+        outside = block.owner.operation
+        if outside.name == "stablehlo.while":
+            body = outside.regions[1].blocks[0]
+            ends = body.operations[len(body.operations) - 1].operands
+            same = number < len(ends) and ends[number] == body.arguments[number]
+        else:
+            same = outside.name == REGION and outside.operands[number].type == value.type
+        if not same:
+            return value
+        value = outside.operands[number]
+
+
 def _number(estimate: dict[str, Any], name: str) -> float:
-    """What an author says a kernel takes; 0 where that is no number."""
+    """What an author says a kernel takes; 0 where that is no number that a kernel can take."""
     said = estimate.get(name)
-    known = isinstance(said, int | float) and isfinite(said) and said > 0
-    return float(said) if known and said is not None else 0.0
+    number = said if isinstance(said, int | float) and not isinstance(said, bool) else 0
+    return float(number) if 0 < number < MOST_WORK else 0.0
 
 
 def _arithmetic(kernel: Mosaic, stated: float) -> tuple[float, float]:

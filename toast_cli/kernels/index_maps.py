@@ -20,6 +20,8 @@ DYNAMIC = -(2**63)  # a bound of the grid that the program computes
 PREFIX = "stable_mosaic."
 # Values are worked out for grids of at most so many points.
 MOST_POINTS = 4_000_000
+# And for one block as many as take 128 MB.
+MOST_VALUES = 16_000_000
 
 
 class Known(NamedTuple):
@@ -52,6 +54,7 @@ class Integer:
 
     def __init__(self, known: dict[Any, Known]) -> None:
         self.known = known
+        self.room = MOST_VALUES
 
     def of(self, handle: Any) -> Known:
         """What is known of a value; of what nobody worked out, nothing depends on the grid."""
@@ -75,6 +78,8 @@ class Integer:
             elif name in _ARITHMETIC and all(array is not None for array in arrays):
                 with np.errstate(all="ignore"):
                     values = _ARITHMETIC[name](operation, *arrays)
+            self.room -= values.size if values is not None else 0
+            values = values if self.room >= 0 else None
         for result in results:
             self.known[result] = Known(axes, values)
 

@@ -24,9 +24,11 @@ from toast_cli.xla import ADVANCE, ir
 TARGET = "tpu_custom_call"
 CONFIG = "custom_call_config"
 # Larger bodies are not looked into: the largest of JAX's own kernels has 60,000 bytes.
-MOST_BYTES = 8_000_000
+MOST_BYTES = 2_000_000
 # How a body may read an index of the grid: not at all, or in any way; a number k: only its remainder by k.
 UNREAD, READ = 1, 0
+# Of the grid's axes, the one that a chip's cores share has as many steps as there are cores.
+SEMANTICS, CORES = "dimension_semantics", "core_parallel"
 # Of operations that exchange something with other devices, the operand segment that names the device.
 DEVICE_SEGMENT = {"tpu.enqueue_dma": 4, "tpu.sem_signal": 2}
 
@@ -143,12 +145,16 @@ def _read(module: Any, data: tuple[Integers | None, ...]) -> Mosaic:
     inside = [*grid_indices(grid), *(Known(frozenset(), array) for array in held)]
     windows = tuple(_window(one, functions, inside, grid) for one in stated)
     names, exchanging = _found_in(main)
+    semantics = [str(one) for one in main.attributes[SEMANTICS]] if SEMANTICS in main.attributes else []
     return Mosaic(
         str(ir.StringAttr(main.attributes["sym_name"]).value),
         grid,
         prefetched,
         windows,
-        tuple(_reading(arguments[axis], axis, names) for axis in range(len(grid))),
+        tuple(
+            READ if CORES in said else _reading(arguments[axis], axis, names)
+            for axis, said in enumerate([*semantics, *[""] * len(grid)][: len(grid)])
+        ),
         exchanging or any(name.startswith("tpu.prng") for name in names),
         work_of(block, dict(zip(arguments, inside, strict=False)), grid),
     )

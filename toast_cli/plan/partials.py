@@ -348,7 +348,7 @@ def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int,
     """Whether a product is reduced over some axes and scattered over others, and XLA, left to get from the sharding it
     is computed in to the one it goes on in, scatters it first: of a product that is constrained in between it
     all-reduces all over all these axes, and cuts. A product that is scattered only is constrained: XLA scatters it
-    either way, and left to itself XLA:TPU makes a slower loop of some (see docs/emitting.md).
+    either way, and left to itself XLA:TPU makes a slower loop of some (see docs/explanation/emitting.md).
 
     It does for products in one step that keep the whole mesh busy and go on split along a dimension that was whole,
     where the axes of each dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a

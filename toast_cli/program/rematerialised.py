@@ -1,13 +1,17 @@
 """Values made from constants alone, which Shardy makes anew for each of their uses.
 
-Enters: a program. Leaves: which of its values are such. They have no sharding of their own: each use gets a copy in its
-sharding, so a reshard of one costs nothing and a sharding on one would only bind its uses together. Shardy's pass
-`sdy-constant-or-scalar-splitter` draws the line, and `OpKind.rematerialised` follows it.
+Enters: a program. Leaves: which of its values are such, and the program in which they are added up whole. They have no
+sharding of their own: each use gets a copy in its sharding, so a reshard of one costs nothing and a sharding on one
+would only bind its uses together. Shardy's pass `sdy-constant-or-scalar-splitter` draws the line, and
+`OpKind.rematerialised` follows it.
 """
 
 from __future__ import annotations
 
-from toast_cli.program.model import Op, Program, once
+from dataclasses import replace
+from functools import lru_cache
+
+from toast_cli.program.model import Op, Program, Rule, once
 from toast_cli.program.ops import BROADCAST_IN_DIM
 
 
@@ -26,3 +30,24 @@ def remade_values(program: Program) -> tuple[bool, ...]:
 def expands_scalar(op: Op, program: Program) -> bool:
     """A broadcast of a scalar, whatever the scalar comes from."""
     return op.name == BROADCAST_IN_DIM and not program.values[op.operands[0]].shape
+
+
+def with_sums_whole(program: Program) -> Program:
+    """The program in which ops that add up such values alone need them whole. Nothing would bring a split to an op
+    whose operands take the sharding of each use, and no device has to wait for what it can make itself."""
+    remade = remade_values(program)
+    ops = list(program.ops)
+    for number, op in enumerate(ops):
+        if op.rule.reduction and any(remade[value] for value in op.operands):
+            dims = [
+                d for value, dims in zip(op.operands, op.rule.operands, strict=True) if not remade[value] for d in dims
+            ]
+            alone = op.rule.reduction.difference(*dims)
+            if alone:
+                ops[number] = replace(op, rule=_needed_whole(op.rule, alone))
+    return replace(program, ops=tuple(ops))
+
+
+@lru_cache(maxsize=4096)
+def _needed_whole(rule: Rule, factors: frozenset[int]) -> Rule:
+    return replace(rule, need_replication=rule.need_replication | factors, reduction=rule.reduction - factors)

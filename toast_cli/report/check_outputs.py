@@ -45,7 +45,7 @@ def totals(verdicts: Sequence[CheckVerdict]) -> str:
 
 
 def as_json(verdicts: Sequence[CheckVerdict]) -> str:
-    """Schema "toast.check/1"; docs/json-report.md has the fields."""
+    """Schema "toast.check/1"; docs/reference/json.md has the fields."""
     points = [
         {"program": verdict.program, "mesh": verdict.mesh, "status": verdict.status, **_facts(verdict)}
         for verdict in verdicts

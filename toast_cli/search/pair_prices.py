@@ -99,7 +99,7 @@ class PairPrices:
         read = [self._ways.reading(reader.pattern, reader.position) for reader in item.readers]
         goals = {s: self._goals(item, s, sorted({t for taken in read for t in taken})) for s in made}
         alike = [replace(reader, pattern=0, position=0) for reader in item.readers]
-        same = item.shape, item.bytes, item.moved_bytes, len(item.values)
+        same = item.shape, item.bytes, len(item.values)
         known: dict[tuple[int, Sharding, Sharding], dict[Goal, float]] = {}
         for place, taken in enumerate(read):
             first = alike.index(alike[place])  # who pays the same

@@ -33,7 +33,7 @@ def find_in_file(path: str, name: str) -> Tactic:
 
 def _from_yaml(text: str, path: str) -> dict[str, Tactic]:
     if not text.strip():
-        raise InputError("is empty", where=path, hint="see docs/tactics.md for what belongs in it")
+        raise InputError("is empty", where=path, hint="see docs/howto/tactics.md for what belongs in it")
     top = read_yaml(text, path).section("tactics")
     if "tactics" not in top:
         raise InputError("has no tactics", where=path, hint="write them under the key tactics")

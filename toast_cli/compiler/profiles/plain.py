@@ -11,7 +11,7 @@ PASSES = frozenset(
     {
         "fusion", "output-fusion", "recomputation", "polynomials", "shared-exponentials", "narrow-stores",
         "multi-output-fusion", "reduction-fusion", "early-results", "loops-first", "in-place-updates", "loop-copies",
-        "scan-unification", "sunk-conversions", "overlap", "reduction-combining", "late-reductions",
+        "scan-unification", "overlap", "reduction-combining", "late-reductions",
     }
 )  # fmt: skip
 

@@ -8,14 +8,26 @@ an H100, and is taken to be the same part of the peak of every chip (`python -m 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.profiles import plain
 from toast_cli.cost.model import Attained
+from toast_cli.hardware import find_preset
 
 RELEASE = (0, 10, 2)
 VERSION = "jaxlib 0.10.2"
 CHIPS = ("P100", "V100", "A100-40", "A100-80", "H100", "H200", "B200")
-ATTAINED = Attained(matrix=0.70, vector=0.6, memory=0.88, kernel_seconds=2.5e-6, hand_written=0.5)
+ATTAINED = Attained(matrix=0.75, vector=0.6, memory=0.88, kernel_seconds=1.2e-6, hand_written=0.5, separate=True)
+# What a function of one number takes, in f32 additions.
+FUNCTIONS = {
+    "stablehlo.exponential": 18.0,
+    "stablehlo.exponential_minus_one": 30.0,
+    "stablehlo.tanh": 50.0,
+    "stablehlo.log": 45.0,
+    "stablehlo.log_plus_one": 50.0,
+    "stablehlo.logistic": 25.0,
+}
 SOURCES = {
     "passes": "none that change kind or bytes of collectives",
     "attained": "products and memory: one H200, benchmarks/data/gpu_times.jsonl; hand_written: cuDNN's attention on an "
@@ -31,7 +43,15 @@ SOURCES = {
 # They list no rate for bf16, and XLA widens it to f32.
 WIDENED = ("P100", "V100")
 
-PASSES = plain.PASSES | {"temporary-growth", "library-convolutions", "scatter-starts", "fused-lookups"}
+PASSES = plain.PASSES | {"temporary-growth", "library-convolutions", "scatter-starts", "fused-lookups"} | {
+    "library-products", "normalization-fusion", "atomic-scatters", "masked-groups",
+}  # fmt: skip
+
+
+def _multiprocessors(chip: str) -> int:
+    silicon = find_preset(chip).silicon
+    return silicon.multiprocessors if silicon else 0
+
 
 PROFILES = {
     chip: CompilerProfile(
@@ -39,8 +59,8 @@ PROFILES = {
         version=VERSION,
         chip=chip,
         passes=PASSES | ({"bf16-widening"} if chip in WIDENED else set()),
-        attained=ATTAINED,
-        fusion=plain.FUSION,
+        attained=replace(ATTAINED, multiprocessors=_multiprocessors(chip)),
+        fusion=replace(plain.FUSION, polynomials=plain.POLYNOMIALS | FUNCTIONS),
         temporary_growth=1.12,
         sources=SOURCES,
     )

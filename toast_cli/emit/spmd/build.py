@@ -264,6 +264,10 @@ class Builder:
         self._reduces(made, value, reducer)
         return made.results[0]
 
+    def barrier(self, value: Any) -> Any:
+        """The value, which nothing that makes it may be joined with, or moved beyond."""
+        return self.make("optimization_barrier", [value], [value.type]).results[0]
+
     def reduce_scatter(self, value: Any, reducer: str, dim: int, groups: Sequence[Sequence[int]]) -> Any:
         """XLA:TPU refuses reduce-scatters of complex numbers, so their parts are scattered, one beside the other."""
         if str(value.type.element_type).startswith("complex"):

@@ -13,8 +13,7 @@ from typing import Any
 from toast_cli.frontend.source import Source
 from toast_cli.xla import ir, walk_ops
 
-LOOP, RETURN = "stablehlo.while", "stablehlo.return"
-BRANCHES = ("stablehlo.case", "stablehlo.if")
+LOOP = "stablehlo.while"
 
 
 class Deciding:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from toast_cli.emit.barriers import added_up_converted
 from toast_cli.emit.spmd.alignment import align
 from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.completions import completions
@@ -47,6 +48,7 @@ class Values:
         self.scopes = Scopes()
         self.unused: dict[Any, None] = {}
         self._remade = remade_values(self._program)
+        self._held = added_up_converted(self._program, lowered)
         self._before: dict[int, list[Collective]] = {}  # value -> what moves it before loops read it
         for one in lowered.collectives:
             if one.reason == "reshard" and one.edge == "before":
@@ -94,6 +96,8 @@ class Values:
             piece = self._mover.reduce(piece, self._completions.get(value, ()))
             if not (piece.partial and self._is_added(value)):
                 piece = self._mover.to(self._mover.whole(piece), target, shape)
+            if value in self._held:
+                piece = replace(piece, handle=self._build.barrier(piece.handle))
             self.pieces[value] = piece
             self.move_ahead(value)
 

@@ -12,7 +12,7 @@ from typing import Any
 from toast_cli.emit.spmd.build import INDEX, Builder
 from toast_cli.emit.spmd.piece import Piece
 from toast_cli.emit.spmd.site import Site
-from toast_cli.frontend.ragged_dots import group_factor, ragged_dot
+from toast_cli.frontend.ragged_dots import RaggedDot, group_factor, ragged_dot
 from toast_cli.plan.sharding import shards
 
 
@@ -45,6 +45,8 @@ def ragged(site: Site) -> list[Piece]:
         if dim >= 0:
             site.operation.operands[k] = shifted(build, site.operands[k].handle, dim, begin, rows, behind=True)
     (piece,) = site.localise(at.results, at.partial)
+    if count == 1:
+        piece = _beside_empty_group(site, numbers, piece)
     if numbers.contracts_rows:
         return [piece]
     with site.behind():
@@ -54,6 +56,26 @@ def ragged(site: Site) -> list[Piece]:
         found = build.select(inside, piece.handle, build.constant(0, site.result(0).dtype, shape))
         back = build.binary("subtract", build.constant(rows, INDEX), begin)
         return [Piece(shifted(build, found, dim, back, rows, behind=False), piece.sharding, piece.partial)]
+
+
+def _beside_empty_group(site: Site, numbers: RaggedDot, piece: Piece) -> Piece:
+    """Adds an empty group to a device's only one. XLA:TPU (libtpu 0.0.42.1) has the size of a single group in scalar
+    memory, where its own kernel does not find it."""
+    build, operation = site.build, site.operation
+
+    def longer(value: Any, dim: int) -> Any:
+        shape = tuple(value.type.shape)
+        more = [int(d == dim) for d in range(len(shape))]
+        return build.pad(value, build.constant(0, str(value.type.element_type)), [0] * len(shape), more)
+
+    operation.operands[2] = longer(operation.operands[2], 0)
+    if numbers.group >= 0:
+        operation.operands[1] = longer(operation.operands[1], numbers.group)
+        return piece
+    dtype, (_, *others) = site.result(0).dtype, tuple(piece.handle.type.shape)
+    piece.handle.set_type(build.type(dtype, (2, *others)))
+    with site.behind():
+        return Piece(build.slice_dim(piece.handle, 0, 0, 1), piece.sharding, piece.partial)
 
 
 def group_bounds(build: Builder, sizes: Any) -> tuple[Any, Any]:

@@ -1,0 +1,133 @@
+"""Asks the compiler about the plans that the search found, and takes the plan that it says is best.
+
+Enters: a `Reading` with its plans, the function that makes the compiler for a mesh, and the `Request`. Leaves: the
+`Reading` with the plan to take, and a `Confirmation`: what the compiler said of each plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+
+from toast_cli.confirm.candidates import candidates, experts, safer_plans, search_corrected
+from toast_cli.confirm.compilers import Compiler
+from toast_cli.confirm.model import Confirmation
+from toast_cli.confirm.run import Limits, Tell, compiled_cost, joined
+from toast_cli.confirm.search import compiler_for, confirmer
+from toast_cli.errors import ToastError
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend import Source
+from toast_cli.hardware import Mesh, Spec, load_spec
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import Problem
+from toast_cli.readings import Reading
+from toast_cli.report.build import goal_facts
+from toast_cli.report.confirmation import confirmation_facts
+from toast_cli.report.model import Report
+from toast_cli.request import Ask, Request, SearchName
+
+CompilerOf = Callable[[Mesh], Compiler]
+
+
+def compiler_to_ask(spec: Spec, request: Request) -> CompilerOf | None:
+    """The chip's compiler, where it may be asked and is installed. Raises `ToastError` where it must be asked and
+    cannot."""
+    if request.ask == Ask.never:
+        return None
+    try:
+        return compiler_for(spec, None)
+    except ToastError:
+        if request.ask == Ask.always:
+            raise
+        return None
+
+
+def is_asked(request: Request, reading: Reading) -> bool:
+    """Whether the compiler is asked about a plan's memory: the prediction is too close to the limit to be sure."""
+    problem, peak = reading.evaluator.problem, reading.result.cost.peak_bytes
+    limit, error = problem.mesh.limit_bytes, reading.evaluator.profile.peak_error
+    return request.ask == Ask.always or limit * (1 - error) < peak <= 2 * limit  # beyond that it is hopeless
+
+
+def choose_by_memory(
+    reading: Reading, compiler_of: CompilerOf, request: Request, tell: Tell | None
+) -> tuple[Reading, Confirmation]:
+    """Asks the compiler how much memory the plan takes; where it does not fit, about plans that take less. The plan is
+    kept if the compiler says that none fits."""
+    evaluator, result = reading.evaluator, reading.result
+    plans = [result.plan, *(safer_plans(evaluator, result) if _is_free(request) else ())]
+    compiler, limits = compiler_of(evaluator.problem.mesh), Limits(request.confirm_seconds)
+    asked = confirmer(reading.source, evaluator, compiler, limits, tell, screened=False)
+    answer = asked.confirm(candidates(evaluator, plans))
+    return _with_plan(reading, answer), answer
+
+
+def choose_by_compiler(
+    reading: Reading,
+    found: Sequence[Plan],
+    others: Sequence[Reading],
+    compiler_of: CompilerOf,
+    request: Request,
+    tell: Tell | None,
+) -> tuple[Reading, Confirmation]:
+    """Has the best plans of a reading, `found`, compiled, and the best of each other reading; takes the reading that
+    the compiler says is best, with its plan. A plan that the user has fixed is compiled as it is."""
+    reference = reading.evaluator.cost(())
+    answers: list[Confirmation] = []
+    rewards: list[float] = []
+    for one in (reading, *others):
+        evaluator, again = one.evaluator, None
+        if one is reading:
+            listed = candidates(evaluator, found, experts(evaluator, found))
+            if _is_free(request) and request.search == SearchName.mcts:
+                starts = [candidate.plan for candidate in listed]
+                again = search_corrected(evaluator, request.seed, request.iterations, starts)
+        else:
+            listed = candidates(evaluator, [one.result.plan])
+        spent = sum(answer.seconds for answer in answers)
+        limits = Limits(None if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent))
+        asked = confirmer(one.source, evaluator, compiler_of(evaluator.problem.mesh), limits, tell)
+        answer = asked.confirm(listed, again)
+        answers.append(answer)
+        row = answer.row
+        rewards.append(-inf if row is None else one.reward(row.candidate.plan, compiled_cost(row), reference))
+    taken = rewards.index(max(rewards))
+    names = ["taken apart" if one.source.program.parted else "as written" for one in (reading, *others)]
+    return _with_plan((reading, *others)[taken], answers[taken]), joined(answers, names, taken)
+
+
+def compile_plans(
+    source: Source,
+    evaluator: Evaluator,
+    plans: Sequence[Plan],
+    named: Mapping[str, Plan],
+    request: Request,
+    tell: Tell | None = None,
+) -> Confirmation:
+    """Has plans compiled, and strategies by name; none is searched for or taken."""
+    compiler = compiler_for(load_spec(request.mesh), request.confirm_with)(evaluator.problem.mesh)
+    asked = confirmer(source, evaluator, compiler, Limits(request.confirm_seconds), tell)
+    return asked.confirm(candidates(evaluator, plans, named))
+
+
+def with_confirmation(report: Report, problem: Problem, confirmation: Confirmation) -> Report:
+    """The report with what the compiler said."""
+    report = replace(report, confirmation=confirmation_facts(confirmation))
+    if confirmation.row is None:
+        return report
+    # The compiler's word is what bounds are held to.
+    return replace(report, goal=goal_facts(problem, compiled_cost(confirmation.row)))
+
+
+def _is_free(request: Request) -> bool:
+    """Whether the user leaves the plan to the search."""
+    return request.strategy is None and (request.plan is None or request.complete)
+
+
+def _with_plan(reading: Reading, answer: Confirmation) -> Reading:
+    """The reading with the plan that the compiler says is best; the same where it accepts none."""
+    if answer.taken is None:
+        return reading
+    plan = answer.taken.plan
+    return replace(reading, result=replace(reading.result, plan=plan, cost=reading.evaluator.exact_cost(plan)))

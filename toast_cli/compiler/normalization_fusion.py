@@ -1,0 +1,78 @@
+"""Normalization fusion: sums and largest elements of rows are found in the kernel that reads the rows again.
+
+A softmax or a norm reduces its rows and computes each element from what it found and the element itself. XLA:GPU does
+that in one Triton kernel, which reads the rows once, as long as a row fits into a block's registers (XLA's "softmax
+rewriter"): rows of 16,384 elements do, rows of 20,000 do not, in f32 and bf16 (compiled by jaxlib 0.10.2 for H100, and
+run by jax 0.11.2 on an H200). Longer rows are read by each reduction, and once more, and so are rows whose sums several
+kernels read (a norm and its gradient). Without this pass they always are; `reduction_fusion` says what XLA:TPU does.
+
+A mask makes such a kernel slow: where it selects elements (a causal attention's softmax), it goes through 0.22 to 0.28
+of them in a picosecond, in bf16 and f32, rows of 512 to 2,048 elements, whatever the memory could bring.
+
+Enters: the kernels of a program. Leaves: the same without those of such reductions.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from toast_cli.compiler.kernel import Kernel
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import REDUCE, SELECT
+
+NAME = "normalization-fusion"
+LONGEST_ROW = 16_384
+MASKED = 130.0  # operations of the vector unit for each element that is selected
+
+
+def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set[int]], stored: list[bool]) -> None:
+    """Removes the kernels of reductions that are part of a later kernel. found: [ops] the kernels. reads: op that ends
+    a kernel -> what it reads from memory. stored: [values] what lies there."""
+    readers: dict[int, list[int]] = {}
+    for end, values in reads.items():
+        for value in values:
+            readers.setdefault(value, []).append(end)
+    hosts: dict[int, int] = {}  # reduction -> op that ends the kernel which it is part of
+    for number in sorted(reads, reverse=True):
+        values = reads[number]
+        if found[number] is None or not values or not _reduces_short_rows(program, program.ops[number]):
+            continue
+        longest = max(program.values[v].elements for v in values)
+        rows = {value for value in values if program.values[value].elements == longest}
+        ends = {hosts.get(reader, reader) for reader in readers.get(program.ops[number].results[0], ())}
+        if len(ends) != 1:
+            continue
+        (host,) = ends
+        if rows <= reads[host] and found[host] is not None and _goes_through_rows(program, program.ops[host]):
+            hosts[number], found[number] = host, None
+    for host in set(hosts.values()):
+        kernel, selected = found[host], _selected(program, program.ops[host], stored)
+        if kernel is not None and kernel.operands:
+            kernel.operands[0].flops += MASKED * selected
+
+
+def _selected(program: Program, op: Op, stored: list[bool]) -> int:
+    """Elements that a kernel which ends in an op selects by a mask."""
+    pending, seen, most = [op], {op.results[0]}, 0
+    while pending:
+        op = pending.pop()
+        if op.name == SELECT:
+            most = max(most, program.values[op.results[0]].elements)
+        for value in op.operands:
+            if not stored[value] and value not in seen and program.producer[value] >= 0:
+                seen.add(value)
+                pending.append(program.ops[program.producer[value]])
+    return most
+
+
+def _goes_through_rows(program: Program, op: Op) -> bool:
+    """Whether a kernel that ends in an op can have rows in registers."""
+    return op.kind.fusible or _reduces_short_rows(program, op)
+
+
+def _reduces_short_rows(program: Program, op: Op) -> bool:
+    """Whether an op reduces the innermost dimensions of its operand alone, and these are not long."""
+    if op.name != REDUCE:
+        return False
+    made, taken = program.values[op.results[0]].shape, program.values[op.operands[0]].shape
+    return made == taken[: len(made)] and prod(taken[len(made) :]) <= LONGEST_ROW

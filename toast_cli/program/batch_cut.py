@@ -1,0 +1,261 @@
+"""Where the batch is in each array of a step, and which arrays are sums over it. Values are one of:
+
+* whole: the same for every part;
+* a `Cut`: it has the batch dimension, of which the loop works on one part at a time;
+* a sum: each part makes a term of it, and nothing but linear ops are between the term and the sum;
+* later: known behind the loop only.
+
+Where an op inside the loop needs a sum (batch norm's mean), the numbers of parts would differ from those of the batch:
+the op is named and the program keeps its batch.
+
+Enters: an op and the states of what it reads. Leaves: the states of what it makes, or raises `WholeBatchError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from toast_cli.program.model import Op, Program, ValueFactors
+from toast_cli.program.ops import (
+    ADD,
+    BARRIER,
+    BROADCAST_IN_DIM,
+    CARRY,
+    CONCATENATE,
+    CONVERT,
+    CONVOLUTION,
+    DOT_GENERAL,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    JOIN,
+    PAD,
+    REDUCE,
+    RESHAPE,
+    SCATTER,
+    SELECT,
+    SLICE,
+    TRANSPOSE,
+)
+
+CONSTANT = "stablehlo.constant"
+WHOLE, ZERO, SUM, LATER = "whole", "zero", "sum", "later"
+_ONE_TO_ONE = frozenset(
+    [
+        RESHAPE, TRANSPOSE, BROADCAST_IN_DIM, SLICE, CONVERT, BARRIER, "stablehlo.negate", "stablehlo.reverse",
+        "stablehlo.real", "stablehlo.imag", "sdy.sharding_constraint",
+    ]
+)  # fmt: skip
+_PRODUCTS = frozenset(["stablehlo.multiply", DOT_GENERAL, CONVOLUTION])
+_CUTTABLE = frozenset(
+    [
+        *_ONE_TO_ONE, DOT_GENERAL, CONVOLUTION, REDUCE, GATHER, SCATTER, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, PAD,
+        CONCATENATE, SELECT, "stablehlo.sort", "stablehlo.reduce_window", "stablehlo.select_and_scatter",
+        "stablehlo.cholesky", "stablehlo.triangular_solve", "chlo.top_k",
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A dimension of which the loop works on the elements i with i // inner % parts equal to the part's number."""
+
+    dim: int
+    inner: int = 1
+
+
+State = str | Cut
+
+
+class WholeBatchError(Exception):
+    """An op that needs the whole batch. op: its number."""
+
+    def __init__(self, op: int, why: str) -> None:
+        super().__init__(why)
+        self.op, self.why = op, why
+
+
+class NeedsSumError(WholeBatchError):
+    """An op inside the loop that reads a value which is known behind it only."""
+
+    def __init__(self, op: int, value: int) -> None:
+        super().__init__(op, "reads a sum over the whole batch and examples of it")
+        self.value = value
+
+
+class CutRules:
+    """What each op makes of a batch that is cut in parts.
+
+    Attributes:
+        states: [values] None where nothing is known yet; filled in by the caller.
+        narrowed: values that the loop makes from nothing that depends on an example, and is to make one part of.
+        read_cut: is told of each operand (op, position) that is whole and read one part at a time.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        parts: int,
+        states: list[State | None],
+        narrowed: Mapping[int, Cut],
+        read_cut: Callable[[int, int, Cut], None],
+    ) -> None:
+        self._program, self._parts, self._states = program, parts, states
+        self._narrowed, self._read_cut = narrowed, read_cut
+
+    def result(self, number: int, final: bool = False) -> dict[int, State]:
+        """What an op makes; nothing yet where it is not known what it reads. final: note what is read cut."""
+        op = self._program.ops[number]
+        read = [self._states[v] for v in op.operands]
+        if op.name in (CARRY, JOIN):
+            return self._joined(number, op, [s for s in read if s is not None], final)
+        known = [s for s in read if s is not None]
+        if len(known) < len(read):
+            return {}
+        if any(isinstance(s, Cut) for s in known):
+            return self._through(number, op, known, final)
+        if set(op.results) & self._narrowed.keys():
+            return self._narrow(number, op, final)
+        if LATER in known:
+            return dict.fromkeys(op.results, LATER)
+        if SUM in known:
+            return dict.fromkeys(op.results, SUM if _is_linear(op, known, self._program) else LATER)
+        zero = (op.name in _ONE_TO_ONE and set(known) == {ZERO}) or op.detail == "zero"
+        return dict.fromkeys(op.results, ZERO if zero else WHOLE)
+
+    def _joined(self, number: int, op: Op, known: list[State], final: bool) -> dict[int, State]:
+        if not known:
+            return {}
+        cuts = {s for s in known if isinstance(s, Cut)}
+        if len(cuts) > 1 or (cuts and (SUM in known or LATER in known)):
+            raise WholeBatchError(number, "carries the batch in two ways")
+        if cuts:
+            (cut,) = cuts
+            for position, value in enumerate(op.operands):
+                if final and not isinstance(self._states[value], Cut):
+                    self._read_cut(number, position, cut)
+            return dict.fromkeys(op.results, cut)
+        if LATER in known or (SUM in known and WHOLE in known):
+            return dict.fromkeys(op.results, LATER)
+        return dict.fromkeys(op.results, SUM if SUM in known else WHOLE if WHOLE in known else ZERO)
+
+    def _through(self, number: int, op: Op, read: list[State], final: bool) -> dict[int, State]:
+        """What an op makes that reads a cut array."""
+        program, rule = self._program, op.rule
+        if not (op.kind.elementwise or op.name in _CUTTABLE) or op.opaque or op.one_device:
+            raise WholeBatchError(number, "is written for the whole batch")
+        found = {
+            self._located(rule.operands[p], rule.sizes, program.values[op.operands[p]].shape, state)
+            for p, state in enumerate(read)
+            if isinstance(state, Cut)
+        }
+        if len(found) > 1:
+            raise WholeBatchError(number, "makes something of each two examples")
+        place = found.pop()
+        windows = [s.dim for s in read[:1] if isinstance(s, Cut)]
+        if (
+            place is None
+            or place[0] in rule.need_replication | rule.permutation
+            or any(w.operand_dim in windows for w in op.windows)
+        ):
+            raise WholeBatchError(number, "reads several examples, or some of them by number")
+        factor, inner = place
+        for p, state in enumerate(read):
+            value = op.operands[p]
+            cut = self._cut(number, rule.operands[p], rule.sizes, program.values[value].shape, factor, inner)
+            if state in (SUM, LATER) and not (op.name == SCATTER and p == 0 and state == SUM and cut is None):
+                raise NeedsSumError(number, value)
+            if cut is not None and not isinstance(state, Cut) and final:
+                self._read_cut(number, p, cut)
+        made: dict[int, State] = {}
+        for r, value in enumerate(op.results):
+            result = self._cut(number, rule.results[r], rule.sizes, program.values[value].shape, factor, inner)
+            made[value] = result if result is not None else self._added_up(number, op, read, factor)
+        return made
+
+    def _narrow(self, number: int, op: Op, final: bool) -> dict[int, State]:
+        """One part of what an op makes that reads nothing cut: it reads that part of its operands."""
+        (value,) = op.results
+        program, rule, cut = self._program, op.rule, self._narrowed[value]
+        place = self._located(rule.results[0], rule.sizes, program.values[value].shape, cut)
+        if place is None:
+            raise WholeBatchError(number, "reads several examples, or some of them by number")
+        for p, operand in enumerate(op.operands):
+            part = self._cut(number, rule.operands[p], rule.sizes, program.values[operand].shape, *place)
+            if part is not None and final:
+                self._read_cut(number, p, part)
+        return {value: cut}
+
+    def _added_up(self, number: int, op: Op, read: list[State], factor: int) -> State:
+        dtype = self._program.values[op.results[0]].dtype
+        if factor in op.rule.reduction and dtype not in ("i1", "pred"):
+            if op.name in (DOT_GENERAL, CONVOLUTION):
+                return SUM
+            if op.name == REDUCE and op.detail == "add" and len(op.results) == 1 and read[1] == ZERO:
+                return SUM
+            if op.name == SCATTER and op.detail == "add" and read[0] in (ZERO, SUM):
+                return SUM
+        raise WholeBatchError(number, "sees the whole batch and is no sum over it")
+
+    def _located(
+        self, factors: ValueFactors, sizes: tuple[int, ...], shape: tuple[int, ...], cut: Cut
+    ) -> tuple[int, int] | None:
+        """The factor that has a cut, and how far apart its steps are in it."""
+        if not factors or prod(sizes[f] for f in factors[cut.dim]) != shape[cut.dim]:
+            return None
+        behind = 1
+        for factor in reversed(factors[cut.dim]):
+            step = cut.inner // behind
+            if step and cut.inner % behind == 0 and sizes[factor] % (step * self._parts) == 0:
+                return factor, step
+            behind *= sizes[factor]
+        return None
+
+    def _cut(
+        self,
+        number: int,
+        factors: ValueFactors,
+        sizes: tuple[int, ...],
+        shape: tuple[int, ...],
+        factor: int,
+        inner: int,
+    ) -> Cut | None:
+        """Where an array has a factor."""
+        dims = [dim for dim, held in enumerate(factors) if factor in held]
+        if not dims:
+            return None
+        held = factors[dims[0]]
+        if len(dims) > 1 or prod(sizes[f] for f in held) != shape[dims[0]]:
+            raise WholeBatchError(number, "reads several examples, or some of them by number")
+        return Cut(dims[0], inner * prod(sizes[f] for f in held[held.index(factor) + 1 :]))
+
+
+def _is_linear(op: Op, read: list[State], program: Program) -> bool:
+    """Whether the sum over parts of an op's result is its result of the sums."""
+    dtypes = [program.values[v].dtype for v in (*op.operands, *op.results)]
+    result = dtypes[-1]
+    sums = [s == SUM for s in read]
+    terms = [s in (SUM, ZERO) for s in read]
+    if len(op.results) != 1:
+        return False
+    if op.name == CONVERT:
+        return result.startswith(("f", "bf", "complex"))
+    if op.name in _ONE_TO_ONE:
+        return True
+    if op.name in (ADD, "stablehlo.subtract", CONCATENATE, PAD):
+        return all(terms)
+    if op.name in _PRODUCTS:
+        return sum(sums) == 1
+    if op.name == "stablehlo.divide":
+        return sums == [True, False] and not result.startswith(("i", "ui"))
+    if op.name == SELECT:
+        return not sums[0] and all(terms[1:])
+    if op.name == REDUCE:
+        return op.detail == "add" and len(read) == 2 and sums[0] and read[1] == ZERO
+    if op.name in (DYNAMIC_SLICE, GATHER):
+        return not any(sums[1:])
+    if op.name == DYNAMIC_UPDATE_SLICE:
+        return all(terms[:2]) and not any(sums[2:])
+    return op.name == SCATTER and op.detail == "add" and len(read) == 3 and terms[0] and terms[2] and not sums[1]
