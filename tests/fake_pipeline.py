@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_sample import make_report
@@ -25,7 +26,11 @@ class Pipeline:
     unheeded: tuple[str, ...] = ()
 
     def partition(
-        self, request: Request, tell: Callable[..., None] | None = None, said: Callable[..., None] | None = None
+        self,
+        request: Request,
+        tell: Callable[..., None] | None = None,
+        said: Callable[..., None] | None = None,
+        **_: Any,
     ) -> Pipeline:
         self.requests.append(request)
         if tell is not None:

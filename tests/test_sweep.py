@@ -52,7 +52,7 @@ def sweep_pipeline(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipel
             except ToastError as error:
                 yield number, workers.failure_of(error)
 
-    def partition(request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
+    def partition(request: Request, tell: Callable[..., None] | None = None, **_: Any) -> Pipeline:
         if request.mesh_shape == "data=16":
             pipeline.error = InputError("does not divide", where="model.mlir")
         else:
@@ -190,7 +190,7 @@ def test_a_program_for_which_nothing_fits(sweep_pipeline: Pipeline, monkeypatch:
     fitting = sweep_pipeline.report
     partition = pipeline_module.partition
 
-    def one_is_large(request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
+    def one_is_large(request: Request, tell: Callable[..., None] | None = None, **_: Any) -> Pipeline:
         sweep_pipeline.report = make_report(TOO_LARGE) if request.program == "large.mlir" else fitting
         return partition(request, tell)
 

@@ -159,16 +159,20 @@ class Outcome:
         return save_plan(self.problem, self.result.plan)
 
 
-def partition(request: Request, progress: Progress | None = None, said: Tell | None = None) -> Outcome:
+def partition(
+    request: Request, progress: Progress | None = None, said: Tell | None = None, *, annotated: bool = True
+) -> Outcome:
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error.
 
-    `said` is told of each plan that a compiler has answered about (`Request.confirm`).
+    Args:
+        said: told of each plan that a compiler has answered about (`Request.confirm`).
+        annotated: whether XLA is asked what the program's own shardings come to.
     """
     with without_cycle_collection():
-        return _partition(request, progress, said)
+        return _partition(request, progress, said, annotated)
 
 
-def _partition(request: Request, progress: Progress | None, said: Tell | None) -> Outcome:
+def _partition(request: Request, progress: Progress | None, said: Tell | None, annotated: bool) -> Outcome:
     for flag, word, known in (("--search", request.search, SEARCHES), ("--effort", request.effort, PLANS)):
         if word not in known:
             what = f"unknown {flag.removeprefix('--')} {word!r}"
@@ -194,7 +198,7 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None) -
             content=content,
             kernels=request.kernels,
         )
-        own = begin(source, spec, meshes, content)
+        answer = begin(source, spec, meshes if annotated else (), content)
         named = with_dimension_names(source.program, request.names)
         source = replace(source, program=named, frames=request.frames)
         original = source
@@ -244,8 +248,8 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None) -
             from toast_cli.ask_compiler import with_confirmation
 
             report = with_confirmation(report, evaluator.problem, confirmation)
-        annotated = own()
-        report = with_row(report, annotated, evaluator.problem.mesh)
+        own = answer()
+        report = with_row(report, own, evaluator.problem.mesh)
     original_source = None if source is original else original
     return Outcome(
         replace(report, timings=timings),
@@ -255,7 +259,7 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None) -
         tuple(plans),
         best.experts,
         original_source,
-        annotated,
+        own,
     )
 
 

@@ -81,7 +81,7 @@ def _remedy(one: Rematerialisation, way: Mend | None, found: AsAnnotated) -> str
         f"{kind} on every device (involuntary full rematerialisation; {times}{format_bytes(one.bytes)} each)."
     )
     if way is None:
-        return f"{sentence} No sharding in between that toast knows is faster: state the second where it is made."
+        return f"{sentence} No sharding in between that toast tried is faster here; it goes where both say the same."
     lines = "; ".join(constraint_line(at, found.mesh.names) for at in way.through)
     return (
         f"{sentence} It takes {format_seconds(one.count * way.direct_seconds)}, and "

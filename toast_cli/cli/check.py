@@ -186,7 +186,7 @@ def judge_point(point: CheckPoint, progress: Any = None, said: Any = None) -> tu
         spec = load_spec(point.request.mesh)
         checks.refuse_other_mesh(stored, spec.chip.name, spec.devices)
     began = time.perf_counter()
-    report = pipeline.partition(point.request, progress, said).report
+    report = pipeline.partition(point.request, progress, said, annotated=False).report
     seconds = time.perf_counter() - began
     verdict = checks.verdict(report, point.request.program, point.request.mesh, point.limits, stored, seconds)
     wanted = point.update and bool(point.against) and verdict.status == checks.PASSED

@@ -166,5 +166,5 @@ def run_point(point: SweepPoint) -> SweepRow:
     if point.error:
         raise UsageError(point.error)
     began = time.perf_counter()
-    report = partition(point.request).report
+    report = partition(point.request, annotated=False).report
     return row_of(point.request.program, point.request.mesh, report, time.perf_counter() - began, point.key)
