@@ -267,12 +267,16 @@ class _Fusion:
             op,
             self._sizes[value],
             self._sizes[op.results[0]],
-            (self._bytes_behind(v) for v in op.operands if v != value),
+            (self._ranks_behind(v) for v in op.operands if v != value),
         )
 
-    def _bytes_behind(self, value: int) -> int:
-        """Bytes in memory that a value is computed from."""
-        return self._sizes[value] if self.stored[value] else sum(self.sources[value].values())
+    def _ranks_behind(self, value: int) -> int:
+        """The most dimensions of more than one element of what a value is computed from."""
+        program = self._program
+        while self._free[value] and program.ops[program.producer[value]].kind.view:
+            value = program.ops[program.producer[value]].operands[0]
+        arrays = [value] if self.stored[value] or self._free[value] else self.sources[value]
+        return max((sum(size > 1 for size in program.values[v].shape) for v in arrays), default=0)
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:
         """A contraction's kernel finishes and writes all that is made of its result, so that the result itself is not

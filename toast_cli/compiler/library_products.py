@@ -36,10 +36,10 @@ FEW_ROWS = 16
 
 
 def finishes(op: Op, size: int, made: int, others: Iterable[int]) -> bool:
-    """Whether op makes `made` bytes on the way out of a contraction that makes `size`. others: bytes read to compute
-    each other operand."""
+    """Whether op makes `made` bytes on the way out of a contraction that makes `size`. others: dimensions of what each
+    other operand is computed from."""
     other = op.kind.transcendental or op.kind.polynomial or op.name == SELECT
-    return not other and not reorders(op) and made <= size and all(SMALL * other <= size for other in others)
+    return not other and not reorders(op) and made <= size and all(rank <= 1 for rank in others)
 
 
 def computes(effort: int, read: Iterable[int]) -> bool:

@@ -6,8 +6,9 @@ rewriter"): rows of 16,384 elements do, rows of 20,000 do not, in f32 and bf16 (
 run by jax 0.11.2 on an H200). Longer rows are read by each reduction, and once more, and so are rows whose sums several
 kernels read (a norm and its gradient). Without this pass they always are; `reduction_fusion` says what XLA:TPU does.
 
-A mask makes such a kernel slow: where it selects elements (a causal attention's softmax), it goes through 0.22 to 0.28
-of them in a picosecond, in bf16 and f32, rows of 512 to 2,048 elements, whatever the memory could bring.
+A mask makes such a kernel slow: where it selects elements, or adds to all heads what differs from row to row (a causal
+attention's softmax), it goes through 0.22 to 0.28 of them in a picosecond, in bf16 and f32, rows of 512 to 2,048
+elements, whatever the memory could bring.
 
 Enters: the kernels of a program. Leaves: the same without those of such reductions.
 """
@@ -22,7 +23,7 @@ from toast_cli.program.ops import REDUCE, SELECT
 
 NAME = "normalization-fusion"
 LONGEST_ROW = 16_384
-MASKED = 130.0  # operations of the vector unit for each element that is selected
+MASKED = 130.0  # operations of the vector unit for each element that is masked
 
 
 def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set[int]], stored: list[bool]) -> None:
@@ -46,23 +47,28 @@ def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set
         if rows <= reads[host] and found[host] is not None and _goes_through_rows(program, program.ops[host]):
             hosts[number], found[number] = host, None
     for host in set(hosts.values()):
-        kernel, selected = found[host], _selected(program, program.ops[host], stored)
-        if kernel is not None and kernel.operands:
-            kernel.operands[0].flops += MASKED * selected
+        kernel, made = found[host], program.values[program.ops[host].results[0]]
+        if kernel is not None and kernel.operands and _is_masked(program, program.ops[host], reads[host], stored):
+            kernel.operands[0].flops += MASKED * made.elements
 
 
-def _selected(program: Program, op: Op, stored: list[bool]) -> int:
-    """Elements that a kernel which ends in an op selects by a mask."""
-    pending, seen, most = [op], {op.results[0]}, 0
+def _is_masked(program: Program, op: Op, read: set[int], stored: list[bool]) -> bool:
+    """Whether a kernel that ends in an op selects elements of its rows, or reads an array of rows that it uses for
+    several."""
+    made = program.values[op.results[0]]
+    for array in map(program.values.__getitem__, read):
+        if len(array.shape) > 1 and array.shape[-2:] == made.shape[-2:] and array.elements < made.elements:
+            return True
+    pending, seen = [op], {op.results[0]}
     while pending:
         op = pending.pop()
-        if op.name == SELECT:
-            most = max(most, program.values[op.results[0]].elements)
+        if op.name == SELECT and program.values[op.results[0]].shape[-1:] == made.shape[-1:]:
+            return True
         for value in op.operands:
             if not stored[value] and value not in seen and program.producer[value] >= 0:
                 seen.add(value)
                 pending.append(program.ops[program.producer[value]])
-    return most
+    return False
 
 
 def _goes_through_rows(program: Program, op: Op) -> bool:

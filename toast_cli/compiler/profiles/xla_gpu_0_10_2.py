@@ -30,12 +30,12 @@ FUNCTIONS = {
 }
 SOURCES = {
     "passes": "none that change kind or bytes of collectives",
-    "attained": "products and memory: one H200, benchmarks/data/gpu_times.jsonl; hand_written: cuDNN's attention on an "
+    "attained": "kernels that one H200 ran, benchmarks/data/gpu_times.jsonl; hand_written: cuDNN's attention on an "
     "H100, `python benchmarks/gpu_attention.py`: heads of 128 reach 0.38 to 0.70 of the peak forward and 0.39 to 0.54 "
     "backward, heads of 64 half of that; the rest is an estimate",
     "memory_tile": "arrays are not padded",
     "on_chip": "caches hold no arrays of their own",
-    "fusion": "estimate: as XLA:TPU",
+    "fusion": "functions: elementwise ops that an H200 ran in bf16, which the f32 units bound; the rest: as XLA:TPU",
     "combined_bytes": "--xla_gpu_all_reduce_combine_threshold_bytes, its default",
     "temporary_growth": f"fitted to XLA:GPU of {VERSION}, benchmarks/data/gpu.jsonl",
     "peak_error": "`python benchmarks/gpu.py`: 90th percentile of the test points",
