@@ -270,7 +270,7 @@ def _origin(value: Any) -> Any:
 
 def _number(estimate: dict[str, Any], name: str) -> float:
     """What an author says a kernel takes; 0 where that is no number that a kernel can take."""
-    said = estimate.get(name)
+    said: Any = estimate.get(name)
     return float(said) if type(said) in (int, float) and 0 < said < MOST_WORK else 0.0
 
 
