@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from test_hand_written import S, attention, kernels, lowered
+from test_hand_written import CAUSAL, S, attention, gradient, kernels, lowered, on_mesh, splash
 
 from toast_cli import xla
 from toast_cli.frontend.loading import load
 from toast_cli.kernels.mosaic import TARGET
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.program.model import HandWritten
+from toast_cli.tactics import strategies
 
 BATCH, LENGTH, MODEL, HEADS, WIDTH = 4, 1024, 2048, 16, 128
 # Operands and results of the kernels as their author would state them for Shardy: forward, gradients of keys and
@@ -74,3 +76,12 @@ def test_a_block_takes_as_long_as_around_an_op_that_shardy_splits(tmp_path: Path
 
 def seconds(outcome: Outcome) -> float:
     return outcome.report.predicted.step_seconds
+
+
+@pytest.mark.parametrize("kernel", [attention, partial(splash, 8, CAUSAL)])
+def test_gradients_of_all_that_attention_reads_have_a_batch(kernel: Any) -> None:
+    """Queries, keys and values look like weights there."""
+    case = on_mesh(partial(gradient, kernel), *(S((4, 8, 256, 128), jnp.bfloat16),) * 3)
+    groups = case.problem.dimensions.groups
+    assert groups[case.group("arrays[0].0")].role == "batch"
+    assert "data-parallel" in strategies(case.problem)

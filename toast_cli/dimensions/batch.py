@@ -27,8 +27,8 @@ def find_batches(
 
     Where inputs do not go together (real and generated images, two towers), each has a batch of its own, along which
     most of the work can be split that is left. Batches are looked for among what is handed on and never meets (chains
-    of a sampler, whatever their positions are to others), then in inputs, in results (what is made of noise), and
-    among all groups.
+    of a sampler, whatever their positions are to others), then in inputs, in results (what is made of noise), in what
+    comes first in all results (gradients of all that an attention reads, as if it were weights), and among all groups.
 
     Args:
         ordered: groups that are none: sequences, space, nodes. tokens: groups of what is looked up in tables; one of
@@ -38,7 +38,8 @@ def find_batches(
     apart = splits.weights | ordered
     all_work = splits.free(set())
     batches: set[int] = set()
-    for among in (splits.alone, splits.data - apart, splits.made - apart, splits.groups - apart):
+    leading = splits.leading - splits.mixed - ordered
+    for among in (splits.alone, splits.data - apart, splits.made - apart, leading, splits.groups - apart):
         while True:
             free, most = splits.free(batches), splits.most(batches)
             likely = [
@@ -60,6 +61,7 @@ class _Splits:
         groups: all there are. weights, data, made: those that weights, other arguments and results have.
         alone: the first dimension of all that is handed on, if all results have it and elements never meet along it
             (chains of a sampler).
+        leading: the first dimension of all results, if that is one.
         mixed: those along which elements meet in some op, other than in sums over all of them.
     """
 
@@ -82,6 +84,12 @@ class _Splits:
             if result >= 0 and arguments[k]
         ]
         self.alone = set.intersection(*kept, *filter(None, results)) if kept else set()
+        first = [
+            {class_group[slots[0]]} if slots else set[int]()
+            for op, slots in zip(program.ops, classes.slot_classes, strict=True)
+            if op.name == RESULT
+        ]
+        self.leading = set.intersection(*first) if first else set[int]()
         self.mixed: set[int] = set()
         # groups that meet, those of them that are free -> work
         self._work: dict[tuple[frozenset[int], frozenset[int]], float] = defaultdict(float)

@@ -270,9 +270,8 @@ def _origin(value: Any) -> Any:
 
 def _number(estimate: dict[str, Any], name: str) -> float:
     """What an author says a kernel takes; 0 where that is no number that a kernel can take."""
-    said = estimate.get(name)
-    number = said if isinstance(said, int | float) and not isinstance(said, bool) else 0
-    return float(number) if 0 < number < MOST_WORK else 0.0
+    said: Any = estimate.get(name)
+    return float(said) if type(said) in (int, float) and 0 < said < MOST_WORK else 0.0
 
 
 def _arithmetic(kernel: Mosaic, stated: float) -> tuple[float, float]:
