@@ -55,7 +55,6 @@ SLOW = {
     "test_written",
     "test_check_project::test_a_project_for_real",
     "test_cli::test_every_option_has_a_line_of_help",
-    "test_cli::test_readme_shows_the_help",
     "test_cli::test_shells_are_offered",
     "test_confirm::test_from_the_command_line",
     "test_alternatives::test_the_best_are_compiled",

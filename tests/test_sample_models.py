@@ -46,7 +46,7 @@ def argument_types(module: Any) -> list[str]:
 
 
 def test_the_folder_holds_the_samples_and_nothing_else() -> None:
-    stored = {path for path in common.FOLDER.iterdir() if path.is_file() and path.suffix != ".py"}
+    stored = {path for path in common.FOLDER.iterdir() if path.is_file() and path.suffix not in (".py", ".md")}
     assert stored == {sample.path for sample in SAMPLES.values()}
 
 
