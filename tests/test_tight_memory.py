@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toast_cli import pipeline
+from toast_cli import ask_compiler
 from toast_cli.cli.app import run
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.confirm.model import Compiled
@@ -64,7 +64,7 @@ def test_who_is_asked_and_what_it_means(
     def compiler_of(mesh: Mesh) -> Says:
         return Says(round(needs * limit), limit)
 
-    monkeypatch.setattr(pipeline, "_compiler_of", lambda spec, request: compiler_of)
+    monkeypatch.setattr(ask_compiler, "compiler_for", lambda spec, name: compiler_of)
     report = partition(replace(request, memory_limit=limit)).report
     assert (report.fit, report.met, report.confirmation is not None) == (fit, fit != "no", asked)
 
