@@ -31,7 +31,7 @@ def train_step(params, batch):
 batch = {"x": jnp.ones((512, 256)), "y": jnp.zeros((512, 256))}
 lowered = jax.jit(train_step, donate_argnums=0).lower(params, batch)
 names = nnx.get_partition_spec(params)
-plan = toast.partition(lowered, "h100-8", mesh_shape="data=4,model=2", memory_limit="6MiB", names=names)
+plan = toast.partition(lowered, "h100-8", mesh_shape="data=4,model=2", memory_limit="4MiB", names=names)
 print(plan.summary)
 print(plan.maxtext_rules({"embed": ["embed", "activation_embed"]}))
 
