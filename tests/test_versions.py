@@ -87,3 +87,16 @@ def test_another_compiler_than_the_one_measured(
     note = profiles.version_note(load_spec("v4-32").chip)
     assert bool(note) == said
     assert not said or "fitted to the compiler of libtpu 0.0.42.1, and 0.0.50.1 is installed" in note
+
+
+def test_jax_works_after_toast_is_imported() -> None:
+    """Native modules of jaxlib 0.12 import their Python halves on the way, which lack names if that goes wrong."""
+    code = """
+import toast_cli.xla, sys
+from jaxlib.mlir.dialects import sdy
+native = sys.modules["jaxlib.mlir._mlir_libs._sdy"]
+missing = [name for name in dir(native) if not name.startswith("_") and not hasattr(sdy, name)]
+assert not missing, missing
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

@@ -26,7 +26,8 @@ with uninterrupted():  # an exception while a native module is loaded ends the p
     chlo = needed(f"{_LIBRARIES}._chlo", "register_dialect")
     jax_mlir_ext = needed(f"{_LIBRARIES}._jax_mlir_ext", "inlined_func_call", "register_dialects")
     mhlo = needed(f"{_LIBRARIES}._mlirHlo", "register_mhlo_dialect")
-    sdy = needed(f"{_LIBRARIES}._sdy", *_SHARDY)
+    # Not `_sdy` itself: that imports this module on its way, which then lacks half its names (jaxlib 0.12).
+    sdy = needed("jaxlib.mlir.dialects.sdy", *_SHARDY)
     stablehlo = needed(f"{_LIBRARIES}._stablehlo", *_DIMENSIONS, *_ARTIFACTS)
     tpu = needed(f"{_LIBRARIES}._tpu_ext", "register_dialect")
 
