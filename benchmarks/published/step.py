@@ -101,7 +101,8 @@ def _attention(run: Run) -> Any:
     heads = run.decoder.heads // sizes.get("model", 1)
     mask = splash_attention.MultiHeadMask([splash_attention.CausalMask((run.seq, run.seq))] * heads)
     kernel = splash_attention.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
-    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)  # newer JAX makes them explicit by default
+    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types)
     spec = jax.P("data", "model" if "model" in sizes else None)
     return jax.shard_map(jax.vmap(kernel), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
