@@ -405,3 +405,8 @@ def test_the_how_to_pages_run(page: Path, tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_readme_names_the_two_commands_of_a_fresh_clone() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "`make demo`" in text and "`make test`" in text
