@@ -13,6 +13,7 @@ class SlotKind(IntEnum):
     REDUCTION = 1  # summed over: the results become partial
     PERMUTATION = 2  # neighbours are needed: halo exchange or a permute
     BLOCKED = 3  # must be whole in this op
+    SUMMED_LATER = 4  # the op has it not, but is split as the product that reads it and sums over it
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision,
 from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
 from toast_cli.plan.workarounds import without_split_space
 
+SUMS = (SlotKind.REDUCTION, SlotKind.SUMMED_LATER)
 START = 0  # the state in which nothing is decided
 
 
@@ -238,7 +239,7 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
     """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the op
     alone."""
     slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
-    if decision.unless == SUMMED and any(pattern.form.kinds[slot] is SlotKind.REDUCTION for slot in slots):
+    if decision.unless == SUMMED and any(pattern.form.kinds[slot] in SUMS for slot in slots):
         return ()
     if decision.unless == LOOK_UPS and is_looked_up_by(pattern, decision.group):
         return ()

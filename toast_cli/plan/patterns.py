@@ -13,6 +13,7 @@ from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
 from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips, weight_views
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.repeats import split_as_read
 from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CONVOLUTION, GATHER, RESULT, SCATTER
@@ -36,6 +37,8 @@ def make_problem(
         wishes: the user's `PATTERN=data,None` pins for arguments and results. stated: what the program itself insists
             on.
     """
+    free = remade_values(program)
+    dimensions = split_as_read(program, dimensions, free)
     roles, argument_role = argument_roles(program)
     value_pins, use_pins = number_pins(program, mesh, wishes, stated)
     kinds, argument_kind = _kinds_of_arguments(program, dimensions, roles, argument_role, value_pins)
@@ -45,7 +48,7 @@ def make_problem(
     taken_over = {result: k for k, result in enumerate(carried_results(program)) if result >= 0}
     accumulations = _accumulations(program, dimensions, value_pins)
     accumulators, accumulating = len(roles) + len(kinds), ops_of(accumulations)
-    free, weight_role = remade_values(program), roles.index(WEIGHTS)
+    weight_role = roles.index(WEIGHTS)
     weights = [argument.value for k, argument in enumerate(program.arguments) if argument_role[k] == weight_role]
     seen_in_loops = weight_views(program, weights)
     reads = bool(seen_in_loops) or any(True for _ in read_in_trips(program, free))
