@@ -164,6 +164,8 @@ class Moves:
             )
             if len(shards) == len(move):
                 others[move[0].axis].append(shards)
+            if len(shards) == len(move) == 1:
+                others[move[0].axis] += [(part,) for part in self.problem.decisions.parts(shards[0])]
         found = []
         for unit in self._by_group(plan):
             axes = [d.axis for d in unit]
@@ -176,7 +178,7 @@ class Moves:
                 left = self.problem.left_to(unit[0], variant)
                 kept = tuple(variant._replace(axis=axis) for axis in axes)
                 for move in others[axes[0]]:
-                    if any(o[0] in left for o in move):
+                    if any(o.group in left and (o.only == NOWHERE or o.only in left) for o in move):
                         into = tuple(o._replace(axis=axis) for axis in axes for o in move)
                         into = tuple(o for o in into if o.axis == axes[0] or (subject(o) not in taken and offers(o)))
                         found += [Edit(unit, (*kept, *into))] if len(move) == 1 else []
