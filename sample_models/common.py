@@ -193,8 +193,14 @@ def _configured(settings: dict[str, Any]) -> Iterator[None]:
             jax.config.update(name, value)
 
 
+LOWERED_WITH = "0.10.2"  # the JAX of all stored programs; others lower some functions to other ops
+
+
 def write(sample: Sample) -> Path:
-    """Lowers a sample and writes its file."""
+    """Lowers a sample and writes its file, with the JAX of the others."""
+    if jax.__version__ != LOWERED_WITH:
+        what = f"the samples are lowered with JAX {LOWERED_WITH}, this is {jax.__version__}"
+        raise SystemExit(f"{what}: install it, or set LOWERED_WITH in common.py and write all samples again")
     sample.path.write_bytes(encode(lower(sample), sample.form))
     return sample.path
 

@@ -44,7 +44,8 @@ def training(name: str, about: str, config: Config) -> Sample:
         return {"x": x, "target": target}
 
     weights = {"layers": [layer_weights(config) for _ in range(config.layers)]}
-    return training_sample(name, about, flash_loss, weights, batch, platform="tpu")
+    # Bytecode with custom calls is readable by one version of jaxlib only.
+    return training_sample(name, about, flash_loss, weights, batch, platform="tpu", form="portable")
 
 
 FLASH = Config(layers=2, model=4096, heads=32, head=128, ff=16384, seq=4096, batch=8)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from jaxlib.mlir.dialects import stablehlo
 from normalised_programs import names, normalised
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
@@ -62,6 +63,7 @@ ALONE = [
         f"source_target_pairs = dense<[[1, 1], [0, 0]]> : tensor<2x2xi64>, {CHANNEL}",
         partitions=2,
     ),
+    *([collective("collective_reduce", ONE, SUM)] if hasattr(stablehlo, "CollectiveReduceOp") else []),  # jaxlib 0.12
 ]
 
 

@@ -117,6 +117,15 @@ def pipeline(x: Any, w: Any) -> Any:
     return over_one_axis(stages, (P(), P(None, "model")), P())(x, w)
 
 
+def gathered(x: Any, w: Any) -> Any:
+    """What is gathered by hand XLA does not split further: rows of the weight, and what is made of them."""
+
+    def mlp(x: Any, w: Any) -> Any:
+        return jnp.tanh(lax.all_gather(x @ w, "model", axis=2, tiled=True))
+
+    return x + over_one_axis(mlp, (P(), P(None, "model")), P())(jnp.sin(x), w)
+
+
 def gradient(function: Function) -> Function:
     def step(x: Any, w: Any) -> Any:
         return w - 0.1 * jax.grad(lambda w: (function(x, w) ** 2).mean())(w)
@@ -138,6 +147,7 @@ PROGRAMS: dict[str, Function] = {
     "partly": partly,
     "partly's gradient": gradient(partly),
     "pipeline": pipeline,
+    "gathered": gathered,
 }
 X, W = (16, 64, 128), (128, 128)
 

@@ -24,6 +24,25 @@ def two_results(x: jax.Array, w: jax.Array) -> jax.Array:
     return found * counts
 
 
+def two_that_are_added_up(x: jax.Array, w: jax.Array) -> jax.Array:
+    found, more = jax.pure_callback(lambda a: (a, a), (arg(64, 64),) * 2, x @ w)
+    return found + more
+
+
+def three_that_are_added_up(x: jax.Array, w: jax.Array) -> jax.Array:
+    one, other = jax.pure_callback(lambda a: (a, a), (arg(64, 64),) * 2, x @ w)
+    return one + other + jax.pure_callback(np.sin, arg(64, 64), w.T @ x.T)
+
+
+def one_is_read_twice(x: jax.Array, w: jax.Array) -> Any:
+    one, other = jax.pure_callback(lambda a: (a, a), (arg(64, 64),) * 2, x @ w)
+    return one + other, jax.numpy.sin(other)
+
+
+def one_is_read(x: jax.Array, w: jax.Array) -> jax.Array:
+    return 2 * jax.pure_callback(lambda a: (a, a), (arg(64, 64),) * 2, x @ w)[1]
+
+
 def two_that_are_returned(x: jax.Array, w: jax.Array) -> Any:
     return jax.pure_callback(lambda a: (a, a[0]), (arg(64, 64), arg(64)), x @ w)
 
@@ -45,6 +64,10 @@ def nobody_reads_it(x: jax.Array, w: jax.Array) -> jax.Array:
 CASES = [
     (on_the_host, 64 * 64 * 4),
     (two_results, 65 * 64 * 4),
+    (two_that_are_added_up, 64 * 64 * 4),
+    (three_that_are_added_up, 64 * 64 * 4),
+    (one_is_read_twice, 2 * 64 * 64 * 4),
+    (one_is_read, 64 * 64 * 4),
     (two_that_are_returned, 65 * 64 * 4),
     (one_is_a_number, (64 * 64 + 1) * 4),
     (in_a_loop, 3 * 64 * 32 * 4),

@@ -70,12 +70,12 @@ def test_an_interrupt_in_the_first_second(folder: Path, seconds: float) -> None:
     """Python itself is being loaded in the first moments; from toast's first line on, an interrupt is a word and an
     exit code.
     """
-    started = [sys.executable, "-c", "import sys; print(flush=True); from toast_cli.cli import command; command()"]
+    started = [sys.executable, "-c", "from toast_cli.cli import command; print(flush=True); command()"]
     command = [*started, "partition", "m.mlir", "--mesh", "v4-32", "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     assert process.stdout is not None
     process.stdout.readline()
-    time.sleep(0.02)  # for the one import that installs the handler
+    time.sleep(0.02)  # for the first line of the command, which installs the handler
     threading.Timer(seconds, process.send_signal, [signal.SIGINT]).start()
     _, said = process.communicate()
     assert b"Traceback" not in said, said

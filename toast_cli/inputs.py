@@ -12,6 +12,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -177,7 +178,9 @@ def resolved(path: str, where: str, kind: type[Error]) -> Path:
     except OSError:
         raise kind("the working directory does not exist any more", hint="change to another one") from None
     try:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.stat(path)  # noqa: PTH116  Path.resolve accepts links in circles from Python 3.13 on
         return Path(path).resolve()
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise kind(f"{reason}: {path}", where=where) from None

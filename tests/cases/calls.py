@@ -186,7 +186,7 @@ CALLS: dict[str, Situation] = {
             %1 = stablehlo.add %0#0, %x : {A}
             return %1 : {A}"""
         ),
-        refused={"spmd": ALONE},
+        refused={"stablehlo": ANYWHERE, "spmd": ALONE},
         **FEED,
     ),
     "outfeed": case(

@@ -17,6 +17,7 @@ from toast_cli.compiler import (
     accumulator_windows,
     atomic_scatters,
     bf16_widening,
+    broadcast_gathers,
     convolution_tiles,
     fourier_transforms,
     fused_lookups,
@@ -91,7 +92,7 @@ def _listed(*files: ModuleType) -> tuple[Pass, ...]:
 
 PASSES = _listed(
     # What the partitioner's collectives become, and what they move.
-    narrowing, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
+    narrowing, broadcast_gathers, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, normalization_fusion, unsliced_fusions,

@@ -66,7 +66,7 @@ class WorkItem:
         operands, results: what the kernel does on each side.
         kernels: 1, or 0 where the op is part of another op's kernel or rides on one.
         unfinished: bytes of a contraction that elementwise work finishes before it is written.
-        whole_bytes: [results] whether they are stored or not.
+        whole_bytes: [results] whether they are stored or not; 0 for what `one_device.not_reduced` says.
         summed: a `SumItem` takes care of partial results. carried: they are added to what a loop carries, where they
             stay partial.
         needed: [results] the part of the bits that readers need, see `narrowing`.
@@ -142,7 +142,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
     shares: [ops] see `reduction_combining.shares`."""
     done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
     program = problem.program
-    sizes = [value.bytes for value in program.values]
+    sizes, unreduced = [value.bytes for value in program.values], problem.not_reduced
     carried = _carried_terms(problem, profile)
     copying = {copy.reader for copy in made.copied_images.values()}
     runs: dict[Any, float] = defaultdict(float)
@@ -161,7 +161,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
             op.kind,
             _type_of(program, op),
             *_work(problem, op, kernel, profile),
-            tuple(sizes[v] for v in op.results),
+            tuple(0 if v in unreduced else sizes[v] for v in op.results),
             number in terms,
             number in carried,
             tuple(needs.of_value(v) for v in op.results),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from toast_cli.compiler.broadcast_gathers import gathered_part
 from toast_cli.compiler.reduction_combining import latency_part
 from toast_cli.compiler.scatter_fates import ScatterFates, ScatterSource
 from toast_cli.compiler.slice_gathers import stays_slice_gather
@@ -256,13 +257,16 @@ class Pricer:
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read."""
-        for step, _, _, places, ahead in moves_of(made, copies):
+        for step, at, _, places, ahead in moves_of(made, copies):
             served = [item.readers[place] for place in places]
             stops = [(r.ahead_region, r.ahead_runs) if ahead else (r.region, r.runs) for r in served]
             runs = sum(runs_by_region(stops).values())
             op = reader_op(self._problem, item, served[0].pattern, served[0].position)
             written = (step.kind, item.bytes * step.fraction)
             size, value = self._moved_bytes(item, places) * step.fraction, item.values[0]
+            if step.kind == GATHER:
+                split = [d for d, axes in enumerate(at) if axes]
+                size *= gathered_part(self._profile, self._problem.program, value, split)
             kind = self._as_emitted(step, value, shards(made, self._sizes))
             waited_for, count = item.waited_for, runs * len(item.values)
             seconds = count * self._seconds_of(kind, size, step.axes)

@@ -17,7 +17,8 @@ from toast_cli.xla import ADVANCE, ir, walk_ops
 BODIES = frozenset(
     f"stablehlo.{name}"
     for name in (
-        "reduce", "reduce_window", "select_and_scatter", "scatter", "sort", "map", "all_reduce", "reduce_scatter"
+        "reduce", "reduce_window", "select_and_scatter", "scatter", "sort", "map", "all_reduce", "reduce_scatter",
+        "collective_reduce",
     )
 )  # fmt: skip
 

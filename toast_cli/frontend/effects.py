@@ -72,7 +72,7 @@ def has_effect(operation: Any) -> bool:
 def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
     """Raises `UsageError` at the first operation outside manual regions that XLA's partitioner refuses, with `place` of
     it. shardy: whether Shardy reads the program, which forgets on which device a custom call runs and, in jaxlib 0.12,
-    an outfeed."""
+    an infeed or outfeed."""
     found: list[tuple[Any, str, str]] = []
 
     def visit(operation: Any) -> Any:
@@ -81,8 +81,9 @@ def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
             asks = operation.name in NUMBERS
             what = f"{name} asks on which device it runs" if asks else f"{name} communicates outside manual regions"
             found.append((operation, what, BEFORE))
-        elif shardy and operation.name == "stablehlo.outfeed":
-            found.append((operation, "outfeed needs a device, which Shardy forgets", "write it with --format hlo"))
+        elif shardy and operation.name in ("stablehlo.infeed", "stablehlo.outfeed"):
+            what = f"{operation.name.removeprefix('stablehlo.')} needs a device, which Shardy forgets"
+            found.append((operation, what, "write it with --format hlo"))
         elif shardy and operation.name == CUSTOM_CALL and has_effect(operation) and CALLBACK not in _target(operation):
             found.append(
                 (operation, f"the custom call {_target(operation)} has side effects", "write it with --format hlo")

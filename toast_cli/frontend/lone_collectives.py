@@ -72,7 +72,9 @@ def values_alone(operation: Any, partitions: int, replicas: int) -> list[Any] | 
         if not len(pairs):
             return zeros(operation)
         return list(operation.operands) if (pairs[:, 0] == pairs[:, 1]).all() and len(pairs) >= devices else None
-    return list(operation.operands) if members(operation, partitions, replicas) == 1 else None
+    if members(operation, partitions, replicas) > 1:
+        return None
+    return list(operation.operands)[: len(operation.results)]  # behind which a collective_reduce may have its roots
 
 
 def members(operation: Any, partitions: int, replicas: int) -> int:

@@ -15,7 +15,7 @@ from toast_cli.program.disjoint_set import DisjointSets
 from toast_cli.program.model import Op, Program, Rule, ValueFactors
 
 Dimension = tuple[int, int]  # value, dimension
-_WHOLE = ("stablehlo.all_to_all", "stablehlo.reduce_scatter")
+_WHOLE = tuple(f"stablehlo.{name}" for name in ("all_gather", "all_to_all", "collective_broadcast", "reduce_scatter"))
 
 
 def region_rule(body: Program) -> Rule:

@@ -287,7 +287,8 @@ class _Lowering:
     def _spread(self, number: int) -> Iterator[Collective]:
         """Of what one device makes for all."""
         op, iteration = self._program.ops[number], self._iterations[number]
-        sizes = [self._program.values[value].bytes for value in op.results]
+        unreduced = self._problem.not_reduced
+        sizes = [0 if value in unreduced else self._program.values[value].bytes for value in op.results]
         for k, (kind, axes, local) in spread(op, sizes, iteration, self._sizes):
             at = iteration.computed[k]
             yield Collective(

@@ -12,14 +12,37 @@ from toast_cli.plan.halo import Exchange
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import ALL_REDUCE
 from toast_cli.plan.sharding import axes_of, shards
-from toast_cli.program.model import Op
-from toast_cli.program.ops import RNG
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ADD, RNG
+
+
+def not_reduced(program: Program) -> frozenset[int]:
+    """Results of such ops that need no all-reduce of their own: nobody reads them, or all that is done with them is to
+    add them to others, and XLA reduces the sum (see `partials`)."""
+    found: set[int] = set()
+    added: dict[int, int] = {}  # a sum that is read once -> the one of its terms that stands for all
+    for op in program.ops:
+        if op.one_device:
+            found.update(value for value in op.results if not program.users[value])
+            terms = {value: value for value in op.results}
+        elif op.name == ADD and all(value in added for value in op.operands):
+            left, right = (added[value] for value in op.operands)
+            found.add(right)
+            terms = {op.results[0]: left}
+        else:
+            continue
+        for value, term in terms.items():
+            uses = [program.ops[user] for user, _ in program.users[value]]
+            if len(uses) == 1 and (uses[0].loop, uses[0].branches) == (op.loop, op.branches):
+                added[value] = term
+    return frozenset(found)
 
 
 def spread(
     op: Op, whole_bytes: Sequence[int], iteration: Iteration, sizes: tuple[int, ...]
 ) -> Iterator[tuple[int, Exchange]]:
-    """The all-reduces of an op's results, each with the number of its result. whole_bytes: [results]."""
+    """The all-reduces of an op's results, each with the number of its result. whole_bytes: [results], 0 for those in
+    `not_reduced`."""
     if not op.one_device and op.name != RNG:
         return
     for k, whole in enumerate(whole_bytes):

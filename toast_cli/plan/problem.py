@@ -26,6 +26,7 @@ from toast_cli.plan.iteration import (
     decisive,
     lay_out,
 )
+from toast_cli.plan.one_device import not_reduced
 from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Program
 from toast_cli.program.roles import WEIGHTS
@@ -124,6 +125,11 @@ class Problem:
                 if group != decision[0]
             )
         return self._left_to[key]
+
+    @cached_property
+    def not_reduced(self) -> frozenset[int]:
+        """See `one_device.not_reduced`."""
+        return not_reduced(self.program)
 
     @cached_property
     def _look_ups(self) -> tuple[int, ...]:

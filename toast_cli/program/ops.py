@@ -259,6 +259,7 @@ stablehlo.all_reduce                per_device reduction
 stablehlo.all_to_all                per_device no_arithmetic
 stablehlo.collective_broadcast      per_device no_arithmetic
 stablehlo.collective_permute        per_device no_arithmetic
+stablehlo.collective_reduce         per_device reduction
 stablehlo.cross-replica-sum         per_device reduction
 stablehlo.reduce_scatter            per_device reduction
 stablehlo.partition_id              per_device whole no_arithmetic

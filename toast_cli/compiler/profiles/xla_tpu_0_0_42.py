@@ -101,7 +101,7 @@ PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
     "loop-residency", "resident-kernels", "accumulator-windows", "narrowing", "tiled-reduce-scatter", "small-gathers",
-    "slice-gathers", "product-operands",
+    "broadcast-gathers", "slice-gathers", "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
     "gathered-pieces", "vector-products", "fourier-transforms", "ragged-gradients", "prefetched-arguments",

@@ -1,0 +1,36 @@
+"""Broadcast gathers: what is gathered of a broadcast is what the broadcast reads, and it is broadcast afterwards.
+
+So it is of functions of a broadcast, element by element, and where the gather puts together dimensions that the
+broadcast's operand has (libtpu 0.0.42.1; the gradients of splash attention read such arrays). Without this pass all of
+the broadcast is gathered.
+
+Enters: a program, a value, and the dimensions that are gathered. Leaves: the part of the value that moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.program.model import Program
+from toast_cli.program.ops import BROADCAST_IN_DIM
+
+NAME = "broadcast-gathers"
+
+
+def gathered_part(profile: CompilerProfile, program: Program, value: int, dims: Collection[int]) -> float:
+    """What moves of a value whose dimensions `dims` lie split, at most 1."""
+    part, found = 1.0, set(dims)
+    while NAME in profile.passes:
+        op = program.ops[program.producer[value]]
+        if op.name == BROADCAST_IN_DIM:
+            place = {factors: d for d, factors in enumerate(op.rule.operands[0]) if factors}
+            read = [place.get(op.rule.results[0][d]) for d in found]
+            if None in read:
+                break
+            found = {d for d in read if d is not None}
+            part *= program.values[op.operands[0]].elements / program.values[value].elements
+        elif not (op.kind.elementwise and len(op.operands) == 1):
+            break
+        value = op.operands[0]
+    return part
