@@ -111,9 +111,7 @@ def _in_microbatches(source: Source, parts: int) -> Source:
     return found
 
 
-def _as_written_and_not(
-    source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None
-) -> list[Source]:
+def _as_written_and_not(source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None) -> list[Source]:
     wanted = False if request.as_written else request.parted if saved is None else saved.parted
     if wanted is False:
         return [source]

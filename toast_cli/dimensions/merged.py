@@ -14,7 +14,7 @@ another order (`frontend.reordered` writes it), or the program with the other di
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
@@ -23,7 +23,7 @@ from math import prod
 from toast_cli.dimensions.model import Dimensions
 from toast_cli.program.model import Op, Program, Rule, ValueFactors
 from toast_cli.program.ops import ARGUMENT, CARRY, JOIN, RAGGED_DOT, RESHAPE, RESULT, SCATTER
-from toast_cli.program.roles import ROLES, WEIGHTS, argument_roles
+from toast_cli.program.roles import WEIGHTS, argument_roles
 
 Place = tuple[int, int]  # value, dimension
 Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension
@@ -120,8 +120,7 @@ def row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ..
     return {
         at: tuple(positions)
         for factor, positions in found.items()
-        if factor not in ordered
-        and all(program.values[arrays[a]].shape[d] == rule.sizes[factor] for a, d in positions)
+        if factor not in ordered and all(program.values[arrays[a]].shape[d] == rule.sizes[factor] for a, d in positions)
         for at in positions
     }
 
@@ -192,7 +191,9 @@ def _bytes(program: Program, places: frozenset[Place], touched: set[int]) -> tup
         if op.name in (ARGUMENT, RESULT):
             ends += program.values[(op.operands + op.results)[0]].bytes
         elif op.name == RESHAPE:
-            regrouped += sum(program.values[v].bytes for v, d in {_place(op, p) for p in _products(op)} if (v, d) in places)
+            regrouped += sum(
+                program.values[v].bytes for v, d in {_place(op, p) for p in _products(op)} if (v, d) in places
+            )
     return ends, regrouped
 
 

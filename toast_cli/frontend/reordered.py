@@ -10,7 +10,7 @@ order, or makes them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from toast_cli.frontend.rewritten import operations_in, read_rewritten, retyped
@@ -46,23 +46,29 @@ def with_order(source: Source, orders: dict[Place, NewOrder], by_rows: Callable[
     copy = source.module.operation.clone().operation
     twins = dict(zip(operations_in(source.module.operation), operations_in(copy), strict=True))
     dims: dict[int, list[int]] = defaultdict(list)
-    for value, dim in orders:
+    for value, dim in sorted(orders):
         dims[value].append(dim)
+    rows = {number: by_rows(op) for number, op in enumerate(program.ops) if dims.keys() & {*op.operands, *op.results}}
+
+    def new(value: int, number: int, array: int) -> set[int]:
+        """Dimensions of a value that an op reads or makes in the new order."""
+        return {dim for dim in dims[value] if (array, dim) in rows[number]}
+
     made: dict[int, set[int]] = {}  # value -> its dimensions that come in the new order
-    for value in dims:
-        op = program.ops[program.producer[value]]
-        array, rows = len(op.operands) + op.results.index(value), by_rows(op)
-        made[value] = {dim for dim in dims[value] if (array, dim) in rows}
-    writer = _Writer()
+    for value in list(dims):
+        number = program.producer[value]
+        op = program.ops[number]
+        made[value] = new(value, number, len(op.operands) + op.results.index(value))
     with copy.context, ir.Location.unknown():
-        for number, op in enumerate(program.ops):
-            rows = by_rows(op) if any(value in dims for value in op.operands) else ()
-            for place, value in enumerate(op.operands):
+        writer = _Writer(orders)
+        for loop, place, value in _passing(source, dims):
+            inside = [new(value, *use) for use in program.users[value] if program.ops[use[0]].loop >= 0]
+            writer.reorder_in_loop(twins[loop], place, value, made[value], set().union(*inside))
+        for number in rows:
+            for place, value in enumerate(program.ops[number].operands):
                 if value in dims:
                     use = source.use(number, place)
-                    wanted = {dim for dim in dims[value] if (place, dim) in rows}
-                    change = {dim: (orders[value, dim], dim in wanted) for dim in sorted(wanted ^ made[value])}
-                    writer.reorder(twins[use.operation], use.operand, change)
+                    writer.reorder(twins[use.operation], use.operand, value, made[value], new(value, number, place))
         writer.clean()
     return read_rewritten(source, copy, _notice(orders), parted=True)
 
@@ -71,29 +77,56 @@ def _notice(orders: dict[Place, NewOrder]) -> str:
     new = next(iter(orders.values()))
     sizes = [new.sizes[k] for k in new.order]
     return (
-        f"dimensions are merged in another order, {list(new.sizes)} as {sizes}, so that the first of them can be split: "
+        f"dimensions are merged in another order, {list(new.sizes)} as {sizes}, for the first to be split: "
         "the program written has it so, others need a transposition there (--as-written: no such plan)"
     )
 
 
-class _Writer:
-    """Writes into a module, in place."""
+def _passing(source: Source, dims: Collection[int]) -> Iterator[tuple[Any, int, int]]:
+    """(loop, operand, value) where one of these values only passes through a loop, outer loops first."""
+    numbers = {handle: value for value, handle in enumerate(source.definitions)}
+    for loop in operations_in(source.module.operation):
+        if loop.name != "stablehlo.while":
+            continue
+        condition, body = (region.blocks[0] for region in loop.regions)
+        for place, yielded in enumerate(body.operations[len(body.operations) - 1].operands):
+            if yielded == body.arguments[place]:
+                value = numbers.get(loop.operands[place], -1)
+                for handle in (loop.results[place], body.arguments[place], condition.arguments[place]):
+                    numbers[handle] = value
+                if value in dims:
+                    yield loop, place, value
 
-    def __init__(self) -> None:
+
+class _Writer:
+    """Writes into a module, in place. orders: as of `with_order`."""
+
+    def __init__(self, orders: dict[Place, NewOrder]) -> None:
+        self._orders = orders
+        self._inside: dict[Any, set[int]] = {}  # value that passes through a loop -> its dimensions in the new order
         self._known: dict[object, Any] = {}  # what is asked of a value -> the value that is it
         self._passed: list[Any] = []  # reshapes that something no longer reads
 
-    def reorder(self, user: Any, place: int, change: dict[int, tuple[NewOrder, bool]]) -> None:
-        """Lets an operation read an operand in another order of some dimensions. change: dimension -> its parts, and
-        whether the new order is wanted, or that which the program has."""
+    def reorder_in_loop(self, loop: Any, place: int, value: int, made: set[int], wanted: set[int]) -> None:
+        """Lets an array pass through a loop in the order in which it is read there."""
+        self.reorder(loop, place, value, made, wanted)
+        blocks = [region.blocks[0] for region in loop.regions]
+        for handle in (loop.results[place], *(block.arguments[place] for block in blocks)):
+            self._inside[handle] = wanted
+
+    def reorder(self, user: Any, place: int, value: int, made: set[int], wanted: set[int]) -> None:
+        """Lets an operation read an operand in another order of some dimensions. made, wanted: those in the new order,
+        where the value is made, and as the operation wants it."""
         handle = user.operands[place]
         maker = None if isinstance(handle.owner, ir.Block) else handle.owner
         if maker is not None and is_splat(maker):
             return
+        differ = sorted(self._inside.get(handle, made) ^ wanted)
+        change = {dim: (self._orders[value, dim], dim in wanted) for dim in differ}
         merged, parted = maker is not None and maker.name == RESHAPE, user.name == RESHAPE
         if not change and not (merged and parted):
             return
-        key = handle, parted, tuple((dim, wanted) for dim, (_, wanted) in change.items())
+        key = handle, parted, tuple((dim, dim in wanted) for dim in differ)
         if key not in self._known:
             self._known[key] = self._reordered(handle, maker if merged else None, parted, change)
         user.operands[place] = self._known[key]
@@ -133,6 +166,11 @@ class _Writer:
         if name == RESHAPE and list(read.type.shape) == shape:
             return read
         made = ir.Operation.create(
-            name, results=[retyped(read.type, tuple(shape))], operands=[read], attributes=attributes, loc=location, ip=at
+            name,
+            results=[retyped(read.type, tuple(shape))],
+            operands=[read],
+            attributes=attributes,
+            loc=location,
+            ip=at,
         )
         return made.results[0]
