@@ -78,7 +78,7 @@ class Outcome:
     result: SearchResult
     plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
     experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Reading.experts`
-    original: Source | None = None  # the program as the user gave it, where `source` has its fused products taken apart
+    original: Source | None = None  # the program as the user gave it, where `source` is rewritten
     annotated: AsAnnotated | str | None = None  # what the program's own shardings come to, or why that is not known
 
     @property
