@@ -93,7 +93,7 @@ def choose_by_compiler(
         row = answer.row
         rewards.append(-inf if row is None else one.reward(row.candidate.plan, compiled_cost(row), reference))
     taken = rewards.index(max(rewards))
-    names = ["taken apart" if one.source.program.parted else "as written" for one in (reading, *others)]
+    names = ["rewritten" if one.source.program.parted else "as written" for one in (reading, *others)]
     return _with_plan((reading, *others)[taken], answers[taken]), joined(answers, names, taken)
 
 

@@ -35,7 +35,7 @@ from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.readings import Progress as Progress
-from toast_cli.readings import Reading, SearchSpace, made_to_fit, readings_of, search_readings
+from toast_cli.readings import Reading, SearchSpace, analysed, made_to_fit, readings_of, search_readings
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
@@ -78,7 +78,7 @@ class Outcome:
     result: SearchResult
     plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
     experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Reading.experts`
-    original: Source | None = None  # the program as the user gave it, where `source` has its fused products taken apart
+    original: Source | None = None  # the program as the user gave it, where `source` is rewritten
     annotated: AsAnnotated | str | None = None  # what the program's own shardings come to, or why that is not known
 
     @property
@@ -203,14 +203,14 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         source = replace(source, program=named, frames=request.frames)
         original = source
     with _timed("analyse", timings, tell):
-        readings = [(source, analyse(source.program)) for source in readings_of(source, request, saved)]
+        readings = readings_of(source, request, meshes, saved)
     with _timed("search", timings, tell):
         best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved), tell)
         free = saved is None and request.microbatches is None
         if request.fit == Fit.auto and free and not best.result.fits:
 
             def again(rewritten: Source) -> Reading:
-                reading = (rewritten, analyse(rewritten.program))
+                reading = analysed(rewritten, meshes)
                 return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
 
             best, others = made_to_fit(best, again), []

@@ -1,5 +1,5 @@
-"""What is searched: a program as it is written and, where it has fused products, with these taken apart, each on every
-mesh there is a choice of.
+"""What is searched: a program as it is written and, where it has fused products or merges dimensions in an order that
+splits badly, rewritten, each on every mesh there is a choice of.
 
 Enters: a `Source`, the meshes, and what a `Request` asks for. Leaves: a `Reading` for each program searched, the best
 first.
@@ -15,10 +15,11 @@ from typing import Any
 from toast_cli.alternatives import KEPT
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.cost.model import Cost
-from toast_cli.dimensions import Dimensions
+from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.dimensions.merged import reorderable, row_positions, set_apart
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import Source, batch_parts, stated_pins, with_microbatches, with_parts
+from toast_cli.frontend import NewOrder, Source, batch_parts, stated_pins, with_microbatches, with_order, with_parts
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import parse_goal
@@ -79,14 +80,24 @@ class Reading:
         return Objective(self.evaluator.problem, unsharded).reward(plan, cost)
 
 
-def readings_of(source: Source, request: Request, saved: SavedPlan | None = None) -> list[Source]:
-    """The program as it is written, and with its fused products taken apart where it has some; a plan made before is
-    of one of the two. Each with its batch in parts, where the user or the plan says so.
+def readings_of(
+    source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
+) -> list[tuple[Source, Dimensions]]:
+    """The program as it is written, and rewritten where it has fused products or merges dimensions in an order that
+    splits badly; a plan made before is of one of the two. Each with its batch in parts, where the user or the plan says
+    so, and analysed for these meshes.
 
     Raises `UsageError` where the program cannot be run so."""
     parts = (request.microbatches or 1) if saved is None else saved.microbatches
-    found = _with_and_without_parts(source, request, saved)
-    return found if parts == 1 else [_in_microbatches(one, parts) for one in found]
+    found = _as_written_and_not(source, request, meshes, saved)
+    return [analysed(one if parts == 1 else _in_microbatches(one, parts), meshes) for one in found]
+
+
+def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
+    """A program with its dimensions; those merged of parts that no mesh splits are dimensions of their own."""
+    dimensions = analyse(source.program)
+    program = set_apart(source.program, dimensions, [mesh.sizes for mesh in meshes])
+    return (source, dimensions) if program is source.program else (replace(source, program=program), analyse(program))
 
 
 def _in_microbatches(source: Source, parts: int) -> Source:
@@ -100,12 +111,24 @@ def _in_microbatches(source: Source, parts: int) -> Source:
     return found
 
 
-def _with_and_without_parts(source: Source, request: Request, saved: SavedPlan | None) -> list[Source]:
+def _as_written_and_not(source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None) -> list[Source]:
     wanted = False if request.as_written else request.parted if saved is None else saved.parted
-    parted = None if wanted is False else with_parts(source)
-    if parted is None:
+    if wanted is False:
         return [source]
-    return [parted] if wanted else [source, parted]
+    reordered = _reordered(source, meshes)
+    rewritten = with_parts(reordered or source) or reordered
+    if rewritten is None:
+        return [source]
+    return [rewritten] if wanted else [source, rewritten]
+
+
+def _reordered(source: Source, meshes: list[Mesh]) -> Source | None:
+    """The program with dimensions merged in the order that these meshes split best; None where that is its own, or it
+    states shardings, which are of the arrays that it has."""
+    program = source.program
+    merges = reorderable(program, analyse(program), [mesh.sizes for mesh in meshes]) if not source.stated else []
+    orders = {place: NewOrder(merge.sizes, merge.first) for merge in merges for place in merge.places}
+    return with_order(source, orders, lambda op: row_positions(op, program).keys()) if orders else None
 
 
 def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Reading]:

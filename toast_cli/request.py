@@ -104,7 +104,7 @@ def _option(default: object, flag: str, kind: OptionKind, help: str, metavar: st
 @dataclass(frozen=True)
 class Request:
     """What the user asks for. `content` is the program itself where it is in no file; `parted`: whether its fused
-    products are taken apart (None: as is better)."""
+    products are taken apart and dimensions merged in another order (None: as is better)."""
 
     program: str
     mesh: str
@@ -294,7 +294,8 @@ class Request:
         False,
         "--as-written",
         OptionKind.FLAG,
-        "Do not consider splitting fused projections (QKV, gate+up) into their parts.",
+        "Do not consider splitting fused projections (QKV, gate+up) into their parts, or merging dimensions in another "
+        "order.",
     )
     fit: str = _option(
         Fit.as_written.value,

@@ -7,9 +7,10 @@ from toast_cli.dimensions.conflicts import find_conflicts
 from toast_cli.dimensions.groups import families, mirrored_groups
 from toast_cli.dimensions.model import Dimensions, Group
 from toast_cli.dimensions.naming import name_groups
-from toast_cli.program.model import Program
+from toast_cli.program.model import Program, once
 
 
+@once
 def analyse(program: Program) -> Dimensions:
     """Named-dimension analysis of a whole program (TOAST, section 3)."""
     classes = classify(program)

@@ -14,7 +14,7 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.frontend.reader import Reader, read_arguments
-from toast_cli.frontend.rewritten import read_rewritten
+from toast_cli.frontend.rewritten import read_rewritten, retyped
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.splats import is_splat
 from toast_cli.kernels.describe import describe_kernels
@@ -181,7 +181,7 @@ class _Writer:
         for handle, value in self._reader.handles():
             state = self._split.states[value]
             if isinstance(state, Cut) and not (value in before and handle == self._definitions[value]):
-                handle.set_type(_retyped(handle.type, self._cut_shape(tuple(handle.type.shape), state)))
+                handle.set_type(retyped(handle.type, self._cut_shape(tuple(handle.type.shape), state)))
         self._loop()
         for operation in self._inside:
             _walk(operation, _adapt)
@@ -201,7 +201,7 @@ class _Writer:
     def _smaller(self, handle: Any, cut: Cut, twins: dict[Any, Any], at: Any) -> Any:
         """An array like `handle`, of which all parts are alike, with the elements of one part. twins: what to read in
         the place of what `handle` is made from."""
-        maker, kind = handle.owner, _retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
+        maker, kind = handle.owner, retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
         operands = [
             twins.get(source, source) if own is None else self._smaller(source, replace(cut, dim=own), twins, at)
             for source, own in _along(handle, cut.dim) or ()
@@ -307,26 +307,26 @@ class _Writer:
         """An array with the parts along its first dimension."""
         apart = self._split_shape(tuple(handle.type.shape), cut)
         order = [cut.dim + 1, *(d for d in range(len(apart)) if d != cut.dim + 1)]
-        split = self._create(RESHAPE, [handle], _retyped(handle.type, apart), at)
+        split = self._create(RESHAPE, [handle], retyped(handle.type, apart), at)
         turned = self._create(
-            TRANSPOSE, [split], _retyped(handle.type, tuple(apart[d] for d in order)), at,
+            TRANSPOSE, [split], retyped(handle.type, tuple(apart[d] for d in order)), at,
             {"permutation": ir.DenseI64ArrayAttr.get(order)},
         )  # fmt: skip
         shape = (self._split.parts, *self._cut_shape(tuple(handle.type.shape), cut))
-        return self._create(RESHAPE, [turned], _retyped(handle.type, shape), at)
+        return self._create(RESHAPE, [turned], retyped(handle.type, shape), at)
 
     def _piece(self, handle: Any, cut: Cut, stack: Any, index: Any, zero: Any, at: Any) -> Any:
         shape = self._cut_shape(tuple(handle.type.shape), cut)
         piece = self._create(
-            DYNAMIC_SLICE, [stack, index, *[zero] * len(shape)], _retyped(handle.type, (1, *shape)), at,
+            DYNAMIC_SLICE, [stack, index, *[zero] * len(shape)], retyped(handle.type, (1, *shape)), at,
             {"slice_sizes": ir.DenseI64ArrayAttr.get([1, *shape])},
         )  # fmt: skip
-        return self._create(RESHAPE, [piece], _retyped(handle.type, shape), at)
+        return self._create(RESHAPE, [piece], retyped(handle.type, shape), at)
 
     def _carried_type(self, handle: Any, state: Any) -> Any:
         shape = tuple(handle.type.shape)
         if isinstance(state, Cut):
-            return _retyped(handle.type, (self._split.parts, *shape))
+            return retyped(handle.type, (self._split.parts, *shape))
         if state == SUM and str(handle.type.element_type).startswith(_NARROW):
             return ir.RankedTensorType.get(shape, ir.F32Type.get())
         return handle.type
@@ -335,7 +335,7 @@ class _Writer:
         """What the loop carries on of a value."""
         if isinstance(state, Cut):
             shape = tuple(handle.type.shape)
-            one = self._create(RESHAPE, [handle], _retyped(handle.type, (1, *shape)), at)
+            one = self._create(RESHAPE, [handle], retyped(handle.type, (1, *shape)), at)
             return self._create(DYNAMIC_UPDATE_SLICE, [held, one, index, *[zero] * len(shape)], held.type, at)
         if state != SUM:
             return handle
@@ -350,11 +350,11 @@ class _Writer:
             apart = self._split_shape(whole, state)
             front = (apart[state.dim + 1], *apart[: state.dim + 1], *apart[state.dim + 2 :])
             order = [*range(1, state.dim + 2), 0, *range(state.dim + 2, len(apart))]
-            split = self._create(RESHAPE, [result], _retyped(result.type, front), at)
+            split = self._create(RESHAPE, [result], retyped(result.type, front), at)
             turned = self._create(
-                TRANSPOSE, [split], _retyped(result.type, apart), at, {"permutation": ir.DenseI64ArrayAttr.get(order)}
+                TRANSPOSE, [split], retyped(result.type, apart), at, {"permutation": ir.DenseI64ArrayAttr.get(order)}
             )
-            return self._create(RESHAPE, [turned], _retyped(result.type, whole), at)
+            return self._create(RESHAPE, [turned], retyped(result.type, whole), at)
         return result if result.type == handle.type else self._create(CONVERT, [result], handle.type, at)
 
     def _zeros(self, kind: Any, at: Any) -> Any:
@@ -435,10 +435,6 @@ def _adapt(operation: Any) -> None:
         whole = operation.operands[0].type.shape
         taken = [min(n, size) for n, size in zip(ir.DenseI64ArrayAttr(attributes["slice_sizes"]), whole, strict=True)]
         attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(taken)
-
-
-def _retyped(kind: Any, shape: Shape) -> Any:
-    return ir.RankedTensorType.get(list(shape), kind.element_type)
 
 
 def _splat(kind: Any, number: int) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.rewritten import read_rewritten
+from toast_cli.frontend.rewritten import operations_in, read_rewritten, retyped
 from toast_cli.frontend.source import Source
 from toast_cli.program.fused_products import Parts, Position, fused_parts
 from toast_cli.program.ops import (
@@ -45,7 +45,7 @@ def with_parts(source: Source) -> Source | None:
     if parts is None:
         return None
     copy = source.module.operation.clone().operation
-    twins = dict(zip(_operations(source.module.operation), _operations(copy), strict=True))
+    twins = dict(zip(operations_in(source.module.operation), operations_in(copy), strict=True))
     with copy.context, ir.Location.unknown():
         _Rewriter(source, parts, twins).run(xla.main_function(source.module).operation)
     return read_rewritten(source, copy, _notice(source, parts), parted=True)
@@ -158,32 +158,17 @@ class _Rewriter:
         """Lets a value be of parts from now on; what reads it reads the whole."""
         if widths:
             shape = tuple(handle.type.shape)
-            handle.set_type(_retyped(handle.type, expanded(shape, widths)))
+            handle.set_type(retyped(handle.type, expanded(shape, widths)))
             whole = self._reshape(handle, shape, at, handle.location)
             handle.replace_all_uses_except(whole, whole.owner.operation)
             self._parted[whole] = handle
 
     def _reshape(self, handle: Any, shape: Shape, at: Any, location: Any) -> Any:
         made = ir.Operation.create(
-            RESHAPE, results=[_retyped(handle.type, shape)], operands=[handle], loc=location, ip=at
+            RESHAPE, results=[retyped(handle.type, shape)], operands=[handle], loc=location, ip=at
         )
         self._reshapes.append(made)
         return made.results[0]
-
-
-def _operations(root: Any) -> list[Any]:
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    root.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
-
-
-def _retyped(kind: Any, shape: Shape) -> Any:
-    return ir.RankedTensorType.get(shape, kind.element_type)
 
 
 def _widths(positions: dict[Position, int], array: int) -> Widths:

@@ -10,6 +10,7 @@ from toast_cli.frontend.reading import read_source
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.splats import copy_splats
 from toast_cli.kernels.describe import describe_kernels
+from toast_cli.xla import ir
 
 
 def read_rewritten(source: Source, operation: Any, notice: str, **facts: Any) -> Source:
@@ -29,3 +30,20 @@ def read_rewritten(source: Source, operation: Any, notice: str, **facts: Any) ->
     program = replace(found.program, arguments=arguments, **facts)
     notices = (*source.notices, notice)
     return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
+
+
+def operations_in(root: Any) -> list[Any]:
+    """An operation and all within it, in order."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    root.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def retyped(kind: Any, shape: tuple[int, ...]) -> Any:
+    """The type of arrays of another shape."""
+    return ir.RankedTensorType.get(shape, kind.element_type)

@@ -305,8 +305,9 @@ def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
 @dataclass(frozen=True)
 class Program:
     """A whole program; see the module docstring for how control flow is written. parted: fused products are taken apart
-    in it, which they are not in the user's (see `fused_products`). microbatches: in how many parts it runs its batch,
-    which the user's runs as a whole (see `microbatches`)."""
+    in it, or dimensions merged in another order, which they are not in the user's (see `fused_products`,
+    `dimensions.merged`). microbatches: in how many parts it runs its batch, which the user's runs as a whole (see
+    `microbatches`)."""
 
     name: str
     ops: tuple[Op, ...]

@@ -27,7 +27,7 @@ class ProgramFacts:
     arguments: int
     parameter_bytes: int  # all arguments together, unsharded
     flops: float  # one run, whole machine, loops counted
-    parted: bool = False  # the plan is of the program with its fused products taken apart
+    parted: bool = False  # the plan is of the program rewritten, see `Program.parted`
     microbatches: int = 1  # parts of the batch, one after the other, in the program that the plan is of
 
 

@@ -1,0 +1,240 @@
+"""Merged dimensions that a mesh hardly splits as they are, such as 65 steps of a batch of 256 in one of 16,640.
+
+A dimension that a reshape makes of several is split along its major part first. Where no mesh axis divides that part,
+no op between the reshapes can be split along it, though most of them compute each row by itself. There are two ways
+out. The parts can be merged in another order, the one in front that can be split: the same rows in another order, and
+a sum over them is the same sum. Or the merged dimension is split without regard to its parts, and gathered where a
+reshape takes it apart. The first costs nothing unless arguments or results of the program have the merged dimension:
+their rows have to change places.
+
+Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: what to merge in
+another order (`frontend.reordered` writes it), or the program with the other dimensions set apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
+from math import prod
+
+from toast_cli.dimensions.model import Dimensions
+from toast_cli.program.model import Op, Program, Rule, ValueFactors
+from toast_cli.program.ops import ARGUMENT, CARRY, JOIN, RAGGED_DOT, RESHAPE, RESULT, SCATTER
+from toast_cli.program.roles import WEIGHTS, argument_roles
+
+Place = tuple[int, int]  # value, dimension
+Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension
+Meshes = Sequence[tuple[int, ...]]
+
+# A merge that so small a part of the work has to do with stays as it is.
+_LEAST_WORK = 0.01
+# Where parts can be split in two at most, a dimension is split without regard to them for this many times the shards.
+_WORTH = 4
+# Ops that compute each row by itself, beside those for which their kind says it.
+_BY_ROWS = frozenset([CARRY, JOIN, "stablehlo.sort", "chlo.top_k", "stablehlo.cholesky", "stablehlo.triangular_solve"])
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merged dimension of many arrays.
+
+    Attributes:
+        places: the arrays' dimensions that are it, all linked by ops that compute each row by itself.
+        sizes: of its parts, major to minor. first: number of the part that is to come first.
+        ends: bytes of arguments and results that have it. regrouped: bytes of the arrays that reshapes put together
+            from its parts, or take apart.
+    """
+
+    places: frozenset[Place]
+    sizes: tuple[int, ...]
+    first: int
+    ends: int
+    regrouped: int
+
+
+def reorderable(program: Program, dimensions: Dimensions, meshes: Meshes) -> list[Merge]:
+    """Merged dimensions that can be split further, or along the batch, with another of their parts in front; those of
+    weights stay, whose parts are heads and the like."""
+    weights: set[int] = set()
+
+    def first(parts: tuple[int, ...]) -> int:
+        if not weights:
+            roles, of = argument_roles(program)
+            weights.update(c for k, n in enumerate(of) if roles[n] == WEIGHTS for c in dimensions.slot_classes[k])
+        if weights.intersection(parts):
+            return 0
+        sizes = [dimensions.class_sizes[c] for c in parts]
+        worth = [
+            (_most_shards((size, *sizes[:k], *sizes[k + 1 :]), meshes), _role(dimensions, parts[k]) == "batch", -k)
+            for k, size in enumerate(sizes)
+        ]
+        return -max(worth)[2] if max(worth)[:2] > worth[0][:2] else 0
+
+    return [merge for merge in _merges(program, dimensions, first) if merge.ends <= merge.regrouped]
+
+
+def set_apart(program: Program, dimensions: Dimensions, meshes: Meshes) -> Program:
+    """The program with merged dimensions that mesh axes divide, but not their parts, as dimensions of their own: the
+    reshapes that make and take them apart need them whole."""
+
+    def first(parts: tuple[int, ...]) -> int:
+        sizes = tuple(dimensions.class_sizes[c] for c in parts)
+        before, after = _most_shards(sizes, meshes), _most_shards((prod(sizes),), meshes)
+        return -1 if after > before and (before == 1 or (before == 2 and after >= _WORTH * before)) else 0
+
+    apart = {place for merge in _merges(program, dimensions, first) for place in merge.places}
+    if not apart:
+        return program
+    ops = [
+        replace(op, rule=_without_parts(op.rule, frozenset(at)))
+        if op.name == RESHAPE and (at := [p for p in _products(op) if _place(op, p) in apart])
+        else op
+        for op in program.ops
+    ]
+    return replace(program, ops=tuple(ops))
+
+
+def row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ...]]:
+    """Dimensions along which an op computes each row by itself, or adds rows up: with each, all that are the same."""
+    kind, rule = op.kind, op.rule
+    plain = kind.elementwise or kind.matrix_unit or kind.reduction or kind.rearranges or kind.identity
+    known = plain or kind.lookup or kind.updates or op.name in _BY_ROWS
+    if not known or kind.per_device or kind.source or op.name == RAGGED_DOT:
+        return {}
+    arrays = op.operands + op.results
+    found: dict[int, list[Position]] = defaultdict(list)
+    merged = {f for array in rule.operands + rule.results for dim in array if len(dim) > 1 for f in dim}
+    for array, dims in enumerate(rule.operands + rule.results):
+        for dim, factors in enumerate(dims):
+            if len(factors) == 1:
+                found[factors[0]].append((array, dim))
+    ordered = merged | rule.need_replication | rule.permutation
+    if kind.lookup:  # rows that indices pick have an order
+        shared = rule.operands[-1] if op.name == SCATTER else rule.results[0]
+        ordered |= set(found).difference(*shared)
+    elif rule.results:
+        ordered |= set(found).difference(rule.reduction, *(dim for array in rule.results for dim in array))
+    return {
+        at: tuple(positions)
+        for factor, positions in found.items()
+        if factor not in ordered and all(program.values[arrays[a]].shape[d] == rule.sizes[factor] for a, d in positions)
+        for at in positions
+    }
+
+
+# -- what is merged ----------------------------------------------------------------------------------------------------
+
+
+def _merges(program: Program, dimensions: Dimensions, first: Callable[[tuple[int, ...]], int]) -> list[Merge]:
+    """Every merged dimension that is to change, if any of them has to do with much of the work. first: of its parts
+    (classes), the number of the one that is to come first; 0 where it is to stay as it is."""
+    chosen = lru_cache(maxsize=None)(first)
+    known: set[Place] = set()
+    found, most = [], 0.0
+    for number, op in enumerate(program.ops):
+        for array, dim in _products(op) if op.name == RESHAPE else ():
+            place, parts = _place(op, (array, dim)), _parts(dimensions, number, (array, dim))
+            if place in known or len(parts) < 2 or not chosen(parts):
+                continue
+            places, touched = _linked(program, place)
+            known |= places
+            most = max(most, sum(_work(program, program.ops[n]) for n in touched))
+            sizes = tuple(dimensions.class_sizes[c] for c in parts)
+            found.append(Merge(places, sizes, chosen(parts), *_bytes(program, places, touched)))
+    return found if most and most >= _LEAST_WORK * sum(_work(program, op) for op in program.ops) else []
+
+
+def _products(op: Op) -> list[Position]:
+    """Dimensions of a reshape that are made of several."""
+    return [
+        (array, dim)
+        for array, dims in enumerate(op.rule.operands + op.rule.results)
+        for dim, factors in enumerate(dims)
+        if sum(op.rule.sizes[f] > 1 for f in factors) > 1
+    ]
+
+
+def _place(op: Op, position: Position) -> Place:
+    return (op.operands + op.results)[position[0]], position[1]
+
+
+def _parts(dimensions: Dimensions, number: int, position: Position) -> tuple[int, ...]:
+    form = dimensions.forms[number]
+    slots = (form.operands + form.results)[position[0]][position[1]]
+    return tuple(dimensions.slot_classes[number][slot] for slot in slots)
+
+
+def _linked(program: Program, start: Place) -> tuple[frozenset[Place], set[int]]:
+    """(dimensions that are one with this one, ops that have any of them)."""
+    places, waiting, touched = {start}, [start], set[int]()
+    while waiting:
+        value, dim = waiting.pop()
+        for number in (program.producer[value], *(user for user, _ in program.users[value])):
+            op = program.ops[number]
+            touched.add(number)
+            along = row_positions(op, program)
+            for array, it in enumerate(op.operands + op.results):
+                for position in along.get((array, dim), ()) if it == value else ():
+                    if (place := _place(op, position)) not in places:
+                        places.add(place)
+                        waiting.append(place)
+    return frozenset(places), touched
+
+
+def _bytes(program: Program, places: frozenset[Place], touched: set[int]) -> tuple[int, int]:
+    """(of arguments and results, of what reshapes regroup) that have these dimensions."""
+    ends = regrouped = 0
+    for op in (program.ops[number] for number in touched):
+        if op.name in (ARGUMENT, RESULT):
+            ends += program.values[(op.operands + op.results)[0]].bytes
+        elif op.name == RESHAPE:
+            regrouped += sum(
+                program.values[v].bytes for v, d in {_place(op, p) for p in _products(op)} if (v, d) in places
+            )
+    return ends, regrouped
+
+
+def _work(program: Program, op: Op) -> float:
+    return (op.flops + sum(program.values[v].elements for v in op.results)) * op.trips
+
+
+def _role(dimensions: Dimensions, number: int) -> str:
+    return dimensions.groups[dimensions.class_group[number]].role
+
+
+def _most_shards(parts: tuple[int, ...], meshes: Meshes) -> int:
+    """How many shards the axes of one mesh can make of a dimension of these parts, major to minor."""
+    return max(_shards(parts, mesh) for mesh in meshes)
+
+
+@lru_cache(maxsize=10_000)
+def _shards(parts: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    if not parts:
+        return 1
+    best = 1
+    for count in range(1, len(axes) + 1):
+        for chosen in combinations(range(len(axes)), count):
+            shards = prod(axes[k] for k in chosen)
+            if parts[0] % shards == 0:
+                left = tuple(size for k, size in enumerate(axes) if k not in chosen)
+                best = max(best, shards * (_shards(parts[1:], left) if shards == parts[0] else 1))
+    return best
+
+
+@lru_cache(maxsize=1000)
+def _without_parts(rule: Rule, positions: frozenset[Position]) -> Rule:
+    """A reshape's rule in which each of these dimensions is one factor, which nothing else has."""
+    sizes = list(rule.sizes)
+    arrays: list[ValueFactors] = []
+    for array, dims in enumerate(rule.operands + rule.results):
+        new = list(dims)
+        for dim, factors in enumerate(dims):
+            if (array, dim) in positions:
+                new[dim] = (len(sizes),)
+                sizes.append(prod(rule.sizes[f] for f in factors))
+        arrays.append(tuple(new))
+    count = len(rule.operands)
+    return replace(rule, sizes=tuple(sizes), operands=tuple(arrays[:count]), results=tuple(arrays[count:]))

@@ -1,0 +1,176 @@
+"""The program with dimensions merged in another order: `[65, 256] -> 16640` as `[256, 65] -> 16640`, where that can be
+split and the other cannot; see `toast_cli.dimensions.merged`.
+
+Enters: a `Source`, and what to merge in another order. Leaves: another source that computes the same from the same
+arguments. Ops along the merged dimension are as they were, since each row is computed by itself. Where a reshape merges
+the parts, or takes them apart, a transposition stands beside it; so it does where another op needs the rows in their
+order, or makes them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+from toast_cli.frontend.rewritten import operations_in, read_rewritten, retyped
+from toast_cli.frontend.source import Source
+from toast_cli.frontend.splats import is_splat
+from toast_cli.program.model import Op
+from toast_cli.program.ops import RESHAPE, TRANSPOSE
+from toast_cli.xla import ir
+
+Place = tuple[int, int]  # value, dimension
+Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension
+
+
+class NewOrder(NamedTuple):
+    """How one dimension is merged. sizes: of its parts, as the program has them. first: the one that comes first."""
+
+    sizes: tuple[int, ...]
+    first: int
+
+    @property
+    def order(self) -> list[int]:
+        return [self.first, *(k for k in range(len(self.sizes)) if k != self.first)]
+
+
+def with_order(source: Source, orders: dict[Place, NewOrder], by_rows: Callable[[Op], Collection[Position]]) -> Source:
+    """The program read in the other way.
+
+    Args:
+        orders: every dimension that is to be merged in another order. by_rows: the dimensions of an op's operands and
+            results along which it computes each row by itself.
+    """
+    program = source.program
+    copy = source.module.operation.clone().operation
+    twins = dict(zip(operations_in(source.module.operation), operations_in(copy), strict=True))
+    dims: dict[int, list[int]] = defaultdict(list)
+    for value, dim in sorted(orders):
+        dims[value].append(dim)
+    rows = {number: by_rows(op) for number, op in enumerate(program.ops) if dims.keys() & {*op.operands, *op.results}}
+
+    def new(value: int, number: int, array: int) -> set[int]:
+        """Dimensions of a value that an op reads or makes in the new order."""
+        return {dim for dim in dims[value] if (array, dim) in rows[number]}
+
+    made: dict[int, set[int]] = {}  # value -> its dimensions that come in the new order
+    for value in list(dims):
+        number = program.producer[value]
+        op = program.ops[number]
+        made[value] = new(value, number, len(op.operands) + op.results.index(value))
+    with copy.context, ir.Location.unknown():
+        writer = _Writer(orders)
+        for loop, place, value in _passing(source, dims):
+            inside = [new(value, *use) for use in program.users[value] if program.ops[use[0]].loop >= 0]
+            writer.reorder_in_loop(twins[loop], place, value, made[value], set().union(*inside))
+        for number in rows:
+            for place, value in enumerate(program.ops[number].operands):
+                if value in dims:
+                    use = source.use(number, place)
+                    writer.reorder(twins[use.operation], use.operand, value, made[value], new(value, number, place))
+        writer.clean()
+    return read_rewritten(source, copy, _notice(orders), parted=True)
+
+
+def _notice(orders: dict[Place, NewOrder]) -> str:
+    new = next(iter(orders.values()))
+    sizes = [new.sizes[k] for k in new.order]
+    return (
+        f"dimensions are merged in another order, {list(new.sizes)} as {sizes}, for the first to be split: "
+        "the program written has it so, others need a transposition there (--as-written: no such plan)"
+    )
+
+
+def _passing(source: Source, dims: Collection[int]) -> Iterator[tuple[Any, int, int]]:
+    """(loop, operand, value) where one of these values only passes through a loop, outer loops first."""
+    numbers = {handle: value for value, handle in enumerate(source.definitions)}
+    for loop in operations_in(source.module.operation):
+        if loop.name != "stablehlo.while":
+            continue
+        condition, body = (region.blocks[0] for region in loop.regions)
+        for place, yielded in enumerate(body.operations[len(body.operations) - 1].operands):
+            if yielded == body.arguments[place]:
+                value = numbers.get(loop.operands[place], -1)
+                for handle in (loop.results[place], body.arguments[place], condition.arguments[place]):
+                    numbers[handle] = value
+                if value in dims:
+                    yield loop, place, value
+
+
+class _Writer:
+    """Writes into a module, in place. orders: as of `with_order`."""
+
+    def __init__(self, orders: dict[Place, NewOrder]) -> None:
+        self._orders = orders
+        self._inside: dict[Any, set[int]] = {}  # value that passes through a loop -> its dimensions in the new order
+        self._known: dict[object, Any] = {}  # what is asked of a value -> the value that is it
+        self._passed: list[Any] = []  # reshapes that something no longer reads
+
+    def reorder_in_loop(self, loop: Any, place: int, value: int, made: set[int], wanted: set[int]) -> None:
+        """Lets an array pass through a loop in the order in which it is read there."""
+        self.reorder(loop, place, value, made, wanted)
+        blocks = [region.blocks[0] for region in loop.regions]
+        for handle in (loop.results[place], *(block.arguments[place] for block in blocks)):
+            self._inside[handle] = wanted
+
+    def reorder(self, user: Any, place: int, value: int, made: set[int], wanted: set[int]) -> None:
+        """Lets an operation read an operand in another order of some dimensions. made, wanted: those in the new order,
+        where the value is made, and as the operation wants it."""
+        handle = user.operands[place]
+        maker = None if isinstance(handle.owner, ir.Block) else handle.owner
+        if maker is not None and is_splat(maker):
+            return
+        differ = sorted(self._inside.get(handle, made) ^ wanted)
+        change = {dim: (self._orders[value, dim], dim in wanted) for dim in differ}
+        merged, parted = maker is not None and maker.name == RESHAPE, user.name == RESHAPE
+        if not change and not (merged and parted):
+            return
+        key = handle, parted, tuple((dim, dim in wanted) for dim in differ)
+        if key not in self._known:
+            self._known[key] = self._reordered(handle, maker if merged else None, parted, change)
+        user.operands[place] = self._known[key]
+        if merged:
+            self._passed.append(maker)
+
+    def clean(self) -> None:
+        """Takes away reshapes that nothing reads."""
+        for reshape in reversed(list(dict.fromkeys(self._passed))):
+            if not list(reshape.results[0].uses):
+                reshape.erase()
+
+    def _reordered(self, handle: Any, merge: Any, parted: bool, change: dict[int, tuple[NewOrder, bool]]) -> Any:
+        """merge: the reshape that makes the array. parted: a reshape reads it, which takes the dimensions apart."""
+        shape: list[int] = []
+        order: list[int] = []
+        for dim, size in enumerate(handle.type.shape):
+            if dim not in change:
+                order.append(len(shape))
+                shape.append(size)
+                continue
+            new, wanted = change[dim]
+            before, after = (range(len(new.sizes)), new.order) if wanted else (new.order, range(len(new.sizes)))
+            order += [len(shape) + list(before).index(part) for part in after]
+            shape += [new.sizes[part] for part in before]
+        at = ir.InsertionPoint.at_block_begin(handle.owner) if isinstance(handle.owner, ir.Block) else None
+        at = at or ir.InsertionPoint.after(handle.owner)
+        read = handle if merge is None else merge.operands[0]
+        apart = self._made(RESHAPE, read, shape, at, handle.location)
+        attributes = {"permutation": ir.DenseI64ArrayAttr.get(order)}
+        turned = self._made(TRANSPOSE, apart, [shape[k] for k in order], at, handle.location, attributes)
+        return turned if parted else self._made(RESHAPE, turned, list(handle.type.shape), at, handle.location)
+
+    def _made(
+        self, name: str, read: Any, shape: list[int], at: Any, location: Any, attributes: dict[str, Any] | None = None
+    ) -> Any:
+        if name == RESHAPE and list(read.type.shape) == shape:
+            return read
+        made = ir.Operation.create(
+            name,
+            results=[retyped(read.type, tuple(shape))],
+            operands=[read],
+            attributes=attributes,
+            loc=location,
+            ip=at,
+        )
+        return made.results[0]
