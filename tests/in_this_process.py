@@ -33,7 +33,9 @@ def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[byte
         os.dup2(log.fileno(), 2)
         try:
             code = work(task, folder)
-            for thread in set(threading.enumerate()) - before:  # a compiler that is abandoned still writes to the folder
+            for thread in (
+                set(threading.enumerate()) - before
+            ):  # a compiler that is abandoned still writes to the folder
                 thread.join()
         finally:
             os.dup2(kept, 2)
