@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 
+import in_this_process
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -14,7 +16,13 @@ settings.register_profile("same", settings.get_profile("random"), derandomize=Tr
 settings.load_profile("same")
 
 # XLA:CPU and its children spend most of their time on machine code that runs once. What toast checks is done before.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+_FLAGS = ["--xla_backend_optimization_level=0"]
+if version("jaxlib").startswith("0.10."):  # Later versions abort at some of these flags, which halve compilations.
+    _FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
+
+# Of warnings and errors alone, as in children of `toast_cli.verify.child`.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 # What a test finds out is not kept for the next.
 os.environ.setdefault("TOAST_CACHE", "off")
@@ -79,6 +87,15 @@ SLOW = {
     "test_spmd::test_numbers_of_training_steps",
     "test_sweep::test_a_killed_sweep_goes_on",
 }
+
+
+@pytest.fixture(autouse=True)
+def compiled_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA:CPU compiles in this process what `toast_cli.verify` compiles in children, which takes them longer to start
+    than to do. Tests about children, and those that may abort the compiler, are marked `children`."""
+    if "children" not in request.keywords:
+        monkeypatch.setattr("toast_cli.verify.child.subprocess", in_this_process)
+        monkeypatch.setattr("toast_cli.xla.cpu_devices", in_this_process.cpu_devices)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

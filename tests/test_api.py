@@ -275,6 +275,7 @@ def test_jit_runs_sharded_and_gives_the_same_numbers() -> None:
     assert on_8_devices("-c", JIT) == "right\n"
 
 
+@pytest.mark.thorough
 def test_the_example_trains_as_on_one_device() -> None:
     lines = on_8_devices("-c", BRIEFLY.format("docs/examples/train.py")).splitlines()
     losses = [tuple(map(float, line.split()[1:])) for line in lines[2:-1]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -78,23 +78,28 @@ PACKAGE = Path(__file__).parents[1] / "toast_cli"
 MUTABLE = ("dict", "list", "set", "defaultdict", "Counter", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary")
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    """Name of each module with its syntax tree."""
+@cache
+def sources() -> list[tuple[str, ast.Module, list[ast.AST]]]:
+    """Name of each module with its syntax tree and all nodes of that."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        yield ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts), ast.parse(path.read_text())
+        tree = ast.parse(path.read_text())
+        found.append((".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts), tree, list(ast.walk(tree))))
+    return found
 
 
 def called(node: ast.AST) -> str:
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Module -> modules of the package that it imports, at its top or in a function, also for types alone."""
-    trees = {name.removesuffix(".__init__"): tree for name, tree in sources()}
+    trees = {name.removesuffix(".__init__"): nodes for name, _, nodes in sources()}
     found: dict[str, set[str]] = {}
-    for name, tree in trees.items():
+    for name, nodes in trees.items():
         named: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -159,8 +164,8 @@ def test_only_the_ends_of_the_pipeline_touch_jaxlib() -> None:
     ] == []
     named = {
         name
-        for name, tree in sources()
-        for node in ast.walk(tree)
+        for name, _, nodes in sources()
+        for node in nodes
         for module in modules_named(node)
         if module.startswith(("jaxlib", "jax._src"))
     }
@@ -178,7 +183,7 @@ def modules_named(node: ast.AST) -> list[str]:
 
 
 def test_no_key_is_the_identity_of_an_object() -> None:
-    found = [f"{name}:{node.lineno}" for name, tree in sources() for node in ast.walk(tree) if called(node) == "id"]
+    found = [f"{name}:{node.lineno}" for name, _, nodes in sources() for node in nodes if called(node) == "id"]
     assert found == []
 
 
@@ -191,7 +196,7 @@ def test_no_module_owns_a_cache() -> None:
     """An empty dictionary or list of a module could only be there to be filled."""
     found = [
         f"{name}:{node.lineno}"
-        for name, tree in sources()
+        for name, tree, _ in sources()
         for node in tree.body
         if isinstance(node, ast.Assign | ast.AnnAssign) and is_empty_and_mutable(node.value)
     ]
@@ -202,7 +207,7 @@ def test_what_functions_remember_is_bounded() -> None:
     """`functools.cache` of a function of a module grows without end, unless the function takes nothing."""
     found = [
         f"{name}:{node.name}"
-        for name, tree in sources()
+        for name, tree, _ in sources()
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
         and any(isinstance(d, ast.Name) and d.id == "cache" for d in node.decorator_list)
@@ -234,8 +239,8 @@ def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_functions_take_at_most_six_parameters() -> None:
     found = {
         f"{name}:{node.name}"
-        for name, tree in sources()
-        for node in ast.walk(tree)
+        for name, _, nodes in sources()
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and parameters(node) > 6
         if step(name) != "cli"
     }

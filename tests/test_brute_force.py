@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from brute_force import best_of_all
 from programs import case_of, round_mesh
 from small_programs import PROGRAMS, random_program
+from sweeps import sweep
 
 from toast_cli.plan.decisions import ASIDE, SUMMED, Replicate, Shard
 from toast_cli.search.run import Settings, run_search
@@ -19,8 +22,14 @@ REACHED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", REACHED)
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    sweep(
+        product(REACHED, MESHES),
+        *product(("four sorts", "perceptron", "convolution", "scatter", "encoder and decoder"), ["two axes"]),
+        *product(("attention, batch", "perceptron, wide"), ["one axis"]),
+    ),
+)
 def test_the_search_finds_the_best_of_all_shardings(name: str, mesh: str) -> None:
     small = PROGRAMS[name]
     case = case_of(small.run, *small.shapes, donate=small.donate, mesh=round_mesh(**MESHES[mesh]))
@@ -31,7 +40,7 @@ def test_the_search_finds_the_best_of_all_shardings(name: str, mesh: str) -> Non
     assert found.cost.step_seconds <= best.seconds * BEHIND
 
 
-@pytest.mark.parametrize("name", ["attention, short", "attention, long", "block"])
+@pytest.mark.parametrize("name", sweep(["attention, short", "attention, long", "block"], "block"))
 def test_heads_where_tokens_attend_and_the_sequence_elsewhere(name: str) -> None:
     """Heads have the axis until they are summed over, the sequence has it from there on, and the input rests whole."""
     small = PROGRAMS[name]
@@ -42,7 +51,7 @@ def test_heads_where_tokens_attend_and_the_sequence_elsewhere(name: str) -> None
     assert any(isinstance(d, Replicate) for d in found.plan)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", sweep(range(12), 0, 1, 2, 3, 5))
 def test_no_plan_beats_the_best_of_all_shardings(number: int) -> None:
     """The bound holds and its assignment can be had: else the yardstick is wrong."""
     small = random_program(number)
@@ -52,7 +61,7 @@ def test_no_plan_beats_the_best_of_all_shardings(number: int) -> None:
     assert best.least * (1.0 - 1e-6) <= min(best.seconds, found.cost.step_seconds)
 
 
-@pytest.mark.parametrize("name", ["three sorts", "four sorts"])
+@pytest.mark.parametrize("name", sweep(["three sorts", "four sorts"], "three sorts"))
 def test_every_combination_of_sides_is_proven(name: str) -> None:
     """Each array is sorted along an axis of its own, so that each takes a side of its own."""
     small = PROGRAMS[name]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from programs import Case, arg, case_of, round_mesh, sample
+from sweeps import sweep
 
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
@@ -29,7 +30,7 @@ def found(name: str, seeds: int = 1, **shape: int) -> tuple[Case, SearchResult]:
     mesh = load_spec("v4-32").mesh(shape or None)
     case = Case(source, Evaluator(make_problem(source.program, dimensions, mesh)))
     starts = starting_plans(case.problem)
-    results = [run_search(case.evaluator, Settings(seed=seed, evaluations=3000), starts) for seed in range(seeds)]
+    results = [run_search(case.evaluator, Settings(seed=seed, evaluations=1000), starts) for seed in range(seeds)]
     return case, min(results, key=lambda result: result.cost.step_seconds)
 
 
@@ -56,7 +57,9 @@ def share_at_rest(case: Case, plan: Plan, role: str) -> float:
     return local / whole
 
 
-@pytest.mark.parametrize("name", ["t2b_train", "block_train", "gns_train", "long_train"])
+@pytest.mark.parametrize(
+    "name", sweep(["t2b_train", "block_train", "gns_train", "long_train"], "t2b_train", "gns_train")
+)
 def test_the_search_is_no_worse_than_the_best_expert_plan(name: str) -> None:
     case, result = found(name)
     assert result.fits
@@ -154,7 +157,7 @@ def weight_groups(case: Case) -> set[str]:
     return {case.problem.dimensions.groups[g].name for g in case.problem.weight_bytes}
 
 
-@pytest.mark.parametrize("name", ["t2b_train", "t7b_train"])
+@pytest.mark.parametrize("name", sweep(["t2b_train", "t7b_train"], "t2b_train"))
 def test_transformers_train_with_batch_tensor_and_optimizer_sharding_together(name: str) -> None:
     case, result = found(name)
     split = sharded(case, result.plan)
@@ -210,7 +213,7 @@ def convolutions(images: int) -> Case:
 def test_few_images_are_split_along_channels_or_space() -> None:
     few, many = convolutions(2), convolutions(256)
     for case, enough in ((few, False), (many, True)):
-        result = run_search(case.evaluator)
+        result = run_search(case.evaluator, Settings(evaluations=1500))
         groups = {d.group for d in result.plan if isinstance(d, Shard)}
         images = case.group("x.0")
         ways = len(case.problem.mesh.sizes)
@@ -239,7 +242,7 @@ def test_little_memory_splits_weights_at_rest() -> None:
     plain = roomy.evaluator.exact_cost(batch)
     limit = int(plain.peak_bytes - 0.4 * plain.argument_bytes)
     tight = case_of(momentum_step, *shapes, donate=(0, 1), mesh=round_mesh(limit, data=16))
-    result = run_search(tight.evaluator)
+    result = run_search(tight.evaluator, Settings(evaluations=1000))
     assert result.fits
     assert share_at_rest(tight, result.plan, WEIGHTS) <= 1 / 8
     assert share_at_rest(tight, result.plan, STATE) <= 1 / 8
@@ -260,12 +263,12 @@ def test_much_memory_leaves_weights_whole_where_little_memory_splits_them_at_res
 
     shapes = ({"down": arg(4, 4096, 1024), "up": arg(4, 1024, 4096)}, arg(2**13, 1024))
     roomy = case_of(step, *shapes, donate=(0,), mesh=round_mesh(data=16))
-    found = run_search(roomy.evaluator)
+    found = run_search(roomy.evaluator, Settings(evaluations=1000))
     assert roomy.shard("x.0", "data") in found.plan
     assert share_at_rest(roomy, found.plan, WEIGHTS) == 1.0
     limit = int(found.cost.peak_bytes - 0.4 * found.cost.argument_bytes)
     tight = case_of(step, *shapes, donate=(0,), mesh=round_mesh(limit, data=16))
-    result = run_search(tight.evaluator)
+    result = run_search(tight.evaluator, Settings(evaluations=1000))
     assert result.fits
     # Kinds of weights rest one by one: to split one of the two saves enough.
     assert share_at_rest(tight, result.plan, WEIGHTS) == (1 + 1 / 16) / 2

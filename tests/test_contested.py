@@ -6,6 +6,7 @@ from math import prod
 
 import pytest
 from programs import problem_of, sample
+from sweeps import sweep
 
 from toast_cli.emit import propagate
 from toast_cli.emit.annotate import annotated
@@ -58,7 +59,7 @@ def test_values_made_for_each_use_offer_nothing() -> None:
     assert declining(ADD, shardings, (True, False, False), (4, 2)) == (False, False, False)
 
 
-@pytest.mark.parametrize("name", ["scan_tiny", "gns_tiny", "moe_tiny", "itx_decode_tiny"])
+@pytest.mark.parametrize("name", sweep(["scan_tiny", "gns_tiny", "moe_tiny", "itx_decode_tiny"], "itx_decode_tiny"))
 def test_the_order_of_propagation_does_not_matter(name: str) -> None:
     """Shardy propagates through elementwise ops first, then through others. XLA:TPU simplifies the program before that,
     so that the same sharding reaches a value sooner or later: a decoder's scanned layers sent 169 GiB for 3."""

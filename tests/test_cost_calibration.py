@@ -7,6 +7,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
+from sweeps import sweep
 
 from benchmarks import calibrate_ops
 from benchmarks.calibration_time import ranks, told
@@ -14,7 +15,7 @@ from benchmarks.common import spearman
 from benchmarks.op_cases import cases
 
 
-@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e"])
+@pytest.mark.parametrize("chip", sweep(["v4", "v5e", "v5p", "v6e"], "v5e"))
 def test_products_take_what_the_compiler_estimates(chip: str) -> None:
     """Test shapes of plain and batched products; one is as wide as memory allows, the next a single tile."""
     chosen = {name: case for name, case in cases().items() if case.family in ("matmul", "products") and case.test}

@@ -376,6 +376,7 @@ HOW_TO = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
 def test_the_how_to_pages_run(page: Path, tmp_path: Path) -> None:
     """With the tutorial's model, saved as it says; on 8 virtual CPU devices."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toast_cli.folding import NamedArray, fold
@@ -69,6 +69,7 @@ def test_fold(entries: list[tuple[str, str]], expected: list[tuple[str, int]]) -
 NAMES = st.from_regex(r"[ab](\[[0-3]\]|\.[0-2]|/c){0,3}", fullmatch=True)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(NAMES, st.sampled_from("xy")), max_size=30))
 def test_every_entry_is_in_one_row_with_its_like(entries: list[tuple[str, str]]) -> None:
     rows = fold([NamedArray(name, (kind,)) for name, kind in entries])

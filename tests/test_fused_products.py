@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from brute_force import best_of_all
 from jax import lax
 from programs import arg, evaluator_of, problem_of, round_mesh, source_of, source_of_text
 from small_programs import PROGRAMS, Small
+from sweeps import sweep
 
 from benchmarks.law import differing, plans_of, statements
 from toast_cli import xla
@@ -200,8 +202,10 @@ FASTER = {
 }
 
 
-@pytest.mark.parametrize("mesh", [{"data": 4}, {"data": 4, "model": 2}], ids=str)
-@pytest.mark.parametrize("name", FASTER)
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    sweep(product(FASTER, [{"data": 4}, {"data": 4, "model": 2}]), *((name, {"data": 4}) for name in FASTER)),
+)
 def test_no_sharding_of_the_program_as_it_is_written_is_better(name: str, mesh: dict[str, int]) -> None:
     """The search finds the best of all shardings of the program taken apart, which beats all of the one as written."""
     small = FASTER[name]

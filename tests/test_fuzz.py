@@ -12,6 +12,7 @@ from fuzz.harness import Case, Outcome, Server, wrong_with
 from fuzz.strategies import cases
 from fuzz.suites import programs_in
 from hypothesis import HealthCheck, given, settings
+from sweeps import sweep
 
 MUTATIONS = 96
 PIECES = 8
@@ -23,7 +24,7 @@ def server() -> Iterator[Server]:
         yield one
 
 
-@pytest.mark.parametrize("piece", range(PIECES))
+@pytest.mark.parametrize("piece", sweep(range(PIECES), 0, 1, 2))
 def test_damaged_inputs(server: Server, piece: int) -> None:
     for number in range(piece, MUTATIONS, PIECES):
         one = case(Random(f"short/{number}"))
@@ -31,7 +32,7 @@ def test_damaged_inputs(server: Server, piece: int) -> None:
         assert wrong_with(outcome) == [], (number, one.arguments, outcome.said)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(one=cases())
 def test_inputs_made_from_grammars(server: Server, one: Case) -> None:
     outcome = server.run(one)

@@ -18,6 +18,7 @@ from jax.experimental.pallas.ops.tpu import flash_attention as flash
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 from programs import Case, evaluator_of, round_mesh
+from sweeps import sweep
 
 from toast_cli import xla
 from toast_cli.emit import emit
@@ -277,7 +278,7 @@ NUMBERED: dict[str, tuple[Any, tuple[tuple[int, ...], ...], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", NUMBERED)
+@pytest.mark.parametrize("kind", sweep(NUMBERED, "without a mask", "grouped heads", "columns of experts"))
 def test_parts_have_the_numbers_of_the_whole(kind: str) -> None:
     """The kernels in interpreted mode, on a CPU: on the halves that the rule says, and on everything."""
     function, shapes, first, letters = NUMBERED[kind]

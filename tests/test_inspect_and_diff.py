@@ -80,7 +80,10 @@ def test_inspect_refuses_what_is_no_program(tmp_path: Path, capsys: pytest.Captu
 
 
 def report(path: Path, *options: str) -> str:
-    assert main(["partition", SAMPLE, "--mesh", "h100-8", "--quiet", "--json", str(path), *options]) == 0
+    assert (
+        main(["partition", SAMPLE, "--mesh", "h100-8", "--iterations", "200", "--quiet", "--json", str(path), *options])
+        == 0
+    )
     return str(path)
 
 

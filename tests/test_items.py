@@ -10,7 +10,7 @@ from toast_cli.evaluate.array_items import reads_as_made
 from toast_cli.evaluate.items import make_items
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_readers_left_out_take_the_array_as_it_is_made(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem
@@ -26,7 +26,7 @@ def test_readers_left_out_take_the_array_as_it_is_made(data: st.DataObject) -> N
                         assert not any(made.scattered)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.data())
 def test_what_has_no_part_in_any_cost_is_neither_stored_nor_read_otherwise(data: st.DataObject) -> None:
     case = data.draw(cases())

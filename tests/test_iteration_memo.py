@@ -9,7 +9,7 @@ from random_programs import cases, plans
 from toast_cli.evaluate.evaluator import Evaluator
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_costs_do_not_depend_on_what_was_evaluated_before(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem

@@ -4,6 +4,7 @@ pieces of it or it is a vector; in every written form."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from jax import lax
 from programs import Case, arg, case_of
 from spmd_cases import wrong_in
+from sweeps import sweep
 
 from benchmarks.law import differing, statements
 from toast_cli.emit import emit
@@ -208,7 +210,8 @@ def test_what_loops_only_read_is_moved_once(name: str) -> None:
     assert [who for who in said if differing(said[who], said["lowered"])] == []
 
 
-WRITTEN = [(name, form) for number, name in enumerate(PROGRAMS) for form in ("stablehlo", ("spmd", "hlo")[number % 2])]
+FORMS = ("stablehlo", "hlo", "spmd")
+WRITTEN = sweep(product(PROGRAMS, FORMS), *((name, FORMS[number % 3]) for number, name in enumerate(PROGRAMS)))
 
 
 @pytest.mark.parametrize(("name", "form"), WRITTEN)

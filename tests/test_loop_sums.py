@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from jax import lax
 from programs import Case, arg, case_of
 from spmd_cases import wrong_in
+from sweeps import sweep
 
 from benchmarks.law import differing, statements
 from toast_cli import xla
@@ -164,7 +166,8 @@ def test_bytecode_says_what_the_text_says(name: str) -> None:
     assert str(one) == str(other)
 
 
-WRITTEN = [(name, form) for number, name in enumerate(PROGRAMS) for form in ("stablehlo", ("spmd", "hlo")[number % 2])]
+FORMS = ("stablehlo", "hlo", "spmd")
+WRITTEN = sweep(product(PROGRAMS, FORMS), *((name, FORMS[number % 3]) for number, name in enumerate(PROGRAMS)))
 
 
 @pytest.mark.parametrize(("name", "form"), WRITTEN)

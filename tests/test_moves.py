@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import SAMPLES, Case, evaluator_of, sample
 from random_programs import cases, plans
+from sweeps import sweep
 
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
@@ -52,13 +53,18 @@ def test_every_edit_leads_to_plans(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     ("sample_name", "spec"),
-    [
-        ("vit_tiny", "v5e-16"),
+    sweep(
+        [
+            ("vit_tiny", "v5e-16"),
+            ("rnn_tiny", "v5e-16"),
+            ("moe_tiny", "h100-8"),
+            ("itx_decode_tiny", "v5e-16"),
+            ("unet_tiny", "v4-32"),
+        ],
         ("rnn_tiny", "v5e-16"),
         ("moe_tiny", "h100-8"),
         ("itx_decode_tiny", "v5e-16"),
-        ("unet_tiny", "v4-32"),
-    ],
+    ),
 )
 def test_edits_of_real_programs_lead_to_plans(sample_name: str, spec: str) -> None:
     evaluator = evaluator_of(sample(sample_name)[0], spec)

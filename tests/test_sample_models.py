@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402
 import zstandard  # noqa: E402
+from sweeps import sweep  # noqa: E402
 
 common = import_module("sample_models.common")
 make = import_module("sample_models.make")
@@ -118,6 +119,7 @@ def test_lowering_leaves_the_configuration_alone() -> None:
 # ---------------------------------------------------------------- the table and the command
 
 
+@pytest.mark.thorough
 def test_the_documentation_lists_every_sample_as_it_is() -> None:
     assert make.table() in (ROOT / "sample_models" / "README.md").read_text()
 
@@ -130,7 +132,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 # ---------------------------------------------------------------- the twins run
 
 
-@pytest.mark.parametrize("name", ["block_tiny", "mlp_tiny", "rnn_tiny", "ssm_tiny"])
+@pytest.mark.parametrize("name", sweep(["block_tiny", "mlp_tiny", "rnn_tiny", "ssm_tiny"], "mlp_tiny", "rnn_tiny"))
 def test_a_tiny_training_step_learns_its_batch(name: str) -> None:
     sample = SAMPLES[name]
     arguments = sample.init(jax.random.key(0))

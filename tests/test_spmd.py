@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from programs import Case, arg, case_of, evaluator_of, sample
 from random_programs import cases
 from random_programs import plans as plans_of
 from spmd_cases import differing, wrong_in, wrong_results
+from sweeps import sweep
 
 from benchmarks.spmd import differences, random_plans, random_rows
 from toast_cli.emit.spmd import emit_spmd
@@ -122,8 +124,14 @@ def test_a_total_is_summed_up_before_it_becomes_an_array() -> None:
     assert written(case, *plan)["all_reduce"] >= 1
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "megatron", "fsdp x megatron"])
-@pytest.mark.parametrize("name", ["mlp_tiny", "scan_tiny"])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    sweep(
+        product(["mlp_tiny", "scan_tiny"], ["fsdp", "megatron", "fsdp x megatron"]),
+        ("mlp_tiny", "fsdp x megatron"),
+        ("scan_tiny", "megatron"),
+    ),
+)
 def test_numbers_of_training_steps(name: str, strategy: str) -> None:
     source, _ = sample(name)
     problem = evaluator_of(source, "h100-8", {"data": 4, "model": 2}).problem
@@ -133,8 +141,15 @@ def test_numbers_of_training_steps(name: str, strategy: str) -> None:
 MESHES = {8: ("h100-8", {"data": 4, "model": 2}), 16: ("a100-16", {"data": 4, "model": 4})}
 
 
-@pytest.mark.parametrize("devices", MESHES)
-@pytest.mark.parametrize("name", ["gns_tiny", "moe_tiny", "rnn_tiny", "t2b_tiny", "resnet50_tiny"])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    sweep(
+        product(["gns_tiny", "moe_tiny", "rnn_tiny", "t2b_tiny", "resnet50_tiny"], MESHES),
+        ("gns_tiny", 8),
+        ("rnn_tiny", 16),
+        ("resnet50_tiny", 8),
+    ),
+)
 def test_collectives_are_the_promised_ones(name: str, devices: int) -> None:
     """One for one, by kind, axes and bytes, under every expert strategy and under plans drawn at random."""
     source, _ = sample(name)
@@ -153,7 +168,7 @@ def test_slices_of_one_array_are_put_together_whole(axis: str) -> None:
     assert wrong_results(case.source, lowered, 8) == []
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_collectives_of_random_programs(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -161,7 +176,7 @@ def test_collectives_of_random_programs(data: st.DataObject) -> None:
     assert differences(case.source, case.lowered(plan)) == {}
 
 
-@pytest.mark.parametrize("name", ["mlp_tiny", "scan_tiny"])
+@pytest.mark.parametrize("name", sweep(["mlp_tiny", "scan_tiny"], "mlp_tiny"))
 def test_numbers_as_hlo_text(name: str) -> None:
     """XLA takes it with Shardy switched off."""
     source, _ = sample(name)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from fuzz.corpus import program
+from sweeps import sweep
 
 ROOT = Path(__file__).parent.parent
 TOAST = f"{sys.executable} -m toast_cli"
@@ -65,7 +66,7 @@ def test_streams_and_paths(folder: Path, command: str, code: int, says: str) -> 
     assert "Traceback" not in said and "Exception ignored" not in said
 
 
-@pytest.mark.parametrize("seconds", [0.02, 0.15, 0.3, 0.45, 0.6, 0.9])
+@pytest.mark.parametrize("seconds", sweep([0.02, 0.15, 0.3, 0.45, 0.6, 0.9], 0.3))
 def test_an_interrupt_in_the_first_second(folder: Path, seconds: float) -> None:
     """Python itself is being loaded in the first moments; from toast's first line on, an interrupt is a word and an
     exit code.

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from sweeps import sweep
 
 from toast_cli import xla
 from toast_cli.pipeline import Outcome, Request, partition
@@ -73,7 +74,7 @@ def jitted(outcome: Outcome, name: str, folder: Path) -> tuple[list[CompiledColl
     return partitioned_collectives(dump.read_text(), tuple(MESH), tuple(MESH.values())), json.loads(child.stdout)
 
 
-@pytest.mark.parametrize(("name", "strategy"), CASES)
+@pytest.mark.parametrize(("name", "strategy"), sweep(CASES, CASES[0]))
 def test_three_forms_are_one_partition(name: str, strategy: str, tmp_path: Path) -> None:
     (path,) = (ROOT / "sample_models").glob(f"{name}.*")
     outcome = partition(Request(str(path), "h100-8", strategy=strategy, iterations=1))

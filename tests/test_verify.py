@@ -182,6 +182,7 @@ def test_cycles_count_loops() -> None:
     assert estimated_cycles(text) == 120
 
 
+@pytest.mark.children
 def test_linear_algebra_runs() -> None:
     """What JAX leaves to LAPACK finds its handlers in the child."""
 

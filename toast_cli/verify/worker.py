@@ -30,10 +30,14 @@ TASKS: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
 
 def main(arguments: list[str]) -> int:
     """TASK FOLDER."""
-    folder = Path(arguments[1])
     end_with_parent()
+    return work(arguments[0], Path(arguments[1]))
+
+
+def work(task: str, folder: Path) -> int:
+    """Does a task; returns the exit code."""
     try:
-        facts = TASKS[arguments[0]](json.loads((folder / REQUEST).read_text()), folder)
+        facts = TASKS[task](json.loads((folder / REQUEST).read_text()), folder)
     except Exception as error:  # whatever the compiler's bindings raise is the verdict
         (folder / ERROR).write_text(str(error))
         return FAILED
