@@ -141,6 +141,7 @@ class CompilerProfile:
     Attributes:
         compiler, version: e.g. "XLA:TPU", "libtpu 0.0.42.1". chip: name of the chip's preset.
         passes: names of the rules (see `passes.PASSES`) that this compiler has.
+        asynchronous: kinds of collectives that it runs beside computing.
         attained: what kernels get of the chip's peak rates.
         memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements; (1, 1):
             nothing.
@@ -161,6 +162,7 @@ class CompilerProfile:
     version: str
     chip: str
     passes: frozenset[str]
+    asynchronous: frozenset[str] = frozenset()
     attained: Attained = IDEAL
     memory_tile: TileShape = (1, 1)
     fusion: FusionLimits = FusionLimits()

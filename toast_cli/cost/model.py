@@ -57,6 +57,10 @@ class Cost:
     axis_seconds: tuple[float, ...] = ()
     transfer_seconds: float = 0.0
     """Of moving arrays between the memories of device and host, which XLA does beside computing."""
+    # Of communication that stays exposed, as the compiler schedules it, and if every kind of collective ran beside
+    # computing; None where nobody asked, see `Evaluator.scheduled_cost`.
+    exposed_seconds: float | None = None
+    least_exposed_seconds: float | None = None
 
     @property
     def busy_seconds(self) -> float:
@@ -73,9 +77,15 @@ class Cost:
         return self.busy_seconds + self.communication_seconds
 
     @property
-    def step_seconds_lower(self) -> float:
-        """Communication wholly hidden behind compute."""
-        return max(self.busy_seconds, self.communication_seconds)
+    def expected_seconds(self) -> float:
+        """Compute, plus the communication that the compiler does not run beside it, see `overlap`."""
+        exposed = self.communication_seconds if self.exposed_seconds is None else self.exposed_seconds
+        return self.busy_seconds + exposed
+
+    @property
+    def least_seconds(self) -> float:
+        """The same if the compiler ran every kind of collective beside computing: the lower bound."""
+        return self.busy_seconds + (self.least_exposed_seconds or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

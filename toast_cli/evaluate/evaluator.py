@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, product
 
 import numpy as np
@@ -18,12 +19,14 @@ import numpy as np
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.temporaries import temporary_growth
+from toast_cli.cost.collectives import KINDS
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.buckets import TICK, Bucket, Key, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
 from toast_cli.evaluate.displacement import Displacement
+from toast_cli.evaluate.expected_step import Windows
 from toast_cli.evaluate.items import Items, make_items
 from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -94,11 +97,11 @@ class Evaluator:
             for view in bucket.views:
                 self._of_view[view].append(number)
         self._shares = 0  # remembered, in all buckets
-        # The plan evaluated last and the one it was evaluated as a change to: plans to come are mostly near one of
-        # them.
+        # The plan evaluated last and the one it was a change to: plans to come are mostly near one of them.
         self._state: _State | None = None
         self._before: _State | None = None
         self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last that was asked for
+        self._scheduled: dict[Plan, Cost] = {}
         self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
 
     def serves(self, problem: Problem) -> bool:
@@ -137,6 +140,14 @@ class Evaluator:
         if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
             self._forget()
         return replace(cost, peak_bytes=max(peak, cost.peak_bytes))
+
+    def scheduled_cost(self, plan: Plan) -> Cost:
+        """The exact cost with what the cores wait for when collectives run beside computing."""
+        if plan not in self._scheduled:
+            uses, kernels, cost = self.collectives(plan), self.kernels(plan), self.exact_cost(plan, learn=False)
+            exposed, least = [self._windows.exposed(kernels, uses, some) for some in (self.profile.asynchronous, KINDS)]
+            self._scheduled[plan] = replace(cost, exposed_seconds=exposed, least_exposed_seconds=least)
+        return self._scheduled[plan]
 
     def cost_elsewhere(self, plan: Plan, elsewhere: Mapping[int, Sharding]) -> Cost:
         """The exact cost of `plan` where some values lie elsewhere (value -> sharding), see `displacement`."""
@@ -306,6 +317,10 @@ class Evaluator:
         self._shares = 0
         self._state = self._before = None
 
+    @cached_property
+    def _windows(self) -> Windows:
+        return Windows(self.problem, self.items.lives)
+
     # -- buckets -------------------------------------------------------------------------------------------------
 
     def _share(self, bucket: Bucket, rows: list[int]) -> Share:
@@ -346,8 +361,6 @@ class Evaluator:
     def _lower(self, bucket: Bucket, rows: RowNumbers) -> Lowered:
         views = self._rows.views
         return {pattern: views[view].rows[rows[view]][place] for pattern, view, place in bucket.places}
-
-    # -- arrays ---------------------------------------------------------------------------------------------------
 
     def _held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
         return self._holdings.held(item, lowered[item.pattern], self._pricer.copies(item, lowered))

@@ -146,7 +146,7 @@ def _peak_seconds(program: Program, chip: Chip) -> tuple[float, float]:
 
 
 def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> PredictedFacts:
-    problem, cost = evaluator.problem, result.cost
+    problem, cost, scheduled = evaluator.problem, result.cost, evaluator.scheduled_cost(result.plan)
     mfu, hfu = utilisation(problem, cost.step_seconds)
     op, alive = evaluator.alive_at_peak(result.plan)
     op = min(op, len(problem.program.ops) - 1)
@@ -159,7 +159,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         problem.mesh.limit_bytes,
         cost.peak_bytes <= problem.mesh.limit_bytes,
         mfu,
-        _lower(evaluator, result),
+        scheduled.least_seconds,
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
         tokens_of(problem) / cost.step_seconds if cost.step_seconds > 0 else 0.0,
@@ -167,13 +167,8 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         cost.transfer_seconds,
         find_profile(problem.mesh.chip).peak_error,
         hfu,
+        scheduled.expected_seconds,
     )
-
-
-def _lower(evaluator: Evaluator, result: SearchResult) -> float:
-    """Seconds of a step if every collective that nothing waits for hid behind compute."""
-    waited_for = sum(use.seconds for use in evaluator.collectives(result.plan) if use.waited_for)
-    return max(result.cost.busy_seconds + waited_for, result.cost.communication_seconds)
 
 
 def _live(source: Source, problem: Problem, value: int, size: float, role: str) -> LiveValue:

@@ -39,6 +39,7 @@ class Contender:
         adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
         axes: a strategy with its mesh axes, as `--strategy` takes it, where others than the mesh's order suit it
             better. mesh: the shape of the mesh where that is another than the search's.
+        expected_step_seconds: with overlap; None on another shape of the mesh.
         front: no other plan is better in both step time and memory. best: the best that is met, by what was minimised;
             by the compiler's figures where it was asked.
         compiled: what a compiler says of it; None where none was asked. plan: itself, for no output.
@@ -59,6 +60,7 @@ class Contender:
     lacks: list[str]
     axes: str = ""
     mesh: dict[str, int] = field(default_factory=dict)
+    expected_step_seconds: float | None = None
     front: bool = False
     best: bool = False
     compiled: ConfirmedPlanFacts | None = None
@@ -118,7 +120,7 @@ def compare(
     listed = [*searched, (UNSHARDED, here(UNSHARDED, ())), *((STRATEGY, one) for one in named.values())]
     objective = Objective(problem, evaluator.cost(problem.fixed))
     own = {short(problem, d) for d in found[0]}
-    rows = [_contender(problem, kind, one, own, objective.met(one.cost)) for kind, one in listed]
+    rows = [_contender(evaluator, kind, one, own, objective.met(one.cost)) for kind, one in listed]
     costs = {one.name: one.cost for _, one in listed}
     best = min(
         (row for row in rows if row.met), key=lambda row: objective.rank(row.plan, costs[row.name]), default=None
@@ -155,15 +157,18 @@ def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirm
     return replace(found, contenders=rows, compiler=confirmation.compiler)
 
 
-def _contender(problem: Problem, kind: str, one: Expert, own: set[str], met: bool) -> Contender:
-    shape, cost = other_shape(one.mesh, problem.mesh), one.cost
+def _contender(evaluator: Evaluator, kind: str, one: Expert, own: set[str], met: bool) -> Contender:
+    problem, cost = evaluator.problem, one.cost
+    shape = other_shape(one.mesh, problem.mesh)
+    expected = None if shape else evaluator.scheduled_cost(one.plan).expected_seconds
     if shape:
         problem = replace(problem, mesh=one.mesh, axis_assigners=AxisAssigners())
     decisions = [short(problem, d) for d in one.plan]
     return Contender(
         one.name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
         round(cost.argument_bytes), one.fits, met, summary(problem, one.plan), decisions,
-        [d for d in decisions if d not in own], sorted(own.difference(decisions)), one.axes, shape, plan=one.plan,
+        [d for d in decisions if d not in own], sorted(own.difference(decisions)), one.axes, shape, expected,
+        plan=one.plan,
     )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ class PredictedFacts:
     limit_bytes: int
     fits: bool
     mfu: float
-    step_seconds_lower: float = 0.0  # what nothing waits for hidden behind compute
+    step_seconds_lower: float = 0.0  # what nothing waits for beside computing
     peak_location: str = ""
     live_at_peak: list[LiveValue] = field(default_factory=list)
     tokens_per_second: float = 0.0  # of all devices together; 0 where the program does not tell its tokens
@@ -98,6 +98,7 @@ class PredictedFacts:
     transfer_seconds: float = 0.0  # of moving arrays between the two memories, beside computing
     peak_error: float = 0.0  # nine of ten predicted peaks are nearer than this to what the compiler needs
     hfu: float = 0.0  # as `mfu`, with what is recomputed
+    expected_step_seconds: float = 0.0  # what the compiler runs beside computing does so
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:

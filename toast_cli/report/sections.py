@@ -381,10 +381,16 @@ def _split(report: Report, between: str) -> Text:
         ("▒", style.COMMUNICATION),
         f" communication {format_seconds(predicted.communication_seconds)}",
     )
+    overlapped = overlap_text(predicted)
+    return words.append(f"\n{overlapped}") if overlapped else words
+
+
+def overlap_text(predicted: PredictedFacts) -> str:
+    """The expected step time and the least, where communication can run beside computing."""
     least = format_seconds(predicted.step_seconds_lower)
-    if predicted.step_seconds_lower > 0 and least != format_seconds(predicted.step_seconds):
-        words.append(f"\nat least {least}, if communication overlaps")
-    return words
+    if not 0 < predicted.step_seconds_lower < predicted.step_seconds or least == format_seconds(predicted.step_seconds):
+        return ""
+    return f"expected {format_seconds(predicted.expected_step_seconds)}, at least {least}"
 
 
 def _lead(name: str, rest: str) -> Text:

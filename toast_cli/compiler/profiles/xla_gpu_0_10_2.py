@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.profiles import plain
+from toast_cli.cost.collectives import KINDS
 from toast_cli.cost.model import Attained
 from toast_cli.hardware import find_preset
 
@@ -30,6 +31,7 @@ FUNCTIONS = {
 }
 SOURCES = {
     "passes": "none that change kind or bytes of collectives",
+    "asynchronous": "programs of published packages compiled for 8 H100: all kinds have a start and an end apart",
     "attained": "kernels that one H200 ran, benchmarks/data/gpu_times.jsonl; hand_written: cuDNN's attention on an "
     "H100, `python benchmarks/gpu_attention.py`: heads of 128 reach 0.38 to 0.70 of the peak forward and 0.39 to 0.54 "
     "backward, heads of 64 half of that; the rest is an estimate",
@@ -59,6 +61,7 @@ PROFILES = {
         version=VERSION,
         chip=chip,
         passes=PASSES | ({"bf16-widening"} if chip in WIDENED else set()),
+        asynchronous=frozenset(KINDS),
         attained=replace(ATTAINED, multiprocessors=_multiprocessors(chip)),
         fusion=replace(plain.FUSION, polynomials=plain.POLYNOMIALS | FUNCTIONS),
         temporary_growth=1.12,

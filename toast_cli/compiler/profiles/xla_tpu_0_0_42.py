@@ -96,6 +96,10 @@ ON_CHIP = {
 # Where all-gathers over a whole slice become all-reduces up to a size only.
 SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), SliceGathers(bytes=16 * MIB))
 
+# Kinds of collectives that have a start and an end of their own in compiled programs, or are spread over the fusions
+# that they run beside; v5e alone does so with all-gathers.
+ASYNCHRONOUS = {"v5e": frozenset({"all-gather", "collective-permute"})}
+
 PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 
 PASSES = plain.PASSES | {
@@ -110,6 +114,8 @@ PASSES = plain.PASSES | {
 
 SOURCES = {
     "passes": "programs compiled for v4, v5e, v5p and v6e; each pass tells in its file what was seen",
+    "asynchronous": "programs of published packages compiled for v4, v5e and v6e, `python -m benchmarks.real.overlap`; "
+    "others as v4 and v6e",
     "attained": f"fitted to {VERSION}'s estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of "
     "programs.jsonl; passed_bytes: those, and steps of published programs in real.jsonl; hand_written: published steps "
     "of MaxText with flash and splash attention on v5e, v5p and TPU7x come out within 7 %, see docs/howto/kernels.md",
@@ -145,6 +151,7 @@ def _profile(chip: str) -> CompilerProfile:
         chip=chip,
         # Seen in loops compiled for each generation: v5e alone gathers at the start of an iteration.
         passes=PASSES | ({"loop-gathers-first"} if chip == "v5e" else set()),
+        asynchronous=ASYNCHRONOUS.get(chip, frozenset({"collective-permute"})),
         attained=ATTAINED[chip],
         memory_tile=(8, 128),
         fusion=replace(plain.FUSION, shared_bits=16),

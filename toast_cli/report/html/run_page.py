@@ -15,7 +15,7 @@ from toast_cli.report.html.pictures import Pictures
 from toast_cli.report.html.tables import alive, alternatives, collectives, confirmed, constraints
 from toast_cli.report.html.tiles import axis_colours, mesh_grid
 from toast_cli.report.model import UNSURE, YES, Report
-from toast_cli.report.sections import decision_name, peak_share
+from toast_cli.report.sections import decision_name, overlap_text, peak_share
 
 
 def page(report: Report, drawn: Pictures) -> bytes:
@@ -88,16 +88,13 @@ def page(report: Report, drawn: Pictures) -> bytes:
 def _figures(report: Report) -> str:
     predicted = report.predicted
     share = format_percent(predicted.peak_bytes / predicted.limit_bytes) if predicted.limit_bytes else ""
-    least = ""
-    if 0 < predicted.step_seconds_lower < predicted.step_seconds:
-        least = f"at least {format_seconds(predicted.step_seconds_lower)}, if communication hides behind compute"
     fits = (
         f"{share} of {format_bytes(predicted.limit_bytes)}"
         if report.fit == YES
         else f"<span class='bad'>{'may' if report.fit == UNSURE else 'does'} not fit</span>"
     )
     figures = [
-        ("step time", format_seconds(predicted.step_seconds), least),
+        ("step time", format_seconds(predicted.step_seconds), overlap_text(predicted)),
         ("compute", format_seconds(predicted.compute_seconds), ""),
         ("communication", format_seconds(predicted.communication_seconds), ""),
         ("peak memory", format_bytes(predicted.peak_bytes), fits),

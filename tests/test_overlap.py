@@ -1,0 +1,99 @@
+"""Which communication stays exposed beside computing, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from programs import PLAIN, Case, arg, case_of, round_mesh
+from random_programs import cases, plans
+
+from toast_cli.cost.collectives import KINDS
+from toast_cli.cost.model import Cost
+from toast_cli.cost.overlap import Sent, exposed_seconds
+
+DATA, MODEL = (0,), (1,)
+US = 1e-6
+# Kernels run at the moments 1, 3, 5 for 2, 3 and 4 seconds; so do what is due at 2 k is done before kernel k.
+# name, (ready, due, seconds, axes) of each collective, seconds that the cores wait
+SCHEDULES: list[tuple[str, list[tuple[int, int, float, tuple[int, ...]]], float]] = [
+    ("nothing is sent", [], 0.0),
+    ("its reader follows at once", [(2, 2, 5.0, DATA)], 5.0),
+    ("hidden by one kernel", [(0, 2, 2.0, DATA)], 0.0),
+    ("longer than the kernels before its reader", [(0, 4, 6.0, DATA)], 1.0),
+    ("made by the first kernel, read by the last", [(2, 4, 4.0, DATA)], 1.0),
+    ("two on one link: the second waits", [(0, 2, 2.0, DATA), (0, 4, 4.0, DATA)], 1.0),
+    ("two on two links", [(0, 2, 2.0, DATA), (0, 4, 4.0, MODEL)], 0.0),
+    ("what is needed first goes first", [(0, 6, 5.0, DATA), (0, 2, 2.0, DATA)], 0.0),
+    ("over both axes: waits for one", [(0, 2, 2.0, DATA), (0, 4, 4.0, (0, 1))], 1.0),
+    ("while the cores wait, other links go on", [(2, 2, 3.0, DATA), (0, 4, 7.0, MODEL)], 3.0),
+    ("while the cores wait, the same link does not", [(2, 2, 3.0, DATA), (0, 4, 7.0, DATA)], 5.0),
+    ("ready after its reader's moment at the end", [(6, 6, 1.0, DATA), (6, 8, 1.0, DATA)], 2.0),
+]
+
+
+@pytest.mark.parametrize(("sent", "exposed"), [row[1:] for row in SCHEDULES], ids=[row[0] for row in SCHEDULES])
+def test_exposed_seconds(sent: list[tuple[int, int, float, tuple[int, ...]]], exposed: float) -> None:
+    found = exposed_seconds([1, 3, 5], [2.0, 3.0, 4.0], [Sent(*one) for one in sent])
+    assert found == pytest.approx(exposed)
+
+
+def two_layers(x: Any, v: Any, w: Any) -> Any:
+    return (x @ v) @ w
+
+
+def scanned(x: Any, v: Any, w: Any) -> Any:
+    return lax.scan(lambda y, weights: ((y @ weights[0]) @ weights[1], None), x, (v, w))[0]
+
+
+def scheduled(run: Any, kinds: tuple[str, ...], *shapes: Any, split: tuple[str, ...]) -> Cost:
+    """The cost on four devices of a plan that splits these dimensions, where those kinds are asynchronous."""
+    profile = replace(PLAIN, asynchronous=frozenset(kinds))
+    case = case_of(run, *shapes, mesh=round_mesh(data=4), profile=profile)
+    return case.evaluator.scheduled_cost(tuple(case.shard(name, "data") for name in split))
+
+
+LAYERS = (arg(400, 100), arg(100, 100), arg(100, 100))
+
+
+def test_a_weight_is_gathered_beside_the_layer_before() -> None:
+    """3/4 of 40,000 bytes of w at 1e8 bytes/s: 300 us; each product reads and writes 3 * 40,000 bytes: 120 us."""
+    cost = scheduled(two_layers, ("all-gather",), *LAYERS, split=("x.0", "w.1"))
+    assert cost.communication_seconds == pytest.approx(300 * US)
+    assert cost.compute_seconds == pytest.approx(240 * US, rel=1e-3)
+    assert cost.expected_seconds == pytest.approx(cost.compute_seconds + 180 * US, rel=1e-3)
+    assert cost.least_seconds == cost.expected_seconds
+
+
+def test_what_a_compiler_leaves_synchronous_is_exposed() -> None:
+    cost = scheduled(two_layers, ("all-reduce",), *LAYERS, split=("x.0", "w.1"))
+    assert cost.expected_seconds == pytest.approx(cost.step_seconds)
+    assert cost.least_seconds == pytest.approx(cost.compute_seconds + 180 * US, rel=1e-3)
+
+
+def test_a_trip_of_a_loop_overlaps_with_no_other() -> None:
+    """In each of 3 trips v (300 us) is gathered with nothing before it, and w beside the product with v."""
+    shapes = (arg(400, 100), arg(3, 100, 100), arg(3, 100, 100))
+    cost = scheduled(scanned, KINDS, *shapes, split=("x.0", "v.1"))
+    assert cost.communication_seconds == pytest.approx(3 * 600 * US)
+    one_product = cost.compute_seconds / 6
+    assert cost.exposed_seconds == pytest.approx(3 * (600 * US - one_product), rel=1e-2)
+
+
+def test_an_all_reduce_between_two_layers_is_waited_for() -> None:
+    """Split in what is contracted, the second product is partial; nothing is left to compute beside its all-reduce."""
+    cost = scheduled(two_layers, KINDS, *LAYERS, split=("w.0",))
+    assert cost.communication_seconds > 0
+    assert cost.least_seconds == pytest.approx(cost.step_seconds)
+
+
+@given(cases(), st.data())
+@settings(max_examples=15, deadline=None)
+def test_the_expected_step_lies_between_the_bounds(case: Case, data: st.DataObject) -> None:
+    cost = case.evaluator.scheduled_cost(data.draw(plans(case.problem)))
+    assert cost.least_seconds <= cost.expected_seconds * (1 + 1e-9)
+    assert cost.expected_seconds <= cost.step_seconds * (1 + 1e-9) + 1e-15

@@ -1,0 +1,168 @@
+"""The expected step: what a plan takes when collectives run beside computing as far as the program's order and the
+compiler allow.
+
+Enters: a problem and when its ops run; for a plan its kernels and collectives. Leaves: seconds of communication that
+stay exposed, see `cost.overlap`. Each loop's body is a stretch of its own, times its trips: nothing in a loop overlaps
+with what is outside of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from toast_cli.compiler.liveness import Lives
+from toast_cli.cost.model import CollectiveUse, KernelUse
+from toast_cli.cost.overlap import Sent, exposed_seconds
+from toast_cli.plan.problem import Problem
+from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
+
+_LATER = 2  # moments in a half step: collectives before a kernel, then the kernel
+_BEFORE: frozenset[str] = frozenset({"reshard", "neighbours"})  # an op reads what these bring
+_AFTER: frozenset[str] = frozenset({"partial", "pin"})  # an op made what these complete
+
+
+class Windows:
+    """Between which moments of a program each collective can run."""
+
+    def __init__(self, problem: Problem, lives: Lives) -> None:
+        self._problem, self._program = problem, problem.program
+        self._alike = ops_by_pattern(problem)
+        program = problem.program
+        self._moments = [_LATER * time for time in lives.times]  # [ops] before each one's kernel
+        self._runs: list[float] = []  # [loops + 1] of each one's body; last, of what is outside of loops
+        self._around: list[tuple[int, ...]] = []  # [loops + 1] those around each and itself, outermost first
+        for number, loop in enumerate(program.loops):
+            outside = loop.parent < 0
+            self._runs.append(loop.trips * (1.0 if outside else self._runs[loop.parent]))
+            self._around.append((*(() if outside else self._around[loop.parent]), number))
+        self._runs.append(1.0)
+        self._around.append(())
+        self._start = [2 * _LATER * loop.first for loop in program.loops] + [0]
+        self._end = [2 * _LATER * loop.last for loop in program.loops] + [_LATER * lives.end]
+        self._ready = self._earliest()
+        self._due = self._latest()
+
+    def exposed(self, kernels: Iterable[KernelUse], uses: Iterable[CollectiveUse], kinds: Collection[str]) -> float:
+        """Seconds of a step in which the cores wait for collectives, where those of `kinds` run beside computing."""
+        computed: dict[int, list[tuple[int, float]]] = defaultdict(list)  # loop -> moment and seconds of each trip
+        for kernel in kernels:
+            ops = [(number, self._program.ops[number]) for number in kernel.ops]
+            each = kernel.seconds / sum(op.trips for _, op in ops)
+            for number, op in ops:
+                computed[op.loop].append((self._moments[number] + 1, each * op.trips / self._runs[op.loop]))
+        sent: dict[int, list[Sent]] = defaultdict(list)
+        for use in uses:
+            for place in places_of(self._problem, use, self._alike):
+                loop = self._loop_of(place.op, use.count * place.share)
+                ready, due = self._window(use, place, loop)
+                ready = min(ready, due) if use.kind in kinds else due
+                sent[loop].append(Sent(ready, due, use.seconds * place.share / self._runs[loop], use.axes))
+        waited = 0.0
+        for loop, collectives in sent.items():
+            inside = sorted(computed[loop])
+            moments, seconds = [moment for moment, _ in inside], [time for _, time in inside]
+            waited += self._runs[loop] * exposed_seconds(moments, seconds, collectives)
+        return waited
+
+    def _loop_of(self, number: int, runs: float) -> int:
+        """The loop in whose body a collective of an op runs so often: the op's own, or one around it."""
+        loop, trips = self._program.ops[number].loop, self._program.ops[number].trips
+        while loop >= 0 and runs < 0.75 * trips:
+            trips /= self._program.loops[loop].trips
+            loop = self._program.loops[loop].parent
+        return loop
+
+    def _window(self, use: CollectiveUse, place: Place, loop: int) -> tuple[int, int]:
+        """From when a collective can run in a loop's body, and when it must be done."""
+        op = self._program.ops[place.op]
+        if use.reason in _BEFORE:
+            return self._seen(place.value, loop), self._needed(place.op, loop)
+        if use.reason in _AFTER and op.loop == loop:
+            return self._moments[place.op] + _LATER, self._due[place.value]
+        return self._moments[place.op], self._moments[place.op]
+
+    def _earliest(self) -> list[int]:
+        """[values] when each can be there: what no kernel of its own makes, with what it is made from."""
+        program = self._program
+        ready = self._ready = [0] * len(program.values)
+        for number, op in enumerate(program.ops):
+            if op.name == CARRY:
+                known = self._start[op.loop]
+            elif op.kind.fusible or op.name == ARGUMENT:
+                known = max([self._seen(value, op.loop) for value in op.operands], default=self._start[op.loop])
+            else:
+                known = self._moments[number] + _LATER
+            for value in op.results:
+                ready[value] = known
+        return ready
+
+    def _seen(self, value: int, loop: int) -> int:
+        """When a value can be read in a loop's body: not before that begins, nor before loops that make it end."""
+        made = self._around[self._program.ops[self._program.producer[value]].loop]
+        ended = [other for other in made if other not in self._around[loop]]
+        return max(self._start[loop], self._end[ended[0]] if ended else self._ready[value])
+
+    def _latest(self) -> list[int]:
+        """[values] when each must be there: when the first kernel reads it, or what is made of it without one."""
+        program = self._program
+        self._due = [0] * len(program.values)
+        for value in reversed(range(len(program.values))):
+            maker = program.producer[value]
+            loop = program.ops[maker].loop if maker >= 0 else -1
+            needed = [self._needed(reader, loop) for reader, _ in program.users[value]]
+            self._due[value] = min(needed, default=self._end[loop])
+        return self._due
+
+    def _needed(self, number: int, loop: int) -> int:
+        """When an op needs what it reads, seen from a loop's body."""
+        op = self._program.ops[number]
+        around = self._around[op.loop]
+        if op.name == RESULT or loop not in (-1, *around):
+            return self._end[loop]
+        if op.loop != loop:
+            entered = around[around.index(loop) + 1] if loop >= 0 else around[0]
+            return self._start[entered]
+        if op.name == CARRY:
+            return self._end[loop]
+        if op.kind.fusible and op.results:
+            return min(self._due[value] for value in op.results)
+        return self._moments[number]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a collective stands: the op that reads the array, or makes it, and its part of all runs."""
+
+    op: int
+    value: int
+    share: float
+
+
+def ops_by_pattern(problem: Problem) -> dict[int, list[int]]:
+    """Pattern -> its ops."""
+    alike: dict[int, list[int]] = defaultdict(list)
+    for number, pattern in enumerate(problem.op_pattern):
+        alike[pattern].append(number)
+    return alike
+
+
+def places_of(problem: Problem, use: CollectiveUse, alike: dict[int, list[int]]) -> list[Place]:
+    """Places of collectives that are counted together: one for each array of that type, and loop, that ops of the
+    pattern read in that position, or make. Of several readers of one array the first counts."""
+    program = problem.program
+    own = program.ops[use.op]
+    reads = use.value in own.operands
+    if not reads and use.value not in own.results:
+        return [Place(use.op, use.value, 1.0)]
+    position = own.operands.index(use.value) if reads else own.results.index(use.value)
+    type_ = str(program.values[use.value])
+    found: dict[tuple[int, int], int] = {}  # array and loop -> op
+    for number in alike[problem.op_pattern[use.op]]:
+        op = program.ops[number]
+        arrays = op.operands if reads else op.results
+        if position < len(arrays) and str(program.values[arrays[position]]) == type_:
+            found.setdefault((arrays[position], op.loop), number)
+    total = sum(program.ops[number].trips for number in found.values())
+    return [Place(number, value, program.ops[number].trips / total) for (value, _), number in found.items()]
