@@ -4,6 +4,8 @@ Items around patterns that the same decisions touch form one bucket; a bucket's 
 rows (see `iteration_memo`) of those patterns. A plan is evaluated as a change to one evaluated before: only where a row
 has changed is anything looked at. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives
 and what is alive at the peak.
+
+A worked example: docs/explanation/worked-example.md.
 """
 
 from __future__ import annotations

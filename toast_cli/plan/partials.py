@@ -12,6 +12,8 @@ These rules are pure functions of what the ops involved iterate over. Lowering a
 incremental evaluator for every kind of sum; nobody else decides what becomes of a partial result.
 
 Enters: a sum and what its ops iterate over. Leaves: `Reduction`s of parts of it, and the `Hop`s that complete them.
+
+A worked example: docs/explanation/worked-example.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Ops that are split alike under every plan share one `OpPattern`; a Gemma-2B training step of 11k ops has a few hundred.
 Enters: program, dimensions, mesh. Leaves: `Problem`.
+
+A worked example: docs/explanation/worked-example.md.
 """
 
 from __future__ import annotations
