@@ -39,9 +39,9 @@ Progress = Callable[[str, float, float, int, float], None]
 # What a plan for another program than the user's must gain, as a fraction; predictions of two programs differ so much
 # from what compilers make of them.
 PARTED = 0.03
-# Plans looked at of another program than the user's. It is searched further only if the best of them gains as much
-# against the best of as many plans for the user's program.
-GLANCE = 500
+# Plans looked at of another program than the user's. It is searched further only if the best of them is at most this
+# fraction slower than the best of as many plans for the user's program.
+GLANCE, PROMISING = 500, 0.01
 # More parts of a batch are tried while twice as many need no more than this share of the memory.
 _WORTH_MORE = 0.98
 
@@ -166,7 +166,8 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
         glance = settings.name == SearchName.mcts and plans > GLANCE
         second = searched(1, replace(settings, evaluations=GLANCE) if glance else settings)
         as_early = [cost for number, cost in first.result.trail if number <= GLANCE][-1]
-        if glance and second.result.stopped == "iterations" and worth(second) > worth(first, as_early):
+        promising = worth(second) + PARTED + PROMISING > worth(first, as_early)
+        if glance and second.result.stopped == "iterations" and promising:
             second = searched(1, settings)
         found = sorted([first, second], key=worth, reverse=True)
     evaluations, taken = sum(it.result.evaluations for it in found), sum(it.result.seconds for it in found)
