@@ -3,7 +3,7 @@
 The kernels are those of JAX's own library, lowered for TPU, alone and in a small layer, and JAX's ragged products. One
 row for each program, mesh, and plan of the search and of every strategy that applies: what was written is compiled
 ahead of time, and its collectives are compared with those that were promised. Exits with 1 where something does not
-compile, or where less than 98 % of the bytes are as promised.
+compile, or where less than 98 % of the bytes are as promised, if they are more than a few.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.pipeline import Request, partition
 from toast_cli.tactics import strategies
 
-AIM = 0.98
+AIM, SMALL_KIB = 0.98, 1.0  # what moves less is no part of the aim
 COLUMNS = {
     "program": "{program}", "mesh": "{mesh}", "plan": "{plan}", "predicted KiB": "{predicted_kib:.1f}",
     "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}", "predicted ms": "{milliseconds:.3f}",
@@ -176,8 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
             for row in measure(Path(name).name, path, mesh, options):
                 rows.append(row)
                 note(" ".join(form.format_map(row) for form in COLUMNS.values()))
-                for one in row.get("differences", ()) if row["verdict"] else ():
-                    note(f"    {fidelity.difference_line(one)}")
+                if row["verdict"] and row.get("differences"):
+                    note(f"    {fidelity.difference(row)}")
     show("hand-written kernels, compiled by XLA:TPU", COLUMNS, rows, {"wrong": "red"})
     write_json(options.json, rows)
     return 1 if any(row["verdict"] for row in rows) else 0
@@ -208,7 +208,7 @@ def measure(name: str, path: Path, mesh: str, options: argparse.Namespace) -> It
         row = {"program": name, "plan": label, "form": options.form, "mesh": mesh, "compiler": "tpu"}
         row |= fidelity.compare(outcome, plan, options.form, job, options)
         row["milliseconds"] = 1e3 * Evaluator(outcome.problem).cost(plan).step_seconds
-        if row.get("share", 0.0) < AIM:
+        if row.get("share", 0.0) < AIM and not row.get("compiled_kib", SMALL_KIB) < SMALL_KIB:
             row["verdict"] = "wrong"
         yield row
 
