@@ -17,6 +17,7 @@ from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.dimensions.merged import reorderable, row_positions, set_apart
+from toast_cli.dimensions.padded import with_uneven
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import NewOrder, Source, batch_parts, stated_pins, with_microbatches, with_order, with_parts
@@ -90,14 +91,23 @@ def readings_of(
     Raises `UsageError` where the program cannot be run so."""
     parts = (request.microbatches or 1) if saved is None else saved.microbatches
     found = _as_written_and_not(source, request, meshes, saved)
-    return [analysed(one if parts == 1 else _in_microbatches(one, parts), meshes) for one in found]
+    return [analysed(one if parts == 1 else _in_microbatches(one, parts), request, meshes) for one in found]
 
 
-def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
-    """A program with its dimensions; those merged of parts that no mesh splits are dimensions of their own."""
-    dimensions = analyse(source.program)
-    program = set_apart(source.program, dimensions, [mesh.sizes for mesh in meshes])
-    return (source, dimensions) if program is source.program else (replace(source, program=program), analyse(program))
+def analysed(source: Source, request: Request, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
+    """A program with its dimensions; those merged of parts that no mesh splits are dimensions of their own, and those
+    that no mesh divides are padded."""
+    sizes = [mesh.sizes for mesh in meshes]
+    program = set_apart(source.program, analyse(source.program), sizes)
+    if not request.as_written and not source.stated:
+        program, padded = with_uneven(program, analyse(program), sizes)
+        notices = [
+            f"{before} does not divide: shards are uneven inside the program, as of {after}, and arguments and results "
+            "are whole along it (--as-written: no such shards)"
+            for before, after in sorted(padded.items())
+        ]
+        source = replace(source, notices=(*source.notices, *notices))
+    return replace(source, program=program), analyse(program)
 
 
 def _in_microbatches(source: Source, parts: int) -> Source:

@@ -87,10 +87,11 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Value:
     """One array: `shape` in elements, `dtype` as MLIR prints the element type (`f32`, `bf16`, `i1`, …); how many
-    `elements` and `bytes` follows."""
+    `elements` and `bytes` follows. written: the shape that the program has, where `shape` is padded."""
 
     shape: tuple[int, ...]
     dtype: str
+    written: tuple[int, ...] | None = field(default=None, compare=False)
     elements: int = field(init=False, repr=False, compare=False)
     bytes: int = field(init=False, repr=False, compare=False)
 
@@ -100,7 +101,7 @@ class Value:
         object.__setattr__(self, "bytes", (elements * DTYPE_BITS.get(self.dtype, 32) + 7) // 8)
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"{self.dtype}[{','.join(map(str, self.written or self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)
