@@ -103,7 +103,7 @@ def _padded_rule(rule: Rule, at: tuple[tuple[int, int, int], ...], splits: bool)
         for dim, factors in enumerate(dims):
             for factor in factors:
                 positions[factor].append((array, dim))
-    sizes, whole = list(rule.sizes), set[int]()
+    sizes, whole, uneven = list(rule.sizes), set[int](), set[int]()
     for factor, found in positions.items():
         here = [p for p in found if p in padded]
         if not here:
@@ -111,6 +111,7 @@ def _padded_rule(rule: Rule, at: tuple[tuple[int, int, int], ...], splits: bool)
         alone = all(arrays[a][d] == (factor,) for a, d in found) and len(here) == len(found)
         if splits and alone and factor not in rule.need_replication | rule.permutation:
             sizes[factor] = padded[here[0]]
+            uneven.add(factor)
         else:
             whole.add(factor)
 
@@ -119,4 +120,5 @@ def _padded_rule(rule: Rule, at: tuple[tuple[int, int, int], ...], splits: bool)
 
     made = tuple(kept(array, dims) for array, dims in enumerate(arrays))
     count = len(rule.operands)
-    return replace(rule, sizes=tuple(sizes), operands=made[:count], results=made[count:])
+    said = {"sizes": tuple(sizes), "uneven": frozenset(uneven)}
+    return replace(rule, operands=made[:count], results=made[count:], **said)

@@ -42,8 +42,8 @@ DTYPE_BITS = {
 class Rule:
     """How one op's dimensions correspond, as Shardy states it: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
 
-    Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the three
-    sets pass through. Rules are looked up once for each op, so each keeps its hash.
+    Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the first
+    three sets pass through. uneven: factors whose size is padded, see `dimensions.padded`. Rules are looked up once for each op, so each keeps its hash.
     """
 
     sizes: tuple[int, ...]
@@ -52,14 +52,12 @@ class Rule:
     reduction: frozenset[int] = frozenset()
     need_replication: frozenset[int] = frozenset()
     permutation: frozenset[int] = frozenset()
+    uneven: frozenset[int] = frozenset()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "_hash",
-            hash((self.sizes, self.operands, self.results, self.reduction, self.need_replication, self.permutation)),
-        )
+        said = self.reduction, self.need_replication, self.permutation, self.uneven
+        object.__setattr__(self, "_hash", hash((self.sizes, self.operands, self.results, *said)))
 
     def __hash__(self) -> int:
         return self._hash
