@@ -4,8 +4,8 @@ XLA pads such a dimension of an array inside the program (150 to 160, ten on eac
 it, and exchanges padded arrays. So the program is analysed and priced with the padded size, while the one that is
 written keeps its own. Arguments and results stay whole along it, since no compiler takes uneven ones.
 
-Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: the program with padded
-sizes where that is worth it.
+Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: the program with
+padded sizes where that is worth it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from functools import lru_cache
 from toast_cli.dimensions.merged import Meshes, Place, Position, most_shards
 from toast_cli.dimensions.model import Dimensions
 from toast_cli.program.model import Op, Program, Rule, ValueFactors
-from toast_cli.program.ops import ARGUMENT, CUSTOM_CALL, RAGGED_DOT, RESULT
+from toast_cli.program.ops import ARGUMENT, CUSTOM_CALL, DYNAMIC_SLICE, RAGGED_DOT, REDUCE, REDUCERS, RESULT
 
 # The most that a dimension is padded by, as a fraction of it, and the share of the work that ops with it must have.
 MOST_PADDING, LEAST_WORK = 0.125, 0.1
 # Where a dimension can be split in two as it is, it is padded for this many times the shards.
 _WORTH = 4
+_WHOLE = (ARGUMENT, CUSTOM_CALL, RAGGED_DOT, RESULT, "chlo.top_k", "stablehlo.select_and_scatter")
 
 
 def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tuple[Program, dict[int, int]]:
@@ -43,8 +44,7 @@ def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tup
     for op in program.ops:
         arrays = op.operands + op.results
         at = [(array, dim, size) for array, v in enumerate(arrays) for dim, size in of_value.get(v, {}).items()]
-        splits = op.name not in (ARGUMENT, RESULT, CUSTOM_CALL, RAGGED_DOT) and op.region is op.kernel is None
-        ops.append(replace(op, rule=_padded_rule(op.rule, tuple(at), splits)) if at else op)
+        ops.append(replace(op, rule=_padded_rule(op.rule, tuple(at), _splits(op, program))) if at else op)
     sizes = {dimensions.class_sizes[number]: wanted[number] for number in set(places.values())}
     return replace(program, ops=tuple(ops), values=tuple(values)), sizes
 
@@ -81,15 +81,26 @@ def _places(program: Program, dimensions: Dimensions, wanted: dict[int, int]) ->
         here = wanted.keys() & set(classes)
         for number_of_class in here:
             work[number_of_class] += cost
-        for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
+        for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True) if here else ():
             for dim, slots in enumerate(dims):
-                for slot in slots if here else ():
-                    if classes[slot] in here:
-                        if len(slots) == 1 and program.values[value].shape[dim] == dimensions.class_sizes[classes[slot]]:
-                            found[value, dim] = classes[slot]
+                size = program.values[value].shape[dim]
+                if len(slots) == 1 and classes[slots[0]] in here and size == dimensions.class_sizes[classes[slots[0]]]:
+                    found[value, dim] = classes[slots[0]]
+        if any(program.values[v].dtype.startswith("complex") for v in op.results):
+            refused |= here
         if op.kind.convolution or op.name == "stablehlo.reduce_window":
             refused |= {classes[slot] for w in op.windows for slot in form.operands[0][w.operand_dim]}
     return {place: c for place, c in found.items() if c not in refused and work[c] >= LEAST_WORK * all_work}
+
+
+def _splits(op: Op, program: Program) -> bool:
+    """Whether an op can have uneven shards: it is never written as a manual region, see `emit.misread`."""
+    if op.name in _WHOLE or op.region is not None or op.kernel is not None:
+        return False
+    if op.name == DYNAMIC_SLICE:
+        shapes = program.values[op.operands[0]].shape, program.values[op.results[0]].shape
+        return not any(1 < part < whole for whole, part in zip(*shapes, strict=True))
+    return op.name != REDUCE or (len(op.results) == 1 and op.detail in REDUCERS)
 
 
 @lru_cache(maxsize=10_000)

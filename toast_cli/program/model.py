@@ -43,7 +43,8 @@ class Rule:
     """How one op's dimensions correspond, as Shardy states it: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
 
     Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the first
-    three sets pass through. uneven: factors whose size is padded, see `dimensions.padded`. Rules are looked up once for each op, so each keeps its hash.
+    three sets pass through. uneven: factors whose size is padded, see `dimensions.padded`. Rules are looked up once for
+    each op, so each keeps its hash.
     """
 
     sizes: tuple[int, ...]
@@ -98,8 +99,13 @@ class Value:
         object.__setattr__(self, "elements", elements)
         object.__setattr__(self, "bytes", (elements * DTYPE_BITS.get(self.dtype, 32) + 7) // 8)
 
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape that the program has."""
+        return self.written or self.shape
+
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.written or self.shape))}]"
+        return f"{self.dtype}[{','.join(map(str, self.own_shape))}]"
 
 
 @dataclass(frozen=True, slots=True)
