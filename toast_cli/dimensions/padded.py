@@ -17,13 +17,13 @@ from functools import lru_cache
 from toast_cli.dimensions.merged import Meshes, Place, Position, most_shards
 from toast_cli.dimensions.model import Dimensions
 from toast_cli.program.model import Op, Program, Rule, ValueFactors
-from toast_cli.program.ops import ARGUMENT, CUSTOM_CALL, DYNAMIC_SLICE, RAGGED_DOT, REDUCE, REDUCERS, RESULT
+from toast_cli.program.ops import CARRY, DOT_GENERAL, DYNAMIC_SLICE, JOIN, REDUCE, REDUCERS
 
 # The most that a dimension is padded by, as a fraction of it, and the share of the work that ops with it must have.
 MOST_PADDING, LEAST_WORK = 0.125, 0.1
 # Where a dimension can be split in two as it is, it is padded for this many times the shards.
 _WORTH = 4
-_WHOLE = (ARGUMENT, CUSTOM_CALL, RAGGED_DOT, RESULT, "chlo.top_k", "stablehlo.select_and_scatter")
+_OTHERS = (CARRY, DOT_GENERAL, JOIN, REDUCE)
 
 
 def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tuple[Program, dict[int, int]]:
@@ -94,8 +94,11 @@ def _places(program: Program, dimensions: Dimensions, wanted: dict[int, int]) ->
 
 
 def _splits(op: Op, program: Program) -> bool:
-    """Whether an op can have uneven shards: it is never written as a manual region, see `emit.misread`."""
-    if op.name in _WHOLE or op.region is not None or op.kernel is not None:
+    """Whether an op can have uneven shards: it is one of those that were tried with them, and is never written as a
+    manual region (see `emit.misread`). XLA ends on a sort of several arrays (jaxlib 0.10.2)."""
+    kind = op.kind
+    plain = kind.source or kind.elementwise or kind.rearranges or kind.identity or kind.lookup or kind.updates
+    if not plain and op.name not in _OTHERS:
         return False
     if op.name == DYNAMIC_SLICE:
         shapes = program.values[op.operands[0]].shape, program.values[op.results[0]].shape
