@@ -210,7 +210,7 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         if request.fit == Fit.auto and free and not best.result.fits:
 
             def again(rewritten: Source) -> Reading:
-                reading = analysed(rewritten, meshes)
+                reading = analysed(rewritten, meshes, uneven=rewritten.program.parted)
                 return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
 
             best, others = made_to_fit(best, again), []

@@ -17,6 +17,7 @@ from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.dimensions.merged import reorderable, row_positions, set_apart
+from toast_cli.dimensions.padded import with_uneven
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import NewOrder, Source, batch_parts, stated_pins, with_microbatches, with_order, with_parts
@@ -89,18 +90,37 @@ def readings_of(
 
     Raises `UsageError` where the program cannot be run so."""
     parts = (request.microbatches or 1) if saved is None else saved.microbatches
-    found = _as_written_and_not(source, request, meshes, saved)
-    return [analysed(one if parts == 1 else _in_microbatches(one, parts), meshes) for one in found]
+    wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
+    found = [] if wanted is True else [analysed(_in_parts(source, parts), meshes)]
+    if wanted is not False:
+        reordered = _reordered(source, meshes)
+        other = _in_parts(with_parts(reordered or source) or reordered or source, parts)
+        rewritten = analysed(other, meshes, uneven=True)
+        if not found or rewritten[0].program.parted:
+            found.append(rewritten)
+    return found
 
 
-def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
-    """A program with its dimensions; those merged of parts that no mesh splits are dimensions of their own."""
-    dimensions = analyse(source.program)
-    program = set_apart(source.program, dimensions, [mesh.sizes for mesh in meshes])
-    return (source, dimensions) if program is source.program else (replace(source, program=program), analyse(program))
+def analysed(source: Source, meshes: list[Mesh], *, uneven: bool = False) -> tuple[Source, Dimensions]:
+    """A program with its dimensions; those merged of parts that no mesh splits are dimensions of their own, and those
+    that no mesh divides are padded where shards may be uneven."""
+    sizes = [mesh.sizes for mesh in meshes]
+    program = set_apart(source.program, analyse(source.program), sizes)
+    if uneven:
+        program, padded = with_uneven(program, analyse(program), sizes)
+        notices = [
+            f"{before} does not divide: shards are uneven inside the program, as of {after}, and arguments and results "
+            "are whole along it (--as-written: no such shards)"
+            for before, after in sorted(padded.items())
+        ]
+        source = replace(source, notices=(*source.notices, *notices))
+        program = replace(program, parted=program.parted or bool(padded))
+    return replace(source, program=program), analyse(program)
 
 
-def _in_microbatches(source: Source, parts: int) -> Source:
+def _in_parts(source: Source, parts: int) -> Source:
+    if parts == 1:
+        return source
     found = with_microbatches(source, parts)
     if isinstance(found, str):
         raise UsageError(
@@ -111,22 +131,10 @@ def _in_microbatches(source: Source, parts: int) -> Source:
     return found
 
 
-def _as_written_and_not(source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None) -> list[Source]:
-    wanted = False if request.as_written else request.parted if saved is None else saved.parted
-    if wanted is False:
-        return [source]
-    reordered = _reordered(source, meshes)
-    rewritten = with_parts(reordered or source) or reordered
-    if rewritten is None:
-        return [source]
-    return [rewritten] if wanted else [source, rewritten]
-
-
 def _reordered(source: Source, meshes: list[Mesh]) -> Source | None:
-    """The program with dimensions merged in the order that these meshes split best; None where that is its own, or it
-    states shardings, which are of the arrays that it has."""
+    """The program with dimensions merged in the order that these meshes split best; None where that is its own."""
     program = source.program
-    merges = reorderable(program, analyse(program), [mesh.sizes for mesh in meshes]) if not source.stated else []
+    merges = reorderable(program, analyse(program), [mesh.sizes for mesh in meshes])
     orders = {place: NewOrder(merge.sizes, merge.first) for merge in merges for place in merge.places}
     return with_order(source, orders, lambda op: row_positions(op, program).keys()) if orders else None
 
@@ -154,7 +162,12 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
 
         return search_meshes(*readings[number], space, settings, said)
 
-    first = searched(0, settings)
+    try:
+        first = searched(0, settings)
+    except UsageError:  # a strategy that does not apply to the program as it is written
+        if count == 1:
+            raise
+        return [searched(1, settings)]
     reference, found = first.evaluator.cost(()), [first]
 
     def worth(reading: Reading, cost: Cost | None = None) -> float:

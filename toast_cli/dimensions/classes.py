@@ -282,7 +282,9 @@ def _make_form(rule: Rule, pieces: dict[int, list[int]], extents: dict[int, list
     for slots in _dimensions(operands + results):
         for k, slot in enumerate(slots):
             majors[slot].update(slots[:k])
-    return Form(tuple(sizes), tuple(kinds), tuple(divisors), operands, results, tuple(tuple(sorted(m)) for m in majors))
+    uneven = frozenset(slot for factor in rule.uneven for slot in slots_of.get(factor, ()))
+    said = tuple(tuple(sorted(m)) for m in majors)
+    return Form(tuple(sizes), tuple(kinds), tuple(divisors), operands, results, said, uneven)
 
 
 def _kind(rule: Rule, factor: int, blocked: set[int]) -> SlotKind:

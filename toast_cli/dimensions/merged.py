@@ -68,7 +68,7 @@ def reorderable(program: Program, dimensions: Dimensions, meshes: Meshes) -> lis
             return 0
         sizes = [dimensions.class_sizes[c] for c in parts]
         worth = [
-            (_most_shards((size, *sizes[:k], *sizes[k + 1 :]), meshes), _role(dimensions, parts[k]) == "batch", -k)
+            (most_shards((size, *sizes[:k], *sizes[k + 1 :]), meshes), _role(dimensions, parts[k]) == "batch", -k)
             for k, size in enumerate(sizes)
         ]
         return -max(worth)[2] if max(worth)[:2] > worth[0][:2] else 0
@@ -82,7 +82,7 @@ def set_apart(program: Program, dimensions: Dimensions, meshes: Meshes) -> Progr
 
     def first(parts: tuple[int, ...]) -> int:
         sizes = tuple(dimensions.class_sizes[c] for c in parts)
-        before, after = _most_shards(sizes, meshes), _most_shards((prod(sizes),), meshes)
+        before, after = most_shards(sizes, meshes), most_shards((prod(sizes),), meshes)
         return -1 if after > before and (before == 1 or (before == 2 and after >= _WORTH * before)) else 0
 
     apart = {place for merge in _merges(program, dimensions, first) for place in merge.places}
@@ -205,7 +205,7 @@ def _role(dimensions: Dimensions, number: int) -> str:
     return dimensions.groups[dimensions.class_group[number]].role
 
 
-def _most_shards(parts: tuple[int, ...], meshes: Meshes) -> int:
+def most_shards(parts: tuple[int, ...], meshes: Meshes) -> int:
     """How many shards the axes of one mesh can make of a dimension of these parts, major to minor."""
     return max(_shards(parts, mesh) for mesh in meshes)
 

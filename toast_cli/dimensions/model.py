@@ -28,6 +28,7 @@ class Form:
             dimensions of different sizes).
         operands, results: per array, per dimension, the slots it is made of, major to minor.
         majors: [slots] slots that must be fully split before this one may be (it is minor to them in some dimension).
+        uneven: slots whose size is padded; a sum is not scattered along them.
     """
 
     sizes: tuple[int, ...]
@@ -36,11 +37,14 @@ class Form:
     operands: tuple[tuple[tuple[int, ...], ...], ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
     majors: tuple[tuple[int, ...], ...]
+    uneven: frozenset[int] = frozenset()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "_hash", hash((self.sizes, self.kinds, self.extents, self.operands, self.results, self.majors))
+            self,
+            "_hash",
+            hash((self.sizes, self.kinds, self.extents, self.operands, self.results, self.majors, self.uneven)),
         )
 
     def __hash__(self) -> int:

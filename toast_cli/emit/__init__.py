@@ -15,7 +15,7 @@ from typing import Any
 
 from toast_cli.emit.hlo import emit_hlo
 from toast_cli.emit.kernel_lines import emit_python
-from toast_cli.emit.misread import misread_note
+from toast_cli.emit.misread import misread_note, refuse_uneven
 from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.emit.spmd.hlo import emit_spmd_hlo
@@ -42,6 +42,8 @@ FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
 
 # These hold shardings and not the program.
 WITHOUT_NUMBERS = ("specs", "python")
+# These hold the program of one device, with shards of one size.
+OF_ONE_DEVICE = ("spmd", "spmd-hlo")
 
 
 def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
@@ -49,6 +51,8 @@ def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}", where="--format", hint=f"choose from {', '.join(FORMATS)}")
     _refuse_unwritable(source, format)
+    if format in OF_ONE_DEVICE:
+        refuse_uneven(source, lowered, range(len(source.program.ops)))
     return FORMATS[format](source, lowered)
 
 

@@ -36,7 +36,7 @@ regions of their own; after it the module is what it was before.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -54,11 +54,12 @@ from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
+from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.windows import convolution_dims
 from toast_cli.kernels.describe import CUSTOM_CALL
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding, axes_of, shards
+from toast_cli.plan.sharding import Sharding, axes_of, is_uneven, shards
 from toast_cli.program.model import Op
 from toast_cli.program.ops import (
     BLOCK_SCALED_DOT,
@@ -217,6 +218,21 @@ def lying(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Shard
     return ways_in, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
 
 
+def refuse_uneven(source: Source, lowered: PartitionedProgram, numbers: Iterable[int]) -> None:
+    """Raises `UsageError` where one of these ops is to be written on the shards of one device, and they are uneven."""
+    program = source.program
+    for number in numbers:
+        op = program.ops[number]
+        ways_in, ways_out = lying(lowered, number, op)
+        for value, at in zip(op.operands + op.results, ways_in + ways_out, strict=True):
+            if is_uneven(program.values[value], at):
+                raise UsageError(
+                    f"{program.values[value]} has uneven shards, with which {op.name.partition('.')[2]} is not written",
+                    where=source.location(number) or source.path,
+                    hint="plan with --as-written, which has none; of a whole program, --format stablehlo writes them",
+                )
+
+
 def put_region(
     source: Source,
     lowered: PartitionedProgram,
@@ -226,6 +242,7 @@ def put_region(
     undo: Undo,
 ) -> Any:
     """Puts a region in the place of an operation; returns it. steps: what completes some values."""
+    refuse_uneven(source, lowered, [number])
     program, sizes = source.program, lowered.axis_sizes
     op, operation = program.ops[number], source.operations[number]
     ways_in, computed = lying(lowered, number, op)

@@ -40,7 +40,7 @@ from toast_cli.plan.partials import (
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy, ReshardStep, copies_of, moves_of, reshard_steps, runs_by_region
-from toast_cli.plan.sharding import Sharding, axes_of, shards, split_further
+from toast_cli.plan.sharding import Sharding, axes_of, shards, split_further, written_part
 from toast_cli.program.ops import ARGUMENT
 
 # Pattern -> what it iterates over under the plan at hand; `LOOP_EDGES` too, where loops read something.
@@ -169,8 +169,9 @@ class Pricer:
         sharding = iteration.computed[k]
         op = self._problem.program.ops[how.op]
         completion = completion_of(op, iteration, k, self._sizes, how.terms, apart=how.apart)
+        value = self._problem.program.values[op.results[k]]
         for hop in self._hops_of(partial, completion, cut):
-            size = whole * hop.fraction
+            size = whole * hop.fraction * written_part(value, hop.before, hop.after)
             if hop.kind != REDUCE_SCATTER:
                 yield self._reduction(hop.kind, hop.axes, size, k, how)
             elif hop.after is None and self._scatters.reduced_first(how.op, iteration, cut[0]):
@@ -257,15 +258,17 @@ class Pricer:
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read."""
-        for step, at, _, places, ahead in moves_of(made, copies):
+        for step, before, after, places, ahead in moves_of(made, copies):
             served = [item.readers[place] for place in places]
             stops = [(r.ahead_region, r.ahead_runs) if ahead else (r.region, r.runs) for r in served]
             runs = sum(runs_by_region(stops).values())
             op = reader_op(self._problem, item, served[0].pattern, served[0].position)
-            written = (step.kind, item.bytes * step.fraction)
-            size, value = self._moved_bytes(item, places) * step.fraction, item.values[0]
+            value = item.values[0]
+            fraction = step.fraction * written_part(self._problem.program.values[value], before, after)
+            written = (step.kind, item.bytes * fraction)
+            size = self._moved_bytes(item, places) * fraction
             if step.kind == GATHER:
-                split = [d for d, axes in enumerate(at) if axes]
+                split = [d for d, axes in enumerate(before) if axes]
                 size *= gathered_part(self._profile, self._problem.program, value, split)
             kind = self._as_emitted(step, value, shards(made, self._sizes))
             waited_for, count = item.waited_for, runs * len(item.values)

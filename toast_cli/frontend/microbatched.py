@@ -49,7 +49,7 @@ def batch_dimensions(source: Source) -> list[tuple[int, int]]:
     program = source.program
     inputs = _inputs(source)
     values = {n: program.values[program.arguments[n].value] for n in inputs}
-    found = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].shape[dim] > 1]
+    found = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].own_shape[dim] > 1]
     return sorted(found, key=lambda it: (it[1], -values[it[0]].bytes))
 
 
@@ -60,7 +60,9 @@ def _inputs(source: Source) -> list[int]:
 
 def batch_parts(source: Source) -> list[int]:
     """Numbers of parts to try, the smallest first: powers of two that divide a batch."""
-    shapes = [source.program.values[source.program.arguments[n].value].shape for n, _ in batch_dimensions(source)[:1]]
+    shapes = [
+        source.program.values[source.program.arguments[n].value].own_shape for n, _ in batch_dimensions(source)[:1]
+    ]
     return [2**k for shape in shapes for k in range(1, shape[0].bit_length()) if shape[0] % 2**k == 0]
 
 
@@ -71,7 +73,7 @@ def with_microbatches(source: Source, parts: int) -> Source | str:
     why = ""
     for argument, dim in batch_dimensions(source)[:_TRIED]:
         value = source.program.values[source.program.arguments[argument].value]
-        if value.shape[dim] % parts:
+        if value.own_shape[dim] % parts:
             why = why or f"{value} has no {parts} equal parts along dimension {dim}"
             continue
         try:

@@ -207,10 +207,15 @@ def rules_of(
         form.majors,
         frozenset(slot for slot, kind in enumerate(form.kinds) if kind is SlotKind.BLOCKED),
         summed,
-        form.results if summed else (),
+        _scattered(form) if summed else (),
         space,
         closed,
     )
+
+
+def _scattered(form: Form) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Slots of each result's dimensions; of those that a sum cannot be scattered along, none."""
+    return tuple(tuple(() if form.uneven.intersection(slots) else slots for slots in dims) for dims in form.results)
 
 
 def assigned_order(plan: Plan) -> Plan:

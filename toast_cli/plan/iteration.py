@@ -69,6 +69,8 @@ class Iteration:
         computed: [results] sharding the op computes each in. reduced_to: [results] sharding once reductions are
             resolved. shardings: [results] the same, but as pinned where a result is.
         reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
+        cuts: `operands` without axes that split a padded dimension, along which no sum is scattered; None where no
+            operand has one.
         number: which of the iterations of its `IterationMemo` it is; -1 for one that is in none.
     """
 
@@ -79,7 +81,12 @@ class Iteration:
     shardings: tuple[Sharding, ...]
     reduced: tuple[int, ...]
     scattered: tuple[tuple[int, ...], ...]
+    cuts: tuple[Sharding, ...] | None = None
     number: int = field(default=-1, repr=False, compare=False)
+
+    def cut(self, operand: int) -> Sharding:
+        """How it cuts an operand that is a sum."""
+        return self.operands[operand] if self.cuts is None else self.cuts[operand]
 
 
 # What an op makes of a plan, all else follows from it: [slots] the axes that split each, and per result, for each axis
@@ -103,6 +110,7 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
         form.kinds,
         form.extents,
         form.majors,
+        form.uneven,
         sums,
         pattern.space,
     )
@@ -141,9 +149,10 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
             computed = reduced_to = tuple(shardings)
         if not operands and not partial:  # an argument: it simply rests as pinned
             computed = reduced_to = tuple(shardings)
-    return Iteration(
-        slot_axes, operands, computed, reduced_to, tuple(shardings), tuple(dict.fromkeys(reduced)), tuple(scattered)
-    )
+    even = [() if slot in form.uneven else axes for slot, axes in enumerate(slot_axes)]
+    cuts = tuple(sharding(dims, even) for dims in form.operands) if form.uneven else None
+    all_reduced = tuple(dict.fromkeys(reduced))
+    return Iteration(slot_axes, operands, computed, reduced_to, tuple(shardings), all_reduced, tuple(scattered), cuts)
 
 
 def axes_summed_over(kinds: Sequence[SlotKind], slot_axes: SlotAxes) -> list[int]:

@@ -7,7 +7,7 @@ Enters: a `Problem` and a plan. Leaves: a `PartitionedProgram`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from toast_cli.plan.accumulation import left_by_loops
@@ -33,7 +33,7 @@ from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import ShardingMove, copies_of, moves_of, reshard_steps, runs_by_region
 from toast_cli.plan.settle import settled
-from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without
+from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without, written_part
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import loop_at, readings, trips_at
 from toast_cli.program.sums import Sum, readers
@@ -136,7 +136,7 @@ class _Lowering:
             summed=frozenset(summed),
             found=frozenset(found & computed.keys()),
             held=self._held,
-            collectives=tuple(sorted(self._collectives(reduced), key=attrgetter("op"))),
+            collectives=tuple(sorted(map(self._unpadded, self._collectives(reduced)), key=attrgetter("op"))),
         )
         return settled(self._program, lowered)
 
@@ -187,7 +187,7 @@ class _Lowering:
         """Enters how a carry lies once it is reduced behind its loop: as all that read it want it."""
         uses = readers(self._program, carried)
         lies = self._made[carried]
-        cut = cut_by_readers(over, [self._iterations[op].operands[k] for op, k in uses])
+        cut = cut_by_readers(over, [self._iterations[op].cut(k) for op, k in uses])
         if not cut:
             return
         op, position = uses[0]
@@ -220,6 +220,14 @@ class _Lowering:
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
+    def _unpadded(self, collective: Collective) -> Collective:
+        """Only dimensions that are split are padded, before or behind the collective."""
+        value = self._program.values[collective.value]
+        if value.written is None:
+            return collective
+        part = written_part(value, collective.before, collective.after)
+        return replace(collective, local_bytes=collective.local_bytes * part)
+
     def _collectives(self, reduced: list[_Reduced]) -> Iterator[Collective]:
         ops, in_sums = self._program.ops, self._problem.terms
         for part in reduced:
@@ -239,7 +247,7 @@ class _Lowering:
     def _completions(self, part: _Reduced) -> Iterator[Collective]:
         """Of a sum, or part of one."""
         op = self._program.ops[part.op]
-        wanted = [self._iterations[reader].operands[k] for reader, k in part.readers]
+        wanted = [self._iterations[reader].cut(k) for reader, k in part.readers]
         cut = in_turn((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
         how = completion_of(op, self._iterations[part.op], 0, self._sizes, part.terms, apart=part.apart)
         for hop in completed(part.partial, self._sizes, how, cut):

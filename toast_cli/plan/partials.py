@@ -126,7 +126,7 @@ def reductions_of(steps: Steps, iteration_of: Callable[[int], Iteration]) -> Ite
             partial = partial_of(iteration)
             waiting.append(_Open(partial, place, place, partial))
             continue
-        read = [_read_in(waiting.pop(), iteration.operands[0]) for _ in range(1 if does == "view" else 2)]
+        read = [_read_in(waiting.pop(), iteration) for _ in range(1 if does == "view" else 2)]
         (left, _), (right, _) = read[-1], read[0]
         grown = _viewed(left, iteration) if does == "view" else _added(left, right, place, iteration, does)
         if grown is None:
@@ -152,16 +152,16 @@ def _closed(part: _Open, *, whole: bool) -> Iterator[Reduction]:
         )
 
 
-def _read_in(part: _Open, required: Sharding) -> tuple[_Open | None, _Open]:
-    """The part as a use reads it that needs `required`, and as it is reduced if it ends there. Of axes that it is
-    reduced over and that split `required`, besides all that split it now, each device keeps a piece of the total. None
-    where it has to be resharded besides, or is complete."""
-    partial = part.partial
+def _read_in(part: _Open, user: Iteration) -> tuple[_Open | None, _Open]:
+    """The part as the first operand of a use, and as it is reduced if it ends there. Of axes that it is reduced over
+    and that split the operand, besides all that split it now, each device keeps a piece of the total. None where it has
+    to be resharded besides, or is complete."""
+    partial, required = part.partial, user.operands[0]
     if partial is None or partial.to == required:
         return (part if partial else None), part
     at, to, reduced = partial
     over = axes_of(required)
-    cut = by_dimension(reduced, required) if axes_of(to) <= over else ()
+    cut = by_dimension(reduced, user.cut(0)) if axes_of(to) <= over else ()
     ended = part._replace(cut=(*part.cut, *cut))
     if not refines(required, to) or axes_of(required) - axes_of(to) != axes_of(cut):
         return None, ended

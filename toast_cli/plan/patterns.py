@@ -138,7 +138,7 @@ def _accumulations(
     program: Program, dimensions: Dimensions, pins: Mapping[int, PinnedSharding]
 ) -> tuple[Accumulation, ...]:
     """What loops add up, as far as no pin binds it."""
-    if not program.loops:
+    if not program.loops or any(value.written for value in program.values):  # regions have no uneven shards
         return ()
     found = find_accumulations(
         program,

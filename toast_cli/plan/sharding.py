@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from math import prod
 
+from toast_cli.program.model import Value
+
 Sharding = tuple[tuple[int, ...], ...]
 
 
@@ -92,3 +94,19 @@ def axes_of(sharding: Sharding) -> set[int]:
 def split_further(sharding: Sharding, target: Sharding, axes: Iterable[int]) -> Sharding:
     """`sharding` once `axes` split the dimensions that they split in `target`."""
     return tuple([(*have, *(a for a in want if a in axes)) for have, want in zip(sharding, target, strict=True)])
+
+
+def is_uneven(value: Value, sharding: Sharding) -> bool:
+    """Whether an array so split is padded."""
+    return value.written is not None and any(
+        axes and own != size for own, size, axes in zip(value.written, value.shape, sharding, strict=True)
+    )
+
+
+def written_part(value: Value, *lies: Sharding | None) -> float:
+    """The part of a padded array that devices send each other: it is padded only along dimensions that are split, in
+    any of these shardings."""
+    if value.written is None:
+        return 1.0
+    split = [any(at is not None and at[dim] for at in lies) for dim in range(len(value.shape))]
+    return prod(own / size for own, size, padded in zip(value.written, value.shape, split, strict=True) if not padded)

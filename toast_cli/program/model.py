@@ -42,8 +42,9 @@ DTYPE_BITS = {
 class Rule:
     """How one op's dimensions correspond, as Shardy states it: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
 
-    Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the three
-    sets pass through. Rules are looked up once for each op, so each keeps its hash.
+    Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the first
+    three sets pass through. uneven: factors whose size is padded, see `dimensions.padded`. Rules are looked up once for
+    each op, so each keeps its hash.
     """
 
     sizes: tuple[int, ...]
@@ -52,14 +53,12 @@ class Rule:
     reduction: frozenset[int] = frozenset()
     need_replication: frozenset[int] = frozenset()
     permutation: frozenset[int] = frozenset()
+    uneven: frozenset[int] = frozenset()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "_hash",
-            hash((self.sizes, self.operands, self.results, self.reduction, self.need_replication, self.permutation)),
-        )
+        said = self.reduction, self.need_replication, self.permutation, self.uneven
+        object.__setattr__(self, "_hash", hash((self.sizes, self.operands, self.results, *said)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -87,10 +86,11 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Value:
     """One array: `shape` in elements, `dtype` as MLIR prints the element type (`f32`, `bf16`, `i1`, …); how many
-    `elements` and `bytes` follows."""
+    `elements` and `bytes` follows. written: the shape that the program has, where `shape` is padded."""
 
     shape: tuple[int, ...]
     dtype: str
+    written: tuple[int, ...] | None = field(default=None, compare=False)
     elements: int = field(init=False, repr=False, compare=False)
     bytes: int = field(init=False, repr=False, compare=False)
 
@@ -99,8 +99,13 @@ class Value:
         object.__setattr__(self, "elements", elements)
         object.__setattr__(self, "bytes", (elements * DTYPE_BITS.get(self.dtype, 32) + 7) // 8)
 
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape that the program has."""
+        return self.written or self.shape
+
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"{self.dtype}[{','.join(map(str, self.own_shape))}]"
 
 
 @dataclass(frozen=True, slots=True)

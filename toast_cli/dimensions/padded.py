@@ -1,0 +1,138 @@
+"""Dimensions that a mesh does not divide, such as 150 tokens on 16 devices: split into uneven shards.
+
+XLA pads such a dimension of an array inside the program (150 to 160, ten on each device), masks what it adds up over
+it, and exchanges padded arrays. So the program is analysed and priced with the padded size, while the one that is
+written keeps its own. Arguments and results stay whole along it, since no compiler takes uneven ones.
+
+Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: the program with
+padded sizes where that is worth it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import lru_cache
+
+from toast_cli.dimensions.merged import Meshes, Place, Position, most_shards
+from toast_cli.dimensions.model import Dimensions
+from toast_cli.program.model import Op, Program, Rule, ValueFactors
+from toast_cli.program.ops import CARRY, DOT_GENERAL, DYNAMIC_SLICE, JOIN, REDUCE, REDUCERS
+
+# The most that a dimension is padded by, as a fraction of it, and the share of the work that ops with it must have.
+MOST_PADDING, LEAST_WORK = 0.125, 0.1
+# Where a dimension can be split in two as it is, it is padded for this many times the shards.
+_WORTH = 4
+_OTHERS = (CARRY, DOT_GENERAL, JOIN, REDUCE)
+
+
+def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tuple[Program, dict[int, int]]:
+    """(the program with padded sizes, size -> what it is padded to)."""
+    wanted = {c: padded for c, n in enumerate(dimensions.class_sizes) if (padded := _padded(n, meshes)) > n}
+    places = _places(program, dimensions, wanted) if wanted else {}
+    if not places:
+        return program, {}
+    of_value: dict[int, dict[int, int]] = defaultdict(dict)
+    for (value, dim), number in places.items():
+        of_value[value][dim] = wanted[number]
+    values = list(program.values)
+    for value, dims in of_value.items():
+        shape = program.values[value].shape
+        sizes = tuple(dims.get(dim, n) for dim, n in enumerate(shape))
+        values[value] = replace(program.values[value], shape=sizes, written=shape)
+    ops = []
+    for op in program.ops:
+        arrays = op.operands + op.results
+        at = [(array, dim, size) for array, v in enumerate(arrays) for dim, size in of_value.get(v, {}).items()]
+        ops.append(replace(op, rule=_padded_rule(op.rule, tuple(at), _splits(op, program))) if at else op)
+    sizes = {dimensions.class_sizes[number]: wanted[number] for number in set(places.values())}
+    return replace(program, ops=tuple(ops), values=tuple(values)), sizes
+
+
+def _padded(size: int, meshes: Meshes) -> int:
+    """What a dimension is padded to; its own size where that splits well, or too much would be added."""
+    before, best = most_shards((size,), meshes), (1, 0)
+    for shards in {shards for mesh in meshes for shards in _products(mesh)}:
+        padded = -(-size // shards) * shards
+        if padded - size <= MOST_PADDING * size:
+            best = max(best, (most_shards((padded,), meshes), -padded))
+    worth = before == 1 < best[0] or (before == 2 and best[0] >= _WORTH * before)
+    return -best[1] if worth else size
+
+
+@lru_cache(maxsize=100)
+def _products(axes: tuple[int, ...]) -> frozenset[int]:
+    found = {1}
+    for size in axes:
+        found |= {size * other for other in found}
+    return frozenset(found - {1})
+
+
+def _places(program: Program, dimensions: Dimensions, wanted: dict[int, int]) -> dict[Place, int]:
+    """Dimensions of arrays that are one of these classes and nothing else, of the classes that are worth it."""
+    found: dict[Place, int] = {}
+    work: dict[int, float] = defaultdict(float)
+    refused: set[int] = set()
+    all_work = 0.0
+    for number, op in enumerate(program.ops):
+        form, classes = dimensions.forms[number], dimensions.slot_classes[number]
+        cost = (op.flops + sum(program.values[v].elements for v in op.results)) * op.trips
+        all_work += cost
+        here = wanted.keys() & set(classes)
+        for number_of_class in here:
+            work[number_of_class] += cost
+        for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True) if here else ():
+            for dim, slots in enumerate(dims):
+                size = program.values[value].shape[dim]
+                if len(slots) == 1 and classes[slots[0]] in here and size == dimensions.class_sizes[classes[slots[0]]]:
+                    found[value, dim] = classes[slots[0]]
+        if any(program.values[v].dtype.startswith("complex") for v in op.results):
+            refused |= here
+        if op.kind.convolution or op.name == "stablehlo.reduce_window":
+            refused |= {classes[slot] for w in op.windows for slot in form.operands[0][w.operand_dim]}
+    return {place: c for place, c in found.items() if c not in refused and work[c] >= LEAST_WORK * all_work}
+
+
+def _splits(op: Op, program: Program) -> bool:
+    """Whether an op can have uneven shards: it is one of those that were tried with them, and is never written as a
+    manual region (see `emit.misread`). XLA ends on a sort of several arrays (jaxlib 0.10.2)."""
+    kind = op.kind
+    plain = kind.source or kind.elementwise or kind.rearranges or kind.identity or kind.lookup or kind.updates
+    if not plain and op.name not in _OTHERS:
+        return False
+    if op.name == DYNAMIC_SLICE:
+        shapes = program.values[op.operands[0]].shape, program.values[op.results[0]].shape
+        return not any(1 < part < whole for whole, part in zip(*shapes, strict=True))
+    return op.name != REDUCE or (len(op.results) == 1 and op.detail in REDUCERS)
+
+
+@lru_cache(maxsize=10_000)
+def _padded_rule(rule: Rule, at: tuple[tuple[int, int, int], ...], splits: bool) -> Rule:
+    """A rule with padded sizes. at: (array, dimension, padded size). splits: whether the op can be split along them; a
+    dimension that it cannot be split along has no factor."""
+    padded = {(array, dim): size for array, dim, size in at}
+    arrays = rule.operands + rule.results
+    positions: dict[int, list[Position]] = defaultdict(list)
+    for array, dims in enumerate(arrays):
+        for dim, factors in enumerate(dims):
+            for factor in factors:
+                positions[factor].append((array, dim))
+    sizes, whole, uneven = list(rule.sizes), set[int](), set[int]()
+    for factor, found in positions.items():
+        here = [p for p in found if p in padded]
+        if not here:
+            continue
+        alone = all(arrays[a][d] == (factor,) for a, d in found) and len(here) == len(found)
+        if splits and alone and factor not in rule.need_replication | rule.permutation:
+            sizes[factor] = padded[here[0]]
+            uneven.add(factor)
+        else:
+            whole.add(factor)
+
+    def kept(array: int, dims: ValueFactors) -> ValueFactors:
+        return tuple(() if (array, d) in padded and whole & {*factors} else factors for d, factors in enumerate(dims))
+
+    made = tuple(kept(array, dims) for array, dims in enumerate(arrays))
+    count = len(rule.operands)
+    said = {"sizes": tuple(sizes), "uneven": frozenset(uneven)}
+    return replace(rule, operands=made[:count], results=made[count:], **said)
