@@ -150,9 +150,7 @@ def partition(
         if fits and (program_target is not None or verify is not None):
             if progress is not None:
                 progress("emit", 1.0, report.predicted.step_seconds, report.search.evaluations, report.search.seconds)
-            emitted = outcome.emit(
-                chosen.value, (annotate or Annotate.minimal).value, weigh=not quiet or json is not None
-            )
+            emitted = outcome.emit(chosen.value, (annotate or Annotate.minimal).value)
             content, report = emitted.content, emitted.report
             if program_target is not None:
                 write_target(program_target, content)
