@@ -51,9 +51,6 @@ def sweep(
             "(default: as in SPEC).",
         ),
     ] = None,
-    shapes: Annotated[
-        str | None, typer.Option("--shapes", hidden=True, help="The former name of --mesh-shape.")
-    ] = None,
     memory_limit: Annotated[
         list[str] | None,
         typer.Option(
@@ -130,7 +127,7 @@ def sweep(
         parse_address(cluster)
     requests = [options.make_request(program, spec, given) for program in programs for spec in mesh]
     limits = [bytes_or_none(text, "--memory-limit") for text in memory_limit or (None,)]
-    points = points_of(requests, mesh_shape or shapes, limits, parse_seeds(seeds))
+    points = points_of(requests, mesh_shape, limits, parse_seeds(seeds))
 
     rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
 
