@@ -56,8 +56,8 @@ def trials() -> list[Any]:
     for name in SPLIT:
         for form, many in {"stablehlo": 1, "spmd": 3}.items():
             found.append(pytest.param(name, form, many, id=f"{name}, {form}, {many}"))
-        for form in FORMS:
-            found.append(pytest.param(name, form, None, marks=pytest.mark.thorough, id=f"{name}, {form}"))
+        every = [pytest.param(name, form, None, marks=pytest.mark.thorough, id=f"{name}, {form}") for form in FORMS]
+        found.extend(every)
     return found
 
 
