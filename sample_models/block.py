@@ -5,6 +5,7 @@ Weights and moments are float32, the arithmetic is bfloat16 with float32 norms a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 
 from sample_models.common import Sample, Tree, cast, dense, main, ones, training_sample, zeros
 from sample_models.layers import attention, causal_mask, layer_norm
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # queries, keys, values [batch, seq, heads, head]
 
 
 @dataclass(frozen=True)
@@ -39,25 +42,29 @@ def layer_weights(config: Config) -> Tree:
     }
 
 
-def block(config: Config, layer: Tree, x: jax.Array) -> jax.Array:
+def block(config: Config, layer: Tree, x: jax.Array, attend: Attend) -> jax.Array:
     layer = cast(layer)
     split = (config.batch, config.seq, config.heads, config.head)
     with jax.named_scope("attention"):
         normed = layer_norm(x, **layer["norm1"])
         q, k, v = ((normed @ layer[name]).reshape(split) for name in ("wq", "wk", "wv"))
-        mixed = attention(q, k, v, causal_mask(config.seq, config.seq))
+        mixed = attend(q, k, v)
         x = x + mixed.reshape(config.batch, config.seq, -1) @ layer["wo"]
     with jax.named_scope("mlp"):
         hidden = jax.nn.gelu(layer_norm(x, **layer["norm2"]) @ layer["up"]["w"] + layer["up"]["b"])
         return x + hidden @ layer["down"]["w"] + layer["down"]["b"]
 
 
-def training(name: str, about: str, config: Config) -> Sample:
+def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return attention(q, k, v, causal_mask(q.shape[1], q.shape[1]))
+
+
+def training(name: str, about: str, config: Config, attend: Attend = causal, platform: str = "cpu") -> Sample:
     def block_loss(params: Tree, batch: Tree) -> jax.Array:
         x = batch["x"]
         for number, layer in enumerate(params["layers"]):
             with jax.named_scope(f"layer_{number}"):
-                x = block(config, layer, x)
+                x = block(config, layer, x, attend)
         return jnp.mean((x - batch["target"]).astype(jnp.float32) ** 2)
 
     def batch(key: jax.Array) -> Tree:
@@ -66,7 +73,9 @@ def training(name: str, about: str, config: Config) -> Sample:
         return {"x": x, "target": target}
 
     weights = {"layers": [layer_weights(config) for _ in range(config.layers)]}
-    return training_sample(name, about, block_loss, weights, batch)
+    # Bytecode with custom calls (TPU kernels) is readable by one version of jaxlib only.
+    form = "bytecode" if platform == "cpu" else "portable"
+    return training_sample(name, about, block_loss, weights, batch, platform=platform, form=form)
 
 
 BLOCK = Config(layers=2, model=8192, heads=64, head=128, ff=32768, seq=512)

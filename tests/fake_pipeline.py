@@ -39,7 +39,7 @@ class Pipeline:
             raise self.error
         return self
 
-    def emit(self, format: str, annotate: str = "minimal", *, weigh: bool = False) -> Emitted:
+    def emit(self, format: str, annotate: str = "minimal") -> Emitted:
         self.emitted.append(format)
         self.annotated.append(annotate)
         return Emitted(f"program as {format}\n".encode(), self.report)

@@ -9,7 +9,6 @@ from toast_cli import xla
 from toast_cli.verify import child
 from toast_cli.verify.child import Failure, abort_reason, ask
 from toast_cli.verify.collectives import CompiledCollective, collectives_in
-from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
 from toast_cli.verify.errors import ResultError, relative_error
 from toast_cli.verify.hlo_text import array_bytes, cycles_of
 from toast_cli.verify.inputs import random_inputs
@@ -304,19 +303,6 @@ def split_program() -> bytes:
         assert before in text
         text = text.replace(before, after)
     return text
-
-
-def test_compile_on_cpu() -> None:
-    facts = compile_on_cpu(split_program(), "stablehlo", 4)
-    assert isinstance(facts, CompiledFacts)
-    assert [c.kind for c in collectives_in(facts.hlo_text, ("data",), (4,))] == ["all-reduce"]
-    assert facts.argument_bytes == 8 * 4 * 4 + 4 * 4 * 4  # Shardy splits the second argument along with the first
-
-
-def test_a_program_that_does_not_compile() -> None:
-    failure = compile_on_cpu(PROGRAM.replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 4)
-    assert isinstance(failure, Failure)
-    assert not failure.aborted and "contracting" in failure.reason
 
 
 def test_compare_numbers() -> None:

@@ -71,8 +71,6 @@ COMPILED_HERE = [
     ("rnn_tiny", "h100-8", "megatron+sequence"),
     ("rnn_tiny", MESHES[2], "zero2 x context"),
     ("itx_prefill_tiny", MESHES[2], "context"),
-    ("resnet50_tiny", "h100-8", "fsdp x megatron"),
-    ("t2b_tiny", "v4-32", "fsdp x megatron+sequence"),
     ("moe_tiny", "v4-32", "context x expert"),
 ]
 

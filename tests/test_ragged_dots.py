@@ -11,6 +11,7 @@ from cases.model import Situation
 from cases.running import MESHES, Planned, Whole
 from programs import Case, evaluator_of, round_mesh, source_of_text
 from ragged_programs import NUMBERS, TENSORS, program
+from sweeps import sweep
 from test_split_ops import plans
 
 from toast_cli import xla
@@ -131,7 +132,7 @@ def test_scales_that_do_not_fit_leave_it_whole() -> None:
     assert op.opaque
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd"])
+@pytest.mark.parametrize("form", sweep(["stablehlo", "hlo", "spmd"], "spmd"))
 def test_scaled_blocks_as_promised_however_they_are_split(form: str) -> None:
     at = Planned(Whole(Situation(SCALED)), MESHES["4x2"])
     found = plans(at)

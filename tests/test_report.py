@@ -13,7 +13,7 @@ from toast_cli import quantities as text
 from toast_cli.explain.words import LOOKED_UP, SUMS, scope_texts
 from toast_cli.report import sections
 from toast_cli.report.collectives import together
-from toast_cli.report.model import AnalysisFacts, ConstraintFacts, ConstraintFamilyFacts, LiveValue, PlanFacts, Report
+from toast_cli.report.model import AnalysisFacts, ConstraintFacts, LiveValue, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
 
 
@@ -280,32 +280,6 @@ def constrained() -> Report:
     return replace(make_report(), constraints=found)
 
 
-FEW_80 = """\
-sharding constraints inside the program, 9 in all, and those that save most
-  step time  peak memory      without this line
-   +12.0 ms                   model.py:7 Block.__call__, bf16[8,1024]
-                              with_sharding_constraint(x, P("data", None))
-   +1.00 ms    +1.00 GiB  ×3  model.py:9 f, bf16[8,1024]
-                              with_sharding_constraint(x, P("data", None))
-  and 5 more; --verbose lists all. You need not paste any of them: toast.load,
-  toast.jit and the written program apply them all.
-"""
-
-
-def test_the_few_constraints_that_carry_the_plan_come_first() -> None:
-    line = 'x = jax.lax.with_sharding_constraint(x, P("data", None))'
-    families = [
-        ConstraintFamilyFacts("model.py:7 Block.__call__ (jit(f)/mul)", "use", "bf16[8,1024]", line, 1, 4, 12e-3, -5),
-        ConstraintFamilyFacts("model.py:9 f (jit(f)/mul)", "use", "bf16[8,1024]", line, 3, 4, 1e-3, 2**30),
-        ConstraintFamilyFacts("model.py:2 f", "use", "bf16[8,1024]", line, 1, 0, 0.0, 0),
-    ]
-    report = replace(constrained(), constraint_families=families)
-    assert FEW_80 in shown(report, 80)
-    assert "  ×3  model.py:7, bf16[8,1024]\n" in shown(report, 100, verbose=True)
-    report = replace(report, constraint_families=families[2:])
-    assert CONSTRAINTS_100 in shown(report, 100), "where no single one carries the plan they are listed as they come"
-
-
 def test_constraints_are_listed_and_equal_ones_once() -> None:
     assert CONSTRAINTS_100 in shown(constrained(), 100)
     verbose = shown(constrained(), 100, verbose=True)
@@ -330,15 +304,6 @@ def test_constraints_that_say_nothing_and_those_on_indices_come_last() -> None:
     assert [line.strip()[:6] for line in lines if line.strip().startswith("m.py")] == [
         "m.py:4", "m.py:3", "m.py:0", "m.py:1", "m.py:2"
     ]  # fmt: skip
-
-
-def test_savings_below_a_nanosecond_are_none() -> None:
-    line = 'x = jax.lax.with_sharding_constraint(x, P("data", None))'
-    family = ConstraintFamilyFacts("model.py:7 f", "use", "bf16[8,1024]", line, 1, 4, 4e-12, 0)
-    assert "without this line" not in shown(replace(constrained(), constraint_families=[family]), 100)
-    family = replace(family, saved_bytes=2**20)
-    assert "+1.00 MiB" in shown(replace(constrained(), constraint_families=[family]), 100)
-    assert "+0 s" not in shown(replace(constrained(), constraint_families=[family]), 100)
 
 
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 120])

@@ -50,13 +50,13 @@ def plans(at: Planned) -> list[Plan]:
 
 
 def trials() -> list[Any]:
-    """(op, form, how many plans, None for all): `make test` compiles all per-device forms, and one of StableHLO."""
+    """(op, form, how many plans, None for all): `make test` compiles three per-device forms, and one of StableHLO."""
     found = []
     for name in SPLIT:
-        found.append(pytest.param(name, "stablehlo", 1, id=f"{name}, once in stablehlo"))
-        for form in FORMS:
-            marks = [] if form == "spmd" else [pytest.mark.thorough]
-            found.append(pytest.param(name, form, None, marks=marks, id=f"{name}, {form}"))
+        for form, many in {"stablehlo": 1, "spmd": 3}.items():
+            found.append(pytest.param(name, form, many, id=f"{name}, {form}, {many}"))
+        every = [pytest.param(name, form, None, marks=pytest.mark.thorough, id=f"{name}, {form}") for form in FORMS]
+        found.extend(every)
     return found
 
 

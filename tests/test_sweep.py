@@ -97,11 +97,6 @@ def test_sweep_over_programs_and_meshes(sweep_pipeline: Pipeline, capsys: pytest
     assert [point["program"] for point in points if point["best"]] == ["model.mlir", "other.mlir"]
 
 
-def test_the_former_name_of_mesh_shape_still_works(sweep_pipeline: Pipeline) -> None:
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=8,model=2; data=4,model=4", "--quiet") == 0
-    assert toast("sweep", "--help") == 0
-
-
 def test_sweep_over_given_shapes_quietly(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         toast("sweep", "model.mlir", "--mesh", "v4-32", "--mesh-shape", "data=8,model=2; data=4,model=4", "--quiet")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from programs import source_of
 
+from toast_cli import xla
 from toast_cli.emit import emit_hlo, recheck, stablehlo, write
 from toast_cli.emit.minimal import ChosenMarks
 from toast_cli.emit.recheck import check_note, reads_back, strays
@@ -22,7 +23,7 @@ from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.tactics import strategies
-from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
+from toast_cli.verify.compile import as_stablehlo
 
 TINY = Path(__file__).parents[1] / "sample_models" / "block_tiny.mlirbc.zst"
 
@@ -148,4 +149,4 @@ def test_a_host_callback_can_be_written_as_hlo() -> None:
     )
     text = emit_hlo(source, split)
     assert re.search(rb'custom_call_target="xla_\w*callback".*sharding=\{maximal device=0\}', text)
-    assert isinstance(compile_on_cpu(text, "hlo", 8, shardy=False), CompiledFacts)
+    assert xla.compile_program(as_stablehlo(text, "hlo"), xla.cpu_devices(8), shardy=False)

@@ -34,7 +34,7 @@ from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.pipeline import partition as run_pipeline
 from toast_cli.quantities import format_bytes, format_seconds
-from toast_cli.report.model import ConstraintFacts, ConstraintFamilyFacts, DimensionAxes, Report, matters
+from toast_cli.report.model import ConstraintFacts, DimensionAxes, Report
 
 
 class Plan:
@@ -157,17 +157,7 @@ class Plan:
     @cached_property
     def constraints(self) -> list[ConstraintFacts]:
         """The `with_sharding_constraint` lines under which propagation reproduces the plan, with source locations."""
-        return self._weighed.constraints
-
-    @property
-    def constraints_that_matter(self) -> list[ConstraintFamilyFacts]:
-        """Those of `constraints` that carry the plan, the dearest first, equal ones of all layers as one, with what
-        each saves."""
-        return [one for one in self._weighed.constraint_families if matters(one)]
-
-    @cached_property
-    def _weighed(self) -> Report:
-        return self._outcome.emit("bytecode", weigh=True).report
+        return self._outcome.emit("bytecode").report.constraints
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Any:
         """A `jax.sharding.Mesh` of the plan's axes over these devices (jax.devices() when None).

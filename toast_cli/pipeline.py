@@ -38,7 +38,7 @@ from toast_cli.readings import Progress as Progress
 from toast_cli.readings import Reading, SearchSpace, analysed, made_to_fit, readings_of, search_readings
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts
-from toast_cli.report.model import ConstraintFamilyFacts, Report
+from toast_cli.report.model import Report
 from toast_cli.request import Ask, Fit, SearchName
 from toast_cli.request import Request as Request
 from toast_cli.search.exact import certify
@@ -54,9 +54,7 @@ if TYPE_CHECKING:
     from toast_cli.confirm.run import Tell
     from toast_cli.emit import Written
     from toast_cli.emit.exported import Trees
-    from toast_cli.emit.weigh import Price
     from toast_cli.plan.partitioned import PartitionedProgram
-    from toast_cli.plan.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -90,48 +88,34 @@ class Outcome:
         """What of a saved plan, of pins or of the program's own shardings does not hold here, a sentence each."""
         return self.problem.notices
 
-    def emit(
-        self, format: str, annotate: str = "minimal", trees: Trees | None = None, *, weigh: bool = False
-    ) -> Emitted:
+    def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> Emitted:
         """The program as "stablehlo" (text), "bytecode", "jax_export", "hlo", "spmd", "specs" (JSON) or "python".
 
         Args:
             annotate: what carries a sharding in StableHLO: "minimal", "full" or "arguments".
             trees: those of the user's function, for a jax.export file; None: those that the program's own file holds.
-            weigh: whether to find out what the constraints are worth.
         """
         from toast_cli.emit import write  # heavy, and not every run writes something
 
         timings = dict(self.report.timings)
         with _timed("emit", timings, lambda *_: None):
             lowered = self.evaluator.lowered(self.result.plan)
-            price = self._price if weigh else None
             if format == "jax_export":
-                written = in_fork(lambda: self._exported(lowered, annotate, trees, price))
+                written = in_fork(lambda: self._exported(lowered, annotate, trees))
             else:
-                written = in_fork(lambda: write(self.source, lowered, format, annotate, price))
+                written = in_fork(lambda: write(self.source, lowered, format, annotate))
         analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
         constraints = constraint_facts(written.constraints)
-        families = [ConstraintFamilyFacts(**vars(one)) for one in written.families]
-        report = replace(
-            self.report, constraints=constraints, constraint_families=families, analysis=analysis, timings=timings
-        )
+        report = replace(self.report, constraints=constraints, analysis=analysis, timings=timings)
         return Emitted(written.content, report)
 
-    def _price(self, elsewhere: dict[int, Sharding]) -> tuple[float, int]:
-        """Step seconds and peak bytes of the plan when these values are held elsewhere."""
-        cost = self.evaluator.cost_elsewhere(self.result.plan, elsewhere)
-        return cost.step_seconds, round(cost.peak_bytes)
-
-    def _exported(
-        self, lowered: PartitionedProgram, annotate: str, trees: Trees | None, price: Price | None
-    ) -> Written:
+    def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:
         from toast_cli.emit import write
         from toast_cli.emit.exported import emit_export, trees_of
 
         if trees is None and self.source.format == "jax.export" and self.source.path != "-":
             trees = trees_of(read_bytes(self.source.path))
-        written = write(self.source, lowered, "bytecode", annotate, price)
+        written = write(self.source, lowered, "bytecode", annotate)
         platform = self.problem.mesh.chip.platform
         return replace(written, content=emit_export(self.source, lowered, written.content, platform, trees))
 

@@ -21,7 +21,6 @@ from toast_cli.cli.workers import PointFailure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.inputs import resolved
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import Ask, Effort, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import CheckVerdict
@@ -41,6 +40,7 @@ class Judged:
     stored: bytes | None = None
 
 
+@options.with_options(*options.PLANNING, "strategy", "plan", *options.CONFIRMING, "ask", before="jobs", unset=True)
 def check(
     programs: Annotated[
         list[str] | None,
@@ -112,25 +112,6 @@ def check(
             help="How to report: text (default), json, junit or github, on stdout or to FILE; repeatable.",
         ),
     ] = None,
-    mesh_shape: options.MeshShape = None,
-    search: Annotated[SearchName | None, options.declared("search", default="mcts")] = None,
-    effort: Annotated[Effort | None, options.declared("effort", default="medium")] = None,
-    budget: options.Budget = None,
-    iterations: options.Iterations = None,
-    seed: Annotated[int | None, options.declared("seed", default="0")] = None,
-    memory_limit: options.MemoryLimit = None,
-    keep_shardings: options.KeepShardings = False,
-    as_written: options.AsWritten = False,
-    pin: options.Pins = None,
-    tactic: options.Tactics = None,
-    strategy: options.Strategy = None,
-    plan: options.SavedPlan = None,
-    minimise: options.Minimise = None,
-    subject_to: options.SubjectTo = None,
-    confirm: Annotated[int | None, options.declared("confirm", default="0")] = None,
-    confirm_with: options.ConfirmWith = None,
-    confirm_budget: options.ConfirmBudget = None,
-    ask: Annotated[Ask | None, options.declared("ask", default="never")] = None,
     jobs: Annotated[
         int,
         typer.Option(
@@ -141,6 +122,7 @@ def check(
     ] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only what failed.")] = False,
     verbose: options.Verbose = False,
+    **given: Any,
 ) -> int:
     """Check that plans fit and stay within limits: exit code 0 if all do, 1 if not, 2 if one could not be checked.
 
@@ -148,9 +130,8 @@ def check(
     compiler says of it. Without --mesh the nearest project file lists
     what to check; options given here win over its own. See docs/howto/ci.md.
     """
-    written = locals()
     options.refuse_both(quiet, verbose)
-    given = _given(written)
+    given = _given({**locals(), **given})
     targets = _output_targets(output_format or ["text"])
     if mesh is not None:
         points = points_of(programs or [], mesh, given, config, update)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,9 @@ from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.progress import progress_line, say_confirmed
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import Effort, SearchName
 
 
+@options.with_options(*options.PLANNING, "top", *options.CONFIRMING, before="quiet")
 def compare(
     program: options.Program,
     mesh: options.MeshSpec,
@@ -31,36 +31,19 @@ def compare(
         str | None,
         typer.Option("--html", metavar="FILE", help="Plot time against memory on a web page; - for stdout."),
     ] = None,
-    mesh_shape: options.MeshShape = None,
-    search: options.Search = SearchName.mcts,
-    effort: options.EffortName = Effort.medium,
-    budget: options.Budget = None,
-    iterations: options.Iterations = None,
-    seed: options.Seed = 0,
-    memory_limit: options.MemoryLimit = None,
-    keep_shardings: options.KeepShardings = False,
-    as_written: options.AsWritten = False,
-    pin: options.Pins = None,
-    tactic: options.Tactics = None,
-    minimise: options.Minimise = None,
-    subject_to: options.SubjectTo = None,
-    top: options.Top = 1,
-    confirm: options.Confirm = 0,
-    confirm_with: options.ConfirmWith = None,
-    confirm_budget: options.ConfirmBudget = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
+    **given: Any,
 ) -> int:
     """Compare the known strategies that apply to PROGRAM on a mesh with the plan that the search finds.
 
     With --confirm all of them are compiled, and the best is the best by the compiler's figures. Exit code 0: at least
     one plan fits in memory and keeps every --subject-to; 3: none does.
     """
-    given = locals()
     options.refuse_both(quiet, verbose)
     targets = [Target(option, path) for option, path in (("--json", json), ("--html", html)) if path is not None]
     check_targets(targets, [program, mesh])
-    request = options.make_request(program, mesh, {**given, "strategy": None})
+    request = options.make_request(program, mesh, given)
 
     from toast_cli import pipeline
     from toast_cli.annotated.facts import with_contender
@@ -74,16 +57,17 @@ def compare(
     from toast_cli.report.html import comparison_page
     from toast_cli.report.json_file import write_json
 
-    if confirm:
+    if request.confirm:
         compiler_for(load_spec(mesh), request.confirm_with)  # whether it can be asked, before the search
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(replace(request, confirm=0, top=request.wanted), progress)
         found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or (), outcome.experts)
         found = with_contender(found, outcome.annotated, outcome.evaluator)
-        if confirm:
+        if request.confirm:
             named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
             told = None if quiet else say_confirmed
-            compiled = compile_plans(outcome.source, outcome.evaluator, outcome.plans[:confirm], named, request, told)
+            plans = outcome.plans[: request.confirm]
+            compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, told)
             found = with_compiled(outcome.evaluator, found, compiled)
     for target in targets:
         write_target(target, write_json(found.to_json()) if target.option == "--json" else comparison_page.page(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from toast_cli.cli.progress import progress_line
 from toast_cli.cli.values import whole_number
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import Effort, FrameChoice, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.explain import Explanation, Study
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from toast_cli.request import Request
 
 
+@options.with_options(*options.PLANNING, "strategy", "plan", "kernels", "names", "frames", before="quiet")
 def explain(
     program: options.Program,
     mesh: options.MeshSpec,
@@ -59,32 +59,14 @@ def explain(
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the explanation as JSON; - for stdout.")
     ] = None,
-    mesh_shape: options.MeshShape = None,
-    search: options.Search = SearchName.mcts,
-    effort: options.EffortName = Effort.medium,
-    budget: options.Budget = None,
-    iterations: options.Iterations = None,
-    seed: options.Seed = 0,
-    memory_limit: options.MemoryLimit = None,
-    keep_shardings: options.KeepShardings = False,
-    as_written: options.AsWritten = False,
-    pin: options.Pins = None,
-    tactic: options.Tactics = None,
-    strategy: options.Strategy = None,
-    plan: options.SavedPlan = None,
-    minimise: options.Minimise = None,
-    subject_to: options.SubjectTo = None,
-    kernels: options.Kernels = None,
-    names: options.Names = None,
-    frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
+    **given: Any,
 ) -> int:
     """Explain the plan for PROGRAM on a mesh: what each decision saves, or one thing about it in detail.
 
     The plan is the one `toast partition` finds with the same options, or that of --report or --plan.
     """
-    given = locals()
     options.refuse_both(quiet, verbose)
     asked = [decision is not None, argument is not None, line is not None, collective is not None, peak, as_annotated]
     if sum(asked) > 1:
@@ -93,7 +75,7 @@ def explain(
             where="--decision, --argument, --line, --collective, --peak, --as-annotated",
             hint="give one",
         )
-    if report is not None and (tactic or strategy):
+    if report is not None and (given["tactic"] or given["strategy"]):
         raise UsageError(
             "the plan of the report is explained", where="--report", hint="leave --tactic and --strategy out"
         )
@@ -102,10 +84,8 @@ def explain(
     if report is not None:
         from toast_cli.report.stored_plan import stored_microbatches, stored_parted, stored_shape
 
-        mesh_shape = mesh_shape or stored_shape(report)
-    request = options.make_request(
-        program, mesh, {**given, "mesh_shape": mesh_shape, "iterations": 1 if report else iterations}
-    )
+        given |= {"mesh_shape": given["mesh_shape"] or stored_shape(report), "iterations": 1}
+    request = options.make_request(program, mesh, given)
     if report is not None:
         request = replace(request, parted=stored_parted(report), microbatches=stored_microbatches(report))
     if as_annotated:
@@ -131,7 +111,7 @@ def explain(
         if as_annotated:
             found = _annotated(study, outcome, request)
         else:
-            found = _explanation(study, decision, argument, line, collective, peak, tuple(pin or ()))
+            found = _explanation(study, decision, argument, line, collective, peak, request.pins)
     for target in targets:
         write_target(target, write_json(found.to_json()))
     if not any(target.is_stdout for target in targets):

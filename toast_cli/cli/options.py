@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from toast_cli.cli.values import bytes_or_none, metavar, one_of, seconds_or_none, whole_number
 from toast_cli.errors import UsageError
 from toast_cli.request import (
+    DEFAULTS,
     OPTIONS,
     Ask,
     CompilerName,
@@ -23,6 +25,8 @@ from toast_cli.request import (
     Request,
     SearchName,
 )
+
+Command = TypeVar("Command", bound=Callable[..., int])
 
 
 def complete_spec(incomplete: str) -> list[str]:
@@ -64,11 +68,58 @@ _WORDS: dict[OptionKind, type[StrEnum]] = {
 }
 
 
-def declared(name: str, default: str = "") -> Any:
-    """The option of that field of `Request`, for a parameter of a command. default: what the help text says it is,
-    where nothing does."""
+_TYPES: dict[OptionKind, Any] = {OptionKind.WHOLE: int, OptionKind.FLAG: bool, OptionKind.TEXTS: list[str]}
+
+# Fields of `Request` whose options most commands have, in the order of their help.
+SEARCH = ("search", "effort", "budget_seconds", "iterations")
+PLANNING = (
+    "mesh_shape", *SEARCH, "seed", "memory_limit", "keep_shardings", "as_written", "pins", "tactics", "minimise",
+    "subject_to",
+)  # fmt: skip
+CONFIRMING = ("confirm", "confirm_with", "confirm_seconds")
+
+
+def with_options(*names: str, before: str, unset: bool = False, **defaults: str) -> Callable[[Command], Command]:
+    """Gives a command the options of these fields of `Request`, in front of its parameter `before`. The command gets
+    their values as keyword arguments, by their keys with underscores.
+
+    unset: what is not given is None, and the help text says what then holds. defaults: other ones than `Request` has.
+    """
+
+    def wrap(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        place = [one.name for one in own].index(before)
+        parameters = [
+            *own[:place],
+            *(_parameter(name, defaults.get(name, DEFAULTS[name]), unset) for name in names),
+            *own[place:],
+        ]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return wrap
+
+
+def _parameter(name: str, default: Any, unset: bool) -> inspect.Parameter:
     one = OPTIONS[name]
-    text = f"{one.help.removesuffix('.')} (default: {default})." if default else one.help
+    type_, text = _WORDS.get(one.kind) or _TYPES.get(one.kind, str), one.help
+    if one.kind is OptionKind.TEXTS:
+        default = None
+    elif unset and one.kind is not OptionKind.FLAG and default is not None:
+        text, default = f"{text.removesuffix('.')} (default: {default}).", None
+    if default is None:
+        type_ = type_ | None
+    elif one.kind in _WORDS:
+        default = type_(default)
+    return inspect.Parameter(
+        one.key.replace("-", "_"), inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=default, annotation=Annotated[type_, _declared(one, text)],
+    )  # fmt: skip
+
+
+def _declared(one: Option, text: str) -> Any:
     if one.kind in _WORDS:
         kind = _WORDS[one.kind]
         variable = "TOAST_ASK" if one.kind is OptionKind.ASK else None
@@ -79,33 +130,6 @@ def declared(name: str, default: str = "") -> Any:
     return typer.Option(*spellings, metavar=one.metavar or None, help=text)
 
 
-MeshShape = Annotated[str | None, declared("mesh_shape")]
-Search = Annotated[SearchName, declared("search")]
-EffortName = Annotated[Effort, declared("effort")]
-Budget = Annotated[str | None, declared("budget_seconds")]
-Iterations = Annotated[int | None, declared("iterations")]
-Seed = Annotated[int, declared("seed")]
-MemoryLimit = Annotated[str | None, declared("memory_limit")]
-KeepShardings = Annotated[bool, declared("keep_shardings")]
-AsWritten = Annotated[bool, declared("as_written")]
-FitChoice = Annotated[Fit, declared("fit")]
-Microbatches = Annotated[int | None, declared("microbatches")]
-Pins = Annotated[list[str] | None, declared("pins")]
-Minimise = Annotated[list[str] | None, declared("minimise")]
-SubjectTo = Annotated[list[str] | None, declared("subject_to")]
-Tactics = Annotated[list[str] | None, declared("tactics")]
-Strategy = Annotated[str | None, declared("strategy")]
-Certify = Annotated[bool, declared("certify")]
-SavedPlan = Annotated[str | None, declared("plan")]
-Complete = Annotated[bool, declared("complete")]
-Top = Annotated[int, declared("top")]
-Confirm = Annotated[int, declared("confirm")]
-ConfirmWith = Annotated[CompilerName | None, declared("confirm_with")]
-ConfirmBudget = Annotated[str | None, declared("confirm_seconds")]
-AskWhen = Annotated[Ask, declared("ask")]
-Kernels = Annotated[str | None, declared("kernels")]
-Names = Annotated[list[str] | None, declared("names")]
-Frames = Annotated[FrameChoice, declared("frames")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print one line instead of the report.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="List everything, and show a traceback if toast itself fails.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from toast_cli.cli.verdicts import judge_of, verify_outcome
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.process import without_cycle_collection
-from toast_cli.request import Ask, CompilerName, Effort, Fit, FrameChoice, SearchName
+from toast_cli.request import Ask, CompilerName
 
 if TYPE_CHECKING:
     from toast_cli.report.model import Report
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 LEFT_OUT = "shardings of arguments and results only, the compiler finds the others; OUT.mlir has the whole plan"
 
 
+@options.with_options(
+    *("top", *options.CONFIRMING, "ask", *options.PLANNING, "fit", "microbatches", "strategy", "plan", "complete"),
+    *("certify", "kernels", "names", "frames"),
+    before="quiet",
+    ask=Ask.auto.value,
+)
 @without_cycle_collection()
 def partition(
     program: options.Program,
@@ -63,11 +69,6 @@ def partition(
             help="Then let this compiler check that the program does what the report says, as `toast verify` does.",
         ),
     ] = None,
-    top: options.Top = 1,
-    confirm: options.Confirm = 0,
-    confirm_with: options.ConfirmWith = None,
-    confirm_budget: options.ConfirmBudget = None,
-    ask: options.AskWhen = Ask.auto,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -80,34 +81,13 @@ def partition(
         str | None,
         typer.Option("--html", metavar="FILE", help="Write the report as a web page with plots; it needs no network."),
     ] = None,
-    mesh_shape: options.MeshShape = None,
-    search: options.Search = SearchName.mcts,
-    effort: options.EffortName = Effort.medium,
-    budget: options.Budget = None,
-    iterations: options.Iterations = None,
-    seed: options.Seed = 0,
-    memory_limit: options.MemoryLimit = None,
-    keep_shardings: options.KeepShardings = False,
-    as_written: options.AsWritten = False,
-    fit: options.FitChoice = Fit.as_written,
-    microbatches: options.Microbatches = None,
-    pin: options.Pins = None,
-    tactic: options.Tactics = None,
-    strategy: options.Strategy = None,
-    plan: options.SavedPlan = None,
-    complete: options.Complete = False,
     save_plan: Annotated[
         str | None,
         typer.Option("--save-plan", metavar="FILE", help="Write only the plan, for --plan; - for stdout."),
     ] = None,
-    minimise: options.Minimise = None,
-    subject_to: options.SubjectTo = None,
-    certify: options.Certify = False,
-    kernels: options.Kernels = None,
-    names: options.Names = None,
-    frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
+    **given: Any,
 ) -> int:
     """Find how to shard PROGRAM over a mesh, report what that should cost, and write the sharded program.
 
@@ -115,7 +95,6 @@ def partition(
     --subject-to), and no program is written. With --verify, exit code 1: XLA disagrees with the report, 2: it could
     not be asked.
     """
-    given = locals()
     options.refuse_both(quiet, verbose)
     chosen = output_format(output, format)
     if annotate is not None and chosen not in (Format.stablehlo, Format.bytecode, Format.jax_export):
@@ -150,9 +129,7 @@ def partition(
         if fits and (program_target is not None or verify is not None):
             if progress is not None:
                 progress("emit", 1.0, report.predicted.step_seconds, report.search.evaluations, report.search.seconds)
-            emitted = outcome.emit(
-                chosen.value, (annotate or Annotate.minimal).value, weigh=not quiet or json is not None
-            )
+            emitted = outcome.emit(chosen.value, (annotate or Annotate.minimal).value)
             content, report = emitted.content, emitted.report
             if program_target is not None:
                 write_target(program_target, content)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,12 +20,15 @@ from toast_cli.cli.values import BestBy, bytes_or_none, metavar, one_of, whole_n
 from toast_cli.cli.workers import PointFailure, run_all
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import Effort, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.sweep_table import SweepRow
 
 
+@options.with_options(
+    *(*options.SEARCH, "keep_shardings", "as_written", "pins", "tactics", "strategy", "minimise", "subject_to"),
+    before="jobs",
+)
 def sweep(
     programs: Annotated[
         list[str], typer.Argument(metavar="PROGRAM", help="StableHLO or HLO programs, also .gz or .zst.")
@@ -47,9 +50,6 @@ def sweep(
             help="Mesh shapes: all, 'data=*,model=*' (every size for *), or 'data=8,model=2;data=16' "
             "(default: as in SPEC).",
         ),
-    ] = None,
-    shapes: Annotated[
-        str | None, typer.Option("--shapes", hidden=True, help="The former name of --mesh-shape.")
     ] = None,
     memory_limit: Annotated[
         list[str] | None,
@@ -91,17 +91,6 @@ def sweep(
             help="Mark the point with the least of this; device_time is devices x step time.",
         ),
     ] = BestBy.step_time,
-    search: options.Search = SearchName.mcts,
-    effort: options.EffortName = Effort.medium,
-    budget: options.Budget = None,
-    iterations: options.Iterations = None,
-    keep_shardings: options.KeepShardings = False,
-    as_written: options.AsWritten = False,
-    pin: options.Pins = None,
-    tactic: options.Tactics = None,
-    strategy: options.Strategy = None,
-    minimise: options.Minimise = None,
-    subject_to: options.SubjectTo = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -117,6 +106,7 @@ def sweep(
         ),
     ] = None,
     quiet: options.Quiet = False,
+    **given: Any,
 ) -> int:
     """Plan every PROGRAM for every mesh SPEC, shape, memory limit and seed, and tabulate what each should cost.
 
@@ -124,7 +114,6 @@ def sweep(
     points are done and every program has one that fits; 3: a program has none; 2: a point failed (its row says why).
     See docs/howto/sweep.md.
     """
-    given = {**locals(), "memory_limit": None, "jobs": None}  # of these a sweep has its own
     named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl), ("--html", html))
     targets = {option: Target(option, path) for option, path in named if path is not None}
     if "-" in programs:
@@ -138,7 +127,7 @@ def sweep(
         parse_address(cluster)
     requests = [options.make_request(program, spec, given) for program in programs for spec in mesh]
     limits = [bytes_or_none(text, "--memory-limit") for text in memory_limit or (None,)]
-    points = points_of(requests, mesh_shape or shapes, limits, parse_seeds(seeds))
+    points = points_of(requests, mesh_shape, limits, parse_seeds(seeds))
 
     rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
 

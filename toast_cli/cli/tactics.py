@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
 
 
+@options.with_options("mesh_shape", before="file")
 def tactics(
     program: Annotated[
         str | None,
@@ -27,7 +28,6 @@ def tactics(
             help="Hardware, as for `toast partition`; needed with PROGRAM.",
         ),
     ] = None,
-    mesh_shape: options.MeshShape = None,
     file: Annotated[
         str | None,
         typer.Option("--file", metavar="FILE", help="Tactics of your own, YAML or Python, instead of toast's."),
@@ -35,6 +35,7 @@ def tactics(
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the list as JSON; - for stdout.")
     ] = None,
+    **given: Any,
 ) -> int:
     """List the known ways to shard, for --tactic and --strategy.
 
@@ -65,7 +66,7 @@ def tactics(
     else:
         from toast_cli.pipeline import problem_of
 
-        problem = problem_of(program, mesh, mesh_shape)
+        problem = problem_of(program, mesh, given["mesh_shape"])
         found = survey(problem, own.values())
         plans, reasons = applicable(problem)
         drawn = tactics_table.applying(found, problem.mesh.names, reasons, list(plans))

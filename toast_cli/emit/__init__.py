@@ -20,7 +20,6 @@ from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.emit.spmd.hlo import emit_spmd_hlo
 from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
-from toast_cli.emit.weigh import Price
 from toast_cli.errors import UsageError
 from toast_cli.frontend.effects import refuse_unpartitionable
 from toast_cli.frontend.left_out import refuse_left_out
@@ -68,17 +67,11 @@ def _refuse_unwritable(source: Source, format: str) -> None:
     refuse_unpartitionable(source.module, place, shardy=format in ("stablehlo", "bytecode"))
 
 
-def write(
-    source: Source,
-    lowered: PartitionedProgram,
-    format: str,
-    annotate: str = "minimal",
-    price: Price | None = None,
-) -> Written:
+def write(source: Source, lowered: PartitionedProgram, format: str, annotate: str = "minimal") -> Written:
     """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see
-    `emit_shardy`. price: see `toast_cli.emit.weigh`."""
+    `emit_shardy`."""
     if format in ("stablehlo", "bytecode"):
         _refuse_unwritable(source, format)
-        return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate, price=price)
+        return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
     note = misread_note(source, lowered) if format in WITHOUT_NUMBERS else ""
     return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

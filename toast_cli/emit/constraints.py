@@ -39,34 +39,24 @@ class Constraint:
 
 def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[Constraint]:
     """What `marks` adds to a program, save arguments and results."""
-    return [one for one, _, _ in located_constraints(source, lowered, marks)]
-
-
-def located_constraints(
-    source: Source, lowered: PartitionedProgram, marks: Marks
-) -> list[tuple[Constraint, float, tuple[str, int]]]:
-    """The same, each with the bytes that it speaks of (loops counted) and its mark: ("pin" or "reshard", number)."""
     program = source.program
     numbers = {handle: value for value, handle in enumerate(source.definitions)}
     paths = {argument.value: argument.path for argument in program.arguments}
-    found: list[tuple[int, tuple[Constraint, float, tuple[str, int]]]] = []
+    found: list[tuple[int, Constraint]] = []
 
-    def fact(
-        mark: tuple[str, int], op: int, value: int, sharding: Sharding, uses: int, open: frozenset[int] = frozenset()
-    ) -> None:
-        place = "definition" if mark[0] == "pin" else "use"
+    def add(place: str, op: int, value: int, sharding: Sharding, uses: int, open: frozenset[int] = frozenset()) -> None:
         line = constraint_line(sharding, lowered.axis_names, open)
-        facts = Constraint(place, source.location(op), str(program.values[value]), paths.get(value, ""), uses, line)
-        found.append((op, (facts, program.values[value].bytes * program.ops[op].trips, mark)))
+        kind = str(program.values[value])
+        found.append((op, Constraint(place, source.location(op), kind, paths.get(value, ""), uses, line)))
 
-    for k, pin in enumerate(marks.pins):
+    for pin in marks.pins:
         if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats what the loop's result says
             value = numbers[pin.handle]
-            fact(("pin", k), program.producer[value], value, pin.shardings[-1], len(program.users[value]))
-    for k, reshard in enumerate(marks.reshards):
+            add("definition", program.producer[value], value, pin.shardings[-1], len(program.users[value]))
+    for reshard in marks.reshards:
         for sharding, open in reshard.steps:
-            fact(("reshard", k), reshard.edges[0][0], reshard.value, sharding, len(reshard.edges), open)
-    return [facts for _, facts in sorted(found, key=lambda item: item[0])]
+            add("use", reshard.edges[0][0], reshard.value, sharding, len(reshard.edges), open)
+    return [one for _, one in sorted(found, key=lambda item: item[0])]
 
 
 def constraint_line(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] = frozenset()) -> str:

@@ -18,7 +18,6 @@ from toast_cli.emit.misread import in_regions
 from toast_cli.emit.recheck import check_note
 from toast_cli.emit.shardy import write_shardy
 from toast_cli.emit.transposed import reduced_behind_transposes
-from toast_cli.emit.weigh import Family, Price, weigh
 from toast_cli.errors import UsageError
 from toast_cli.frontend.nameless import regions_on
 from toast_cli.frontend.source import Source
@@ -31,13 +30,11 @@ ANNOTATE = ("minimal", "full", "arguments")
 
 @dataclass(frozen=True)
 class Written:
-    """A file's content, the constraints in it, and sentences about what is not as planned.
-    families: what the constraints are worth, where that was asked for."""
+    """A file's content, the constraints in it, and sentences about what is not as planned."""
 
     content: bytes
     constraints: tuple[Constraint, ...] = ()
     notes: tuple[str, ...] = ()
-    families: tuple[Family, ...] = ()
 
 
 def emit_shardy(
@@ -58,26 +55,17 @@ def emit_shardy(
 
 
 def write_checked(
-    source: Source,
-    lowered: PartitionedProgram,
-    *,
-    binary: bool = False,
-    annotate: str = "minimal",
-    price: Price | None = None,
+    source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
 ) -> Written:
-    """What `emit_shardy` writes, read again and checked, with the constraints in it; with `price`, what they are
-    worth."""
-    program, kernels = source.program, kernel_lines(source, lowered)
+    """What `emit_shardy` writes, read again and checked, with the constraints in it."""
+    kernels = kernel_lines(source, lowered)
     with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         marks, note, values = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, marks, binary=binary)
         notes = (note, check_note(source, lowered, marks, content, settled=bool(values)))
         found = (*kernels, *constraints_of(source, lowered, marks))
-        families: list[Family] = []
-        if price is not None and values and source.program is program:
-            families = weigh(source, lowered, marks, values, price)
-        return Written(content, found, tuple(filter(None, notes)), tuple(families))
+        return Written(content, found, tuple(filter(None, notes)))
 
 
 def on_mesh(source: Source, lowered: PartitionedProgram) -> AbstractContextManager[None]:

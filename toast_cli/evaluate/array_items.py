@@ -155,11 +155,6 @@ def are_at_edges(readers: Collection[ItemReader]) -> bool:
     return any(reader.whole_if_ahead is False for reader in readers)
 
 
-def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[ItemReader, ...]:
-    """Every way in which a value is read, also those that take it as it is made under every plan."""
-    return tuple([ItemReader(*way) for way in sorted(_ways_of_reading(problem, needs, value))])
-
-
 def _ways_of_reading(
     problem: Problem, needs: Narrowing, value: int, but: frozenset[tuple[int, int]] = frozenset()
 ) -> frozenset[_Way]:

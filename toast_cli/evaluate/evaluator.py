@@ -27,7 +27,6 @@ from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.buckets import TICK, Bucket, Key, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
-from toast_cli.evaluate.displacement import Displacement
 from toast_cli.evaluate.expected_step import Windows
 from toast_cli.evaluate.items import Items, make_items
 from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
@@ -40,7 +39,6 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding
 
 GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
 
@@ -150,22 +148,6 @@ class Evaluator:
             exposed, least = [self._windows.exposed(kernels, uses, some) for some in (self.profile.asynchronous, KINDS)]
             self._scheduled[plan] = replace(cost, exposed_seconds=exposed, least_exposed_seconds=least)
         return self._scheduled[plan]
-
-    def cost_elsewhere(self, plan: Plan, elsewhere: Mapping[int, Sharding]) -> Cost:
-        """The exact cost of `plan` where some values lie elsewhere (value -> sharding), see `displacement`."""
-        cost = self.exact_cost(plan, learn=False)
-        if not elsewhere:
-            return cost
-        rows = self._rows_of(plan)
-        moved = Displacement(self.problem, self.items, self._pricer, self._work, self.timeline)
-        found = moved.displaced(elsewhere, lambda pattern: self._rows.iteration(pattern, rows))
-        first, last, sizes = found.less
-        spans = [self._bucket_spans(bucket, rows) for bucket in self._buckets]
-        profile = self.timeline.profile([*spans, found.more, (first, last, -sizes)])
-        peak = self._grown(float(profile.max(initial=0.0)), cost.argument_bytes)
-        compute = cost.compute_seconds + found.compute * self._corrections.compute
-        communication = cost.communication_seconds + found.communication
-        return replace(cost, compute_seconds=compute, communication_seconds=communication, peak_bytes=peak)
 
     def _grown(self, alive: float, arguments: float) -> float:
         """Peak bytes as the chip's compiler lays them out; arguments are there all the time and keep their size."""

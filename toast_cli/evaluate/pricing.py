@@ -238,10 +238,7 @@ class Pricer:
         """Shardings other than its own in which readers need the array, where getting there communicates."""
         if item.free or not item.readers:
             return []
-        return self.copies_from(item, lowered[item.pattern].shardings[item.result], lowered)
-
-    def copies_from(self, item: ArrayItem, made: Sharding, lowered: Lowered) -> list[Copy]:
-        """The same of an array that lies as `made`; lowered: what its readers iterate over."""
+        made = lowered[item.pattern].shardings[item.result]
         needed = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
         wholly = [reader.whole_if_ahead for reader in item.readers]
         held = axes_of(lowered[LOOP_EDGES].slot_axes) if item.at_edges else ()
@@ -274,14 +271,6 @@ class Pricer:
             waited_for, count = item.waited_for, runs * len(item.values)
             seconds = count * self._seconds_of(kind, size, step.axes)
             yield CollectiveUse(kind, step.axes, size, count, seconds, op, value, waited_for, written, "reshard")
-
-    def bringing_seconds(self, item: ArrayItem, made: Sharding, there: Sharding) -> float:
-        """Seconds of bringing the item's arrays, as often as they are made, from one sharding to another."""
-        program, value = self._problem.program, item.values[0]
-        runs = program.ops[program.producer[value]].trips * len(item.values)
-        size = item.bytes * self._items.compilation.needs.of_value(value)
-        steps = reshard_steps(made, there, self._sizes, item.shape)
-        return runs * sum([self._seconds_of(step.kind, size * step.fraction, step.axes) for step in steps])
 
     def _as_emitted(self, step: ReshardStep, value: int, pieces: int) -> str:
         """What becomes of a step of a reshard of a value that lies in so many pieces."""

@@ -164,32 +164,6 @@ class ConstraintFacts:
 
 
 @dataclass(frozen=True)
-class ConstraintFamilyFacts:
-    """Constraints that say the same at one place of the source, such as in every layer, and what they are worth.
-
-    Attributes:
-        location: place in the source; `*` stands for the numbers in which the names there differ.
-        place, type, line: as in `ConstraintFacts`. count: how many constraints.
-        values: arrays that lie elsewhere than planned without them.
-        saved_seconds, saved_bytes: what the step takes more, and what the peak has more, without them alone.
-    """
-
-    location: str
-    place: str
-    type: str
-    line: str
-    count: int
-    values: int
-    saved_seconds: float
-    saved_bytes: int
-
-
-def matters(family: ConstraintFamilyFacts) -> bool:
-    """Whether the plan is dearer without it, by at least a nanosecond or a byte."""
-    return family.saved_seconds >= 1e-9 or family.saved_bytes > 0
-
-
-@dataclass(frozen=True)
 class ArgumentFacts:
     index: int
     name: str
@@ -323,9 +297,6 @@ class Report:
     constraints: list[ConstraintFacts] = field(
         default_factory=list
     )  # of the StableHLO that was written, in program order
-    constraint_families: list[ConstraintFamilyFacts] = field(
-        default_factory=list
-    )  # those worth most, the dearest first
     goal: GoalFacts = field(default_factory=GoalFacts)
     confirmation: ConfirmationFacts | None = None
     alternatives: list[AlternativeFacts] = field(default_factory=list)  # the best first, where they were asked for

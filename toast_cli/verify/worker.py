@@ -16,13 +16,11 @@ from typing import Any
 from toast_cli.process import end_with_parent
 from toast_cli.verify.ahead import ahead_task
 from toast_cli.verify.child import ANSWER, ERROR, FAILED, REQUEST
-from toast_cli.verify.compile import compile_task
 from toast_cli.verify.numbers import numbers_task
 from toast_cli.verify.partitioned import partitioned_task
 
 TASKS: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
     "ahead": ahead_task,
-    "compile": compile_task,
     "numbers": numbers_task,
     "partitioned": partitioned_task,
 }

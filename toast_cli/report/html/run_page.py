@@ -12,7 +12,7 @@ from toast_cli.report.html import charts
 from toast_cli.report.html.arrays import arguments, axis_badge
 from toast_cli.report.html.frame import fold, frame, section, table
 from toast_cli.report.html.pictures import Pictures
-from toast_cli.report.html.tables import alive, alternatives, collectives, confirmed, constraints
+from toast_cli.report.html.tables import alive, alternatives, collectives, confirmed
 from toast_cli.report.html.tiles import axis_colours, mesh_grid
 from toast_cli.report.model import UNSURE, YES, Report
 from toast_cli.report.sections import decision_name, overlap_text, peak_share
@@ -54,11 +54,6 @@ def page(report: Report, drawn: Pictures) -> bytes:
         ),
         section("Arguments", "How each is sharded between steps, the largest first.", arguments(report)),
         section("Collectives", "The ones that take longest, and what causes them.", collectives(report)),
-        section(
-            "Constraints that carry the plan",
-            "What the step takes more, or the peak has more, without them.",
-            constraints(report),
-        ),
         section(
             "Arithmetic and memory traffic",
             "Each dot is one kind of kernel; the lines are what the chip can do at most.",

@@ -1,4 +1,4 @@
-"""Tables of a run: arrays alive at the peak, collectives, constraints. Facts in, markup out."""
+"""Tables of a run: arrays alive at the peak, collectives. Facts in, markup out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from html import escape
 
 from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
 from toast_cli.report.collectives import BY_HAND, together
-from toast_cli.report.constraints import more
 from toast_cli.report.html.frame import fold, table
 from toast_cli.report.live import with_slashes
-from toast_cli.report.model import CollectiveFacts, ConfirmedPlanFacts, LiveValue, Report, matters
+from toast_cli.report.model import CollectiveFacts, ConfirmedPlanFacts, LiveValue, Report
 
 _LIVE = 20
 _COLLECTIVES = 12
@@ -53,20 +52,6 @@ def _collective(number: int, one: CollectiveFacts) -> str:
         f"<tr><td class='n'>{number}</td><td>{escape(one.kind)}</td><td>{escape(', '.join(one.axes))}</td>{cells}"
         f"<td class='wide' title='{escape(one.location)}'>{escape(place)}</td></tr>"
     )
-
-
-def constraints(report: Report) -> str:
-    """Those that the plan is dearer without; nothing where nothing was written, or nothing matters."""
-    rows = [
-        f"<tr><td class='n'>{more(one.saved_seconds, format_seconds)}</td>"
-        f"<td class='n'>{more(one.saved_bytes, format_bytes)}</td>"
-        f"<td class='n'>{f'× {one.count}' if one.count > 1 else ''}</td>"
-        f"<td class='wide'>{escape(one.location.partition(' (')[0] or '(unknown)')}, "
-        f"<code>{escape(one.type)}</code><br><code>{escape(one.line)}</code></td></tr>"
-        for one in report.constraint_families
-        if matters(one)
-    ]
-    return table(("step", "peak", "", "where, and the line that says it"), rows, (0, 1, 2)) if rows else ""
 
 
 def alternatives(report: Report) -> str:
