@@ -7,6 +7,10 @@ from typing import Literal
 
 # What is kept for the backward pass; names are those of `step.layer`.
 Policy = Literal["full", "minimal"] | tuple[str, ...]
+# --xla_tpu_enable_async_collective_fusion_fuse_all_gather, as MaxText's recipes have it; and
+# --xla_tpu_enable_sparse_core_collective_offload_{all_gather,reduce_scatter,all_reduce}, as those for TPU7x.
+FUSED = frozenset({"all-gather", "collective-permute"})
+OFFLOADED = FUSED | {"reduce-scatter", "all-reduce"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Run:
         mesh: what toast calls the slice; axes: its mesh shape. strategy: as `--strategy` takes it.
         batch, seq: sequences of the whole mesh, and their length. kept: see `Policy`; offloaded: it is in the host's
             memory. moment: type of Adam's first moment.
-        step_seconds: measured. source: repository and file.
+        step_seconds: measured. source: repository and file. asynchronous: the kinds of collectives that the compiler
+            flags of the run let run beside computing.
     """
 
     name: str
@@ -45,6 +50,7 @@ class Run:
     source: str
     offloaded: bool = False
     moment: str = "float32"
+    asynchronous: frozenset[str] = FUSED
 
 
 MAXTEXT = "AI-Hypercomputer/maxtext, configs of "
@@ -68,5 +74,6 @@ RUNS = (
       for chips, each, seconds in ((8, 3, 3.44), (16, 3, 3.39), (32, 3, 3.50), (64, 5, 5.65), (128, 4, 4.60),
                                    (256, 4, 4.55))),
     Run("Llama 3.1 70B", LLAMA_70B, "tpu7x-128", "data=128", "fsdp:data", 256, 8192,
-        ("input", "context", "q", "k", "v"), 12.20, RECIPES + "ironwood llama3.1-70b", moment="bfloat16"),
+        ("input", "context", "q", "k", "v"), 12.20, RECIPES + "ironwood llama3.1-70b", moment="bfloat16",
+        asynchronous=OFFLOADED),
 )  # fmt: skip

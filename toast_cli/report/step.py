@@ -8,16 +8,13 @@ Enters: evaluator and search result. Leaves: a `Step`.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.plan.problem import Problem
+from toast_cli.evaluate.expected_step import ops_by_pattern, places_of
 from toast_cli.search.incumbent import SearchResult
 
 COMPUTE = 0
@@ -64,9 +61,7 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
     problem, lives = evaluator.problem, evaluator.items.lives
     names = problem.mesh.names
     uses = evaluator.collectives(result.plan)
-    alike: dict[int, list[int]] = defaultdict(list)  # pattern -> ops
-    for op, pattern in enumerate(problem.op_pattern):
-        alike[pattern].append(op)
+    alike = ops_by_pattern(problem)
     over = sorted({use.axes for use in uses}, key=lambda axes: (len(axes), axes))
     lane_of = {axes: number for number, axes in enumerate(over, start=1)}
     # (half step, before or after, op, seconds, lane, name, runs, hides)
@@ -80,10 +75,10 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
     for use in uses:
         name = f"{use.kind} over {', '.join(use.over(names))}"
         when = _BEFORE if use.reason in ("reshard", "neighbours") else _AFTER
-        for op, share in _places(problem, use, alike[problem.op_pattern[use.op]]):
-            runs = use.count * share
+        for at in places_of(problem, use, alike):
+            runs, seconds = use.count * at.share, use.seconds * at.share
             lane = lane_of[use.axes]
-            found.append((lives.times[op], when, op, use.seconds * share, lane, name, runs, not use.waited_for))
+            found.append((lives.times[at.op], when, at.op, seconds, lane, name, runs, not use.waited_for))
     found.sort(key=lambda one: one[:3])
     slices: list[Slice] = []
     now = 0.0
@@ -94,23 +89,3 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
         begins[half_step + 1] = now
     lanes = ("compute", *(", ".join(names[axis] for axis in axes) for axes in over))
     return Step(lanes, tuple(slices), np.maximum.accumulate(begins))
-
-
-def _places(problem: Problem, use: CollectiveUse, alike: Sequence[int]) -> list[tuple[int, float]]:
-    """Ops that collectives counted together belong to, each with its share of them: those ops of one pattern (`alike`)
-    that read, or make, an array of the same type."""
-    program = problem.program
-    own = program.ops[use.op]
-    reads = use.value in own.operands
-    if not reads and use.value not in own.results:
-        return [(use.op, 1.0)]
-    place = own.operands.index(use.value) if reads else own.results.index(use.value)
-    type_ = str(program.values[use.value])
-    found = []
-    for number in alike:
-        op = program.ops[number]
-        arrays = op.operands if reads else op.results
-        if place < len(arrays) and str(program.values[arrays[place]]) == type_:
-            found.append((number, op.trips))
-    total = sum(trips for _, trips in found)
-    return [(number, trips / total) for number, trips in found]
