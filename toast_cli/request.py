@@ -56,6 +56,13 @@ class Fit(StrEnum):
     auto = "auto"
 
 
+class Recompute(StrEnum):
+    """What of the forward pass is computed again in the backward pass; `jax.checkpoint_policies` in brackets."""
+
+    all = "all"  # nothing_saveable
+    all_but_products = "all-but-products"  # dots_saveable
+
+
 class OptionKind(Enum):
     """How an option is written. A project file writes TEXT, BYTES, SECONDS and words as text."""
 
