@@ -206,7 +206,7 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         readings = [(source, analyse(source.program)) for source in readings_of(source, request, saved)]
     with _timed("search", timings, tell):
         best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved), tell)
-        free = saved is None and request.microbatches is None
+        free = saved is None and request.microbatches is None and request.recompute is None
         if request.fit == Fit.auto and free and not best.result.fits:
 
             def again(rewritten: Source) -> Reading:

@@ -18,7 +18,7 @@ from toast_cli.cost.model import Cost
 from toast_cli.dimensions import Dimensions
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import Source, batch_parts, stated_pins, with_microbatches, with_parts
+from toast_cli.frontend import Source, batch_parts, stated_pins, with_microbatches, with_parts, with_recompute
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import parse_goal
@@ -26,7 +26,7 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan
 from toast_cli.quantities import format_bytes
-from toast_cli.request import Request, SearchName
+from toast_cli.request import Recompute, Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
@@ -81,16 +81,19 @@ class Reading:
 
 def readings_of(source: Source, request: Request, saved: SavedPlan | None = None) -> list[Source]:
     """The program as it is written, and with its fused products taken apart where it has some; a plan made before is
-    of one of the two. Each with its batch in parts, where the user or the plan says so.
+    of one of the two. Each recomputed and with its batch in parts, where the user or the plan says so.
 
     Raises `UsageError` where the program cannot be run so."""
-    parts = (request.microbatches or 1) if saved is None else saved.microbatches
+    asked = request if saved is None else saved
     found = _with_and_without_parts(source, request, saved)
-    return found if parts == 1 else [_in_microbatches(one, parts) for one in found]
+    return [_fitted(one, asked.recompute, asked.microbatches or 1) for one in found]
 
 
-def _in_microbatches(source: Source, parts: int) -> Source:
-    found = with_microbatches(source, parts)
+def _fitted(source: Source, policy: str | None, parts: int) -> Source:
+    found = source if policy is None else with_recompute(source, policy)
+    if isinstance(found, str):
+        raise UsageError(f"nothing to recompute: {found}", where="--recompute", hint="leave it away")
+    found = found if parts == 1 else with_microbatches(found, parts)
     if isinstance(found, str):
         raise UsageError(
             f"the batch cannot be run in {parts} parts with the same numbers: {found}",
@@ -151,31 +154,46 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
 
 
 def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
-    """The program with its batch in as few parts as fit in memory; `best`, which does not fit, where none does, with a
-    notice that says why."""
+    """The program that computes values again or runs its batch in parts, or both, so that it fits in memory, with the
+    shortest step; `best`, which does not fit, where none does, with a notice that says why."""
     source, before = best.source, best.result.cost
-    least, why = before.peak_bytes, "no input has a batch"
-    for parts in batch_parts(source):
-        rewritten = with_microbatches(source, parts)
+    parts, most = [1, *batch_parts(source)], inf
+    fitting: list[tuple[str, Reading]] = []
+    whys: list[str] = []
+    for policy in (Recompute.all_but_products, Recompute.all, None):
+        rewritten = source if policy is None else with_recompute(source, policy)
         if isinstance(rewritten, str):
-            why = rewritten
-            break
-        found = search(rewritten)
+            whys.append(f"--recompute {policy}: {rewritten}")
+            continue
+        least = before.peak_bytes
+        for number in (n for n in parts[policy is None :] if n <= most):
+            divided = rewritten if number == 1 else with_microbatches(rewritten, number)
+            words = f"--recompute {policy} " if policy else ""
+            words = f"{words}--microbatches {number}" if number > 1 else words.strip()
+            if isinstance(divided, str):
+                whys.append(f"{words}: {divided}")
+                break
+            found = search(divided)
+            cost = found.result.cost
+            if found.result.fits:
+                fitting.append((words, found))
+                most = max(2, number)
+                break
+            whys.append(f"it needs {format_bytes(cost.peak_bytes)} with {words}")
+            if cost.peak_bytes > _WORTH_MORE * least or found.result.stopped == "interrupted":
+                break
+            least = cost.peak_bytes
+    if fitting:
+        words, found = min(fitting, key=lambda one: one[1].result.cost.step_seconds)
         cost = found.result.cost
-        if found.result.fits:
-            slower = cost.step_seconds / before.step_seconds - 1.0
-            saved = before.peak_bytes - cost.peak_bytes
-            notice = (
-                f"made to fit: --microbatches {parts}: {slower:+.0%} step time, -{format_bytes(saved)} per device, "
-                "against the best plan as written"
-            )
-            return replace(found, source=replace(found.source, notices=(notice, *found.source.notices)))
-        why = f"it needs {format_bytes(cost.peak_bytes)} with its batch in {parts} parts"
-        if cost.peak_bytes > _WORTH_MORE * least or found.result.stopped == "interrupted":
-            break
-        least = cost.peak_bytes
-    notice = f"not made to fit with microbatches: {why}"
-    return replace(best, source=replace(source, notices=(notice, *source.notices)))
+        slower, saved = cost.step_seconds / before.step_seconds - 1.0, before.peak_bytes - cost.peak_bytes
+        notice = (
+            f"made to fit: {words}: {slower:+.0%} step time, -{format_bytes(saved)} per device, "
+            "against the best plan as written"
+        )
+    else:
+        found, notice = best, f"not made to fit: {'; '.join(whys) or 'no input has a batch'}"
+    return replace(found, source=replace(found.source, notices=(notice, *found.source.notices)))
 
 
 def search_meshes(

@@ -78,6 +78,7 @@ class OptionKind(Enum):
     FRAMES = "frames"
     ASK = "ask"
     FIT = "fit"
+    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True)
@@ -318,6 +319,15 @@ class Request:
         "Run the batch in N parts one after the other, and add up their gradients.",
         "N",
         least=1,
+        in_projects=False,
+        in_python=False,
+    )
+
+    recompute: str | None = _option(
+        None,
+        "--recompute",
+        OptionKind.RECOMPUTE,
+        "What the backward pass computes again instead of reading it: everything in the layers, or all but products.",
         in_projects=False,
         in_python=False,
     )

@@ -20,6 +20,7 @@ from toast_cli.request import (
     FrameChoice,
     Option,
     OptionKind,
+    Recompute,
     Request,
     SearchName,
 )
@@ -61,6 +62,7 @@ _WORDS: dict[OptionKind, type[StrEnum]] = {
     OptionKind.FRAMES: FrameChoice,
     OptionKind.ASK: Ask,
     OptionKind.FIT: Fit,
+    OptionKind.RECOMPUTE: Recompute,
 }
 
 
@@ -90,6 +92,7 @@ KeepShardings = Annotated[bool, declared("keep_shardings")]
 AsWritten = Annotated[bool, declared("as_written")]
 FitChoice = Annotated[Fit, declared("fit")]
 Microbatches = Annotated[int | None, declared("microbatches")]
+RecomputeWhat = Annotated[Recompute | None, declared("recompute")]
 Pins = Annotated[list[str] | None, declared("pins")]
 Minimise = Annotated[list[str] | None, declared("minimise")]
 SubjectTo = Annotated[list[str] | None, declared("subject_to")]

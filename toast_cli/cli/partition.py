@@ -91,6 +91,7 @@ def partition(
     as_written: options.AsWritten = False,
     fit: options.FitChoice = Fit.as_written,
     microbatches: options.Microbatches = None,
+    recompute: options.RecomputeWhat = None,
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     strategy: options.Strategy = None,

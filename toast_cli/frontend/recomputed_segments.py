@@ -22,6 +22,8 @@ from toast_cli.xla import ir
 Shape = tuple[int, ...]
 _WORTH = 0.9  # of the saved bytes may be left at most
 _LARGE = 0.5  # a segment that saves more of them is not computed again
+_FEW = 4
+_WHILE = "stablehlo.while"
 _EVERYWHERE = 2  # what more segments read is kept in any case
 
 
@@ -46,7 +48,7 @@ def recompute_segments(block: Any, weights: set[Shape], *, products: bool) -> li
     segments = _segments(graph, turn)
     held = _held(graph, segments, turn)
     found = []
-    for segment in reversed(segments[:-1]):
+    for segment in reversed([one for one in segments[:-1] if one.needed]):
         first = segment.first
 
         def cost(value: Any, first: int = first) -> int | None:
@@ -55,6 +57,8 @@ def recompute_segments(block: Any, weights: set[Shape], *, products: bool) -> li
             return None if graph.place[value] >= first or is_remade(value) else graph.size(value)
 
         kept = graph.least_kept(segment.needed, cost, products=products)
+        if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, segment.needed)):
+            continue
         early = {value for value, at in graph.place.items() if at < first and not is_remade(value)}
         if _recompute(graph, segment, kept | held | early, turn):
             found.append(graph.operations[first])
@@ -99,15 +103,22 @@ def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
         return []
     made, last, saved, sizes = (np.array(column) for column in zip(*rows, strict=True))
     found = checkpoints(Lifetimes(made, last, saved, sizes), turn)
-    total = int(sizes[saved].sum())
+    total, loops = int(sizes[saved].sum()), _layer_loops(graph, turn)
     if found.kept + found.largest > _WORTH * total:
         return []
     segments = []
     for first, end in pairwise((0, *found.cuts, turn)):
         inside = np.flatnonzero(saved & (made >= first) & (made < end) & (last < end))
-        small = sizes[inside].sum() <= _LARGE * total
-        segments.append(_Segment(first, end, [values[k] for k in inside] if small else []))
+        again = sizes[inside].sum() <= _LARGE * total and loops.isdisjoint(range(first, end))
+        segments.append(_Segment(first, end, [values[k] for k in inside] if again else []))
     return segments
+
+
+def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
+    """The loops that run a step's layers: few, and each read by another loop. `recomputed_scans` is for them."""
+    loops = {n for n, operation in enumerate(graph.operations[:turn]) if operation.name == _WHILE}
+    read = {graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == _WHILE for v in graph.reads[n]}
+    return loops & read if len(loops & read) <= _FEW else set()
 
 
 def _recompute(graph: BlockGraph, segment: _Segment, known: set[Any], turn: int) -> bool:

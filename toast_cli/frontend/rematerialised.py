@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from toast_cli import xla
 from toast_cli.frontend.block_graph import erase_unread
+from toast_cli.frontend.recomputed_scans import recompute_scans
 from toast_cli.frontend.recomputed_segments import recompute_segments
 from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
 from toast_cli.kernels.describe import describe_kernels
 from toast_cli.request import Recompute
 from toast_cli.xla import ir
+
+
+_WORDS = ("what it reads of the layers", "what it reads of the layers, but products,")
 
 
 def with_recompute(source: Source, policy: str) -> Source | str:
@@ -26,9 +30,10 @@ def with_recompute(source: Source, policy: str) -> Source | str:
     weights = {source.program.values[argument.value].shape for argument in source.program.arguments}
     with copy.context, ir.Location.unknown():
         block = xla.main_function(copy).entry_block
-        found = recompute_segments(block, weights, products=products)
+        found = recompute_scans(copy, products=products)
+        found += recompute_segments(block, weights, products=products)
         if not found:
             return "no value is saved from a forward to a backward pass that this policy computes again"
         erase_unread(block)
-    facts = {"parted": source.program.parted, "microbatches": source.program.microbatches}
-    return read_rewritten(source, copy, "recompute", **facts)
+    notice = f"the backward pass computes {_WORDS[products]} again: the program has it"
+    return read_rewritten(source, copy, notice, recompute=str(policy))
