@@ -69,7 +69,11 @@ def _constant(maker: Any) -> Index | None:
 
 def _asks_if_negative(select: Any) -> bool:
     asked = select.operands[0].owner
-    if isinstance(asked, ir.Block) or asked.name != _COMPARE or "LT" not in str(asked.attributes["comparison_direction"]):
+    if (
+        isinstance(asked, ir.Block)
+        or asked.name != _COMPARE
+        or "LT" not in str(asked.attributes["comparison_direction"])
+    ):
         return False
     zero = asked.operands[1].owner
     constant = None if isinstance(zero, ir.Block) else _constant(zero)

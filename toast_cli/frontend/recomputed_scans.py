@@ -91,7 +91,9 @@ def _stacks(forward: Any, backward: Any) -> list[_Stack]:
     return [
         stack
         for indices, stack in found
-        if indices == found[0][0] and 0 <= min(rows) and max(rows) < forward.results[stack.carried].type.shape[stack.dim]
+        if indices == found[0][0]
+        and min(rows) >= 0
+        and max(rows) < forward.results[stack.carried].type.shape[stack.dim]
     ]
 
 
@@ -205,7 +207,9 @@ class _Pair:
         """Lets the backward loop compute the parts again. read: of what does not change from layer to layer."""
         forward, backward = self._forward, self._backward
         body, places = body_of(backward), backward.regions[0].blocks[0]
-        first = next(view.operation for view in body.operations if any(view.operation in s.slices for s in self._stacks))
+        first = next(
+            view.operation for view in body.operations if any(view.operation in s.slices for s in self._stacks)
+        )
         stack = next(stack for stack in self._stacks if first in stack.slices)
         index, at = first.operands[1 + stack.dim], _behind(first)
         extra: list[Any] = []
@@ -235,14 +239,18 @@ class _Pair:
             for piece in stack.slices:
                 piece.results[0].replace_all_uses_with(twins[stack.update])
         erase_unread(body)
-        self._backward = rebuilt(backward, extra, list(body.arguments)[len(backward.operands) :], {s.read for s in self._stacks})
+        self._backward = rebuilt(
+            backward, extra, list(body.arguments)[len(backward.operands) :], {s.read for s in self._stacks}
+        )
 
     def _counter(self, counter: Any, index: Any, at: Any) -> Any:
         """The forward loop's counter, from the index at which the backward loop reads."""
         assert self._index is not None
         found = index if index.type == counter.type else _create(CONVERT, [index], counter.type, at)
         if self._index.offset:
-            found = _create("stablehlo.subtract", [found, _number(counter.type, self._index.offset, at)], counter.type, at)
+            found = _create(
+                "stablehlo.subtract", [found, _number(counter.type, self._index.offset, at)], counter.type, at
+            )
         return found if self._index.sign > 0 else _create("stablehlo.negate", [found], counter.type, at)
 
 

@@ -101,15 +101,15 @@ def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
             rows.append((made, last, turn <= readers[-1] < graph.end, graph.size(value)))
     if not rows:
         return []
-    made, last, saved, sizes = (np.array(column) for column in zip(*rows, strict=True))
-    found = checkpoints(Lifetimes(made, last, saved, sizes), turn)
-    total, loops = int(sizes[saved].sum()), _layer_loops(graph, turn)
+    lives = Lifetimes(*(np.array(column) for column in zip(*rows, strict=True)))
+    found = checkpoints(lives, turn)
+    total, loops = int(lives.bytes[lives.saved].sum()), _layer_loops(graph, turn)
     if found.kept + found.largest > _WORTH * total:
         return []
     segments = []
     for first, end in pairwise((0, *found.cuts, turn)):
-        inside = np.flatnonzero(saved & (made >= first) & (made < end) & (last < end))
-        again = sizes[inside].sum() <= _LARGE * total and loops.isdisjoint(range(first, end))
+        inside = np.flatnonzero(lives.saved & (lives.made >= first) & (lives.made < end) & (lives.last < end))
+        again = lives.bytes[inside].sum() <= _LARGE * total and loops.isdisjoint(range(first, end))
         segments.append(_Segment(first, end, [values[k] for k in inside] if again else []))
     return segments
 
@@ -117,7 +117,9 @@ def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
 def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
     """The loops that run a step's layers: few, and each read by another loop. `recomputed_scans` is for them."""
     loops = {n for n, operation in enumerate(graph.operations[:turn]) if operation.name == _WHILE}
-    read = {graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == _WHILE for v in graph.reads[n]}
+    read = {
+        graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == _WHILE for v in graph.reads[n]
+    }
     return loops & read if len(loops & read) <= _FEW else set()
 
 

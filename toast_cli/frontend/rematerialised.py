@@ -16,7 +16,6 @@ from toast_cli.kernels.describe import describe_kernels
 from toast_cli.request import Recompute
 from toast_cli.xla import ir
 
-
 _WORDS = ("what it reads of the layers", "what it reads of the layers, but products,")
 
 

@@ -67,8 +67,8 @@ class SavedDecision:
 @dataclass(frozen=True)
 class SavedPlan:
     """A plan by itself. program: the module's name. axes: of the mesh it was made for, slowest first. parted: it is of
-    the program with its fused products taken apart. microbatches: of that with its batch in so many parts. recompute: of that
-    with these values computed again in the backward pass."""
+    the program with its fused products taken apart. microbatches: of that with its batch in so many parts.
+    recompute: of that with these values computed again in the backward pass."""
 
     program: str
     axes: dict[str, int]

@@ -10,6 +10,7 @@ Enters: when each value of the forward pass is made and read. Leaves: the cuts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ def checkpoints(lifetimes: Lifetimes, end: int) -> Checkpoints:
     cap, best = float(np.max(np.diagonal(inner, 1))), Checkpoints((), 0, int(inner[0, -1]))
     while cap < best.kept + best.largest:
         total, chosen = _chain(kept, inner, cap)
-        largest = int(max(inner[a, b] for a, b in zip(chosen, chosen[1:], strict=False)))
+        largest = int(max(inner[a, b] for a, b in pairwise(chosen)))
         if total + largest < best.kept + best.largest:
             best = Checkpoints(tuple(cuts[k] for k in chosen[1:-1]), int(total), largest)
         cap = max(_STEP * cap, cap + 1)

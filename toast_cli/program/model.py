@@ -306,8 +306,8 @@ def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
 class Program:
     """A whole program; see the module docstring for how control flow is written. parted: fused products are taken apart
     in it, which they are not in the user's (see `fused_products`). microbatches: in how many parts it runs its batch,
-    which the user's runs as a whole (see `microbatches`). recompute: what its backward pass computes again and the user's
-    does not, a `request.Recompute`."""
+    which the user's runs as a whole (see `microbatches`). recompute: what its backward pass computes again and
+    the user's does not, a `request.Recompute`."""
 
     name: str
     ops: tuple[Op, ...]
