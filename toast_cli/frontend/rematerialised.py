@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from toast_cli import xla
 from toast_cli.frontend.block_graph import erase_unread
+from toast_cli.frontend.kept_products import keep_products
 from toast_cli.frontend.recomputed_scans import recompute_scans
 from toast_cli.frontend.recomputed_segments import recompute_segments
 from toast_cli.frontend.rewritten import read_rewritten
@@ -29,7 +30,8 @@ def with_recompute(source: Source, policy: str) -> Source | str:
     weights = {source.program.values[argument.value].shape for argument in source.program.arguments}
     with copy.context, ir.Location.unknown():
         block = xla.main_function(copy).entry_block
-        found = recompute_scans(copy, products=products)
+        found = keep_products(copy) if products else []
+        found += recompute_scans(copy, products=products)
         found += recompute_segments(block, weights, products=products)
         if not found:
             return "no value is saved from a forward to a backward pass that this policy computes again"

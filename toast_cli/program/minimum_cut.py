@@ -26,6 +26,8 @@ def least_kept(
             be computed again.
         sizes: [values] bytes.
     """
+    if not needed:
+        return frozenset()
     reached, stack = set(needed), list(needed)
     while stack:
         for value in made_from[stack.pop()] or ():
