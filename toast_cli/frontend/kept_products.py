@@ -11,7 +11,7 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.frontend.block_graph import BlockGraph, erase_unread
-from toast_cli.frontend.counters import body_of, index_of
+from toast_cli.frontend.counters import body_of, index_of, yielded
 from toast_cli.frontend.equal_values import EqualValues, before_reshape
 from toast_cli.frontend.loop_pairs import LoopPair, loop_pairs
 from toast_cli.program.ops import BARRIER, DYNAMIC_SLICE
@@ -59,18 +59,21 @@ def _keep_in_block(block: Any) -> list[Any]:
 
 def _keep_in_scan(pair: LoopPair) -> bool:
     equal, backward = EqualValues(), pair.backward
+    for view in pair.forward.block.operations:
+        if view.operation == pair.forward:
+            break
+        equal.number(view.operation)
+    for loop in (pair.forward, backward):
+        body, passed = body_of(loop), yielded(loop)
+        same = (k for k, argument in enumerate(body.arguments) if passed[k] == argument)
+        equal.first.update((body.arguments[k], equal.of(loop.operands[k])) for k in same)
     for operation in pair.graph.operations[: pair.graph.end]:
         _same_index(operation, pair.forward, pair.writing, pair.stacks[0].at, equal)
         equal.number(operation)
-    body = body_of(backward)
-    inside = {pair.forward.operands[k]: a for k, a in enumerate(body_of(pair.forward).arguments)}
-    for outer, argument in pair.held.items():
-        if outer in inside:
-            equal.first[argument] = inside[outer]
     for stack in pair.stacks:
         for piece in stack.slices:
             equal.first[piece.results[0]] = equal.of(stack.update)
-    graph = BlockGraph(body)
+    graph = BlockGraph(body_of(backward))
     again = set()
     reading = index_of(pair.index, backward)
     for number, operation in enumerate(graph.operations[: graph.end]):

@@ -65,7 +65,7 @@ class LoopPair:
         self.index, self.at = first.operands[1 + slices[first]], ir.InsertionPoint.after(first)
         self._passed = yielded(forward)
         kept = enumerate(yielded(backward))
-        self.held = {backward.operands[k]: body.arguments[k] for k, value in kept if value == body.arguments[k]}
+        self._held = {backward.operands[k]: body.arguments[k] for k, value in kept if value == body.arguments[k]}
         self._added: list[Any] = []  # what the backward loop starts with besides
 
     @property
@@ -115,11 +115,11 @@ class LoopPair:
         return self._counter(value) if number == self.writing.counter else self._inside(self.forward.operands[number])
 
     def _inside(self, outer: Any) -> Any:
-        if outer not in self.held:
+        if outer not in self._held:
             self._added.append(outer)
             self.backward.regions[0].blocks[0].add_argument(outer.type, self.backward.location)
-            self.held[outer] = body_of(self.backward).add_argument(outer.type, self.backward.location)
-        return self.held[outer]
+            self._held[outer] = body_of(self.backward).add_argument(outer.type, self.backward.location)
+        return self._held[outer]
 
     def _counter(self, counter: Any) -> Any:
         """The forward loop's counter, from the index at which the backward loop reads."""
@@ -142,7 +142,7 @@ class LoopPair:
         body = body_of(self.backward)
         erase_unread(body)
         unread = {stack.read for stack in self.stacks if _uses(body.arguments[stack.read]) == 1}
-        inside = [self.held[outer] for outer in self._added]
+        inside = [self._held[outer] for outer in self._added]
         self.backward = rebuilt(self.backward, self._added, inside, unread)
         dropped = {stack.carried for stack in self.stacks if not _uses(self.forward.results[stack.carried])}
         self.forward = rebuilt(self.forward, [], [], dropped)
