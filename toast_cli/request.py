@@ -50,10 +50,11 @@ class FrameChoice(StrEnum):
 
 
 class Fit(StrEnum):
-    """Whether a program that fits in no plan is rewritten."""
+    """Whether a program is rewritten: never, where no plan fits, or also where it would be faster."""
 
     as_written = "as-written"
     auto = "auto"
+    fastest = "fastest"
 
 
 class Recompute(StrEnum):
@@ -308,7 +309,8 @@ class Request:
         Fit.as_written.value,
         "--fit",
         OptionKind.FIT,
-        "Where no plan fits in memory: stop, or run the batch in as few parts one after the other as fit (auto).",
+        "Where no plan fits in memory: stop, or compute values again in the backward pass and run the batch in parts "
+        "(auto); fastest: also keep products that the program computes again, where there is room.",
         in_projects=False,
         in_python=False,
     )

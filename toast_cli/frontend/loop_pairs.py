@@ -13,6 +13,7 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.frontend.block_graph import BlockGraph, erase_unread
 from toast_cli.frontend.counters import Index, body_of, counted, index_of, yielded
+from toast_cli.frontend.equal_values import before_reshape
 from toast_cli.program.ops import BROADCAST_IN_DIM, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE
 from toast_cli.xla import ir
 
@@ -83,9 +84,12 @@ class LoopPair:
         return 0 if free else max(1, self.graph.size(value))
 
     def stack(self, kept: Collection[Any]) -> dict[Any, Any]:
-        """Lets the forward loop stack up values too; returns the backward body's part of each."""
-        forward, at = self.forward, self.stacks[0].at
-        body, count, values = body_of(forward), len(forward.operands), sorted(kept, key=self._order)
+        """Lets the forward loop stack up values, if it does not yet; returns the backward body's part of each."""
+        forward, at, reads = self.forward, self.stacks[0].at, body_of(self.backward).arguments
+        there = {before_reshape(stack.update): stack for stack in self.stacks} | {s.update: s for s in self.stacks}
+        found = {v: self._row(reads[there[v].read], v.type, there[v].dim) for v in kept if v in there}
+        body, count = body_of(forward), len(forward.operands)
+        values = sorted((value for value in kept if value not in there), key=self._order)
         front, end = ir.InsertionPoint(forward), ir.InsertionPoint(body.operations[len(body.operations) - 1])
         rows = forward.results[self.stacks[0].carried].type.shape[self.stacks[0].dim]
         starts, ends = [], []
@@ -99,8 +103,9 @@ class LoopPair:
             zero = _number(at.type, 0, end)
             ends.append(_create(DYNAMIC_UPDATE_SLICE, [held, one, at, *[zero] * kind.rank], whole, end))
         self.forward = rebuilt(forward, starts, ends, set())
-        results = self.forward.results
-        return {value: self._row(self._inside(results[count + k]), value.type) for k, value in enumerate(values)}
+        results = self.forward.results[count:]
+        rows = (self._row(self._inside(result), v.type, 0) for v, result in zip(values, results, strict=True))
+        return found | dict(zip(values, rows, strict=True))
 
     def _order(self, value: Any) -> tuple[int, int]:
         if isinstance(value, ir.BlockArgument):
@@ -129,13 +134,14 @@ class LoopPair:
             found = _create("stablehlo.subtract", [found, _number(kind, self.writing.offset, at)], kind, at)
         return found if self.writing.sign > 0 else _create("stablehlo.negate", [found], kind, at)
 
-    def _row(self, stack: Any, kind: Any) -> Any:
-        """A part of a stack, without the dimension of size 1."""
-        zero = _number(self.index.type, 0, self.at)
-        row = ir.RankedTensorType.get([1, *kind.shape], kind.element_type)
-        sizes = {"slice_sizes": ir.DenseI64ArrayAttr.get(list(row.shape))}
-        piece = _create(DYNAMIC_SLICE, [stack, self.index, *[zero] * kind.rank], row, self.at, sizes)
-        return _create(RESHAPE, [piece], kind, self.at)
+    def _row(self, stack: Any, kind: Any, dim: int) -> Any:
+        """A part of a stack, of this type."""
+        zero, shape = _number(self.index.type, 0, self.at), list(stack.type.shape)
+        starts = [self.index if d == dim else zero for d in range(len(shape))]
+        shape[dim] = 1
+        row, sizes = ir.RankedTensorType.get(shape, kind.element_type), {"slice_sizes": ir.DenseI64ArrayAttr.get(shape)}
+        piece = _create(DYNAMIC_SLICE, [stack, *starts], row, self.at, sizes)
+        return piece if row == kind else _create(RESHAPE, [piece], kind, self.at)
 
     def finish(self) -> None:
         """Writes both loops with what was added, and without stacks that nothing reads any more."""

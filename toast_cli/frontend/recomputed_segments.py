@@ -37,7 +37,8 @@ class _Segment:
 
 
 def recompute_segments(block: Any, weights: set[Shape], *, products: bool) -> list[Any]:
-    """Computes again what the backward pass of a block reads; returns the first operation of each segment.
+    """Computes again what the backward pass of a block reads; returns the location of the first operation of each
+    segment.
 
     Args:
         weights: shapes of arrays that are neither made nor saved by the forward pass, though a step carries such along.
@@ -61,7 +62,7 @@ def recompute_segments(block: Any, weights: set[Shape], *, products: bool) -> li
             continue
         early = {value for value, at in graph.place.items() if at < first and not is_remade(value)}
         if _recompute(graph, segment, kept | held | early, turn):
-            found.append(graph.operations[first])
+            found.append(graph.operations[first].location)
     return found
 
 

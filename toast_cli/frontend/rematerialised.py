@@ -6,9 +6,12 @@ Enters: a `Source` and a policy. Leaves: another one that computes the same from
 
 from __future__ import annotations
 
+from collections import Counter
+
 from toast_cli import xla
 from toast_cli.frontend.block_graph import erase_unread
 from toast_cli.frontend.kept_products import keep_products
+from toast_cli.frontend.places import place_text
 from toast_cli.frontend.recomputed_scans import recompute_scans
 from toast_cli.frontend.recomputed_segments import recompute_segments
 from toast_cli.frontend.rewritten import read_rewritten
@@ -17,10 +20,11 @@ from toast_cli.kernels.describe import describe_kernels
 from toast_cli.request import Recompute
 from toast_cli.xla import ir
 
-_WORDS = ("what it reads of the layers", "what it reads of the layers, but products,")
+_IN_WORDS = {Recompute.all: "", Recompute.all_but_products: ", except products"}
+_IN_JAX = {Recompute.all: "", Recompute.all_but_products: ", policy=jax.checkpoint_policies.dots_saveable"}
 
 
-def with_recompute(source: Source, policy: str) -> Source | str:
+def with_recompute(source: Source, policy: Recompute) -> Source | str:
     """The program that computes again what this policy says, or why there is none."""
     if source.stated:
         return "the program states shardings of its own, which are of arrays that it saves"
@@ -34,7 +38,12 @@ def with_recompute(source: Source, policy: str) -> Source | str:
         found += recompute_scans(copy, products=products)
         found += recompute_segments(block, weights, products=products)
         if not found:
-            return "no value is saved from a forward to a backward pass that this policy computes again"
+            return "the program saves nothing from a forward to a backward pass that this policy computes again"
         erase_unread(block)
-    notice = f"the backward pass computes {_WORDS[products]} again: the program has it"
-    return read_rewritten(source, copy, notice, recompute=str(policy))
+    places = Counter(place_text(str(location), source.frames, source.text_file) for location in found)
+    place = next((f" at {text}" for text, _ in places.most_common() if text), "")
+    notice = (
+        f"the backward pass computes again what it reads of the forward pass{_IN_WORDS[policy]}: the program written "
+        f"has it; in JAX it is jax.checkpoint(layer{_IN_JAX[policy]}) for the layers{place}"
+    )
+    return read_rewritten(source, copy, notice, recompute=policy.value)
