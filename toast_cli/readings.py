@@ -7,7 +7,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -155,68 +155,89 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
 
 
 def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
-    """The program that computes values again or runs its batch in parts, or both, so that it fits in memory, with the
-    shortest step; `best`, which does not fit, where none does, with a notice that says why."""
+    """The program that recomputes, runs its batch in parts, or both, so that it fits in memory, with the shortest step;
+    `best`, which does not fit, where none does, with a notice that says why.
+
+    The number of parts is the smallest with which the program that recomputes most fits, or twice as many."""
     source, before = best.source, best.result.cost
-    parts, most = [1, *batch_parts(source)], inf
-    fitting: list[tuple[str, Reading]] = []
-    whys: list[str] = []
+    programs, whys = _recomputing(source)
+    least = before.peak_bytes
+    for number in (1, *batch_parts(source))[len(programs) == 1 :]:
+        last = _in_parts(programs[-1], number, search)
+        if isinstance(last, str):
+            whys.append(last)
+            break
+        cost = last.result.cost
+        if last.result.fits:
+            less = programs[number == 1 : -1]
+            fitting = [last, *_first_fit(less, number, search), *_first_fit(programs[:-1], 2 * number, search)]
+            return _noted(min(fitting, key=lambda one: one.result.cost.step_seconds), "made to fit", before)
+        whys.append(f"it needs {format_bytes(cost.peak_bytes)} with {_options(last.source)}")
+        if cost.peak_bytes > _WORTH_MORE * least or last.result.stopped == "interrupted":
+            break
+        least = cost.peak_bytes
+    notice = f"not made to fit: {'; '.join(whys) or 'no input has a batch'}"
+    return replace(best, source=replace(source, notices=(notice, *source.notices)))
+
+
+def _recomputing(source: Source) -> tuple[list[Source], list[str]]:
+    """The program as it is and with each policy of recomputation, the one that recomputes least first; and why not."""
     kinds = zip(source.program.ops, recomputed_parts(source.program), strict=True)
-    recomputes = any(part and op.kind.matrix_unit for op, part in kinds)  # then all but products is more to keep
-    for policy in (Recompute.all_but_products, Recompute.all, None)[recomputes:]:
-        rewritten = source if policy is None else with_recompute(source, policy)
-        if isinstance(rewritten, str):
-            whys.append(f"--recompute {policy}: {rewritten}")
-            continue
-        least = before.peak_bytes
-        for number in (n for n in parts[policy is None :] if n <= most):
-            divided = rewritten if number == 1 else with_microbatches(rewritten, number)
-            words = f"--recompute {policy} " if policy else ""
-            words = f"{words}--microbatches {number}" if number > 1 else words.strip()
-            if isinstance(divided, str):
-                whys.append(f"{words}: {divided}")
-                break
-            found = search(divided)
-            cost = found.result.cost
-            if found.result.fits:
-                fitting.append((words, found))
-                most = max(2, number)
-                break
-            whys.append(f"it needs {format_bytes(cost.peak_bytes)} with {words}")
-            if cost.peak_bytes > _WORTH_MORE * least or found.result.stopped == "interrupted":
-                break
-            least = cost.peak_bytes
-    if fitting:
-        words, found = min(fitting, key=lambda one: one[1].result.cost.step_seconds)
-        cost = found.result.cost
-        slower, saved = cost.step_seconds / before.step_seconds - 1.0, before.peak_bytes - cost.peak_bytes
-        notice = (
-            f"made to fit: {words}: {slower:+.0%} step time, -{format_bytes(saved)} per device, "
-            "against the best plan as written"
-        )
-    else:
-        found, notice = best, f"not made to fit: {'; '.join(whys) or 'no input has a batch'}"
-    return _noted(found, notice)
+    already = any(part and op.kind.matrix_unit for op, part in kinds)  # then it keeps no products
+    programs, whys = [source], []
+    for policy in [Recompute.all] if already else Recompute:
+        found = with_recompute(source, policy)
+        if isinstance(found, str):
+            whys.append(f"--recompute {policy}: {found}")
+        else:
+            programs.append(found)
+    return programs, whys
+
+
+def _in_parts(source: Source, number: int, search: Callable[[Source], Reading]) -> Reading | str:
+    found = source if number == 1 else with_microbatches(source, number)
+    return f"--microbatches {number}: {found}" if isinstance(found, str) else search(found)
+
+
+def _first_fit(programs: list[Source], number: int, search: Callable[[Source], Reading]) -> Iterator[Reading]:
+    """The first of some programs that fits with its batch in so many parts, if one does."""
+    for program in programs:
+        found = _in_parts(program, number, search)
+        if isinstance(found, Reading) and found.result.fits:
+            yield found
+            return
 
 
 def made_faster(best: Reading, search: Callable[[Source], Reading]) -> Reading:
     """The program that keeps its products and computes again what is cheap, where that fits and is faster."""
     program = best.source.program
-    changed = program.recompute or program.microbatches > 1
-    rewritten = "" if changed else with_recompute(best.source, Recompute.all_but_products)
-    if isinstance(rewritten, str):
+    if program.recompute or program.microbatches > 1:
         return best
-    found = search(rewritten)
-    cost, before = found.result.cost, best.result.cost
-    if not found.result.fits or cost.step_seconds > (1.0 - PARTED) * before.step_seconds:
+    kinds = (with_recompute(best.source, p) for p in (Recompute.all_but_products, Recompute.all_but_weight_products))
+    found = [search(one) for one in kinds if isinstance(one, Source)]
+    fitting = [one for one in found if one.result.fits]
+    fastest = min(fitting, key=lambda one: one.result.cost.step_seconds, default=best)
+    if fastest.result.cost.step_seconds > (1.0 - PARTED) * best.result.cost.step_seconds:
         return best
-    faster, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
-    size = f"{'+' if more >= 0 else '-'}{format_bytes(abs(more))}"
-    words = f"--recompute {Recompute.all_but_products}: {faster:+.0%} step time, {size} per device"
-    return _noted(found, f"made faster: {words}, against the best plan without")
+    return _noted(fastest, "made faster", best.result.cost)
 
 
-def _noted(reading: Reading, notice: str) -> Reading:
+def _options(source: Source) -> str:
+    """The options that make this program of the user's."""
+    program = source.program
+    recompute = f"--recompute {program.recompute}" if program.recompute else ""
+    return f"{recompute} --microbatches {program.microbatches}".strip() if program.microbatches > 1 else recompute
+
+
+def _noted(reading: Reading, what: str, before: Cost) -> Reading:
+    """A reading with a notice on what it gains against the best plan of the program as it is written."""
+    cost = reading.result.cost
+    slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
+    size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
+    notice = (
+        f"{what}: {_options(reading.source)}: {slower:+.0%} step time, {size} per device, "
+        "against the best plan as written"
+    )
     return replace(reading, source=replace(reading.source, notices=(notice, *reading.source.notices)))
 
 

@@ -58,10 +58,11 @@ class Fit(StrEnum):
 
 
 class Recompute(StrEnum):
-    """What of the forward pass is computed again in the backward pass; `jax.checkpoint_policies` in brackets."""
+    """What the backward pass computes again, the least first; in comments the names in `jax.checkpoint_policies`."""
 
-    all = "all"  # nothing_saveable
     all_but_products = "all-but-products"  # dots_saveable
+    all_but_weight_products = "all-but-weight-products"  # dots_with_no_batch_dims_saveable
+    all = "all"  # nothing_saveable
 
 
 class OptionKind(Enum):
@@ -329,7 +330,7 @@ class Request:
         None,
         "--recompute",
         OptionKind.RECOMPUTE,
-        "What the backward pass computes again instead of reading it: everything in the layers, or all but products.",
+        "What the backward pass computes again: all that it reads of layers, or all but products (with weights).",
         in_projects=False,
         in_python=False,
     )

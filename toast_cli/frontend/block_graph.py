@@ -11,7 +11,8 @@ from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.splats import is_splat
 from toast_cli.program.minimum_cut import least_kept
 from toast_cli.program.model import Value
-from toast_cli.program.ops import CUSTOM_CALL, RNG, kind_of
+from toast_cli.program.ops import BARRIER, CUSTOM_CALL, DOT_GENERAL, DYNAMIC_SLICE, RNG, kind_of
+from toast_cli.request import Recompute
 from toast_cli.xla import ADVANCE, ir
 
 _UNREPEATABLE = (RNG, "stablehlo.rng_bit_generator", "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv",
@@ -50,13 +51,13 @@ class BlockGraph:
             self._sizes[kind] = 0 if shaped is None else Value(*shaped).bytes
         return self._sizes[kind]
 
-    def least_kept(self, needed: Iterable[Any], cost: Callable[[Any], int | None], *, products: bool) -> set[Any]:
+    def least_kept(self, needed: Iterable[Any], cost: Callable[[Any], int | None], policy: Recompute) -> set[Any]:
         """The values to keep so that these can be computed again.
 
         Args:
             cost: bytes that it takes to keep a value that is not to be computed again, 0 where it is there in any case;
                 None for one that may be computed again.
-            products: whether those of the matrix unit, and all that is not cheap, are kept.
+            policy: which operations may be run again.
         """
         handles = list(dict.fromkeys(needed))
         numbers = {value: number for number, value in enumerate(handles)}
@@ -67,7 +68,7 @@ class BlockGraph:
             read: list[Any] | None = None
             if known == 0:
                 read = []
-            elif known is None and at is not None and is_repeatable(self.operations[at], cheap=products):
+            elif known is None and at is not None and REPEATED[policy](self.operations[at]):
                 read = self.reads[at]
             for other in read or ():
                 if other not in numbers:
@@ -107,11 +108,8 @@ def _reads(operation: Any) -> list[Any]:
     return [value for value in read if value not in made]
 
 
-def is_repeatable(operation: Any, *, cheap: bool) -> bool:
-    """Whether an operation may be run a second time, with the same results. cheap: and takes little time."""
-    if cheap:
-        kind = kind_of(operation.name)
-        return kind.fusible or kind.reduction or kind.identity
+def is_pure(operation: Any) -> bool:
+    """Whether an operation may be run a second time, with the same results."""
     allowed = True
 
     def visit(inner: Any) -> Any:
@@ -122,6 +120,45 @@ def is_repeatable(operation: Any, *, cheap: bool) -> bool:
 
     operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return allowed
+
+
+def is_cheap(operation: Any) -> bool:
+    """Whether it is no product, convolution, look-up, loop, sort or call."""
+    kind = kind_of(operation.name)
+    return kind.fusible or kind.reduction or kind.identity
+
+
+def is_cheap_or_batched(operation: Any) -> bool:
+    """Whether it is cheap or a product as attention has two: one for each of a batch, and not with weights."""
+    if is_cheap(operation):
+        return True
+    if operation.name != DOT_GENERAL or not xla.dot_dimensions(operation.attributes["dot_dimension_numbers"])[0]:
+        return False
+    return not any(map(_is_weight, operation.operands))
+
+
+# What a policy computes again.
+REPEATED: dict[Recompute, Callable[[Any], bool]] = {
+    Recompute.all: is_pure,
+    Recompute.all_but_weight_products: is_cheap_or_batched,
+    Recompute.all_but_products: is_cheap,
+}
+
+
+def _is_weight(value: Any) -> bool:
+    """Whether it is an argument, the same in each trip of a loop, or a part of one, in another form."""
+    while not isinstance(value, ir.BlockArgument):
+        maker = value.owner
+        if not (kind_of(maker.name).view_or_convert or maker.name in (BARRIER, DYNAMIC_SLICE)):
+            return False
+        value = maker.operands[value.result_number if maker.name == BARRIER else 0]
+    loop = value.owner.owner
+    if loop.name != "stablehlo.while":
+        return True
+    body = loop.regions[1].blocks[0]
+    return bool(
+        body.operations[len(body.operations) - 1].operands[value.arg_number] == body.arguments[value.arg_number]
+    )
 
 
 def _has_effect(call: Any) -> bool:
@@ -158,5 +195,5 @@ def erase_unread(block: Any) -> None:
     for view in reversed(list(block.operations)[:-1]):
         operation = view.operation
         unread = not any(True for result in operation.results for _ in result.uses)
-        if operation.results and unread and is_repeatable(operation, cheap=False):
+        if operation.results and unread and is_pure(operation):
             operation.erase()

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from math import prod
 from typing import Any
 
-from toast_cli.frontend.block_graph import is_repeatable
+from toast_cli.frontend.block_graph import is_pure
 from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, RESHAPE
 from toast_cli.xla import ir
 
@@ -30,7 +30,7 @@ class EqualValues:
         if operation.name == BARRIER:
             self.first.update((r, self.of(o)) for r, o in zip(operation.results, operation.operands, strict=True))
             return True
-        if not is_repeatable(operation, cheap=False):
+        if not is_pure(operation):
             return False
         before = self._unshaped(operation)
         if before is not None:

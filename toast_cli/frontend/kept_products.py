@@ -15,20 +15,21 @@ from toast_cli.frontend.counters import body_of, index_of, yielded
 from toast_cli.frontend.equal_values import EqualValues, before_reshape
 from toast_cli.frontend.loop_pairs import LoopPair, loop_pairs
 from toast_cli.program.ops import BARRIER, DYNAMIC_SLICE
+from toast_cli.request import Recompute
 
 
-def keep_products(module: Any) -> list[Any]:
+def keep_products(module: Any, policy: Recompute) -> list[Any]:
     """Keeps what is computed twice; returns locations of forward loops, and of first operations that are kept."""
     places = []
-    while (pair := next((it for it in loop_pairs(module) if _keep_in_scan(it)), None)) is not None:
+    while (pair := next((it for it in loop_pairs(module) if _keep_in_scan(it, policy)), None)) is not None:
         places.append(pair.place)
     blocks = {operation.block for operation in xla.walk_ops(module, BARRIER)}
     for block in blocks:
-        places += _keep_in_block(block)
+        places += _keep_in_block(block, policy)
     return places
 
 
-def _keep_in_block(block: Any) -> list[Any]:
+def _keep_in_block(block: Any, policy: Recompute) -> list[Any]:
     """The same of layers that stand one after the other: what is computed again reads what an optimization barrier
     passes on."""
     graph, equal = BlockGraph(block), EqualValues()
@@ -50,14 +51,14 @@ def _keep_in_block(block: Any) -> list[Any]:
     def cost(value: Any) -> int | None:
         return 0 if value in held or value not in graph.place else None
 
-    kept = _to_keep(graph, graph, equal, again, cost)
+    kept = _to_keep(graph, graph, equal, again, cost, policy)
     for value, first in kept.items():
         value.replace_all_uses_with(first)
     erase_unread(block)
     return [first.owner.location for first in kept.values()][:1]
 
 
-def _keep_in_scan(pair: LoopPair) -> bool:
+def _keep_in_scan(pair: LoopPair, policy: Recompute) -> bool:
     equal, backward = EqualValues(), pair.backward
     for view in pair.forward.block.operations:
         if view.operation == pair.forward:
@@ -86,7 +87,7 @@ def _keep_in_scan(pair: LoopPair) -> bool:
     def cost(value: Any) -> int | None:
         return 0 if value in stacked else pair.cost(value)
 
-    kept = _to_keep(graph, pair.graph, equal, again, cost)
+    kept = _to_keep(graph, pair.graph, equal, again, cost, policy)
     if not kept:
         return False
     rows = pair.stack(set(kept.values()))
@@ -106,12 +107,13 @@ def _same_index(operation: Any, loop: Any, index: Any, at: Any, equal: EqualValu
 
 
 def _to_keep(
-    backward: BlockGraph, forward: BlockGraph, equal: EqualValues, again: set[int], cost: Callable[[Any], int | None]
-) -> dict[Any, Any]:
+    backward: BlockGraph, forward: BlockGraph, equal: EqualValues, again: set[int],
+    cost: Callable[[Any], int | None], policy: Recompute,
+) -> dict[Any, Any]:  # fmt: skip
     """Values computed again that are to be read from the forward pass, and what they are there. again: operations of
     the backward block that compute something again."""
     made = [result for n in sorted(again) for result in backward.operations[n].results]
     read = [value for value in made if not again.issuperset(backward.readers.get(value, ()))]
-    kept = forward.least_kept([equal.of(value) for value in read], cost, products=True)
+    kept = forward.least_kept([equal.of(value) for value in read], cost, policy)
     dear = {value for value in kept if cost(value) != 0}
     return {value: equal.of(value) for value in made if equal.of(value) in dear}

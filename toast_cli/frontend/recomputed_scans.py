@@ -10,23 +10,23 @@ from typing import Any
 
 from toast_cli.frontend.block_graph import clone
 from toast_cli.frontend.loop_pairs import LoopPair, loop_pairs
+from toast_cli.request import Recompute
 
 _WORTH = 0.9  # of the stacked bytes may be left at most
 
 
-def recompute_scans(module: Any, *, products: bool) -> list[Any]:
-    """Leaves out stacks of every pair of loops; returns the locations of the forward loops. products: whether products
-    are kept."""
+def recompute_scans(module: Any, policy: Recompute) -> list[Any]:
+    """Leaves out stacks of every pair of loops; returns the locations of the forward loops."""
     places = []
-    while (pair := next((it for it in loop_pairs(module) if _recompute(it, products=products)), None)) is not None:
+    while (pair := next((it for it in loop_pairs(module) if _recompute(it, policy)), None)) is not None:
         places.append(pair.place)
     return places
 
 
-def _recompute(pair: LoopPair, *, products: bool) -> bool:
+def _recompute(pair: LoopPair, policy: Recompute) -> bool:
     """Leaves out stacks where that saves enough."""
     graph, updates = pair.graph, [stack.update for stack in pair.stacks]
-    kept = graph.least_kept(updates, pair.cost, products=products)
+    kept = graph.least_kept(updates, pair.cost, policy)
     if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, dict.fromkeys(updates))):
         return False
     makers = graph.makers(updates, kept)

@@ -17,6 +17,7 @@ import numpy as np
 from toast_cli.frontend.block_graph import BlockGraph, clone, is_remade, replace_operands
 from toast_cli.program.checkpoints import Lifetimes, checkpoints
 from toast_cli.program.ops import BARRIER
+from toast_cli.request import Recompute
 from toast_cli.xla import ir
 
 Shape = tuple[int, ...]
@@ -36,13 +37,12 @@ class _Segment:
     needed: list[Any]
 
 
-def recompute_segments(block: Any, weights: set[Shape], *, products: bool) -> list[Any]:
+def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> list[Any]:
     """Computes again what the backward pass of a block reads; returns the location of the first operation of each
     segment.
 
     Args:
         weights: shapes of arrays that are neither made nor saved by the forward pass, though a step carries such along.
-        products: whether products are kept.
     """
     graph = BlockGraph(block)
     turn = _turn(graph, weights)
@@ -57,7 +57,7 @@ def recompute_segments(block: Any, weights: set[Shape], *, products: bool) -> li
                 return 0
             return None if graph.place[value] >= first or is_remade(value) else graph.size(value)
 
-        kept = graph.least_kept(segment.needed, cost, products=products)
+        kept = graph.least_kept(segment.needed, cost, policy)
         if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, segment.needed)):
             continue
         early = {value for value, at in graph.place.items() if at < first and not is_remade(value)}

@@ -20,23 +20,30 @@ from toast_cli.kernels.describe import describe_kernels
 from toast_cli.request import Recompute
 from toast_cli.xla import ir
 
-_IN_WORDS = {Recompute.all: "", Recompute.all_but_products: ", except products"}
-_IN_JAX = {Recompute.all: "", Recompute.all_but_products: ", policy=jax.checkpoint_policies.dots_saveable"}
+_IN_WORDS = {
+    Recompute.all: "",
+    Recompute.all_but_weight_products: ", except products with weights",
+    Recompute.all_but_products: ", except products",
+}
+_IN_JAX = {
+    Recompute.all: "",
+    Recompute.all_but_weight_products: ", policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable",
+    Recompute.all_but_products: ", policy=jax.checkpoint_policies.dots_saveable",
+}
 
 
 def with_recompute(source: Source, policy: Recompute) -> Source | str:
     """The program that computes again what this policy says, or why there is none."""
     if source.stated:
         return "the program states shardings of its own, which are of arrays that it saves"
-    products = policy == Recompute.all_but_products
     copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
     describe_kernels(copy, source.kernels)
     weights = {source.program.values[argument.value].shape for argument in source.program.arguments}
     with copy.context, ir.Location.unknown():
         block = xla.main_function(copy).entry_block
-        found = keep_products(copy) if products else []
-        found += recompute_scans(copy, products=products)
-        found += recompute_segments(block, weights, products=products)
+        found = [] if policy is Recompute.all else keep_products(copy, policy)
+        found += recompute_scans(copy, policy)
+        found += recompute_segments(block, weights, policy)
         if not found:
             return "the program saves nothing from a forward to a backward pass that this policy computes again"
         erase_unread(block)
