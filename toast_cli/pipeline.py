@@ -35,7 +35,15 @@ from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.readings import Progress as Progress
-from toast_cli.readings import Reading, SearchSpace, analysed, made_to_fit, readings_of, search_readings
+from toast_cli.readings import (
+    Reading,
+    SearchSpace,
+    analysed,
+    made_faster,
+    made_to_fit,
+    readings_of,
+    search_readings,
+)
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts
 from toast_cli.report.model import Report
@@ -190,14 +198,18 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         readings = readings_of(source, request, meshes, saved)
     with _timed("search", timings, tell):
         best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved), tell)
-        free = saved is None and request.microbatches is None
-        if request.fit == Fit.auto and free and not best.result.fits:
+        free = saved is None and request.microbatches is None and request.recompute is None
+        if request.fit != Fit.as_written and free:
 
             def again(rewritten: Source) -> Reading:
                 reading = analysed(rewritten, meshes, uneven=rewritten.program.parted)
                 return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
 
-            best, others = made_to_fit(best, again), []
+            if not best.result.fits:
+                best, others = made_to_fit(best, again), []
+            if request.fit == Fit.fastest and best.result.fits:
+                faster = made_faster(best, again)
+                best, others = faster, others if faster is best else []
         if _prefers(request, saved):
             best = replace(best, result=preferred(best.evaluator, best.result))
         source, evaluator, result = best.source, best.evaluator, best.result

@@ -7,7 +7,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -20,15 +20,25 @@ from toast_cli.dimensions.merged import reorderable, row_positions, set_apart
 from toast_cli.dimensions.padded import with_uneven
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import NewOrder, Source, batch_parts, stated_pins, with_microbatches, with_order, with_parts
+from toast_cli.frontend import (
+    NewOrder,
+    Source,
+    batch_parts,
+    stated_pins,
+    with_microbatches,
+    with_order,
+    with_parts,
+    with_recompute,
+)
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan
+from toast_cli.program.recomputed import recomputed_parts
 from toast_cli.quantities import format_bytes
-from toast_cli.request import Request, SearchName
+from toast_cli.request import Recompute, Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
@@ -85,17 +95,17 @@ def readings_of(
     source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
 ) -> list[tuple[Source, Dimensions]]:
     """The program as it is written, and rewritten where it has fused products or merges dimensions in an order that
-    splits badly; a plan made before is of one of the two. Each with its batch in parts, where the user or the plan says
-    so, and analysed for these meshes.
+    splits badly; a plan made before is of one of the two. Each recomputed and with its batch in parts, where the user
+    or the plan says so, and analysed for these meshes.
 
     Raises `UsageError` where the program cannot be run so."""
-    parts = (request.microbatches or 1) if saved is None else saved.microbatches
+    asked = request if saved is None else saved
     wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
-    found = [] if wanted is True else [analysed(_in_parts(source, parts), meshes)]
+    found = [] if wanted is True else [analysed(_fitted(source, asked.recompute, asked.microbatches or 1), meshes)]
     if wanted is not False:
         reordered = _reordered(source, meshes)
-        other = _in_parts(with_parts(reordered or source) or reordered or source, parts)
-        rewritten = analysed(other, meshes, uneven=True)
+        other = with_parts(reordered or source) or reordered or source
+        rewritten = analysed(_fitted(other, asked.recompute, asked.microbatches or 1), meshes, uneven=True)
         if not found or rewritten[0].program.parted:
             found.append(rewritten)
     return found
@@ -118,10 +128,11 @@ def analysed(source: Source, meshes: list[Mesh], *, uneven: bool = False) -> tup
     return replace(source, program=program), analyse(program)
 
 
-def _in_parts(source: Source, parts: int) -> Source:
-    if parts == 1:
-        return source
-    found = with_microbatches(source, parts)
+def _fitted(source: Source, policy: str | None, parts: int) -> Source:
+    found = source if policy is None else with_recompute(source, Recompute(policy))
+    if isinstance(found, str):
+        raise UsageError(f"nothing to recompute: {found}", where="--recompute", hint="leave it away")
+    found = found if parts == 1 else with_microbatches(found, parts)
     if isinstance(found, str):
         raise UsageError(
             f"the batch cannot be run in {parts} parts with the same numbers: {found}",
@@ -188,31 +199,90 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
 
 
 def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
-    """The program with its batch in as few parts as fit in memory; `best`, which does not fit, where none does, with a
-    notice that says why."""
+    """The program that recomputes, runs its batch in parts, or both, so that it fits in memory, with the shortest step;
+    `best`, which does not fit, where none does, with a notice that says why.
+
+    The number of parts is the smallest with which the program that recomputes most fits, or twice as many."""
     source, before = best.source, best.result.cost
-    least, why = before.peak_bytes, "no input has a batch"
-    for parts in batch_parts(source):
-        rewritten = with_microbatches(source, parts)
-        if isinstance(rewritten, str):
-            why = rewritten
+    programs, whys = _recomputing(source)
+    least = before.peak_bytes
+    for number in (1, *batch_parts(source))[len(programs) == 1 :]:
+        last = _in_parts(programs[-1], number, search)
+        if isinstance(last, str):
+            whys.append(last)
             break
-        found = search(rewritten)
-        cost = found.result.cost
-        if found.result.fits:
-            slower = cost.step_seconds / before.step_seconds - 1.0
-            saved = before.peak_bytes - cost.peak_bytes
-            notice = (
-                f"made to fit: --microbatches {parts}: {slower:+.0%} step time, -{format_bytes(saved)} per device, "
-                "against the best plan as written"
-            )
-            return replace(found, source=replace(found.source, notices=(notice, *found.source.notices)))
-        why = f"it needs {format_bytes(cost.peak_bytes)} with its batch in {parts} parts"
-        if cost.peak_bytes > _WORTH_MORE * least or found.result.stopped == "interrupted":
+        cost = last.result.cost
+        if last.result.fits:
+            less = programs[number == 1 : -1]
+            fitting = [last, *_first_fit(less, number, search), *_first_fit(programs[:-1], 2 * number, search)]
+            return _noted(min(fitting, key=lambda one: one.result.cost.step_seconds), "made to fit", before)
+        whys.append(f"it needs {format_bytes(cost.peak_bytes)} with {_options(last.source)}")
+        if cost.peak_bytes > _WORTH_MORE * least or last.result.stopped == "interrupted":
             break
         least = cost.peak_bytes
-    notice = f"not made to fit with microbatches: {why}"
+    notice = f"not made to fit: {'; '.join(whys) or 'no input has a batch'}"
     return replace(best, source=replace(source, notices=(notice, *source.notices)))
+
+
+def _recomputing(source: Source) -> tuple[list[Source], list[str]]:
+    """The program as it is and with each policy of recomputation, the one that recomputes least first; and why not."""
+    kinds = zip(source.program.ops, recomputed_parts(source.program), strict=True)
+    already = any(part and op.kind.matrix_unit for op, part in kinds)  # then it keeps no products
+    programs, whys = [source], []
+    for policy in [Recompute.all] if already else Recompute:
+        found = with_recompute(source, policy)
+        if isinstance(found, str):
+            whys.append(f"--recompute {policy}: {found}")
+        else:
+            programs.append(found)
+    return programs, whys
+
+
+def _in_parts(source: Source, number: int, search: Callable[[Source], Reading]) -> Reading | str:
+    found = source if number == 1 else with_microbatches(source, number)
+    return f"--microbatches {number}: {found}" if isinstance(found, str) else search(found)
+
+
+def _first_fit(programs: list[Source], number: int, search: Callable[[Source], Reading]) -> Iterator[Reading]:
+    """The first of some programs that fits with its batch in so many parts, if one does."""
+    for program in programs:
+        found = _in_parts(program, number, search)
+        if isinstance(found, Reading) and found.result.fits:
+            yield found
+            return
+
+
+def made_faster(best: Reading, search: Callable[[Source], Reading]) -> Reading:
+    """The program that keeps its products and computes again what is cheap, where that fits and is faster."""
+    program = best.source.program
+    if program.recompute or program.microbatches > 1:
+        return best
+    kinds = (with_recompute(best.source, p) for p in (Recompute.all_but_products, Recompute.all_but_weight_products))
+    found = [search(one) for one in kinds if isinstance(one, Source)]
+    fitting = [one for one in found if one.result.fits]
+    fastest = min(fitting, key=lambda one: one.result.cost.step_seconds, default=best)
+    if fastest.result.cost.step_seconds > (1.0 - PARTED) * best.result.cost.step_seconds:
+        return best
+    return _noted(fastest, "made faster", best.result.cost)
+
+
+def _options(source: Source) -> str:
+    """The options that make this program of the user's."""
+    program = source.program
+    recompute = f"--recompute {program.recompute}" if program.recompute else ""
+    return f"{recompute} --microbatches {program.microbatches}".strip() if program.microbatches > 1 else recompute
+
+
+def _noted(reading: Reading, what: str, before: Cost) -> Reading:
+    """A reading with a notice on what it gains against the best plan of the program as it is written."""
+    cost = reading.result.cost
+    slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
+    size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
+    notice = (
+        f"{what}: {_options(reading.source)}: {slower:+.0%} step time, {size} per device, "
+        "against the best plan as written"
+    )
+    return replace(reading, source=replace(reading.source, notices=(notice, *reading.source.notices)))
 
 
 def search_meshes(

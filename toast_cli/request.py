@@ -50,10 +50,19 @@ class FrameChoice(StrEnum):
 
 
 class Fit(StrEnum):
-    """Whether a program that fits in no plan is rewritten."""
+    """Whether a program is rewritten: never, where no plan fits, or also where it would be faster."""
 
     as_written = "as-written"
     auto = "auto"
+    fastest = "fastest"
+
+
+class Recompute(StrEnum):
+    """What the backward pass computes again, the least first; in comments the names in `jax.checkpoint_policies`."""
+
+    all_but_products = "all-but-products"  # dots_saveable
+    all_but_weight_products = "all-but-weight-products"  # dots_with_no_batch_dims_saveable
+    all = "all"  # nothing_saveable
 
 
 class OptionKind(Enum):
@@ -71,6 +80,7 @@ class OptionKind(Enum):
     FRAMES = "frames"
     ASK = "ask"
     FIT = "fit"
+    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True)
@@ -301,7 +311,8 @@ class Request:
         Fit.as_written.value,
         "--fit",
         OptionKind.FIT,
-        "Where no plan fits in memory: stop, or run the batch in as few parts one after the other as fit (auto).",
+        "Where no plan fits in memory: stop, or compute values again in the backward pass and run the batch in parts "
+        "(auto); fastest: also keep products that the program computes again, where there is room.",
         in_projects=False,
         in_python=False,
     )
@@ -312,6 +323,15 @@ class Request:
         "Run the batch in N parts one after the other, and add up their gradients.",
         "N",
         least=1,
+        in_projects=False,
+        in_python=False,
+    )
+
+    recompute: str | None = _option(
+        None,
+        "--recompute",
+        OptionKind.RECOMPUTE,
+        "What the backward pass computes again: all that it reads of layers, or all but products (with weights).",
         in_projects=False,
         in_python=False,
     )

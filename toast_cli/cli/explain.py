@@ -82,12 +82,12 @@ def explain(
     targets = [Target("--json", json)] if json is not None else []
     check_targets(targets, [name for name in (program, mesh, report) if name is not None])
     if report is not None:
-        from toast_cli.report.stored_plan import stored_microbatches, stored_parted, stored_shape
+        from toast_cli.report.stored_plan import stored_rewriting, stored_shape
 
         given |= {"mesh_shape": given["mesh_shape"] or stored_shape(report), "iterations": 1}
     request = options.make_request(program, mesh, given)
     if report is not None:
-        request = replace(request, parted=stored_parted(report), microbatches=stored_microbatches(report))
+        request = replace(request, **stored_rewriting(report))
     if as_annotated:
         from toast_cli.frontend.formats import read_bytes
 

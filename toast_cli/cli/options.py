@@ -22,6 +22,7 @@ from toast_cli.request import (
     FrameChoice,
     Option,
     OptionKind,
+    Recompute,
     Request,
     SearchName,
 )
@@ -65,6 +66,7 @@ _WORDS: dict[OptionKind, type[StrEnum]] = {
     OptionKind.FRAMES: FrameChoice,
     OptionKind.ASK: Ask,
     OptionKind.FIT: Fit,
+    OptionKind.RECOMPUTE: Recompute,
 }
 
 

@@ -26,8 +26,8 @@ LEFT_OUT = "shardings of arguments and results only, the compiler finds the othe
 
 
 @options.with_options(
-    *("top", *options.CONFIRMING, "ask", *options.PLANNING, "fit", "microbatches", "strategy", "plan", "complete"),
-    *("certify", "kernels", "names", "frames"),
+    *("top", *options.CONFIRMING, "ask", *options.PLANNING, "fit", "microbatches", "recompute"),
+    *("strategy", "plan", "complete", "certify", "kernels", "names", "frames"),
     before="quiet",
     ask=Ask.auto.value,
 )

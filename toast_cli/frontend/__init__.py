@@ -6,6 +6,7 @@ Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `
 from toast_cli.frontend.loading import load, stated_pins
 from toast_cli.frontend.microbatched import batch_parts, with_microbatches
 from toast_cli.frontend.parted import with_parts
+from toast_cli.frontend.rematerialised import with_recompute
 from toast_cli.frontend.reordered import NewOrder, with_order
 from toast_cli.frontend.source import Source, Use
 
@@ -19,4 +20,5 @@ __all__ = [
     "with_microbatches",
     "with_order",
     "with_parts",
+    "with_recompute",
 ]

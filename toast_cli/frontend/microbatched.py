@@ -108,7 +108,7 @@ def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
         xla.remove_sharding_rules(copy)
         _Writer(xla.main_function(copy), reader, statements, split).run()
     notice = f"the batch is run in {parts} parts one after the other, with their gradients added up: the program has it"
-    return read_rewritten(source, copy, notice, parted=source.program.parted, microbatches=parts)
+    return read_rewritten(source, copy, notice, microbatches=parts)
 
 
 def _read_from_outside(module: Any) -> None:

@@ -27,7 +27,8 @@ def read_rewritten(source: Source, operation: Any, notice: str, **facts: Any) ->
         replace(new, dimension_names=old.dimension_names, stated_axes=old.stated_axes)
         for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
     )
-    program = replace(found.program, arguments=arguments, **facts)
+    before = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute")}
+    program = replace(found.program, arguments=arguments, **(before | facts))
     notices = (*source.notices, notice)
     return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
 

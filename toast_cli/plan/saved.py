@@ -23,6 +23,7 @@ from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision,
 from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import ROLES
+from toast_cli.request import Recompute
 
 SCHEMA = "toast.plan/1"
 # How alike two groups must be, of 1, to be taken for one.
@@ -66,7 +67,8 @@ class SavedDecision:
 @dataclass(frozen=True)
 class SavedPlan:
     """A plan by itself. program: the module's name. axes: of the mesh it was made for, slowest first. parted: it is of
-    the program with its fused products taken apart. microbatches: of that with its batch in so many parts."""
+    the program with its fused products taken apart. microbatches: of that with its batch in so many parts.
+    recompute: of that with these values computed again in the backward pass."""
 
     program: str
     axes: dict[str, int]
@@ -74,6 +76,7 @@ class SavedPlan:
     path: str = ""
     parted: bool = False
     microbatches: int = 1
+    recompute: str | None = None
 
 
 def save_plan(problem: Problem, plan: Plan) -> bytes:
@@ -97,6 +100,7 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
         "decisions": [asdict(decision) for decision in decisions],
         **({"parted": True} if problem.program.parted else {}),
         **({"microbatches": problem.program.microbatches} if problem.program.microbatches > 1 else {}),
+        **({"recompute": problem.program.recompute} if problem.program.recompute else {}),
     }
     return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
@@ -110,8 +114,9 @@ def read_plan(path: str) -> SavedPlan:
         axes = {_text(name): _number(size) for name, size in facts["axes"].items()}
         decisions = tuple(_decision(decision) for decision in facts["decisions"])
         parted, microbatches = facts.get("parted") is True, _number(facts.get("microbatches", 1))
-        return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches)
-    except (KeyError, TypeError, AttributeError) as error:
+        recompute = Recompute(facts["recompute"]).value if "recompute" in facts else None
+        return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches, recompute)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the plan is damaged: {error}", where=path, hint=_MAKE_ONE) from None
 
 

@@ -312,7 +312,7 @@ class Program:
     """A whole program; see the module docstring for how control flow is written. parted: fused products are taken apart
     in it, or dimensions merged in another order, which they are not in the user's (see `fused_products`,
     `dimensions.merged`). microbatches: in how many parts it runs its batch, which the user's runs as a whole (see
-    `microbatches`)."""
+    `microbatches`). recompute: what its backward pass computes again and the user's does not, a `request.Recompute`."""
 
     name: str
     ops: tuple[Op, ...]
@@ -322,6 +322,7 @@ class Program:
     loops: tuple[Loop, ...] = ()
     parted: bool = False
     microbatches: int = 1
+    recompute: str = ""
 
     @cached_property
     def producer(self) -> list[int]:

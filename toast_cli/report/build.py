@@ -83,6 +83,7 @@ def build_report(
             program.flops,
             program.parted,
             program.microbatches,
+            program.recompute,
         ),
         MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
         PlanFacts(

@@ -29,6 +29,7 @@ class ProgramFacts:
     flops: float  # one run, whole machine, loops counted
     parted: bool = False  # the plan is of the program rewritten, see `Program.parted`
     microbatches: int = 1  # parts of the batch, one after the other, in the program that the plan is of
+    recompute: str = ""  # what its backward pass computes again and the user's program does not
 
 
 @dataclass(frozen=True)

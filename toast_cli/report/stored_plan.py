@@ -12,6 +12,7 @@ from toast_cli.plan.decisions import LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, 
 from toast_cli.plan.mirrors import unmirror
 from toast_cli.plan.problem import Problem
 from toast_cli.report.json_file import read_report
+from toast_cli.request import Recompute
 
 _REMAKE = "make one with `toast partition --json FILE`"
 
@@ -26,19 +27,17 @@ def stored_shape(path: str) -> str:
     return ",".join(f"{axis}={size}" for axis, size in axes.items())
 
 
-def stored_parted(path: str) -> bool:
-    """Whether the plan of a stored report is of the program with its fused products taken apart."""
+def stored_rewriting(path: str) -> dict[str, Any]:
+    """How the program that the plan of a stored report is of differs from the user's, as fields of `Request`."""
     read_report(path)
     program = read_json(path, _REMAKE).get("program")
-    return isinstance(program, dict) and program.get("parted") is True
-
-
-def stored_microbatches(path: str) -> int:
-    """In how many parts the program of a stored report runs its batch."""
-    read_report(path)
-    program = read_json(path, _REMAKE).get("program")
-    number = program.get("microbatches", 1) if isinstance(program, dict) else 1
-    return number if type(number) is int and number > 0 else 1
+    facts = program if isinstance(program, dict) else {}
+    number, policy = facts.get("microbatches", 1), facts.get("recompute")
+    return {
+        "parted": facts.get("parted") is True,
+        "microbatches": number if type(number) is int and number > 0 else 1,
+        "recompute": policy if policy in list(Recompute) else None,
+    }
 
 
 def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:

@@ -165,7 +165,8 @@ class Moves:
             if len(shards) == len(move):
                 others[move[0].axis].append(shards)
             if len(shards) == len(move) == 1:
-                others[move[0].axis] += [(part,) for part in self.problem.decisions.parts(shards[0])]
+                parts = self.problem.decisions.parts(shards[0])
+                others[move[0].axis] += [(part,) for part in parts if isinstance(part, Shard)]
         found = []
         for unit in self._by_group(plan):
             axes = [d.axis for d in unit]

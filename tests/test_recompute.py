@@ -1,0 +1,289 @@
+"""What the backward pass reads is computed again, or kept where it was computed again: the same numbers, how much is
+saved and computed, and when it is chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import toast
+from jax import lax
+from programs import arg, source_of
+
+from toast_cli import xla
+from toast_cli.frontend import Source, with_microbatches, with_recompute
+from toast_cli.frontend.block_graph import BlockGraph
+from toast_cli.program.checkpoints import Lifetimes, checkpoints
+from toast_cli.program.minimum_cut import least_kept
+from toast_cli.request import Recompute
+from toast_cli.verify.errors import relative_error
+from toast_cli.verify.inputs import random_inputs
+
+Tree = dict[str, Any]
+ALL, CHEAP, BATCHED = Recompute.all, Recompute.all_but_products, Recompute.all_but_weight_products
+LAYERS = 4
+
+
+def step(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def run(params: Tree, *inputs: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, *inputs)
+        return jax.tree.map(lambda w, d: w - 0.1 * d, params, gradients), value
+
+    return run
+
+
+def block(x: Any, w: Tree) -> Any:
+    """Attention with one head, and an MLP."""
+    n = x / jnp.sqrt(1e-3 + jnp.mean(x * x, -1, keepdims=True))
+    scores = jnp.einsum("bqd,bkd->bqk", n @ w["q"], n @ w["k"])
+    scores = jnp.where(jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool)), scores, -1e9)
+    x = x + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), n)
+    return x + jax.nn.gelu(x @ w["i"]) @ w["o"]
+
+
+def decoder(*, scanned: bool, wrap: Callable[..., Any] = lambda f: f, reverse: bool = False) -> Callable[..., Any]:
+    def loss(p: Tree, tokens: Any) -> Any:
+        x = p["e"][tokens]
+        if scanned:
+            x, _ = lax.scan(lambda x, w: (wrap(block)(x, w), None), x, p["l"], reverse=reverse)
+        else:
+            for n in range(LAYERS):
+                x = wrap(block)(x, jax.tree.map(lambda w, n=n: w[n], p["l"]))
+        return -jnp.mean(jax.nn.log_softmax(x @ p["e"].T)[..., 0])
+
+    return loss
+
+
+def perceptron(p: Tree, x: Any) -> Any:
+    for n in range(6):
+        x = x + jnp.tanh(x @ p["a"][n]) @ p["b"][n]
+    return jnp.mean(x * x)
+
+
+def dropped(p: Tree, x: Any) -> Any:
+    for n in range(6):
+        kept = jax.random.bernoulli(jax.random.fold_in(jax.random.key(1), n), 0.5, (x.shape[0], 32))
+        x = x + (jnp.tanh(x @ p["a"][n]) * kept) @ p["b"][n]
+    return jnp.mean(x * x)
+
+
+def images(p: Tree, x: Any) -> Any:
+    for n in range(5):
+        y = lax.conv_general_dilated(x, p["k"][n], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = (y - y.mean((0, 1, 2))) / jnp.sqrt(1e-3 + y.var((0, 1, 2)))
+        x = x + jax.nn.relu(y)
+    return jnp.mean(x * x)
+
+
+def recurrent(p: Tree, x: Any) -> Any:
+    """The index of the time step is read too."""
+
+    def cell(h: Any, it: Any) -> Any:
+        n, x = it
+        gate = jax.nn.sigmoid(x @ p["g"] + h @ p["h"] + n / 5)
+        return gate * jnp.tanh(x @ p["a"] + h @ p["b"]) + (1 - gate) * h, None
+
+    h, _ = lax.scan(cell, jnp.zeros((x.shape[1], 16)), (jnp.arange(x.shape[0], dtype=jnp.float32), x))
+    return jnp.mean(h * h)
+
+
+WEIGHTS = {
+    "e": arg(32, 16),
+    "l": {"q": arg(LAYERS, 16, 12), "k": arg(LAYERS, 16, 12), "i": arg(LAYERS, 16, 64), "o": arg(LAYERS, 64, 16)},
+}
+TOKENS = arg(8, 24, dtype=jnp.int32)
+DENSE = {"a": arg(6, 16, 32), "b": arg(6, 32, 16)}
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "unrolled": (step(decoder(scanned=False)), (WEIGHTS, TOKENS)),
+    "scanned": (step(decoder(scanned=True)), (WEIGHTS, TOKENS)),
+    "scanned from the last": (step(decoder(scanned=True, reverse=True)), (WEIGHTS, TOKENS)),
+    "perceptron": (step(perceptron), (DENSE, arg(40, 16))),
+    "dropout": (step(dropped), (DENSE, arg(40, 16))),
+    "images": (step(images), ({"k": arg(5, 3, 3, 8, 8)}, arg(4, 12, 12, 8))),
+    "recurrent": (step(recurrent), ({name: arg(16, 16) for name in "ghab"}, arg(5, 8, 16))),
+}
+
+
+def same_numbers(before: Source, after: Source) -> bool:
+    inputs = random_inputs(before.module, seed=1)
+    shapes = [tuple(kind.shape) for kind in xla.main_function(before.module).type.results]
+    programs = [xla.write_bytecode(one.module) for one in (before, after)]
+    first, second = (xla.run_program(one, inputs, shapes, 1, shardy=True) for one in programs)
+    return max(relative_error(a, b) for a, b in zip(first, second, strict=True)) < 1e-5
+
+
+def rewritten(source: Source, policy: Recompute) -> Source:
+    found = with_recompute(source, policy)
+    assert isinstance(found, Source), found
+    assert found.program.recompute == policy
+    return found
+
+
+def products(source: Source) -> float:
+    return sum(op.trips for op in source.program.ops if op.kind.matrix_unit)
+
+
+def saved_bytes(source: Source) -> int:
+    """The most that is alive at a time between a reader and a later reader of it, in the entry function."""
+    graph = BlockGraph(xla.main_function(source.module).entry_block)
+    alive = np.zeros(len(graph.operations) + 1, dtype=np.int64)
+    for value in graph.place:
+        readers = graph.readers.get(value, [0])
+        alive[graph.place[value] : readers[-1]] += graph.size(value)
+    return int(alive.max())
+
+
+@pytest.mark.parametrize("policy", Recompute)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers_are_the_same_and_less_is_saved(name: str, policy: Recompute) -> None:
+    run, shapes = PROGRAMS[name]
+    source = source_of(run, *shapes)
+    found = rewritten(source, policy)
+    assert same_numbers(source, found)
+    assert saved_bytes(found) < 0.85 * saved_bytes(source)
+    again = policy is ALL or (policy is BATCHED and name.startswith(("unrolled", "scanned")))
+    assert (products(found) > products(source)) == again
+
+
+def stacked(source: Source) -> list[str]:
+    """What loops stack up for other loops, by type."""
+    program = source.program
+    carried = {op.results[0] for op in program.ops if op.name == "toast.carry"}
+    return sorted(
+        str(program.values[op.operands[1]])
+        for op in program.ops
+        if op.name == "stablehlo.dynamic_update_slice" and op.operands[0] in carried and op.loop == 0
+    )
+
+
+def test_a_scan_stacks_up_inputs_of_layers_or_products() -> None:
+    source = source_of(*(PROGRAMS["scanned"][0], *PROGRAMS["scanned"][1]))
+    assert stacked(rewritten(source, ALL)) == ["f32[1,8,24,16]"]
+    # q, k, scores, what the MLP multiplies, and the two sums that make the layer's input and the MLP's
+    kept = ["f32[1,8,24,12]"] * 2 + ["f32[1,8,24,16]"] * 2 + ["f32[1,8,24,24]", "f32[1,8,24,64]"]
+    assert stacked(rewritten(source, CHEAP)) == kept
+    assert stacked(rewritten(source, BATCHED)) == [it for it in kept if it != "f32[1,8,24,24]"]
+
+
+@pytest.mark.parametrize("kept", ["dots_saveable", "dots_with_no_batch_dims_saveable"])
+@pytest.mark.parametrize("scanned", [False, True])
+def test_what_a_program_recomputes_is_kept(kept: str, scanned: bool) -> None:
+    """As JAX's policy would have it."""
+    full = source_of(step(decoder(scanned=scanned, wrap=jax.checkpoint)), WEIGHTS, TOKENS)
+    policy = getattr(jax.checkpoint_policies, kept)
+    dots = source_of(step(decoder(scanned=scanned, wrap=lambda f: jax.checkpoint(f, policy=policy))), WEIGHTS, TOKENS)
+    found = rewritten(full, CHEAP if kept == "dots_saveable" else BATCHED)
+    assert same_numbers(full, found)
+    assert products(found) == products(dots) < products(full)
+
+
+def test_a_batch_in_parts_recomputes_too() -> None:
+    for name in ("unrolled", "scanned"):
+        run, shapes = PROGRAMS[name]
+        source = source_of(run, *shapes)
+        found = with_microbatches(rewritten(source, ALL), 4)
+        assert isinstance(found, Source), found
+        assert found.program.recompute == ALL and found.program.microbatches == 4
+        assert same_numbers(source, found)
+
+
+def test_a_program_without_a_backward_pass_has_nothing_to_recompute() -> None:
+    found = with_recompute(source_of(decoder(scanned=False), WEIGHTS, TOKENS), ALL)
+    assert isinstance(found, str) and "saves nothing" in found
+
+
+def test_random_bits_are_kept() -> None:
+    def loss(p: Tree, key: Any, x: Any) -> Any:
+        for n in range(6):
+            key, bits = lax.rng_bit_generator(key, (x.shape[0], 32), dtype=jnp.uint32)
+            x = x + jnp.where(bits > 2**30, jnp.tanh(x @ p["a"][n]), 0) @ p["b"][n]
+        return jnp.mean(x * x)
+
+    found = rewritten(source_of(step(loss), DENSE, arg(4, dtype=jnp.uint32), arg(64, 16)), ALL)
+    assert sum(op.name == "stablehlo.rng_bit_generator" for op in found.program.ops) == 6
+
+
+def test_the_fewest_bytes_are_kept() -> None:
+    # 0 is there, 1 = f(0) cannot be made again, 2 = g(1) is large, 3 = h(2) is needed
+    assert least_kept([[], None, [1], [2]], [9, 4, 8, 6], [3]) == {1}
+    assert least_kept([[], None, [1], [2]], [9, 7, 8, 6], [3]) == {3}
+    assert least_kept([[], None, [1], [2]], [9, 6, 8, 6], [3]) == {3}  # of equal ones the last
+    assert least_kept([[], [0], [1], [2]], [9, 4, 8, 6], [3]) == set()
+    assert least_kept([None, [0], [0]], [5, 4, 4], [1, 2]) == {0}
+
+
+def test_cuts_are_between_layers() -> None:
+    """Four layers of three operations: an input of 1 byte, and 10 bytes that the backward pass reads."""
+    made = np.arange(12)
+    last = np.array([1, 2, 3] * 4) + np.repeat(np.arange(0, 12, 3), 3)
+    sizes = np.array([10, 10, 1] * 4)
+    lives = Lifetimes(made, last, sizes == 10, sizes)
+    found = checkpoints(lives, 12)
+    assert found.cuts == (3, 6, 9) and (found.kept, found.largest) == (3, 20)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A program of which nearly all memory holds what is saved, and of one example."""
+    path = tmp_path_factory.mktemp("deep") / "deep.mlir"
+    shapes = {"a": arg(6, 128, 4096), "b": arg(6, 4096, 128)}
+    run = jax.jit(step(perceptron), donate_argnums=0).lower(shapes, arg(65536, 128))
+    path.write_text(run.as_text(debug_info=True))
+    return str(path)
+
+
+def report_of(program: str, tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    report = tmp_path / "report.json"
+    mesh = ["--mesh", "v5e-8", "--mesh-shape", "x=8", "--quiet", "--json", str(report)]
+    code = toast("partition", program, *mesh, *options)
+    return code, json.loads(report.read_bytes())
+
+
+def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None:
+    fast = ["--iterations", "60"]
+    code, written = report_of(deep, tmp_path, *fast)
+    assert code == 0 and written["program"]["recompute"] == ""
+    limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B"]
+    assert report_of(deep, tmp_path, *fast, *limit)[0] == 3
+    code, found = report_of(deep, tmp_path, *fast, *limit, "--fit", "auto")
+    assert code == 0 and found["program"]["recompute"] == "all"
+    notes = found["analysis"]["notes"]
+    assert any(note.startswith("made to fit: --recompute all:") for note in notes)
+    assert any("jax.checkpoint(layer)" in note and "test_recompute.py" in note for note in notes)
+
+
+def test_products_are_kept_where_that_is_faster(tmp_path: Path) -> None:
+    def loss(p: Tree, x: Any) -> Any:
+        layer = jax.checkpoint(lambda x, w: (x + jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"]), None))
+        return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
+
+    path = tmp_path / "full.mlir"
+    shapes = {"a": arg(6, 2048, 2048), "b": arg(6, 2048, 2048)}
+    path.write_text(jax.jit(step(loss), donate_argnums=0).lower(shapes, arg(2**16, 2048)).as_text())
+    _, written = report_of(str(path), tmp_path, "--iterations", "60")
+    code, found = report_of(str(path), tmp_path, "--iterations", "60", "--fit", "fastest")
+    assert code == 0 and found["program"]["recompute"] == "all-but-products"
+    assert found["program"]["flops"] < 0.9 * written["program"]["flops"]
+    assert found["predicted"]["step_seconds"] < 0.95 * written["predicted"]["step_seconds"]
+
+
+def test_saved_plans_and_reports_say_it(deep: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    _, first = report_of(deep, tmp_path, "--recompute", "all", "--iterations", "20", "--save-plan", str(plan))
+    code, again = report_of(deep, tmp_path, "--plan", str(plan))
+    assert code == 0 and again["program"]["recompute"] == "all"
+    assert again["predicted"]["step_seconds"] == first["predicted"]["step_seconds"]
+    assert toast("explain", deep, "--mesh", "v5e-8", "--report", str(tmp_path / "report.json"), "--quiet") == 0
+
+
+def test_what_cannot_be_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "forward.mlir"
+    path.write_text(jax.jit(decoder(scanned=True)).lower(WEIGHTS, TOKENS).as_text())
+    assert toast("partition", str(path), "--mesh", "v5e-8", "--recompute", "all", "--quiet") == 2
+    assert "nothing to recompute" in capsys.readouterr().err

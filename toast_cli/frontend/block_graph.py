@@ -1,0 +1,199 @@
+"""The operations of one block as a graph: what each reads, also in its regions, and who reads each value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.frontend.effects import is_placed
+from toast_cli.frontend.splats import is_splat
+from toast_cli.program.minimum_cut import least_kept
+from toast_cli.program.model import Value
+from toast_cli.program.ops import BARRIER, CUSTOM_CALL, DOT_GENERAL, DYNAMIC_SLICE, RNG, kind_of
+from toast_cli.request import Recompute
+from toast_cli.xla import ADVANCE, ir
+
+_UNREPEATABLE = (RNG, "stablehlo.rng_bit_generator", "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv",
+                 "stablehlo.send", "stablehlo.create_token", "stablehlo.after_all")  # fmt: skip
+
+
+class BlockGraph:
+    """A block; its operations are numbered in order, the terminator has the last number.
+
+    Attributes:
+        operations: all of them. reads: [operations] values from outside the operation that it or its regions read.
+        place: value -> the operation that makes it; arguments of the block have none. readers: value -> operations.
+    """
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+        self.operations = [view.operation for view in block.operations]
+        self.reads = [_reads(operation) for operation in self.operations]
+        self.place = {result: n for n, operation in enumerate(self.operations) for result in operation.results}
+        self._sizes: dict[Any, int] = {}
+        self.readers: dict[Any, list[int]] = defaultdict(list)
+        for number, read in enumerate(self.reads):
+            for value in read:
+                self.readers[value].append(number)
+
+    @property
+    def end(self) -> int:
+        """Number of the terminator."""
+        return len(self.operations) - 1
+
+    def size(self, value: Any) -> int:
+        """Bytes of an array; 0 of a token."""
+        kind = value.type
+        if kind not in self._sizes:
+            shaped = xla.shape_and_element_type(kind)
+            self._sizes[kind] = 0 if shaped is None else Value(*shaped).bytes
+        return self._sizes[kind]
+
+    def least_kept(self, needed: Iterable[Any], cost: Callable[[Any], int | None], policy: Recompute) -> set[Any]:
+        """The values to keep so that these can be computed again.
+
+        Args:
+            cost: bytes that it takes to keep a value that is not to be computed again, 0 where it is there in any case;
+                None for one that may be computed again.
+            policy: which operations may be run again.
+        """
+        handles = list(dict.fromkeys(needed))
+        numbers = {value: number for number, value in enumerate(handles)}
+        wanted, sizes = list(range(len(handles))), []
+        made_from: list[list[int] | None] = []
+        for value in handles:  # it grows on the way
+            known, at = cost(value), self.place.get(value)
+            read: list[Any] | None = None
+            if known == 0:
+                read = []
+            elif known is None and at is not None and REPEATED[policy](self.operations[at]):
+                read = self.reads[at]
+            for other in read or ():
+                if other not in numbers:
+                    numbers[other] = len(handles)
+                    handles.append(other)
+            sizes.append(known or self.size(value))
+            made_from.append(None if read is None else [numbers[other] for other in read])
+        return {handles[k] for k in least_kept(made_from, sizes, wanted)}
+
+    def makers(self, needed: Iterable[Any], known: Collection[Any]) -> list[int]:
+        """The operations that make values, each after those that it reads, without those that make known ones."""
+        found: set[int] = set()
+        stack = [value for value in needed if value not in known]
+        while stack:
+            at = self.place.get(stack.pop())
+            if at is not None and at not in found:
+                found.add(at)
+                stack += [value for value in self.reads[at] if value not in known]
+        return sorted(found)
+
+
+def _reads(operation: Any) -> list[Any]:
+    if not len(operation.regions):
+        return list(dict.fromkeys(operation.operands))
+    made = set[Any]()
+    read: dict[Any, None] = {}
+
+    def visit(inner: Any) -> Any:
+        made.update(inner.results)
+        for region in inner.regions:
+            for block in region.blocks:
+                made.update(block.arguments)
+        read.update(dict.fromkeys(inner.operands))
+        return ADVANCE
+
+    operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return [value for value in read if value not in made]
+
+
+def is_pure(operation: Any) -> bool:
+    """Whether an operation may be run a second time, with the same results."""
+    allowed = True
+
+    def visit(inner: Any) -> Any:
+        nonlocal allowed
+        effect = inner.name == CUSTOM_CALL and _has_effect(inner)
+        allowed = allowed and not (effect or inner.name in _UNREPEATABLE or is_placed(inner))
+        return ADVANCE
+
+    operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return allowed
+
+
+def is_cheap(operation: Any) -> bool:
+    """Whether it is no product, convolution, look-up, loop, sort or call."""
+    kind = kind_of(operation.name)
+    return kind.fusible or kind.reduction or kind.identity
+
+
+def is_cheap_or_batched(operation: Any) -> bool:
+    """Whether it is cheap or a product as attention has two: one for each of a batch, and not with weights."""
+    if is_cheap(operation):
+        return True
+    if operation.name != DOT_GENERAL or not xla.dot_dimensions(operation.attributes["dot_dimension_numbers"])[0]:
+        return False
+    return not any(map(_is_weight, operation.operands))
+
+
+# What a policy computes again.
+REPEATED: dict[Recompute, Callable[[Any], bool]] = {
+    Recompute.all: is_pure,
+    Recompute.all_but_weight_products: is_cheap_or_batched,
+    Recompute.all_but_products: is_cheap,
+}
+
+
+def _is_weight(value: Any) -> bool:
+    """Whether it is an argument, the same in each trip of a loop, or a part of one, in another form."""
+    while not isinstance(value, ir.BlockArgument):
+        maker = value.owner
+        if not (kind_of(maker.name).view_or_convert or maker.name in (BARRIER, DYNAMIC_SLICE)):
+            return False
+        value = maker.operands[value.result_number if maker.name == BARRIER else 0]
+    loop = value.owner.owner
+    if loop.name != "stablehlo.while":
+        return True
+    body = loop.regions[1].blocks[0]
+    return bool(
+        body.operations[len(body.operations) - 1].operands[value.arg_number] == body.arguments[value.arg_number]
+    )
+
+
+def _has_effect(call: Any) -> bool:
+    return "has_side_effect" in call.attributes and bool(ir.BoolAttr(call.attributes["has_side_effect"]).value)
+
+
+def is_remade(value: Any) -> bool:
+    """Whether a value is made from nothing, or is one number repeated."""
+    return not isinstance(value, ir.BlockArgument) and (kind_of(value.owner.name).source or is_splat(value.owner))
+
+
+def clone(operations: Iterable[Any], twins: dict[Any, Any], at: Any) -> None:
+    """Copies operations to a place; `twins` says what the copies read instead, and learns what they make."""
+    for operation in operations:
+        copy = operation.clone(ip=at)
+        replace_operands(copy, twins)
+        twins.update(zip(operation.results, copy.results, strict=True))
+
+
+def replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
+    """Lets an operation, and all in its regions, read other values."""
+
+    def visit(inner: Any) -> Any:
+        for k, operand in enumerate(inner.operands):
+            if operand in twins:
+                inner.operands[k] = twins[operand]
+        return ADVANCE
+
+    operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+
+
+def erase_unread(block: Any) -> None:
+    """Erases operations without effects that nothing reads any more."""
+    for view in reversed(list(block.operations)[:-1]):
+        operation = view.operation
+        unread = not any(True for result in operation.results for _ in result.uses)
+        if operation.results and unread and is_pure(operation):
+            operation.erase()

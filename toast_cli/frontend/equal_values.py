@@ -1,0 +1,72 @@
+"""Value numbering of operations: which compute the same from the same operands, also behind optimization barriers.
+
+Enters: operations in their order. Leaves: for each value the first one that is equal to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import prod
+from typing import Any
+
+from toast_cli.frontend.block_graph import is_pure
+from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, RESHAPE
+from toast_cli.xla import ir
+
+
+class EqualValues:
+    """The first of equal values; `first` may be told what is equal for other reasons."""
+
+    def __init__(self) -> None:
+        self.first: dict[Any, Any] = {}  # value -> the first that is equal; none where it is itself
+        self._made: dict[Hashable, Any] = {}  # what an operation computes -> the first operation that does
+
+    def of(self, value: Any) -> Any:
+        """The first value equal to this one."""
+        return self.first.get(value, value)
+
+    def number(self, operation: Any, *, learn: bool = True) -> bool:
+        """Whether an earlier operation computes the same. learn: whether later ones may be equal to this one."""
+        if operation.name == BARRIER:
+            self.first.update((r, self.of(o)) for r, o in zip(operation.results, operation.operands, strict=True))
+            return True
+        if not is_pure(operation):
+            return False
+        before = self._unshaped(operation)
+        if before is not None:
+            self.first[operation.results[0]] = before
+            return True
+        key = self._key(operation, {})
+        known = self._made.get(key)
+        if known is not None:
+            self.first.update((a, self.of(b)) for a, b in zip(operation.results, known.results, strict=True))
+        elif learn:
+            self._made[key] = operation
+        return known is not None
+
+    def _unshaped(self, operation: Any) -> Any | None:
+        """The value that a reshape of a reshape gives back."""
+        before = before_reshape(self.of(operation.operands[0])) if operation.name == RESHAPE else None
+        return self.of(before) if before is not None and before.type == operation.results[0].type else None
+
+    def _key(self, operation: Any, inner: dict[Any, int]) -> Hashable:
+        """What equal operations have in common. inner: numbers of the values of regions around it."""
+        operands = tuple(inner[o] if o in inner else self.of(o) for o in operation.operands)
+        attributes = operation.attributes
+        named = tuple((name, attributes[name]) for name in attributes)
+        regions = []
+        for region in operation.regions:
+            for block in region.blocks:
+                inner.update((argument, len(inner) + k) for k, argument in enumerate(block.arguments))
+                for view in block.operations:
+                    regions.append(self._key(view.operation, inner))
+                    inner.update((result, len(inner) + k) for k, result in enumerate(view.operation.results))
+        return operation.name, operands, named, tuple(r.type for r in operation.results), tuple(regions)
+
+
+def before_reshape(value: Any) -> Any | None:
+    """The array of as many elements that a value is made from by a reshape or a broadcast."""
+    if isinstance(value, ir.BlockArgument) or value.owner.name not in (RESHAPE, BROADCAST_IN_DIM):
+        return None
+    before = value.owner.operands[0]
+    return before if prod(before.type.shape) == prod(value.type.shape) else None

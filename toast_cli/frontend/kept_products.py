@@ -1,0 +1,119 @@
+"""Products that a step computes a second time in its backward pass (`jax.checkpoint` around a layer), kept instead.
+
+Enters: a module. Leaves: it, with the backward pass reading products, and all else that is not cheap, from the forward
+pass. What is cheap is still computed again: of all values that will do, those of the fewest bytes are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.frontend.block_graph import BlockGraph, erase_unread
+from toast_cli.frontend.counters import body_of, index_of, yielded
+from toast_cli.frontend.equal_values import EqualValues, before_reshape
+from toast_cli.frontend.loop_pairs import LoopPair, loop_pairs
+from toast_cli.program.ops import BARRIER, DYNAMIC_SLICE
+from toast_cli.request import Recompute
+
+
+def keep_products(module: Any, policy: Recompute) -> list[Any]:
+    """Keeps what is computed twice; returns locations of forward loops, and of first operations that are kept."""
+    places = []
+    while (pair := next((it for it in loop_pairs(module) if _keep_in_scan(it, policy)), None)) is not None:
+        places.append(pair.place)
+    blocks = {operation.block for operation in xla.walk_ops(module, BARRIER)}
+    for block in blocks:
+        places += _keep_in_block(block, policy)
+    return places
+
+
+def _keep_in_block(block: Any, policy: Recompute) -> list[Any]:
+    """The same of layers that stand one after the other: what is computed again reads what an optimization barrier
+    passes on."""
+    graph, equal = BlockGraph(block), EqualValues()
+    behind: set[Any] = set()
+    again: set[int] = set()
+    for number, operation in enumerate(graph.operations[: graph.end]):
+        barred = operation.name == BARRIER or not behind.isdisjoint(graph.reads[number])
+        if equal.number(operation, learn=not barred) and barred and operation.name != BARRIER:
+            again.add(number)
+        if barred:
+            behind.update(operation.results)
+    start = min(again, default=graph.end)
+    held = {
+        value
+        for value, readers in graph.readers.items()
+        if graph.place.get(value, -1) < start and any(n >= start and n not in again for n in readers)
+    }
+
+    def cost(value: Any) -> int | None:
+        return 0 if value in held or value not in graph.place else None
+
+    kept = _to_keep(graph, graph, equal, again, cost, policy)
+    for value, first in kept.items():
+        value.replace_all_uses_with(first)
+    erase_unread(block)
+    return [first.owner.location for first in kept.values()][:1]
+
+
+def _keep_in_scan(pair: LoopPair, policy: Recompute) -> bool:
+    equal, backward = EqualValues(), pair.backward
+    for view in pair.forward.block.operations:
+        if view.operation == pair.forward:
+            break
+        equal.number(view.operation)
+    for loop in (pair.forward, backward):
+        body, passed = body_of(loop), yielded(loop)
+        same = (k for k, argument in enumerate(body.arguments) if passed[k] == argument)
+        equal.first.update((body.arguments[k], equal.of(loop.operands[k])) for k in same)
+    for operation in pair.graph.operations[: pair.graph.end]:
+        _same_index(operation, pair.forward, pair.writing, pair.stacks[0].at, equal)
+        equal.number(operation)
+    for stack in pair.stacks:
+        for piece in stack.slices:
+            equal.first[piece.results[0]] = equal.of(stack.update)
+    graph = BlockGraph(body_of(backward))
+    again = set()
+    reading = index_of(pair.index, backward)
+    for number, operation in enumerate(graph.operations[: graph.end]):
+        _same_index(operation, backward, reading, pair.stacks[0].at, equal)
+        known = any(result in equal.first for result in operation.results)
+        if (known or equal.number(operation, learn=False)) and operation.name != BARRIER:
+            again.add(number)
+    stacked = {value for stack in pair.stacks for value in (equal.of(stack.update), before_reshape(stack.update))}
+
+    def cost(value: Any) -> int | None:
+        return 0 if value in stacked else pair.cost(value)
+
+    kept = _to_keep(graph, pair.graph, equal, again, cost, policy)
+    if not kept:
+        return False
+    rows = pair.stack(set(kept.values()))
+    for value, first in kept.items():
+        value.replace_all_uses_with(rows[first])
+    pair.finish()
+    return True
+
+
+def _same_index(operation: Any, loop: Any, index: Any, at: Any, equal: EqualValues) -> None:
+    """Lets indices of the layer be equal in both loops."""
+    if operation.name == DYNAMIC_SLICE:
+        for start in list(operation.operands)[1:]:
+            found = index_of(start, loop)
+            if found is not None and found == index:
+                equal.first[start] = at
+
+
+def _to_keep(
+    backward: BlockGraph, forward: BlockGraph, equal: EqualValues, again: set[int],
+    cost: Callable[[Any], int | None], policy: Recompute,
+) -> dict[Any, Any]:  # fmt: skip
+    """Values computed again that are to be read from the forward pass, and what they are there. again: operations of
+    the backward block that compute something again."""
+    made = [result for n in sorted(again) for result in backward.operations[n].results]
+    read = [value for value in made if not again.issuperset(backward.readers.get(value, ()))]
+    kept = forward.least_kept([equal.of(value) for value in read], cost, policy)
+    dear = {value for value in kept if cost(value) != 0}
+    return {value: equal.of(value) for value in made if equal.of(value) in dear}

@@ -1,0 +1,42 @@
+"""Recomputation in a step that runs its layers in a loop (`lax.scan`).
+
+Enters: a module. Leaves: it, with stacks left out of both loops: the backward loop computes their parts again from what
+is still stacked (the layer's input, added where it was not) and from the layer's weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli.frontend.block_graph import clone
+from toast_cli.frontend.loop_pairs import LoopPair, loop_pairs
+from toast_cli.request import Recompute
+
+_WORTH = 0.9  # of the stacked bytes may be left at most
+
+
+def recompute_scans(module: Any, policy: Recompute) -> list[Any]:
+    """Leaves out stacks of every pair of loops; returns the locations of the forward loops."""
+    places = []
+    while (pair := next((it for it in loop_pairs(module) if _recompute(it, policy)), None)) is not None:
+        places.append(pair.place)
+    return places
+
+
+def _recompute(pair: LoopPair, policy: Recompute) -> bool:
+    """Leaves out stacks where that saves enough."""
+    graph, updates = pair.graph, [stack.update for stack in pair.stacks]
+    kept = graph.least_kept(updates, pair.cost, policy)
+    if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, dict.fromkeys(updates))):
+        return False
+    makers = graph.makers(updates, kept)
+    made = {result for n in makers for result in graph.operations[n].results} | kept
+    twins = pair.stack(kept)
+    read = dict.fromkeys(value for n in makers for value in graph.reads[n] if value not in made)
+    twins |= {value: pair.twin(value) for value in read}
+    clone((graph.operations[n] for n in makers), twins, pair.at)
+    for stack in pair.stacks:
+        for piece in stack.slices:
+            piece.results[0].replace_all_uses_with(twins[stack.update])
+    pair.finish()
+    return True

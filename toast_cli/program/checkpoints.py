@@ -1,0 +1,103 @@
+"""Where to cut the forward pass of a step into segments that are computed again one by one in the backward pass.
+
+What is alive at a cut is kept, and all else in a segment is computed again from it (Chen et al., "Training Deep Nets
+with Sublinear Memory Cost", 2016). The cuts are those for which what is kept and the largest segment need the fewest
+bytes: between the layers of a deep network.
+
+Enters: when each value of the forward pass is made and read. Leaves: the cuts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+_STEP = 1.2  # between the largest segments that are tried
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """Of each value of the forward pass.
+
+    Attributes:
+        made: the statement that makes it. last: the last one of the forward pass that reads it. saved: whether the
+            backward pass reads it. bytes: its size.
+    """
+
+    made: NDArray[np.int64]  # [values]
+    last: NDArray[np.int64]  # [values]
+    saved: NDArray[np.bool_]  # [values]
+    bytes: NDArray[np.int64]  # [values]
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """cuts: statements in front of which a segment ends. kept: bytes alive at them. largest: bytes that the largest
+    segment saves."""
+
+    cuts: tuple[int, ...]
+    kept: int
+    largest: int
+
+
+def checkpoints(lifetimes: Lifetimes, end: int) -> Checkpoints:
+    """The best cuts of a forward pass of `end` statements."""
+    cuts = _candidates(lifetimes, end)
+    kept, inner = _costs(lifetimes, [*cuts, end])
+    kept[-1] = 0
+    cap, best = float(np.max(np.diagonal(inner, 1))), Checkpoints((), 0, int(inner[0, -1]))
+    while cap < best.kept + best.largest:
+        total, chosen = _chain(kept, inner, cap)
+        largest = int(max(inner[a, b] for a, b in pairwise(chosen)))
+        if total + largest < best.kept + best.largest:
+            best = Checkpoints(tuple(cuts[k] for k in chosen[1:-1]), int(total), largest)
+        cap = max(_STEP * cap, cap + 1)
+    return best
+
+
+def _candidates(lifetimes: Lifetimes, end: int) -> list[int]:
+    """Places where less is alive than before, and not more than after: 0, then local minima."""
+    change = np.zeros(end + 2, dtype=np.int64)
+    np.add.at(change, lifetimes.made + 1, lifetimes.bytes)
+    np.add.at(change, np.maximum(lifetimes.last, lifetimes.made) + 1, -lifetimes.bytes)
+    alive = np.cumsum(change)[: end + 1]
+    found, falling = [0], False
+    for place in range(1, end):
+        falling = falling or alive[place] < alive[place - 1]
+        if falling and alive[place + 1] > alive[place]:
+            found.append(place)
+            falling = False
+    return found
+
+
+def _costs(lifetimes: Lifetimes, cuts: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[cut, later cut] bytes alive at the later cut that are made after the first; bytes saved between them of what is
+    not alive at the later one."""
+    count = len(cuts)
+    kept, inner = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
+    part = np.searchsorted(cuts, lifetimes.made, side="right") - 1  # the cut after which each value is made
+    for later in range(1, count):
+        before = lifetimes.made < cuts[later]
+        alive = before & (lifetimes.last >= cuts[later])
+        for table, which in ((kept, alive), (inner, before & ~alive & lifetimes.saved)):
+            sums = np.bincount(part[which], lifetimes.bytes[which], minlength=count)
+            table[:, later] = np.cumsum(sums[::-1])[::-1]
+    return kept.T, inner
+
+
+def _chain(kept: NDArray[np.int64], inner: NDArray[np.int64], cap: float) -> tuple[float, list[int]]:
+    """The cuts with the fewest bytes kept of which no segment saves more than `cap`."""
+    count = len(inner)
+    total = np.full(count, np.inf)
+    total[0], before = 0, np.zeros(count, dtype=np.int64)
+    for later in range(1, count):
+        sums = np.where(inner[:later, later] <= cap, total[:later] + kept[later, :later], np.inf)
+        before[later] = np.argmin(sums)
+        total[later] = sums[before[later]]
+    chosen = [count - 1]
+    while chosen[-1]:
+        chosen.append(int(before[chosen[-1]]))
+    return float(total[-1]), chosen[::-1]
