@@ -250,8 +250,8 @@ def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None
     code, written = report_of(deep, tmp_path, *fast)
     assert code == 0 and written["program"]["recompute"] == ""
     limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B"]
-    assert report_of(deep, tmp_path, *fast, *limit)[0] == 3
-    code, found = report_of(deep, tmp_path, *fast, *limit, "--fit", "auto")
+    assert report_of(deep, tmp_path, *fast, *limit, "--fit", "as-written")[0] == 3
+    code, found = report_of(deep, tmp_path, *fast, *limit)
     assert code == 0 and found["program"]["recompute"] == "all"
     notes = found["analysis"]["notes"]
     assert any(note.startswith("made to fit: --recompute all:") for note in notes)

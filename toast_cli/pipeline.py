@@ -198,18 +198,17 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         readings = readings_of(source, request, meshes, saved)
     with _timed("search", timings, tell):
         best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved), tell)
-        free = saved is None and request.microbatches is None and request.recompute is None
-        if request.fit != Fit.as_written and free:
+        rewrites = request.fit != Fit.as_written and not (saved or request.microbatches or request.recompute)
 
-            def again(rewritten: Source) -> Reading:
-                reading = analysed(rewritten, meshes, uneven=rewritten.program.parted)
-                return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
+        def again(rewritten: Source) -> Reading:
+            reading = analysed(rewritten, meshes, uneven=rewritten.program.parted)
+            return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
 
-            if not best.result.fits:
-                best, others = made_to_fit(best, again), []
-            if request.fit == Fit.fastest and best.result.fits:
-                faster = made_faster(best, again)
-                best, others = faster, others if faster is best else []
+        if rewrites and best.surely_exceeds:
+            best, others = made_to_fit(best, again), []
+        if rewrites and request.fit == Fit.fastest and best.result.fits:
+            faster = made_faster(best, again)
+            best, others = faster, others if faster is best else []
         if _prefers(request, saved):
             best = replace(best, result=preferred(best.evaluator, best.result))
         source, evaluator, result = best.source, best.evaluator, best.result
@@ -233,6 +232,11 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         if is_asked(request, best) and (ask := compiler_to_ask(spec, request)) is not None:
             with _timed("ask", timings, tell):
                 best, confirmation = choose_by_memory(best, ask, request, said)
+                if rewrites and confirmation.rejected:
+                    rewritten = made_to_fit(best, again)
+                    confirmation = None if rewritten.result is not best.result else confirmation
+                    best, source, evaluator = rewritten, rewritten.source, rewritten.evaluator
+                    plans = [best.result.plan]
                 result = best.result
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"

@@ -84,6 +84,12 @@ class Reading:
     result: SearchResult
     experts: Mapping[str, Expert] = field(default_factory=dict)
 
+    @property
+    def surely_exceeds(self) -> bool:
+        """Whether the best plan needs more memory than there is, by more than a prediction may be off."""
+        limit, error = self.evaluator.problem.mesh.limit_bytes, self.evaluator.profile.peak_error
+        return self.result.cost.peak_bytes > limit * (1 + error)
+
     def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
         """How good a plan is; comparable between readings of one program. reference: the cost of the plan that decides
         nothing, of the first reading."""

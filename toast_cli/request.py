@@ -308,7 +308,7 @@ class Request:
         "order.",
     )
     fit: str = _option(
-        Fit.as_written.value,
+        Fit.auto.value,
         "--fit",
         OptionKind.FIT,
         "Where no plan fits in memory: stop, or compute values again in the backward pass and run the batch in parts "
