@@ -65,8 +65,8 @@ def compile_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 def for_cpu(program: bytes) -> bytes:
     """StableHLO without products that XLA:CPU does not have."""
     from toast_cli import xla
+    from toast_cli.emit.dense_products import with_dense_products
     from toast_cli.program.ops import BLOCK_SCALED_DOT
-    from toast_cli.verify.dense_products import with_dense_products
 
     if b"ragged_dot" not in program and BLOCK_SCALED_DOT.encode() not in program:
         return program
