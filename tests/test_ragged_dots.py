@@ -17,11 +17,11 @@ from test_split_ops import plans
 from toast_cli import xla
 from toast_cli.compiler.kernels import arithmetic
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.emit import emit
+from toast_cli.emit import emit, write
+from toast_cli.emit.dense_products import with_dense_products
 from toast_cli.errors import InputError
 from toast_cli.hardware import find_preset
 from toast_cli.program.ops import BLOCK_SCALED_DOT, RAGGED_DOT
-from toast_cli.verify.dense_products import with_dense_products
 
 # Sizes of factors; factors of operands and result, -1 for none; those that are summed; FLOPs: two for each row, number
 # contracted, and column.
@@ -152,6 +152,15 @@ def test_as_promised_however_it_is_split(name: str, form: str) -> None:
     found = plans(at)
     assert len(found) > 2
     assert {plan: wrong for plan in found if (wrong := list(at.under(plan).wrong_with(form)))} == {}
+
+
+@pytest.mark.parametrize("form", ["hlo", "spmd-hlo"])
+def test_in_hlo_they_are_written_out(form: str) -> None:
+    """XLA compiles them with Shardy only, and HLO is for XLA without."""
+    at = planned("rows")
+    written = write(at.whole.source, at.evaluator.lowered(at.result.plan), form)
+    assert b" ragged-dot(" not in written.content and b" dot(" in written.content
+    assert any("written out, each group with all rows" in note for note in written.notes)
 
 
 @pytest.mark.parametrize("model", [2, 1])

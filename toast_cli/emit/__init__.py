@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from toast_cli import xla
 from toast_cli.emit.hlo import emit_hlo
 from toast_cli.emit.kernel_lines import emit_python
 from toast_cli.emit.misread import misread_note, refuse_uneven
@@ -26,6 +27,7 @@ from toast_cli.frontend.left_out import refuse_left_out
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.program.ops import RAGGED_DOT
 
 __all__ = ["FORMATS", "Written", "emit", "emit_hlo", "emit_python", "emit_shardy", "emit_specs", "emit_spmd", "write"]
 
@@ -74,4 +76,6 @@ def write(source: Source, lowered: PartitionedProgram, format: str, annotate: st
         _refuse_unwritable(source, format)
         return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
     note = misread_note(source, lowered) if format in WITHOUT_NUMBERS else ""
+    if format in ("hlo", "spmd-hlo") and xla.walk_ops(source.module, RAGGED_DOT):
+        note = "products of ragged groups are written out, each group with all rows: in HLO XLA has no others"
     return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

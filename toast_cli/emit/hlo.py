@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.branch_operands import keep_branch_operands
+from toast_cli.emit.dense_products import write_out_ragged
 from toast_cli.emit.marks import Marks, operation_marks
 from toast_cli.emit.misread import in_regions, lying
 from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
@@ -68,6 +69,7 @@ def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
         boundaries = [boundary(region, source, lowered, stated.get(region)) for region in found]
         module = source.module.operation.clone()
         constrain_approximate_top_k(module)
+        write_out_ragged(module)
         keep_branch_operands(module)
         regions = dict(zip(xla.walk_ops(module, REGION), boundaries, strict=True))
         say_constants(module, {region: at.manual for region, at in regions.items()}, lowered.axis_sizes)

@@ -106,7 +106,7 @@ def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:
     """Both modules on f32 where they compute in anything narrower and can be widened, and without products that XLA:CPU
     does not have; else as they are."""
     from toast_cli import xla
-    from toast_cli.verify.dense_products import with_dense_products
+    from toast_cli.emit.dense_products import with_dense_products
     from toast_cli.verify.widened import is_narrow, widened
 
     one, other = map(with_dense_products, (one, other))

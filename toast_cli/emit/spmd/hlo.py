@@ -11,6 +11,7 @@ from math import prod
 
 from toast_cli import xla
 from toast_cli.emit.annotate import mark_boundary
+from toast_cli.emit.dense_products import write_out_ragged
 from toast_cli.emit.hlo import ENTRANCE, EXIT, Boundary, GspmdNotation, bare_bytecode, flatten, with_partitions
 from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
 from toast_cli.emit.spmd import manual_region, refuse_bound
@@ -33,6 +34,7 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         function = main_function(module)
         region, ways_in, ways_out = manual_region(source, lowered, function)
         read = sum(bool(list(argument.uses)) for argument in region.regions[0].blocks[0].arguments)
+        write_out_ragged(module)
         every_axis = frozenset(range(len(lowered.axis_sizes)))
         flatten(region, Boundary(ways_in, ways_out, every_axis), lowered.axis_sizes)
         notation = GspmdNotation(source, lowered.axis_sizes)

@@ -1,5 +1,6 @@
 """Products that XLA:CPU does not have, written out for it. In one of ragged groups each group is multiplied with all
 rows, of which those of other groups are zero; in one of scaled blocks numbers are scaled before they are multiplied.
+Products of ragged groups are written out in HLO as well: all of XLA refuses them there ("only supported with Shardy").
 
 Enters: a parsed module. Leaves: one without them.
 """
@@ -25,16 +26,22 @@ def with_dense_products(module: Any) -> Any:
     with module.context, xla.ir.Location.unknown():
         for operation in xla.walk_ops(module, CONVERTED):
             _replace(operation, general_ragged_dot(operation)[0])
+        write_out_ragged(module)
         build = Builder(module.context)
-        for operation in xla.walk_ops(module, RAGGED_DOT):
-            numbers = ragged_dot(operation)
-            if numbers is not None:
-                with build.at(xla.ir.InsertionPoint(operation), operation.location):
-                    _replace(operation, _dense(build, operation, numbers))
         for operation in _scaled_dots(module):
             with build.at(xla.ir.InsertionPoint(operation), operation.location):
                 _replace(operation, _scaled(build, operation))
     return module
+
+
+def write_out_ragged(module: Any) -> None:
+    """Writes out the products of ragged groups in a module, in its place."""
+    build = Builder(module.context)
+    for operation in xla.walk_ops(module, RAGGED_DOT):
+        numbers = ragged_dot(operation)
+        if numbers is not None:
+            with build.at(xla.ir.InsertionPoint(operation), operation.location):
+                _replace(operation, _dense(build, operation, numbers))
 
 
 def _scaled_dots(module: Any) -> list[Any]:
