@@ -11,6 +11,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired as TimeoutExpired
 from typing import Any
 
+one_at_a_time = threading.Lock()  # standard error is the process's
+
 
 @cache
 def cpu_devices(count: int) -> list[Any]:
@@ -27,16 +29,14 @@ def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[byte
     task, folder = command[-2], Path(command[-1])
     if "toast_cli.verify.worker" not in command or task == "ahead" or asks_a_target(task, folder):
         return subprocess.run(command, **settings)
-    before = set(threading.enumerate())
-    with tempfile.TemporaryFile() as log:
+    with one_at_a_time, tempfile.TemporaryFile() as log:
         kept = os.dup(2)
         os.dup2(log.fileno(), 2)
         try:
             code = work(task, folder)
-            for thread in (
-                set(threading.enumerate()) - before
-            ):  # a compiler that is abandoned still writes to the folder
-                thread.join()
+            for thread in threading.enumerate():
+                if thread.name.endswith("(compile_it)"):  # a compiler that is abandoned still writes to the folder
+                    thread.join()
         finally:
             os.dup2(kept, 2)
             os.close(kept)
