@@ -65,9 +65,9 @@ RUNS = (
     Run("16B", B16, "v5e-256", "data=256", "fsdp:data", 1536, 2048, "full", 10.31, MAXTEXT + "v5e, 16b"),
     Run("32B", B32, "v5e-256", "data=256", "fsdp:data", 1024, 2048, "full", 12.09, MAXTEXT + "v5e, 32b"),
     Run("64B", B64, "v5e-256", "data=256", "fsdp:data", 512, 2048, "full", 13.5, MAXTEXT + "v5e, 64b"),
-    Run("32B", B32, "v5p-128", "data=16,model=4", "fsdp:data+megatron:model", 384, 2048, "minimal", 7.30,
+    Run("32B", B32, "v5p-128", "data=16,model=4", "fsdp:data+megatron:model+sequence", 384, 2048, "minimal", 7.30,
         MAXTEXT + "v5p, 32b"),
-    Run("64B", B64, "v5p-128", "data=16,model=4", "fsdp:data+megatron:model", 192, 2048, "minimal", 7.38,
+    Run("64B", B64, "v5p-128", "data=16,model=4", "fsdp:data+megatron:model+sequence", 192, 2048, "minimal", 7.38,
         MAXTEXT + "v5p, 64b"),
     *(Run("Llama 3.1 8B", LLAMA_8B, f"v6e-{chips}", f"data={chips}", "fsdp:data", each * chips, 8192,
           ("input", "q", "k", "v", "out"), seconds, RECIPES + "trillium Llama3.1-8B", offloaded=True)
