@@ -95,10 +95,11 @@ def _places(program: Program, dimensions: Dimensions, wanted: dict[int, int]) ->
 
 def _splits(op: Op, program: Program) -> bool:
     """Whether an op can have uneven shards: it is one of those that were tried with them, and is never written as a
-    manual region (see `emit.misread`). XLA ends on a sort of several arrays (jaxlib 0.10.2)."""
+    manual region (see `emit.misread`). XLA ends where indices are unsigned (jaxlib 0.10.2)."""
     kind = op.kind
     plain = kind.source or kind.elementwise or kind.rearranges or kind.identity or kind.lookup or kind.updates
-    if not plain and op.name not in _OTHERS:
+    unsigned = kind.lookup and program.values[op.operands[len(op.results)]].dtype.startswith("ui")
+    if unsigned or not (plain or op.name in _OTHERS):
         return False
     if op.name == DYNAMIC_SLICE:
         shapes = program.values[op.operands[0]].shape, program.values[op.results[0]].shape

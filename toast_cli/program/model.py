@@ -310,8 +310,8 @@ def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
 @dataclass(frozen=True)
 class Program:
     """A whole program; see the module docstring for how control flow is written. parted: fused products are taken apart
-    in it, or dimensions merged in another order, which they are not in the user's (see `fused_products`,
-    `dimensions.merged`). microbatches: in how many parts it runs its batch, which the user's runs as a whole (see
+    in it, dimensions merged in another order, or sizes padded, which they are not in the user's (see `fused_products`,
+    `dimensions.merged`, `dimensions.padded`). microbatches: in how many parts it runs its batch, which the user's runs as a whole (see
     `microbatches`)."""
 
     name: str
