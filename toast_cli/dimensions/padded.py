@@ -45,8 +45,8 @@ def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tup
         arrays = op.operands + op.results
         at = [(array, dim, size) for array, v in enumerate(arrays) for dim, size in of_value.get(v, {}).items()]
         ops.append(replace(op, rule=_padded_rule(op.rule, tuple(at), _splits(op, program))) if at else op)
-    sizes = {dimensions.class_sizes[number]: wanted[number] for number in set(places.values())}
-    return replace(program, ops=tuple(ops), values=tuple(values)), sizes
+    padded = {dimensions.class_sizes[number]: wanted[number] for number in set(places.values())}
+    return replace(program, ops=tuple(ops), values=tuple(values)), padded
 
 
 def _padded(size: int, meshes: Meshes) -> int:
@@ -135,5 +135,5 @@ def _padded_rule(rule: Rule, at: tuple[tuple[int, int, int], ...], splits: bool)
 
     made = tuple(kept(array, dims) for array, dims in enumerate(arrays))
     count = len(rule.operands)
-    said = {"sizes": tuple(sizes), "uneven": frozenset(uneven)}
-    return replace(rule, operands=made[:count], results=made[count:], **said)
+    operands, results = made[:count], made[count:]
+    return replace(rule, sizes=tuple(sizes), operands=operands, results=results, uneven=frozenset(uneven))
