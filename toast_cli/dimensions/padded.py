@@ -45,8 +45,8 @@ def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tup
         arrays = op.operands + op.results
         at = [(array, dim, size) for array, v in enumerate(arrays) for dim, size in of_value.get(v, {}).items()]
         ops.append(replace(op, rule=_padded_rule(op.rule, tuple(at), _splits(op, program))) if at else op)
-    padded = {dimensions.class_sizes[number]: wanted[number] for number in set(places.values())}
-    return replace(program, ops=tuple(ops), values=tuple(values)), padded
+    sized = {dimensions.class_sizes[number]: wanted[number] for number in set(places.values())}
+    return replace(program, ops=tuple(ops), values=tuple(values)), sized
 
 
 def _padded(size: int, meshes: Meshes) -> int:
