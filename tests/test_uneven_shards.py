@@ -16,6 +16,7 @@ from programs import arg, source_of
 from toast_cli.cli.app import run
 from toast_cli.dimensions import analyse
 from toast_cli.dimensions.padded import with_uneven
+from toast_cli.errors import UsageError
 from toast_cli.pipeline import partition
 from toast_cli.request import Request
 
@@ -163,5 +164,7 @@ def test_the_program_of_one_device_has_even_shards(tmp_path: Path, capsys: pytes
     options = ["--mesh", "h100-8", "--mesh-shape", "data=8", "--strategy", "data-parallel", "--format", "spmd"]
     assert run(["partition", program, *options, "-o", str(tmp_path / "out.mlir")]) == 2
     assert "has uneven shards" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"does not divide dimension 0 \(30\)"):
+        partition(Request(program, "h100-8", "data=8", iterations=50, pins=("data/0=data",)))
     outcome = partition(Request(program, "h100-8", "data=8", iterations=50, as_written=True))
     assert not outcome.source.program.parted
