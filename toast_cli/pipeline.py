@@ -35,7 +35,15 @@ from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.readings import Progress as Progress
-from toast_cli.readings import Reading, SearchSpace, analysed, made_to_fit, readings_of, search_readings
+from toast_cli.readings import (
+    Reading,
+    SearchSpace,
+    analysed,
+    made_to_fit,
+    readings_of,
+    search_readings,
+    with_uneven_shards,
+)
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
@@ -210,7 +218,9 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         if request.fit == Fit.auto and free and not best.result.fits:
 
             def again(rewritten: Source) -> Reading:
-                reading = analysed(rewritten, meshes, uneven=rewritten.program.parted)
+                reading = analysed(rewritten, meshes)
+                if rewritten.program.parted:
+                    reading = with_uneven_shards(reading, meshes)
                 return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
 
             best, others = made_to_fit(best, again), []
