@@ -43,6 +43,7 @@ from toast_cli.readings import (
     made_to_fit,
     readings_of,
     search_readings,
+    with_uneven_shards,
 )
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts
@@ -201,7 +202,9 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         rewrites = request.fit != Fit.as_written and not (saved or request.microbatches or request.recompute)
 
         def again(rewritten: Source) -> Reading:
-            reading = analysed(rewritten, meshes, uneven=rewritten.program.parted)
+            reading = analysed(rewritten, meshes)
+            if rewritten.program.parted:
+                reading = with_uneven_shards(reading, meshes)
             return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
 
         if rewrites and best.surely_exceeds:

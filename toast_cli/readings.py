@@ -1,5 +1,5 @@
-"""What is searched: a program as it is written and, where it has fused products or merges dimensions in an order that
-splits badly, rewritten, each on every mesh there is a choice of.
+"""What is searched: a program as it is written and, where it has fused products, merges dimensions in an order that
+splits badly, or has sizes that do not divide, rewritten, each on every mesh there is a choice of.
 
 Enters: a `Source`, the meshes, and what a `Request` asks for. Leaves: a `Reading` for each program searched, the best
 first.
@@ -100,38 +100,45 @@ class Reading:
 def readings_of(
     source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
 ) -> list[tuple[Source, Dimensions]]:
-    """The program as it is written, and rewritten where it has fused products or merges dimensions in an order that
-    splits badly; a plan made before is of one of the two. Each recomputed and with its batch in parts, where the user
-    or the plan says so, and analysed for these meshes.
+    """The program as it is written, and rewritten where it has fused products, merges dimensions in an order that
+    splits badly, or has sizes that do not divide; a plan made before is of one of the two. Each recomputed and with its
+    batch in parts, where the user or the plan says so, and analysed for these meshes.
 
     Raises `UsageError` where the program cannot be run so."""
     asked = request if saved is None else saved
     wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
-    found = [] if wanted is True else [analysed(_fitted(source, asked.recompute, asked.microbatches or 1), meshes)]
-    if wanted is not False:
-        reordered = _reordered(source, meshes)
-        other = with_parts(reordered or source) or reordered or source
-        rewritten = analysed(_fitted(other, asked.recompute, asked.microbatches or 1), meshes, uneven=True)
-        if not found or rewritten[0].program.parted:
-            found.append(rewritten)
-    return found
+    policy, parts = asked.recompute, asked.microbatches or 1
+    written = analysed(_fitted(source, policy, parts), meshes)
+    if wanted is False:
+        return [written]
+    reordered = _reordered(source, meshes)
+    rewritten = with_parts(reordered or source) or reordered
+    other = written if rewritten is None else analysed(_fitted(rewritten, policy, parts), meshes)
+    other = with_uneven_shards(other, meshes)
+    if not other[0].program.parted:
+        return [written]
+    return [other] if wanted else [written, other]
 
 
-def analysed(source: Source, meshes: list[Mesh], *, uneven: bool = False) -> tuple[Source, Dimensions]:
-    """A program with its dimensions; those merged of parts that no mesh splits are dimensions of their own, and those
-    that no mesh divides are padded where shards may be uneven."""
-    sizes = [mesh.sizes for mesh in meshes]
-    program = set_apart(source.program, analyse(source.program), sizes)
-    if uneven:
-        program, padded = with_uneven(program, analyse(program), sizes)
-        notices = [
-            f"{before} does not divide: shards are uneven inside the program, as of {after}, and arguments and results "
-            "are whole along it (--as-written: no such shards)"
-            for before, after in sorted(padded.items())
-        ]
-        source = replace(source, notices=(*source.notices, *notices))
-        program = replace(program, parted=program.parted or bool(padded))
-    return replace(source, program=program), analyse(program)
+def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
+    """A program with its dimensions; those merged of parts that no mesh splits are dimensions of their own."""
+    program = set_apart(source.program, analyse(source.program), [mesh.sizes for mesh in meshes])
+    return source if program is source.program else replace(source, program=program), analyse(program)
+
+
+def with_uneven_shards(reading: tuple[Source, Dimensions], meshes: list[Mesh]) -> tuple[Source, Dimensions]:
+    """The same with sizes that no mesh divides padded, where there are any."""
+    source, dimensions = reading
+    program, padded = with_uneven(source.program, dimensions, [mesh.sizes for mesh in meshes])
+    if not padded:
+        return reading
+    notices = [
+        f"{before} does not divide: shards are uneven inside the program, as of {after}, and arguments and results "
+        "are whole along it (--as-written: no such shards)"
+        for before, after in sorted(padded.items())
+    ]
+    program = replace(program, parted=True)
+    return replace(source, program=program, notices=(*source.notices, *notices)), analyse(program)
 
 
 def _fitted(source: Source, policy: str | None, parts: int) -> Source:

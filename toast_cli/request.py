@@ -304,8 +304,8 @@ class Request:
         False,
         "--as-written",
         OptionKind.FLAG,
-        "Do not consider splitting fused projections (QKV, gate+up) into their parts, or merging dimensions in another "
-        "order.",
+        "Do not consider splitting fused projections (QKV, gate+up) into their parts, merging dimensions in another "
+        "order, or uneven shards.",
     )
     fit: str = _option(
         Fit.auto.value,

@@ -17,6 +17,7 @@ from cases import SITUATIONS
 from cases.model import Situation
 from toast_cli import xla
 from toast_cli.emit import write
+from toast_cli.emit.dense_products import with_dense_products
 from toast_cli.plan.decisions import Plan
 from toast_cli.program.ops import BLOCK_SCALED_DOT
 from toast_cli.report.build import build_report
@@ -27,7 +28,6 @@ from toast_cli.report.promises import promises_of
 from toast_cli.report.trace import trace
 from toast_cli.search.run import Settings, run_search
 from toast_cli.verify.compile import Dialect, as_stablehlo
-from toast_cli.verify.dense_products import with_dense_products
 from toast_cli.verify.errors import Runs, narrowest_float, result_errors, shake
 from toast_cli.verify.inputs import input_sets
 from toast_cli.verify.numbers import for_cpu, own_devices, result_types, type_name

@@ -45,8 +45,8 @@ def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tup
         arrays = op.operands + op.results
         at = [(array, dim, size) for array, v in enumerate(arrays) for dim, size in of_value.get(v, {}).items()]
         ops.append(replace(op, rule=_padded_rule(op.rule, tuple(at), _splits(op, program))) if at else op)
-    sizes = {dimensions.class_sizes[number]: wanted[number] for number in set(places.values())}
-    return replace(program, ops=tuple(ops), values=tuple(values)), sizes
+    sized = {dimensions.class_sizes[number]: wanted[number] for number in set(places.values())}
+    return replace(program, ops=tuple(ops), values=tuple(values)), sized
 
 
 def _padded(size: int, meshes: Meshes) -> int:
@@ -95,10 +95,11 @@ def _places(program: Program, dimensions: Dimensions, wanted: dict[int, int]) ->
 
 def _splits(op: Op, program: Program) -> bool:
     """Whether an op can have uneven shards: it is one of those that were tried with them, and is never written as a
-    manual region (see `emit.misread`). XLA ends on a sort of several arrays (jaxlib 0.10.2)."""
+    manual region (see `emit.misread`). XLA ends where indices are unsigned (jaxlib 0.10.2)."""
     kind = op.kind
     plain = kind.source or kind.elementwise or kind.rearranges or kind.identity or kind.lookup or kind.updates
-    if not plain and op.name not in _OTHERS:
+    unsigned = kind.lookup and program.values[op.operands[len(op.results)]].dtype.startswith("ui")
+    if unsigned or not (plain or op.name in _OTHERS):
         return False
     if op.name == DYNAMIC_SLICE:
         shapes = program.values[op.operands[0]].shape, program.values[op.results[0]].shape
@@ -134,5 +135,5 @@ def _padded_rule(rule: Rule, at: tuple[tuple[int, int, int], ...], splits: bool)
 
     made = tuple(kept(array, dims) for array, dims in enumerate(arrays))
     count = len(rule.operands)
-    said = {"sizes": tuple(sizes), "uneven": frozenset(uneven)}
-    return replace(rule, operands=made[:count], results=made[count:], **said)
+    operands, results = made[:count], made[count:]
+    return replace(rule, sizes=tuple(sizes), operands=operands, results=results, uneven=frozenset(uneven))

@@ -32,14 +32,14 @@ def number_pins(
             if matches(pattern, argument.label, k):
                 matched = True
                 name = shown_path(argument.label, k)
-                value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish, name)
+                value_pins[argument.value] = _fit(pin, program.values[argument.value].own_shape, mesh, wish, name)
                 if carried[k] >= 0:
                     use_pins[result_ops[carried[k]], 0] = value_pins[argument.value]
         for k, result in enumerate(program.results):
             if matches(pattern, result.path, k, "result"):
                 matched = True
                 name = f"result {slash_path(result.path) or k}"
-                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, wish, name)
+                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].own_shape, mesh, wish, name)
                 if k in donor:
                     value_pins[donor[k]] = use_pins[result_ops[k], 0]
         if not matched:

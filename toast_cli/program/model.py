@@ -309,10 +309,14 @@ def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole program; see the module docstring for how control flow is written. parted: fused products are taken apart
-    in it, or dimensions merged in another order, which they are not in the user's (see `fused_products`,
-    `dimensions.merged`). microbatches: in how many parts it runs its batch, which the user's runs as a whole (see
-    `microbatches`). recompute: what its backward pass computes again and the user's does not, a `request.Recompute`."""
+    """A whole program; see the module docstring for how control flow is written.
+
+    Attributes:
+        parted: it is not as the user wrote it: fused products are taken apart in it (see `fused_products`), dimensions
+            merged in another order (see `dimensions.merged`), or sizes padded (see `dimensions.padded`).
+        microbatches: in how many parts it runs its batch, which the user's runs as a whole (see `microbatches`).
+        recompute: what its backward pass computes again and the user's does not, a `request.Recompute`.
+    """
 
     name: str
     ops: tuple[Op, ...]
