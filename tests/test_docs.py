@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import importlib
 import json
 import os
@@ -412,9 +411,3 @@ def test_the_how_to_pages_run(page: Path, tmp_path: Path) -> None:
 def test_the_readme_names_the_two_commands_of_a_fresh_clone() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "`make demo`" in text and "`make test`" in text
-
-
-def test_the_worked_example_prints_what_it_says() -> None:
-    page = ROOT / "docs" / "explanation" / "worked-example.md"
-    found = doctest.testfile(str(page), module_relative=False)
-    assert found.attempted > 10 and not found.failed

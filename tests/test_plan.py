@@ -5,6 +5,7 @@ Every array is f32 (4 bytes an element). `bytes` are of the result on one device
 
 from __future__ import annotations
 
+import doctest
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
+import toast_cli.plan
 from toast_cli.plan.decisions import Plan
 
 Collectives = list[tuple[str, tuple[str, ...], float, float]]
@@ -322,3 +324,8 @@ def test_a_gather_of_what_a_loop_starts_with_happens_once() -> None:
     case = case_of(run, arg(8, 4, 8), arg(32, 32), mesh=FOUR)
     plan = (case.shard("x.2", "model"),)  # the minor part of what the loop carries
     assert case.collectives(plan) == [("all-gather", ("model",), 8 * 32 * 4.0, 1.0)]
+
+
+def test_the_worked_example_prints_what_it_says() -> None:
+    found = doctest.testmod(toast_cli.plan)
+    assert found.attempted > 10 and not found.failed

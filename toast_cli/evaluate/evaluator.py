@@ -5,7 +5,7 @@ rows (see `iteration_memo`) of those patterns. A plan is evaluated as a change t
 has changed is anything looked at. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives
 and what is alive at the peak.
 
-A worked example: docs/explanation/worked-example.md.
+A worked example: the docstring of `toast_cli.plan`.
 """
 
 from __future__ import annotations

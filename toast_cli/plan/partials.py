@@ -13,7 +13,7 @@ incremental evaluator for every kind of sum; nobody else decides what becomes of
 
 Enters: a sum and what its ops iterate over. Leaves: `Reduction`s of parts of it, and the `Hop`s that complete them.
 
-A worked example: docs/explanation/worked-example.md.
+A worked example: the docstring of `toast_cli.plan`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Ops that are split alike under every plan share one `OpPattern`; a Gemma-2B training step of 11k ops has a few hundred.
 Enters: program, dimensions, mesh. Leaves: `Problem`.
 
-A worked example: docs/explanation/worked-example.md.
+A worked example: the docstring of `toast_cli.plan`.
 """
 
 from __future__ import annotations
