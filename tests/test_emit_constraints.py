@@ -8,7 +8,7 @@ from math import prod
 import emitted
 import numpy as np
 import pytest
-from emitted import BATCH, SMALL, TRAINED, by_hand, strategy, text_of
+from emitted import BATCH, SMALL, TRAINED, UP_OUT, by_hand, strategy, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Case, evaluator_of, round_mesh, source_of_text
@@ -68,6 +68,15 @@ def test_constraints_for_people(looped: Case) -> None:
     assert (facts.place, facts.type, facts.uses) == ("use", "f32[16,16]", 1)
     assert re.match(r"emitted.py:\d+ \((eval_jaxpr/)?dot_general\)", facts.location)
     assert facts.line == "x = jax.lax.with_sharding_constraint(x, P(None, P.UNCONSTRAINED))"
+    assert facts.explicit == "x = jax.sharding.reshard(x, P(None, None))"
+
+
+def test_constraints_on_a_mesh_of_explicit_axes(trained: Case) -> None:
+    """Every dimension is spelled out, and a product is told how to shard what it makes."""
+    lowered = trained.lowered(strategy(trained, "x.0=data", f"{UP_OUT}=model"))
+    facts = constraints_of(trained.source, lowered, shardy_marks(trained.source, lowered, annotate="full"))
+    assert 'out_sharding=P("data", "model")' in {one.explicit for one in facts}
+    assert not any("UNCONSTRAINED" in one.explicit for one in facts)
 
 
 LINES = [

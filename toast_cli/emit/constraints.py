@@ -27,6 +27,8 @@ class Constraint:
         location: source location of the operation that makes the value, or that uses it. type: of the value.
         name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
         line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.
+        explicit: what to write in its place on a mesh of explicit axes: `x = jax.sharding.reshard(x, P("data", None))`,
+            or `out_sharding=P("data", None)` for the product that makes the value.
     """
 
     place: str
@@ -35,6 +37,7 @@ class Constraint:
     name: str
     uses: int
     line: str
+    explicit: str = ""
 
 
 def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[Constraint]:
@@ -46,8 +49,10 @@ def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) ->
 
     def add(place: str, op: int, value: int, sharding: Sharding, uses: int, open: frozenset[int] = frozenset()) -> None:
         line = constraint_line(sharding, lowered.axis_names, open)
-        kind = str(program.values[value])
-        found.append((op, Constraint(place, source.location(op), kind, paths.get(value, ""), uses, line)))
+        spec, kind = _spec(sharding, lowered.axis_names), str(program.values[value])
+        by_product = place == "definition" and program.ops[op].kind.contraction
+        explicit = f"out_sharding={spec}" if by_product else f"x = jax.sharding.reshard(x, {spec})"
+        found.append((op, Constraint(place, source.location(op), kind, paths.get(value, ""), uses, line, explicit)))
 
     for pin in marks.pins:
         if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats what the loop's result says
@@ -61,8 +66,13 @@ def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) ->
 
 def constraint_line(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] = frozenset()) -> str:
     """The line to paste. An open dimension is left to the compiler."""
+    return f"x = jax.lax.with_sharding_constraint(x, {_spec(sharding, axis_names, open)})"
+
+
+def _spec(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] = frozenset()) -> str:
+    """`P("data", None)`; open dimensions are unconstrained."""
     entries = [
         UNCONSTRAINED if d in open else entry_text(tuple(axis_names[a] for a in axes) or None)
         for d, axes in enumerate(sharding)
     ]
-    return f"x = jax.lax.with_sharding_constraint(x, P({', '.join(entries)}))"
+    return f"P({', '.join(entries)})"

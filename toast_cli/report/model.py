@@ -153,7 +153,8 @@ class ConstraintFacts:
             hand-written one runs on parts, as `line` says in JAX).
         location: source location of the operation that makes the value, or that uses it. type: of the value.
         name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
-        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.
+        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`. explicit: the same on a mesh of explicit axes;
+            empty for kernels.
     """
 
     place: str
@@ -162,6 +163,7 @@ class ConstraintFacts:
     name: str
     uses: int
     line: str
+    explicit: str = ""
 
 
 @dataclass(frozen=True)
