@@ -1,7 +1,8 @@
 """Prints, for each program in `benchmarks/data/understanding.txt`, where toast disagrees with a person about the batch,
 the experts, the weights and the state.
 
-    python -m benchmarks.understanding [WORD ...]      programs whose name has one of the words
+    python -m benchmarks.understanding [WORD ...]                  programs whose name has one of the words
+    python -m benchmarks.understanding --write docs/accuracy.md    all, and the figures into the page
 
 Programs called `built` are lowered from `benchmarks.understanding.programs`, `sample` come from `sample_models`, and
 `real` from `build/real` (made by `python -m benchmarks.real.lower`; left out where it is missing).
@@ -11,10 +12,13 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common import Row, markdown_table, put_between
 from toast_cli.dimensions import analyse
 from toast_cli.dimensions.model import Group
 from toast_cli.frontend import load
@@ -23,6 +27,7 @@ from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, argument_roles
 
 ROOT = Path(__file__).parents[2]
 _TABLE = ROOT / "benchmarks" / "data" / "understanding.txt"
+START, END = "<!-- understanding: written by benchmarks.understanding -->", "<!-- understanding: end -->"
 _WORD = re.compile(r"(\(?)([^(),]+)\)?,?")
 
 
@@ -91,19 +96,31 @@ def disagreements(program: Program, batch: str, experts: str, weights: str, stat
     return wrong
 
 
-def main(words: list[str]) -> None:
-    right = asked = 0
+def main(arguments: list[str]) -> None:
+    parser = ArgumentParser(prog="python -m benchmarks.understanding")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="programs whose name has one of the words")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the figures into this page: docs/accuracy.md")
+    options = parser.parse_args(arguments)
+    asked, rows = Counter[str](), list[Row]()
     for line in _TABLE.read_text().splitlines():
         if line.startswith("#"):
             continue
         where, name, *said = line.split()
         path = _path(where, name)
-        if (words and not any(word in name for word in words)) or not path.exists():
+        if (options.words and not any(word in name for word in options.words)) or not path.exists():
             continue
         wrong = disagreements(load(str(path)).program, *said)
-        asked, right = asked + 1, right + (not wrong)
+        asked[where] += 1
+        if wrong:
+            rows.append({"program": name, "from": where, "says": "; ".join(wrong)})
         print(f"{where:7}{name:25}{'; '.join(wrong) or 'right'}", flush=True)
-    print(f"right in {right} of {asked}")
+    right = f"Right in {asked.total() - len(rows)} of {asked.total()} programs"
+    counts = ", ".join(f"{count} {where}" for where, count in asked.items())
+    print(f"{right} ({counts})")
+    if options.write:
+        columns = {"program": "{program}", "from": "{from}", "toast says": "{says}"}
+        table = markdown_table(columns, rows, words=3)
+        put_between(options.write, START, END, [f"{right} ({counts}). The others:", "", *table])
 
 
 if __name__ == "__main__":
