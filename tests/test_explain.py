@@ -339,7 +339,10 @@ def test_the_command_explains_a_stored_plan(tmp_path: Path, capsys: pytest.Captu
         (["--peak"], "alive at the peak"),
     ],
 )
-def test_the_command_explains_what_is_asked(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_explains_what_is_asked(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     assert run(["explain", MLP, "--mesh", MESH, "--strategy", "fsdp+megatron", *options]) == 0
     out = capsys.readouterr().out
     assert said in out
