@@ -120,6 +120,18 @@ def summed_up(weights: Any, x: Any) -> Any:
     return steps_apart(jnp.cumsum(perceptron(x.reshape(T * B, D), *weights), axis=0))
 
 
+def shifted(weights: Any, x: Any) -> Any:
+    """Each row beside the one in front of it."""
+    h = perceptron(x.reshape(T * B, D), *weights)
+    return steps_apart(h * jnp.pad(h, ((1, 0), (0, 0)))[:-1])
+
+
+def smoothed(weights: Any, x: Any) -> Any:
+    """A convolution along the rows."""
+    h = perceptron(x.reshape(T * B, D), *weights)
+    return steps_apart(lax.conv_general_dilated(h.T[:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0].T)
+
+
 def contrasted(weights: Any, x: Any) -> Any:
     h = perceptron(x.reshape(T * B, D), *weights)
     return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(h @ h.T)))
@@ -165,6 +177,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "counted": (trained(counted), ((W, U), X)),
     "permuted": (trained(permuted), ((W, U), X, INDEX)),
     "summed up": (trained(summed_up), ((W, U), X)),
+    "shifted": (trained(shifted), ((W, U), X)),
+    "smoothed": (trained(smoothed), ((W, U), X)),
     "contrasted": (trained(contrasted), ((W, U), X)),
     "branching": (trained(branching), ((W, U), X)),
     "embedded": (trained(embedded), ((arg(100, H), U), arg(T, B, dtype=jnp.int32))),

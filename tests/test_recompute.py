@@ -19,6 +19,7 @@ from programs import arg, source_of
 from toast_cli import xla
 from toast_cli.frontend import Source, with_microbatches, with_recompute
 from toast_cli.frontend.block_graph import BlockGraph
+from toast_cli.frontend.equal_values import EqualValues
 from toast_cli.program.checkpoints import Lifetimes, checkpoints
 from toast_cli.program.minimum_cut import least_kept
 from toast_cli.request import Recompute
@@ -210,6 +211,41 @@ def test_random_bits_are_kept() -> None:
 
     found = rewritten(source_of(step(loss), DENSE, arg(4, dtype=jnp.uint32), arg(64, 16)), ALL)
     assert sum(op.name == "stablehlo.rng_bit_generator" for op in found.program.ops) == 6
+
+
+TWO_LOOPS = """
+func.func @main(%n: tensor<i32>, %x: tensor<2x2xf32>) -> (tensor<2x2xf32>, tensor<2x2xf32>, tensor<2x2xf32>) {{
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:3 = stablehlo.while(%i = %one, %a = %x, %b = %x) : tensor<i32>, tensor<2x2xf32>, tensor<2x2xf32>
+    cond {{ %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+           stablehlo.return %c : tensor<i1> }}
+    do {{ %j = stablehlo.add %i, %one : tensor<i32>
+         %s = stablehlo.multiply %a, %a : tensor<2x2xf32>
+         %r = stablehlo.add %s, %b : tensor<2x2xf32>
+         stablehlo.return %j, %r, %b : tensor<i32>, tensor<2x2xf32>, tensor<2x2xf32> }}
+  %1:3 = stablehlo.while(%i = %one, %a = %x, %b = %x) : tensor<i32>, tensor<2x2xf32>, tensor<2x2xf32>
+    cond {{ %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+           stablehlo.return %c : tensor<i1> }}
+    do {{ %j = stablehlo.add %i, %one : tensor<i32>
+         %s = stablehlo.multiply %a, %a : tensor<2x2xf32>
+         %r = stablehlo.add %s, %{second} : tensor<2x2xf32>
+         stablehlo.return %j, %r, %b : tensor<i32>, tensor<2x2xf32>, tensor<2x2xf32> }}
+  %2 = stablehlo.broadcast_in_dim %x, dims = {dims} : (tensor<2x2xf32>) -> tensor<2x2xf32>
+  %3 = stablehlo.reshape %2 : (tensor<2x2xf32>) -> tensor<2x2xf32>
+  return %0#1, %1#1, %3 : tensor<2x2xf32>, tensor<2x2xf32>, tensor<2x2xf32>
+}}"""
+
+
+@pytest.mark.parametrize(("second", "dims", "equal"), [("b", [0, 1], True), ("s", [1, 0], False)])
+def test_which_values_are_equal(second: str, dims: list[int], equal: bool) -> None:
+    """Two loops, and an array that a broadcast reshapes, or transposes."""
+    module = xla.parse_module(xla.make_context(), TWO_LOOPS.format(second=second, dims=dims).encode())
+    values = EqualValues()
+    *operations, last = (view.operation for view in xla.main_function(module).entry_block.operations)
+    for operation in operations:
+        values.number(operation)
+    first, other, turned = last.operands
+    assert (values.of(other) == first) == (values.of(turned) == xla.main_function(module).arguments[1]) == equal
 
 
 def test_the_fewest_bytes_are_kept() -> None:

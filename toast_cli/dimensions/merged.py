@@ -111,7 +111,7 @@ def row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ..
         for dim, factors in enumerate(dims):
             if len(factors) == 1:
                 found[factors[0]].append((array, dim))
-    ordered = merged | rule.need_replication | rule.permutation
+    ordered = merged | rule.need_replication | rule.permutation | _windowed(op)
     if kind.lookup:  # rows that indices pick have an order
         shared = rule.operands[-1] if op.name == SCATTER else rule.results[0]
         ordered |= set(found).difference(*shared)
@@ -122,6 +122,21 @@ def row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ..
         for factor, positions in found.items()
         if factor not in ordered and all(program.values[arrays[a]].shape[d] == rule.sizes[factor] for a, d in positions)
         for at in positions
+    }
+
+
+def _windowed(op: Op) -> set[int]:
+    """Factors of dimensions along which an op makes each row from others: a pad that shifts rows is one of those."""
+    operands, results = op.rule.operands, op.rule.results
+    return {
+        factor
+        for w in op.windows
+        for dim in (
+            operands[0][w.operand_dim],
+            results[0][w.result_dim],
+            operands[1][w.kernel_dim] if w.kernel_dim >= 0 else (),
+        )
+        for factor in dim
     }
 
 

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from toast_cli.frontend.block_graph import is_pure
+from toast_cli.frontend.idle import numbers
 from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, RESHAPE
 from toast_cli.xla import ir
 
@@ -57,16 +58,26 @@ class EqualValues:
         regions = []
         for region in operation.regions:
             for block in region.blocks:
-                inner.update((argument, len(inner) + k) for k, argument in enumerate(block.arguments))
+                _enumerate(block.arguments, inner)
                 for view in block.operations:
                     regions.append(self._key(view.operation, inner))
-                    inner.update((result, len(inner) + k) for k, result in enumerate(view.operation.results))
+                    _enumerate(view.operation.results, inner)
         return operation.name, operands, named, tuple(r.type for r in operation.results), tuple(regions)
+
+
+def _enumerate(values: Any, known: dict[Any, int]) -> None:
+    """Gives each value the next number."""
+    for value in values:
+        known[value] = len(known)
 
 
 def before_reshape(value: Any) -> Any | None:
     """The array of as many elements that a value is made from by a reshape or a broadcast."""
     if isinstance(value, ir.BlockArgument) or value.owner.name not in (RESHAPE, BROADCAST_IN_DIM):
         return None
+    if value.owner.name == BROADCAST_IN_DIM:
+        dims = numbers(value.owner, "broadcast_dimensions")
+        if dims != sorted(dims):  # it transposes too
+            return None
     before = value.owner.operands[0]
     return before if prod(before.type.shape) == prod(value.type.shape) else None
