@@ -94,6 +94,16 @@ def recurrent(p: Tree, x: Any) -> Any:
     return jnp.mean(h * h)
 
 
+def waves(p: Tree, x: Any) -> Any:
+    """Layers pass on complex numbers."""
+
+    def layer(z: Any, w: Tree) -> Any:
+        z = z + jnp.sin(z) * (1 + 2j)
+        return lax.complex(jnp.tanh((z.real + z.imag) @ w["a"]) @ w["b"], z.real), None
+
+    return jnp.mean(jnp.abs(lax.scan(layer, lax.complex(x, x), p)[0]) ** 2)
+
+
 WEIGHTS = {
     "e": arg(32, 16),
     "l": {"q": arg(LAYERS, 16, 12), "k": arg(LAYERS, 16, 12), "i": arg(LAYERS, 16, 64), "o": arg(LAYERS, 64, 16)},
@@ -107,6 +117,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "perceptron": (step(perceptron), (DENSE, arg(40, 16))),
     "dropout": (step(dropped), (DENSE, arg(40, 16))),
     "images": (step(images), ({"k": arg(5, 3, 3, 8, 8)}, arg(4, 12, 12, 8))),
+    "waves": (step(waves), (DENSE, arg(40, 16))),
     "recurrent": (step(recurrent), ({name: arg(16, 16) for name in "ghab"}, arg(5, 8, 16))),
 }
 
