@@ -94,6 +94,16 @@ def recurrent(p: Tree, x: Any) -> Any:
     return jnp.mean(h * h)
 
 
+def waves(p: Tree, x: Any) -> Any:
+    """Layers pass on complex numbers."""
+
+    def layer(z: Any, w: Tree) -> Any:
+        z = z + jnp.sin(z) * (1 + 2j)
+        return lax.complex(jnp.tanh((z.real + z.imag) @ w["a"]) @ w["b"], z.real), None
+
+    return jnp.mean(jnp.abs(lax.scan(layer, lax.complex(x, x), p)[0]) ** 2)
+
+
 WEIGHTS = {
     "e": arg(32, 16),
     "l": {"q": arg(LAYERS, 16, 12), "k": arg(LAYERS, 16, 12), "i": arg(LAYERS, 16, 64), "o": arg(LAYERS, 64, 16)},
@@ -107,6 +117,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "perceptron": (step(perceptron), (DENSE, arg(40, 16))),
     "dropout": (step(dropped), (DENSE, arg(40, 16))),
     "images": (step(images), ({"k": arg(5, 3, 3, 8, 8)}, arg(4, 12, 12, 8))),
+    "waves": (step(waves), (DENSE, arg(40, 16))),
     "recurrent": (step(recurrent), ({name: arg(16, 16) for name in "ghab"}, arg(5, 8, 16))),
 }
 
@@ -319,6 +330,19 @@ def test_saved_plans_and_reports_say_it(deep: str, tmp_path: Path) -> None:
     assert code == 0 and again["program"]["recompute"] == "all"
     assert again["predicted"]["step_seconds"] == first["predicted"]["step_seconds"]
     assert toast("explain", deep, "--mesh", "v5e-8", "--report", str(tmp_path / "report.json"), "--quiet") == 0
+    _, less = report_of(deep, tmp_path, "--plan", str(plan), "--recompute", "all-but-products")
+    assert less["program"]["recompute"] == "all-but-products"
+
+
+def test_a_saved_plan_is_taken_where_there_is_nothing_to_recompute(deep: str, tmp_path: Path) -> None:
+    plan, own = tmp_path / "plan.json", tmp_path / "own.mlir"
+    report_of(deep, tmp_path, "--recompute", "all", "--iterations", "20", "--save-plan", str(plan))
+    own.write_text(
+        jax.jit(perceptron).lower({"a": arg(6, 128, 4096), "b": arg(6, 4096, 128)}, arg(65536, 128)).as_text()
+    )
+    code, found = report_of(str(own), tmp_path, "--plan", str(plan))
+    assert code == 0 and found["program"]["recompute"] == ""
+    assert any("nothing to recompute" in note for note in found["analysis"]["notes"])
 
 
 def test_what_cannot_be_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,9 @@ from toast_cli.cli.app import run
 from toast_cli.dimensions import analyse
 from toast_cli.dimensions.padded import with_uneven
 from toast_cli.errors import UsageError
+from toast_cli.hardware import load_spec
 from toast_cli.pipeline import partition
+from toast_cli.readings import with_uneven_shards
 from toast_cli.request import Request
 
 N, D, H, WORDS = 30, 16, 32, 50
@@ -169,3 +171,12 @@ def test_the_program_of_one_device_has_even_shards(tmp_path: Path, capsys: pytes
         partition(Request(program, "h100-8", "data=8", iterations=50, pins=("data/0=data",)))
     outcome = partition(Request(program, "h100-8", "data=8", iterations=50, as_written=True))
     assert not outcome.source.program.parted
+
+
+def test_a_note_on_uneven_shards_is_made_once() -> None:
+    """Also of a program that is rewritten once more."""
+    mesh = load_spec("h100-8").mesh({"data": 8})
+    source = source_of(trained(rows), PERCEPTRON, arg(N, D))
+    once = with_uneven_shards((source, analyse(source.program)), [mesh])
+    again = with_uneven_shards((once[0], analyse(source.program)), [mesh])
+    assert len(again[0].notices) == len(once[0].notices) == len(source.notices) + 1

@@ -55,6 +55,13 @@ def test_trips_of_a_counter(change: dict[str, str | int], trips: int) -> None:
     assert run_counts(bodies, entry)["body"] == trips
 
 
+def test_a_size_that_shards_are_masked_with_is_no_count() -> None:
+    masked = "  %all_of_it = s32[4]{0} broadcast(%bound), dimensions={}\n  ROOT %go = pred[] compare(%i, %limit),"
+    text = LOOP.format_map(UP | {"start": "copy(%n)"}).replace("  ROOT %go = pred[] compare(%i, %bound),", masked)
+    bodies, entry = computations(text)
+    assert run_counts(bodies, entry)["body"] == 1
+
+
 def test_a_condition_of_several_parts_says_the_most_there_can_be() -> None:
     text = LOOP.format_map(UP).replace(
         "  ROOT %go = pred[] compare(%i, %bound), direction=LT",

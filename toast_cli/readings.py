@@ -105,15 +105,16 @@ def readings_of(
     batch in parts, where the user or the plan says so, and analysed for these meshes.
 
     Raises `UsageError` where the program cannot be run so."""
-    asked = request if saved is None else saved
     wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
-    policy, parts = asked.recompute, asked.microbatches or 1
-    written = analysed(_fitted(source, policy, parts), meshes)
+    policy = request.recompute or (saved.recompute if saved else None)
+    parts = request.microbatches or (saved.microbatches if saved else 1)
+    plan = saved.path if saved and not request.recompute else None
+    written = analysed(_fitted(source, policy, parts, plan), meshes)
     if wanted is False:
         return [written]
     reordered = _reordered(source, meshes)
     rewritten = with_parts(reordered or source) or reordered
-    other = written if rewritten is None else analysed(_fitted(rewritten, policy, parts), meshes)
+    other = written if rewritten is None else analysed(_fitted(rewritten, policy, parts, plan), meshes)
     other = with_uneven_shards(other, meshes)
     if not other[0].program.parted:
         return [written]
@@ -138,11 +139,15 @@ def with_uneven_shards(reading: tuple[Source, Dimensions], meshes: list[Mesh]) -
         for before, after in sorted(padded.items())
     ]
     program = replace(program, parted=True)
+    notices = [notice for notice in notices if notice not in source.notices]
     return replace(source, program=program, notices=(*source.notices, *notices)), analyse(program)
 
 
-def _fitted(source: Source, policy: str | None, parts: int) -> Source:
+def _fitted(source: Source, policy: str | None, parts: int, plan: str | None) -> Source:
+    """plan: the file of a saved plan that says what is recomputed; it is taken as far as it applies."""
     found = source if policy is None else with_recompute(source, Recompute(policy))
+    if isinstance(found, str) and plan is not None:
+        found = replace(source, notices=(*source.notices, f"{plan}: nothing to recompute: {found}"))
     if isinstance(found, str):
         raise UsageError(f"nothing to recompute: {found}", where="--recompute", hint="leave it away")
     found = found if parts == 1 else with_microbatches(found, parts)

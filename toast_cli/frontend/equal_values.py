@@ -54,7 +54,7 @@ class EqualValues:
         """What equal operations have in common. inner: numbers of the values of regions around it."""
         operands = tuple(inner[o] if o in inner else self.of(o) for o in operation.operands)
         attributes = operation.attributes
-        named = tuple((name, attributes[name]) for name in attributes)
+        named = tuple((name, _attribute(attributes, k, name)) for k, name in enumerate(attributes))
         regions = []
         for region in operation.regions:
             for block in region.blocks:
@@ -63,6 +63,13 @@ class EqualValues:
                     regions.append(self._key(view.operation, inner))
                     _enumerate(view.operation.results, inner)
         return operation.name, operands, named, tuple(r.type for r in operation.results), tuple(regions)
+
+
+def _attribute(attributes: Any, place: int, name: str) -> Hashable:
+    try:
+        return attributes[name]  # type: ignore[no-any-return]
+    except TypeError:  # complex numbers, which Python cannot hold
+        return str(attributes[place])
 
 
 def _enumerate(values: Any, known: dict[Any, int]) -> None:

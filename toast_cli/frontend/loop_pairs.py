@@ -276,11 +276,13 @@ def _zeros(kind: Any, at: Any) -> Any:
 
 def _number(kind: Any, number: int, at: Any) -> Any:
     element = kind.element_type
-    if isinstance(element, ir.ComplexType):
-        value = ir.Attribute.parse(f"dense<({float(number)},{float(number)})> : {kind}")
-    else:
-        attribute = ir.IntegerAttr.get if isinstance(element, ir.IntegerType) else ir.FloatAttr.get
-        value = ir.DenseElementsAttr.get_splat(kind, attribute(element, number))
+    if isinstance(element, ir.ComplexType):  # Python cannot hold the attribute
+        value = f"dense<({float(number)},0.0)> : {kind}"
+        constant = ir.Operation.parse(f'"{_CONSTANT}"() {{value = {value}}} : () -> {kind}')
+        at.insert(constant)
+        return constant.results[0]
+    attribute = ir.IntegerAttr.get if isinstance(element, ir.IntegerType) else ir.FloatAttr.get
+    value = ir.DenseElementsAttr.get_splat(kind, attribute(element, number))
     return _create(_CONSTANT, [], kind, at, {"value": value})
 
 

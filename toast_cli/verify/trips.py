@@ -2,9 +2,9 @@
 
 Enters: the loop's line, the lines of the computation it stands in, and every computation. Leaves: the count that the
 compiler states, else what the counter says (where it starts, by how much each round moves it, what it is compared
-with), else the one constant of the condition, else 1. Start and bound may be the same instruction and a constant (from
-`position` to `position + 8`), or what an earlier loop has counted to. Of a condition of several parts (`i < 50 and
-error > 1e-3`, `not (i == 50 or all finished)`) those that count say the most it can be.
+with), else the one constant of the condition that no array repeats, else 1. Start and bound may be the same instruction
+and a constant (from `position` to `position + 8`), or what an earlier loop has counted to. Of a condition of several
+parts (`i < 50 and error > 1e-3`, `not (i == 50 or all finished)`) those that count say the most it can be.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_LONE = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
+_LONE = re.compile(r"%([\w.\-]+) = s\d+\[\]\S* constant\((\d+)\)")
+_BROADCAST = re.compile(r" broadcast\([^)]*?%([\w.\-]+)\)")
 _WHOLE = re.compile(r" = [su]\d+\[\]\S* constant\((-?\d+)\)")
 _ELEMENT = re.compile(r" get-tuple-element\(.*\), index=(\d+)")
 _COMPARE = re.compile(r" compare\((.*?)\), direction=(\w\w)")
@@ -35,7 +36,9 @@ def trip_count(line: str, around: list[str], bodies: dict[str, list[str]]) -> in
     known = _known_trips(line, _named(around), bodies)
     if known is not None:
         return known
-    constants = _LONE.findall("\n".join(bodies.get(_called(line, "condition"), [])))
+    condition = "\n".join(bodies.get(_called(line, "condition"), []))
+    repeated = _BROADCAST.findall(condition)  # such as the size that uneven shards are masked with
+    constants = [number for name, number in _LONE.findall(condition) if name not in repeated]
     return int(constants[0]) if len(constants) == 1 else 1
 
 
