@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import collectives, compiled, on_cpu, strategy
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
@@ -125,3 +127,20 @@ def test_the_decision_is_saved_and_told(tmp_path: Path) -> None:
     told = explain_decision(Study(of.source, of.evaluator, plan), 2)
     assert told.subject == "decision 2: what loops read gathered before the loop over data"
     assert [one.text for one in told.items] == ["- all-gather over data"]
+
+
+def decoding(table: Any, tokens: Any) -> Any:
+    """Rows of a table are looked up, and multiplied with all of it, in each trip."""
+
+    def step(_: Any, tokens: Any) -> Any:
+        return jnp.argmax(jnp.tanh(table[tokens]) @ table.T, -1).astype(tokens.dtype)
+
+    return lax.fori_loop(0, 4, step, tokens)
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+def test_a_table_that_one_use_in_a_loop_reads_split_stays_whole_for_the_others(form: str) -> None:
+    """Shardy would split what the loop passes through as that use reads it, and gather it in each trip."""
+    case = case_of(decoding, arg(64, 16), arg(8, dtype=jnp.int32))
+    plan = (*strategy(case, "table.0=data", "tokens.0=model"), case.replicate("weights", "data"))
+    assert collectives(case, compiled(case, plan, form)) == on_cpu(case, case.collectives(plan))

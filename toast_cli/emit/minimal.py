@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from toast_cli.emit.contested import contested_values
 from toast_cli.emit.marks import (
@@ -22,9 +23,12 @@ from toast_cli.emit.marks import (
     argument_marks,
     argument_pins,
     barriers,
+    hands_on,
     is_read,
+    loops,
     pinnable_values,
     scattered_terms,
+    sharding_finder,
     unneeded_values,
 )
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
@@ -94,6 +98,7 @@ class Chooser:
         self.pinned |= {
             one.value for one in self.reshards if not (one.open or one.ahead) and self._is_carried(one.value)
         }
+        self._passed = tuple(passed_pins(source, lowered, self.reshards, self._unneeded))
         self.rounds = 0
 
     def choose(self) -> ChosenMarks:
@@ -126,6 +131,7 @@ class Chooser:
 
     def _marks(self, pinned: Iterable[int]) -> Marks:
         pins = tuple(pin for value in sorted(pinned) for pin in self._pins(value))
+        pins += self._passed
         return replace(self._boundary, pins=pins, reshards=tuple(self.reshards), barriers=self._barriers)
 
     def _pins(self, value: int) -> Iterator[Pin]:
@@ -199,6 +205,25 @@ class Chooser:
             op = program.ops[number]
             yield from op.results
             yield from (v for k, v in enumerate(op.operands) if (number, k) not in required)
+
+
+def passed_pins(
+    source: Source, lowered: PartitionedProgram, reshards: Sequence[Reshard], unneeded: set[Any]
+) -> Iterator[Pin]:
+    """Pins on arrays that a loop only passes through and reads both at a constraint and elsewhere. Shardy gives the
+    whole loop the sharding of that one use, and all others would gather the array in each trip."""
+    constrained = {(use.operation, use.operand) for one in reshards if not one.ahead for use in one.uses}
+    sharding_of, values = sharding_finder(source, lowered), set(source.definitions)
+    for loop in loops(source):
+        for k, result in enumerate(loop.results):
+            argument = loop.regions[1].blocks[0].arguments[k]
+            if result in values or not sharding_of(result):
+                continue
+            uses = [(use.owner.operation, use.operand_number) for use in argument.uses]
+            at_constraints = [use for use in uses if use in constrained]
+            others = [use for use in uses if use not in constrained and not hands_on(argument, use[0])]
+            if at_constraints and others:
+                yield from argument_pins(loop, k, sharding_of(result), unneeded)
 
 
 def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: Sequence[bool]) -> bool:
