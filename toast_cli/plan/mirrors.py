@@ -46,7 +46,7 @@ def unmirror(problem: Problem, apart: Iterable[int]) -> tuple[Problem, Parts]:
 
 
 def taken_apart(plan: Plan, parts: Parts) -> Plan:
-    """A plan for the mirrored problem as one that means the same for the other."""
+    """Translates a plan for the mirrored problem into an equivalent one for the un-mirrored problem."""
     found: list[Decision] = []
     for decision in plan:
         found.append(decision)
