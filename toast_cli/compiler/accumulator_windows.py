@@ -22,11 +22,12 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.tiling import tile_of
 
 NAME = "accumulator-windows"
-BUFFERED = 3  # pieces that a kernel has in its own memory at once
+BUFFERED = 3  # windows that a kernel holds in its own memory at once
 
 
 def has_small_windows(profile: CompilerProfile, rows: float, columns: float, bits: int) -> bool:
-    """Whether a product that adds to so many rows and columns, of so many bits each, is compiled with small windows."""
+    """Whether a product that accumulates into [rows, columns] elements of `bits` bits is compiled with small
+    windows."""
     most, own = profile.on_chip.window_bytes, profile.on_chip.own_bytes
     if NAME not in profile.passes or not most:
         return False
@@ -37,7 +38,7 @@ def has_small_windows(profile: CompilerProfile, rows: float, columns: float, bit
 
 
 def _fewest_pieces(tiles: tuple[int, int], least: float) -> float:
-    """Of at least so many pieces alike."""
+    """The least number of equal pieces, at least `least`, into which the tiles divide."""
     found = inf
     for one in _divisors(tiles[0]):
         found = min([found, *(one * other for other in _divisors(tiles[1]) if one * other >= least)])

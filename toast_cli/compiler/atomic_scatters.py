@@ -22,7 +22,7 @@ FOUND, ADDED, SWAPPED = 50.0, 65.0, 650.0
 
 
 def operations(program: Program, op: Op) -> float:
-    """Operations of the vector unit that a look-up takes."""
+    """Vector-unit operations of a gather or scatter."""
     if op.name != SCATTER:
         return FOUND * program.values[op.results[0]].elements
     updates = program.values[op.operands[-1]]
@@ -30,7 +30,7 @@ def operations(program: Program, op: Op) -> float:
 
 
 def begun(program: Program, op: Op, free: tuple[bool, ...]) -> int:
-    """Bytes moved to make the array that a scatter adds to, and to read what it adds to."""
+    """Bytes moved to initialise the array that a scatter adds to, and to read the rows it adds to."""
     source = op.operands[0]
     size, rows = program.values[source].bytes, min(program.values[source].bytes, program.values[op.operands[-1]].bytes)
     if free[source]:

@@ -19,7 +19,7 @@ NAME = "broadcast-gathers"
 
 
 def gathered_part(profile: CompilerProfile, program: Program, value: int, dims: Collection[int]) -> float:
-    """What moves of a value whose dimensions `dims` lie split, at most 1."""
+    """Fraction, at most 1, of a value that its all-gather moves. dims: its split dimensions."""
     part, found = 1.0, set(dims)
     while NAME in profile.passes:
         op = program.ops[program.producer[value]]

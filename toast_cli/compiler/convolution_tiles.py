@@ -31,7 +31,7 @@ from toast_cli.program.ops import CONVOLUTION
 NAME = "convolution-tiles"
 LANES, ROWS = 128, 8
 FEW = 16  # features whose positions share a tile
-Pieces = tuple[int, ...]  # into how many each dimension of an operand is cut
+Pieces = tuple[int, ...]  # number of shards of each dimension of an operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PixelProducts:
     summed: bool
 
     def growth(self, image: Pieces, kernel: Pieces) -> float:
-        """Arithmetic done over arithmetic needed."""
+        """Flops done over flops needed."""
         rows, columns, depth = self._local(image, kernel)
         if self.summed:
             return _wasted(rows, LANES if rows > FEW else ROWS) * _wasted(columns, LANES if columns > FEW else ROWS)
@@ -60,7 +60,7 @@ class PixelProducts:
         return min(streamed, swapped) * _wasted(deep, LANES)
 
     def turned(self, image: Pieces, kernel: Pieces) -> int:
-        """How often each pixel that is made is turned: once for every 128 images, where it is."""
+        """Transpositions of each output pixel: one for every 128 images, or 0."""
         rows, columns, depth = self._local(image, kernel)
         if self.summed or _images_in_lanes(rows, depth) == _images_in_lanes(rows, columns):
             return 0
@@ -74,7 +74,7 @@ class PixelProducts:
 
 
 def _images_in_lanes(images: int, features: int) -> bool:
-    """Whether that wastes less than features in the lanes."""
+    """Whether images in the lanes waste less than features in the lanes."""
     rows = next((r for r in (1, 2, 4) if features <= r), ceil(features / ROWS) * ROWS)
     return rows * ceil(images / LANES) * LANES < ceil(images / ROWS) * ROWS * ceil(features / LANES) * LANES
 
@@ -84,7 +84,7 @@ def _wasted(size: int, tile: int) -> float:
 
 
 def packs(op: Op, profile: CompilerProfile) -> bool:
-    """Whether packing what an op makes takes time though it stays on the chip."""
+    """Whether packing an op's result takes time even if it stays on the chip."""
     return NAME in profile.passes and _has_pixels(op)
 
 
@@ -93,7 +93,7 @@ def _has_pixels(op: Op) -> bool:
 
 
 def pixel_products(program: Program, op: Op, profile: CompilerProfile) -> PixelProducts | None:
-    """None for what is no convolution of two or three dimensions, for one in groups, and without this pass."""
+    """The products of a convolution; None for other ops, one or grouped dimensions, and without this pass."""
     if NAME not in profile.passes or not _has_pixels(op) or len(op.rule.operands) != 2:
         return None
     image, kernel, result = *op.rule.operands, op.rule.results[0]

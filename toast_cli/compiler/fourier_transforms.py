@@ -18,5 +18,5 @@ NAME = "fourier-transforms"
 
 
 def growth(op: Op, profile: CompilerProfile) -> float:
-    """Arithmetic that takes as long over arithmetic counted."""
+    """Factor from counted flops to flops that take as long."""
     return profile.fourier_growth if op.name == FFT and NAME in profile.passes else 1.0

@@ -18,10 +18,10 @@ NAME = "fused-lookups"
 
 
 def is_fused(op: Op) -> bool:
-    """Whether an op is computed in the kernels that read it, products' aside."""
+    """Whether an op is fused into the kernels that read it, other than contractions."""
     return op.kind.lookup and not op.kind.updates
 
 
 def computes_updates(op: Op) -> bool:
-    """Whether the kernel of an op computes what it adds."""
+    """Whether the kernel of an op computes its updates."""
     return op.name == SCATTER

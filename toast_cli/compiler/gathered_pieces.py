@@ -19,7 +19,7 @@ NAME = "gathered-pieces"
 
 
 def are_copied(profile: CompilerProfile, piece: tuple[int, ...], dim: int, *, looked_up: bool) -> bool:
-    """piece: local shape of a matrix before it is gathered along `dim`."""
+    """Whether gathered pieces are copied. piece: local shape of a matrix before it is gathered along `dim`."""
     if NAME not in profile.passes or len(piece) != 2:
         return False
     rows, lanes = profile.memory_tile

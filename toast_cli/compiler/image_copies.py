@@ -25,8 +25,8 @@ NAME = "image-copies"
 
 
 class ImageCopy(NamedTuple):
-    """part: of the argument's bits. dims: those of it that are in the tiles, batch and features. interval: from the
-    first convolution that reads it to the last. reader: the first."""
+    """A copy of an argument for convolutions. part: fraction of its bits. dims: dimensions in the tiles, batch and
+    features. interval: from the first convolution that reads it to the last. reader: the first one."""
 
     part: float
     dims: Dims
@@ -35,7 +35,7 @@ class ImageCopy(NamedTuple):
 
 
 def image_copies(program: Program, stored: list[bool], lives: Lives, profile: CompilerProfile) -> dict[int, ImageCopy]:
-    """Argument -> the copy of it that convolutions read, unless it lies as they want it."""
+    """Argument -> the copy of it that convolutions read, unless they can read it in place."""
     found: dict[int, ImageCopy] = {}
     if NAME not in profile.passes:
         return found
@@ -54,8 +54,8 @@ def image_copies(program: Program, stored: list[bool], lives: Lives, profile: Co
 
 
 def _argument_read(program: Program, stored: list[bool], convolution: Op) -> tuple[int, Dims] | None:
-    """The argument that is, or of which element by element is made, what a convolution reads; and the dimensions of it
-    that are not space."""
+    """(argument that is a convolution's operand, or that it is computed from elementwise; its dimensions that are not
+    spatial), or None."""
     value, dims = convolution.operands[0], convolution.rule.operands[0]
     kept = {d for d, factors in enumerate(dims) if convolution.rule.permutation.isdisjoint(factors)}
     elements = program.values[value].elements

@@ -26,7 +26,7 @@ NAME = "in-place-updates"
 def borrowed(
     program: Program, read_at: dict[tuple[int, int], int], times: list[int], profile: CompilerProfile
 ) -> list[bool]:
-    """[values] whether a value lies in a buffer that is counted anyway.
+    """[values] whether a value shares a buffer that is counted already.
 
     read_at: (op, position) -> half step until which that use needs its operand. times: [ops] half step at which each
     runs.
@@ -37,7 +37,7 @@ def borrowed(
     in_place = NAME in profile.passes
 
     def last_read(value: int) -> int:
-        """Of this run of the value: what reads a carry after its loop reads what the last iteration left."""
+        """The last read of a value in the same iteration; reads of a carry after its loop do not count."""
         maker = program.ops[program.producer[value]]
         uses = program.users[value]
         if maker.name == CARRY:
@@ -52,7 +52,7 @@ def borrowed(
             source = op.operands[0]
             if (source in donated or borrowed[source]) and last_read(source) < times[number]:
                 borrowed[op.results[0]] = True
-                if op.name == CARRY:  # what an iteration yields is made where the carry was, if that is no longer read
+                if op.name == CARRY:  # the yield reuses the carry's buffer, once that is no longer read
                     made = program.producer[op.operands[1]]
                     anew = made > number and program.ops[made].name != CARRY
                     borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < times[made]
@@ -66,12 +66,13 @@ def borrowed(
 
 
 def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[bool]:
-    """[ops] whether what an op writes has fewer bits an element than some array, no smaller, that it is computed from.
+    """[ops] whether an op's written result has fewer bits an element than some array, at least as large, that it
+    depends on.
 
-    parts: [values] the part of its bits with which each is written.
+    parts: [values] fraction of its bits that is written.
     """
     bits = [DTYPE_BITS.get(value.dtype, 32) * part for value, part in zip(program.values, parts, strict=True)]
-    widest = [0.0] * len(program.values)  # of the arrays in memory that each is computed from
+    widest = [0.0] * len(program.values)  # [values] bits of the stored arrays each depends on
     found = [False] * len(program.ops)
     elements = [value.elements for value in program.values]
     for number, op in enumerate(program.ops):
@@ -86,5 +87,5 @@ def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[
 
 
 def is_within(program: Program, op: int, loop: int) -> bool:
-    """Whether an op stands in a loop."""
+    """Whether an op is in a loop."""
     return program.loops[loop].first <= op < program.loops[loop].last

@@ -17,5 +17,5 @@ NAME = "late-reductions"
 
 
 def deaths(lives: Lives, profile: CompilerProfile) -> list[int]:
-    """[ops] half step until which an op needs those of its operands that a reduction leaves."""
+    """[ops] last half step at which an op needs operands that are results of collective reductions."""
     return lives.program_deaths if NAME in profile.passes else lives.deaths

@@ -24,7 +24,7 @@ NAME = "loop-copies"
 
 
 def is_copied(program: Program, carry: Op) -> bool:
-    """Whether what the loop does with the value it carries, in loops within it too, wants it in another order."""
+    """Whether the readers of a carry in its loop, nested loops included, require another dimension order."""
     loop = program.loops[carry.loop]
     reached, waiting = {carry.results[0]}, [(carry.results[0], frozenset[str]())]
     while waiting:
@@ -49,13 +49,14 @@ def _is_followed(op: Op) -> bool:
 
 
 def _after(passed: frozenset[str], name: str) -> frozenset[str]:
-    """An update counts before the slice is picked; afterwards it is the slice's own."""
+    """The names of ops passed so far, and this one; an update after the slice belongs to the slice and does not
+    count."""
     return passed if name == DYNAMIC_UPDATE_SLICE and DYNAMIC_SLICE in passed else passed | {name}
 
 
 def _wants_another_order(program: Program, op: Op, position: int) -> bool:
-    """Whether an operand's dimensions that number its matrices (they are in both operands and in the result) are not
-    its outermost, or the other operand has a vector for each."""
+    """Whether an operand's batch dimensions (those in both operands and in the result) are not its outermost, or the
+    other operand has only a vector for each."""
     operands = op.rule.operands
     if op.name == CONVOLUTION or len(operands) < 2:
         return False
@@ -69,7 +70,7 @@ def _wants_another_order(program: Program, op: Op, position: int) -> bool:
 
 
 def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
-    """Ops: the carries that are copied out of arguments, and into results."""
+    """Op numbers of the carries that are copied from arguments and to results."""
     if NAME not in profile.passes:
         return set()
     return {number for number, op in enumerate(program.ops) if op.name == CARRY and is_copied(program, op)}

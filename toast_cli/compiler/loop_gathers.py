@@ -15,6 +15,6 @@ NAME = "loop-gathers-first"
 
 
 def made_at(program: Program, loop: int, home: int, first: int) -> int:
-    """Half step at which a copy of an array of loop `home` (-1: outside of all loops) is made in `loop`, where it is
-    first read at `first`."""
+    """Half step at which a copy of an array of loop `home` (-1: outside of all loops) is made in `loop`, whose first
+    read is at `first`."""
     return min(first, 2 * program.loops[loop].first) if loop >= 0 and loop != home else first

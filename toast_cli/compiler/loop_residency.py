@@ -30,7 +30,7 @@ class LoopResidency:
     """Which arrays stay on the chip while loops run.
 
     Attributes:
-        parts: (value, loop) -> the part of its bytes that lies there, for each array a loop keeps.
+        parts: (value, loop) -> fraction of its bytes that is there, for each array a loop keeps.
         totals: [loops] bytes of all of them, of whole arrays.
     """
 
@@ -38,13 +38,13 @@ class LoopResidency:
     totals: list[float]
 
     def of_read(self, value: int, reader: Op) -> tuple[float, float]:
-        """(part of its bytes that a use of an array takes from on-chip memory, bytes of all that lies there); 0 where
-        it does not lie there."""
+        """(fraction of an array's bytes that a use reads from on-chip memory, bytes of all arrays there); zeros if it
+        is not there."""
         part = self.parts.get((value, reader.loop), 0.0)
         return (part, self.totals[reader.loop]) if part else (0.0, 0.0)
 
     def of_yield(self, program: Program, value: int) -> tuple[float, float]:
-        """The same of what an iteration makes and the next one reads."""
+        """The same for a loop's yield."""
         for user, position in program.users[value]:
             op = program.ops[user]
             if op.name == CARRY and position == 1:
@@ -70,8 +70,7 @@ def loop_residency(
 
 
 def _keeping(program: Program, value: int) -> set[int]:
-    """Loops each of whose iterations reads the array as a whole, whatever they look up in it besides: it was there
-    before them, or they carry it."""
+    """Loops that read the whole array in each iteration, where it is loop-invariant or carried."""
     maker = program.ops[program.producer[value]]
     found = set()
     for user, position in program.users[value]:
@@ -87,7 +86,7 @@ def _keeping(program: Program, value: int) -> set[int]:
 
 
 def _only_multiplied(program: Program, value: int, loop: int) -> bool:
-    """Whether contractions are all that reads an f32 array from outside in a loop, perhaps rearranged."""
+    """Whether only contractions read a loop-invariant f32 array in a loop, perhaps rearranged."""
     maker = program.ops[program.producer[value]]
     if program.values[value].dtype != "f32" or maker.name == CARRY:
         return False

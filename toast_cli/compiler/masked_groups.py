@@ -19,8 +19,8 @@ NAME = "masked-groups"
 
 
 def growth(op: Op, profile: CompilerProfile) -> float:
-    """The number of groups of a product of ragged groups: they are a dimension of one operand, or of the result,
-    alone."""
+    """The number of groups of a ragged product: the size of the dimension that only one operand, or only the result,
+    has."""
     if op.name != RAGGED_DOT or NAME not in profile.passes:
         return 1.0
     arrays = [{f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0])]

@@ -19,20 +19,20 @@ NAME = "multi-output-fusion"
 
 
 class Hosts:
-    """Which kernels write what, and have which arrays in registers. A kernel is known by its product, or by the op that
-    ends it. alone: products take nothing else on, see `library_products`."""
+    """The arrays that each kernel writes and holds in registers. A kernel is identified by its contraction or its last
+    op. alone: contractions are merged with nothing else, see `library_products`."""
 
     def __init__(self, program: Program, *, alone: bool) -> None:
         self._program = program
         self._alone = alone
         self.writes: dict[int, int] = {}  # value -> kernel
-        self._updates: dict[tuple[int, int], list[int]] = {}  # loop and elements -> kernels that updates have alone
+        self._updates: dict[tuple[int, int], list[int]] = {}  # (loop, elements) -> kernels of single updates
         self.holds: dict[
             int, set[tuple[int, int]]
         ] = {}  # kernel -> what it has read or made, (value, op that takes a part of it or -1)
 
     def of(self, end: int, reads: Iterable[tuple[int, int]]) -> list[int]:
-        """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own.
+        """Kernels that op `end`, which reads their results, can be merged into; empty if it needs its own kernel.
         reads: as in `holds`."""
         op, values, ops = self._program.ops[end], self._program.values, self._program.ops
         if op.name == DYNAMIC_UPDATE_SLICE:
@@ -54,7 +54,7 @@ class Hosts:
         return [] if waits else sorted(found)
 
     def _beside(self, op: Op, size: int, read: list[int]) -> set[int]:
-        """The kernel of another update of as many elements that reads one of the arrays, too."""
+        """The kernel of another update of the same size that reads one of the same arrays."""
         values = self._program.values
         arrays = {v for v in read if values[v].shape}
         for kernel in reversed(self._updates.get((op.loop, size), ())):
@@ -66,7 +66,7 @@ class Hosts:
         return host.loop == op.loop and (host.kind.elementwise or (host.kind.matrix_unit and not self._alone))
 
     def enter(self, kernel: int, end: int, reads: Iterable[tuple[int, int]]) -> None:
-        """Notes that a kernel reads so much and writes what op `end` makes."""
+        """Records that a kernel has these reads and writes the results of op `end`."""
         made = self._program.ops[end].results
         self.holds.setdefault(kernel, set()).update(reads, ((v, -1) for v in made))
         op = self._program.ops[end]

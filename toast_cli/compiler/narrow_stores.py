@@ -16,10 +16,9 @@ NAME = "narrow-stores"
 
 
 def narrower_views(program: Program, sizes: list[int], stored: list[bool], value: int) -> list[int]:
-    """What a value that comes out of a contraction is a wider view of, the narrowest last; empty where it is not wider
-    than anything.
+    """The values that a contraction's result is a widening view of, the narrowest last; empty if it widens none.
 
-    sizes: [values] bytes. stored: [values] what is written so far.
+    sizes: [values] bytes. stored: [values] whether it is written, as decided so far.
     """
     ops, producer = program.ops, program.producer
     found: list[int] = []

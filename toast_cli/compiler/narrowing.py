@@ -19,7 +19,7 @@ NAME = "narrowing"
 
 
 class Narrowing:
-    """What of a program's floating-point elements is needed; all of them without this pass."""
+    """The bits of a program's floating-point elements that are needed; all of them without this pass."""
 
     def __init__(self, program: Program, profile: CompilerProfile) -> None:
         self._program, self._narrows, self._product_bits = program, NAME in profile.passes, profile.product_bits
@@ -31,11 +31,11 @@ class Narrowing:
                 self._needed[value] = max(self._read(value, op) for op, _ in program.users[value])
 
     def of_value(self, value: int) -> float:
-        """The part of its bits that any of its readers needs, at most 1."""
+        """Fraction of a value's bits that its readers need, at most 1."""
         return self._needed[value] / self._bits[value] if self._bits[value] else 1.0
 
     def of_use(self, value: int, op: int) -> float:
-        """The part of its bits that one reader needs, at most 1."""
+        """Fraction of a value's bits that one reader needs, at most 1."""
         return self._read(value, op) / self._bits[value] if self._bits[value] else 1.0
 
     def _read(self, value: int, number: int) -> int:

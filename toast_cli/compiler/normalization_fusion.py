@@ -27,13 +27,13 @@ MASKED = 130.0  # operations of the vector unit for each element that is masked
 
 
 def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set[int]], stored: list[bool]) -> None:
-    """Removes the kernels of reductions that are part of a later kernel. found: [ops] the kernels. reads: op that ends
-    a kernel -> what it reads from memory. stored: [values] what lies there."""
+    """Removes the kernels of reductions that are merged into a later kernel. found: [ops] the kernels. reads: last op
+    of a kernel -> values it reads from memory. stored: [values] whether it is in memory."""
     readers: dict[int, list[int]] = {}
     for end, values in reads.items():
         for value in values:
             readers.setdefault(value, []).append(end)
-    hosts: dict[int, int] = {}  # reduction -> op that ends the kernel which it is part of
+    hosts: dict[int, int] = {}  # reduction -> last op of the kernel it is merged into
     for number in sorted(reads, reverse=True):
         values = reads[number]
         if found[number] is None or not values or not _reduces_short_rows(program, program.ops[number]):
@@ -53,8 +53,7 @@ def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set
 
 
 def _is_masked(program: Program, op: Op, read: set[int], stored: list[bool]) -> bool:
-    """Whether a kernel that ends in an op selects elements of its rows, or reads an array of rows that it uses for
-    several."""
+    """Whether a kernel that ends in an op selects elements of its rows, or reads rows that it broadcasts."""
     made = program.values[op.results[0]]
     for array in map(program.values.__getitem__, read):
         if len(array.shape) > 1 and array.shape[-2:] == made.shape[-2:] and array.elements < made.elements:
@@ -72,12 +71,12 @@ def _is_masked(program: Program, op: Op, read: set[int], stored: list[bool]) -> 
 
 
 def _goes_through_rows(program: Program, op: Op) -> bool:
-    """Whether a kernel that ends in an op can have rows in registers."""
+    """Whether a kernel that ends in an op can hold rows in registers."""
     return op.kind.fusible or _reduces_short_rows(program, op)
 
 
 def _reduces_short_rows(program: Program, op: Op) -> bool:
-    """Whether an op reduces the innermost dimensions of its operand alone, and these are not long."""
+    """Whether an op reduces only the innermost dimensions of its operand, and these are short enough."""
     if op.name != REDUCE:
         return False
     made, taken = program.values[op.results[0]].shape, program.values[op.operands[0]].shape

@@ -30,7 +30,7 @@ def kept_bytes(profile: CompilerProfile) -> float:
 
 
 def widths(program: Program, stored: list[bool], sizes: list[float], profile: CompilerProfile) -> list[float]:
-    """[values] bytes of which whole arrays count as for `kept_bytes`. sizes: [values] bytes in memory."""
+    """[values] bytes that count against `kept_bytes` for each whole array. sizes: [values] bytes in memory."""
     passed, kept = profile.attained.passed_bytes, profile.attained.kept_bytes
     if not passed:
         return sizes

@@ -21,7 +21,7 @@ NAME = "one-hot-scatters"
 
 
 def one_hot_scatters(program: Program, free: tuple[bool, ...], profile: CompilerProfile) -> frozenset[int]:
-    """Ops that are computed where they are read."""
+    """Op numbers of the one-hot scatters, which are fused into their readers."""
     if NAME not in profile.passes:
         return frozenset()
     scatters = [number for number, op in enumerate(program.ops) if op.name == SCATTER and len(op.operands) == 3]

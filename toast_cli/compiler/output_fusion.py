@@ -18,8 +18,8 @@ NAME = "output-fusion"
 def finishes(program: Program, latest: list[float], reader: int, product: int, value: int) -> bool:
     """Whether op `reader` can be part of the kernel of `product`, whose result `value` is or becomes.
 
-    latest: [values] the last op that must have a kernel of its own among all that a value is made from, -1 for none; a
-        reduction stands right behind the last of what it is made from.
+    latest: [values] the last unfused op that a value depends on, -1 for none; a reduction counts as placed right after
+        the last op that it depends on.
     """
     op = program.ops[reader]
     if not (op.kind.elementwise or op.kind.view_or_convert) or latest[op.results[0]] > product:

@@ -40,7 +40,7 @@ def late_values(program: Program, profile: CompilerProfile) -> list[bool]:
         return [False] * len(program.values)
     late = [True] * len(program.values)
     changed = True
-    while changed:  # once more for each loop that a value goes round; values only ever become less late
+    while changed:  # one more pass for each loop a value is carried through; values only change from late to not late
         changed = False
         for op in reversed(program.ops):
             if op.kind.matrix_unit or not all(late[v] for v in op.results):

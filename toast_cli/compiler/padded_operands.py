@@ -17,13 +17,13 @@ NAME = "padded-operands"
 
 
 def padded(program: Program) -> frozenset[int]:
-    """Values that some product reads padded, or a view of what is padded."""
+    """Values that a contraction reads padded, directly or through a view."""
     pads = (op for op in program.ops if op.name == PAD)
     return frozenset(op.operands[0] for op in pads if _is_multiplied(program, op.results[0]))
 
 
 def _is_multiplied(program: Program, value: int) -> bool:
-    """Whether a product reads a value or a view of it."""
+    """Whether a contraction reads a value or a view of it."""
     kinds = [(program.ops[user].kind, program.ops[user].results) for user, _ in program.users[value]]
     return any(
         kind.matrix_unit or (kind.view_or_convert and len(results) == 1 and _is_multiplied(program, results[0]))

@@ -20,8 +20,8 @@ NAME = "prefetched-arguments"
 
 
 def part_ahead(profile: CompilerProfile, argument_bytes: int) -> float:
-    """The part of arguments and results that is in on-chip memory where they are whole; with n shards n times as much,
-    up to 1. argument_bytes: of all arguments, whole."""
+    """Fraction of arguments and results that is in on-chip memory if they are unsplit; with n shards n times that, up
+    to 1. argument_bytes: of all arguments, whole."""
     if NAME not in profile.passes or not profile.on_chip.vector_speed:
         return 0.0
     return profile.on_chip.ahead * profile.on_chip.bytes / max(argument_bytes, 1)
