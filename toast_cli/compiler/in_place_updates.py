@@ -28,8 +28,8 @@ def borrowed(
 ) -> list[bool]:
     """[values] whether a value shares a buffer that is counted already.
 
-    read_at: (op, position) -> half step until which that use needs its operand. times: [ops] half step at which each
-    runs.
+    read_at: (op, position) -> last half step at which that use needs its operand. times: [ops] half step at
+    which each runs.
     """
     donated = {a.value for a in program.arguments if a.aliased_result >= 0}
     borrowed = [False] * len(program.values)

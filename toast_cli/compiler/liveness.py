@@ -49,7 +49,7 @@ class Lives:
 def find_lives(
     program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, parts: list[float]
 ) -> Lives:
-    """parts: [values] the part of its bits with which each is written, see `product_operands`."""
+    """The lives of all values. parts: [values] fraction of its bits that is written, see `product_operands`."""
     end = 2 * len(program.ops)
     times = half_steps(program, stored, free, profile)
     takes_over = _takes_over(program, stored, parts, profile)

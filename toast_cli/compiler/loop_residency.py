@@ -55,7 +55,7 @@ class LoopResidency:
 def loop_residency(
     program: Program, stored: list[bool], sizes: list[float], free: tuple[bool, ...], profile: CompilerProfile
 ) -> LoopResidency:
-    """sizes: [values] bytes that each takes in memory."""
+    """The arrays that loops keep on the chip. sizes: [values] bytes in memory."""
     parts: dict[tuple[int, int], float] = {}
     totals = [0.0] * len(program.loops)
     if NAME in profile.passes and profile.on_chip.speed:

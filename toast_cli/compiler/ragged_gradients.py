@@ -18,7 +18,7 @@ NAME = "ragged-gradients"
 
 
 def growth(op: Op, profile: CompilerProfile) -> float:
-    """Arithmetic done over arithmetic counted: as many times as there are groups that only the result has."""
+    """Flops done over flops counted: the number of groups, if only the result has them."""
     if op.name != RAGGED_DOT or NAME not in profile.passes:
         return 1.0
     read = {factor for dims in op.rule.operands for factors in dims for factor in factors}

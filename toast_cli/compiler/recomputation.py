@@ -18,6 +18,6 @@ NAME = "recomputation"
 
 
 def pays(readers: int, size: int, read: int, fresh: int) -> bool:
-    """Whether `readers` kernels compute a value of `size` bytes again from `read` bytes, of which `fresh` come out of a
-    contraction."""
+    """Whether `readers` kernels recompute a value of `size` bytes from `read` bytes, of which `fresh` are results of
+    contractions."""
     return readers * read < read - fresh + size + readers * size

@@ -24,42 +24,43 @@ from toast_cli.program.regions import loop_at
 
 NAME = "reduction-combining"
 
-# What a reduction is over, the loop and the branches it is in, whether nothing waits for it, reductions before it.
+# What an op reduces over, its loop and branches, whether nothing waits for it, number of reductions before it.
 _Place = tuple[Hashable | None, int, tuple[int, ...], bool, int]
 
 
 def shares(
     program: Program, over: Sequence[Hashable | None], late: Sequence[bool], profile: CompilerProfile
 ) -> list[float]:
-    """[ops] the share that each has in the collective it becomes part of, if that may be of any size; 1 where it stands
-    alone, 0 where it becomes one with all that nothing waits for.
+    """[ops] share of each reduction in the collective it is combined into, ignoring size limits; 1 if it is not
+    combined, 0 if it is combined with all that nothing waits for.
 
     Args:
-        over: [ops] what an op reduces over, and how; None where it does not. late: [ops] whether nothing waits for it.
+        over: [ops] what an op reduces over, and how; None if it does not reduce. late: [ops] whether nothing waits for
+            it.
     """
     if NAME not in profile.passes:
         return [1.0] * len(program.ops)
     producer = program.producer
-    before = [0] * len(program.ops)  # [ops] reductions on the longest way there that are as late, itself among them
+    before = [0] * len(program.ops)  # [ops] reductions of the same lateness on the longest path to it, itself included
     places: dict[int, _Place] = {}
     for number, op in enumerate(program.ops):
         longest, last, one = 0, late[number], over[number]
         for value in op.operands:
-            maker = producer[value]  # a later op of what comes round a loop, which counts for nothing yet
+            maker = producer[value]  # may be a later op, for a carry; counts as 0 then
             if before[maker] > longest and late[maker] == last:
                 longest = before[maker]
         before[number] = longest if one is None else longest + 1
         if one is not None:
             places[number] = one, loop_at(program, number, 0), op.branches, last, before[number]
     level = Counter(places.values())
-    # What loops have added up is reduced behind them, though the op by which it gets there reduces nothing.
+    # Loop-carried sums are reduced after their loops, although the carry itself reduces nothing.
     at_end = [last and loop_at(program, number, 0) < 0 for number, last in enumerate(late)]
     return [0.0 if at_end[n] else 1.0 / level[places[n]] if n in places else 1.0 for n in range(len(program.ops))]
 
 
 def latency_part(kind: str, size: float, share: float, profile: CompilerProfile) -> float:
-    """Part of a collective's latency that a reduction of `size` bytes pays, which has that share in what it becomes
-    part of, as far as the size of that allows.
+    """Fraction of a collective's latency that a reduction of `size` bytes pays, given its share in the combined
+    collective, whose size is limited.
 
     Args:
         kind: of the collective. share: see `shares`.

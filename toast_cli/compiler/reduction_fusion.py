@@ -17,14 +17,14 @@ from toast_cli.program.model import Program
 from toast_cli.program.ops import REDUCE
 
 NAME = "reduction-fusion"
-FAR = 300  # ops between two arrays from which on one is taken to be computed from the other
+FAR = 300  # ops after which one array is assumed to depend on the other
 
 
 def let_reductions_ride(
     program: Program, found: list[Kernel | None], reads: dict[int, set[int]], profile: CompilerProfile
 ) -> None:
-    """Marks the kernels of reductions that ride on others. found: [ops] the kernels. reads: op that ends a kernel ->
-    what it reads from memory."""
+    """Marks the kernels of reductions that are merged into others. found: [ops] the kernels. reads: last op of a kernel
+    -> values it reads from memory."""
     alone = library_products.NAME in profile.passes
     with_largest = normalization_fusion.NAME not in profile.passes
     readers: dict[int, list[int]] = {}
@@ -49,7 +49,7 @@ def let_reductions_ride(
 
 
 def _follows(program: Program, value: int, first: int) -> bool:
-    """Whether an array is computed from another one, `first`."""
+    """Whether an array depends on another one, `first`."""
     seen: set[int] = set()
     maker, pending = program.producer[first], [value]
     while pending:

@@ -21,7 +21,7 @@ NAME = "reduction-motion"
 
 
 def reductions_each(program: Program, value: int, profile: CompilerProfile) -> float:
-    """All-reduces of a value each time it is made."""
+    """Number of all-reduces per computation of a value: 1, or 1 / trips if they are moved behind the loop."""
     loop = program.ops[program.producer[value]].loop
     if loop < 0 or NAME not in profile.passes or not _is_only_added_up(program, value, loop):
         return 1.0
@@ -29,7 +29,7 @@ def reductions_each(program: Program, value: int, profile: CompilerProfile) -> f
 
 
 def _is_only_added_up(program: Program, value: int, loop: int) -> bool:
-    """Whether a loop does nothing with a value, and views of it, but add it to what it carries."""
+    """Whether a loop only adds a value, and views of it, to its carries."""
     users = program.users[value]
     for number, position in users:
         op = program.ops[number]
@@ -45,7 +45,7 @@ def _is_only_added_up(program: Program, value: int, loop: int) -> bool:
 
 
 def _is_carried_on(program: Program, before: int, after: int) -> bool:
-    """Whether `after` is what the loop carries in place of `before`, and its body reads neither for anything else."""
+    """Whether `after` is the yield of the carry `before`, and the body uses neither for anything else."""
     maker = program.producer[before]
     if program.ops[maker].name != CARRY or program.users[after] != [(maker, 1)]:
         return False

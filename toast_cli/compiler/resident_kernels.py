@@ -25,10 +25,10 @@ NAME = "resident-kernels"
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Seconds in which a kernel starts and ends that does not touch device memory.
+    """Start and end overhead in seconds of a kernel that does not touch device memory.
 
-    vector: without a contraction. product: with one. narrow: with one whose result has less rows than a tile, or that
-    multiplies less than f32.
+    vector: without a contraction. product: with one. narrow: with one whose result has fewer rows than a tile, or whose
+    operands are narrower than f32.
     """
 
     vector: float
@@ -37,7 +37,7 @@ class Starts:
 
 
 def starts(profile: CompilerProfile) -> Starts:
-    """What the compiler of that profile counts."""
+    """The overheads of the profile's compiler."""
     given, others = profile.on_chip, profile.attained.kernel_seconds
     if NAME not in profile.passes or not given.vector_seconds:
         return Starts(others, others, others)

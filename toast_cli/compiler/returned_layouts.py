@@ -21,8 +21,8 @@ Sides = tuple[Dims, Dims]
 
 
 def returned_products(program: Program, stored: list[bool], profile: CompilerProfile) -> dict[int, Sides]:
-    """Returned value -> its dimensions that are of the first operand alone, and of the second alone, of the contraction
-    that it finishes."""
+    """Returned result of a contraction and its epilogue -> (dimensions of the first operand only, of the second
+    only)."""
     if NAME not in profile.passes:
         return {}
     donated = {a.aliased_result for a in program.arguments}
@@ -43,6 +43,6 @@ def returned_products(program: Program, stored: list[bool], profile: CompilerPro
 
 
 def _fused_operand(program: Program, stored: list[bool], operands: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """The operand of that shape, computed in the same kernel, that is made from a contraction, or -1."""
+    """An operand of that shape that is computed in the same kernel, or -1."""
     values = (v for v in operands if not stored[v] and program.values[v].shape == shape)
     return next((v for v in values if not program.ops[program.producer[v]].kind.rearranges), -1)

@@ -20,7 +20,7 @@ NAME = "scan-unification"
 
 
 def unified_carries(program: Program, profile: CompilerProfile) -> frozenset[int]:
-    """Op numbers of `toast.carry` ops that lie where the loop around carries what they become."""
+    """Op numbers of `toast.carry` ops that share the buffer of the outer loop's carry."""
     if NAME not in profile.passes:
         return frozenset()
     return frozenset(

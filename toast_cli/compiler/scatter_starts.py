@@ -24,8 +24,8 @@ NAME = "scatter-starts"
 
 
 class ScatterStart(NamedTuple):
-    """interval: when the array waits for its scatter. added: to what is added to the result, the scatter adds instead
-    (see `scatters_into`), unless devices have parts of it that are to be summed."""
+    """interval: from the array's initialisation to its scatter. added: the scatter adds directly to the other operand
+    of an addition (see `scatters_into`), unless its result is partial."""
 
     interval: Interval
     added: bool
@@ -34,7 +34,7 @@ class ScatterStart(NamedTuple):
 def scatter_starts(
     program: Program, free: tuple[bool, ...], lives: Lives, profile: CompilerProfile
 ) -> dict[int, ScatterStart]:
-    """Result of a scatter -> how its array waits for it. free: [values] made of constants alone."""
+    """Result of a scatter -> the early initialisation of its array. free: [values] made of constants alone."""
     if NAME not in profile.passes:
         return {}
     alike: dict[tuple[tuple[int, ...], str, int], list[int]] = {}

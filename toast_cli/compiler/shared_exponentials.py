@@ -23,5 +23,5 @@ NAME = "shared-exponentials"
 
 
 def is_written(readers: list[OpKind]) -> bool:
-    """Whether two contractions share what they read; readers: each as often as it reads."""
+    """Whether two contractions read the value; readers: kinds of its readers, one per use."""
     return sum(kind.contraction for kind in readers) > 1

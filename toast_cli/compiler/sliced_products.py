@@ -18,7 +18,7 @@ NAME = "sliced-products"
 
 
 def is_sliced(program: Program, value: int) -> bool:
-    """Whether all that reads the result of a contraction is one slice in the same loop."""
+    """Whether a slice in the same loop is the only reader of a contraction's result."""
     users, maker = program.users[value], program.ops[program.producer[value]]
     if len(users) != 1 or not maker.kind.contraction:
         return False
@@ -27,7 +27,7 @@ def is_sliced(program: Program, value: int) -> bool:
 
 
 def part_made(program: Program, op: Op) -> float:
-    """The part of a contraction's elements that is made."""
+    """Fraction of a contraction's result that is computed."""
     if not op.kind.contraction or not is_sliced(program, op.results[0]):
         return 1.0
     read = program.ops[program.users[op.results[0]][0][0]].results[0]

@@ -15,5 +15,5 @@ NAME = "small-gathers"
 
 
 def stays_gather(profile: CompilerProfile, shape: tuple[int, ...], shards: int) -> bool:
-    """Whether the chip's compiler keeps an all-gather of a whole array of that shape from so many pieces."""
+    """Whether the chip's compiler keeps an all-gather of an array of that shape from that many shards."""
     return NAME not in profile.passes or len(shape) != 1 or shape[0] // shards >= profile.scatter.tile[1]

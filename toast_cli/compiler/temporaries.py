@@ -18,7 +18,7 @@ NAME = "temporary-growth"
 
 
 def temporary_growth(program: Program, stored: list[bool], profile: CompilerProfile) -> float:
-    """Bytes of temporaries on the chip over those the rules count. stored: [values] whether each is written to
-    memory."""
+    """Bytes of temporaries in device memory over those that the rules count. stored: [values] whether each is written
+    to memory."""
     growth = profile.temporary_growth if NAME in profile.passes else 1.0
     return growth * bf16_widening.growth(program, stored) if bf16_widening.NAME in profile.passes else growth

@@ -26,9 +26,9 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """dims: those that may be one of the two innermost; () where the array keeps the tiles of another, with its growth
-    `fixed`. copies: only copies are so laid out; the array itself is an argument, which is in the tiles that waste
-    least, whatever the program does with it. lanes: those of `dims` that may be the innermost; (): any."""
+    """Possible tilings of an array. dims: dimensions that may be one of the two innermost; () if the array keeps the
+    tiles of another, with its growth `fixed`. copies: this holds for copies only; the array itself is an argument, in
+    the tiles that waste least. lanes: those of `dims` that may be the innermost; (): any."""
 
     dims: Dims
     fixed: float = 1.0
@@ -40,7 +40,7 @@ UNTILED = Tiling(())
 
 
 def tile_of(profile: CompilerProfile) -> TileShape:
-    """What the two innermost dimensions are padded to."""
+    """The multiples to which the two innermost dimensions are padded."""
     return profile.memory_tile if NAME in profile.passes else UNPADDED
 
 
@@ -60,8 +60,8 @@ def growth(
     like: tuple[float, ...] | None = None,
     lanes: Dims = (),
 ) -> float:
-    """Elements in memory over elements of an array, with the two of `dims` innermost that waste least, of the shape
-    `like` if there is one. lanes: see `Tiling`."""
+    """Padded elements over elements of an array, with the two of `dims` innermost that waste least for the shape
+    `like`, or its own. lanes: see `Tiling`."""
     free = set(lanes or dims) - set(never_innermost) or set(range(len(shape))) - set(never_innermost)
     if not free:
         return 1.0
@@ -89,7 +89,7 @@ def _growth_in(shape: tuple[float, ...], lane: int, row: int, tile: TileShape) -
 
 
 def _rows(size: float, most: int) -> float:
-    """A short dimension's tile has 1, 2 or 4 rows."""
+    """Padded rows: the tile of a short dimension has 1, 2 or 4 rows."""
     return next((float(rows) for rows in (1, 2, 4) if size <= rows), _padded(size, most))
 
 

@@ -23,14 +23,14 @@ NAME = "unsliced-fusions"
 
 
 class Making(NamedTuple):
-    """What it takes to make an array of what is stored, in one kernel. flops: elementwise. read: bytes."""
+    """Work to compute an array from stored ones, in one kernel. flops: elementwise. read: bytes."""
 
     flops: float = 0.0
     read: float = 0.0
 
 
 def making(program: Program, made: Compilation, free: tuple[bool, ...], value: int) -> Making | None:
-    """What it takes to make a value that is not stored; None where a product makes it, or readers make their own.
+    """Work to compute a value that is not stored; None if a product makes it, or each reader computes its own shard.
 
     Args:
         made: of the program. free: [values] derived from constants alone.

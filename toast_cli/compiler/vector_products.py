@@ -19,7 +19,7 @@ NAME = "vector-products"
 
 
 def elements_walked(profile: CompilerProfile, grid: Grid, cuts: tuple[int, ...]) -> float:
-    """Elements of the larger operand on one device, 0 where the matrix unit multiplies. cuts: [slots] pieces of
+    """Elements of the larger operand on one device, 0 where the matrix unit multiplies. cuts: [slots] shards of
     each."""
     if NAME not in profile.passes or grid.window > 1.0 or least_rows(grid, cuts) > 1.0:
         return 0.0

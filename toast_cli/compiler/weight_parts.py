@@ -19,7 +19,7 @@ NAME = "weight-parts"
 
 
 def is_copied(program: Program, value: int) -> bool:
-    """Whether a value is a weight's parts, or a weight's gradient made of parts."""
+    """Whether a value is a weight reshaped into parts, or a weight's gradient assembled from parts."""
     maker = program.ops[program.producer[value]]
     if not program.parted or maker.name != RESHAPE:
         return False

@@ -56,7 +56,7 @@ class Cost:
     # [axes] seconds of the collectives that run over each, alone or with others; empty where no goal asks for it.
     axis_seconds: tuple[float, ...] = ()
     transfer_seconds: float = 0.0
-    """Of moving arrays between the memories of device and host, which XLA does beside computing."""
+    """Seconds of transfers between device and host memory, which XLA overlaps with compute."""
     # Exposed communication as the compiler schedules it, and if every kind of collective overlapped with compute; None
     # where not computed, see `Evaluator.scheduled_cost`.
     exposed_seconds: float | None = None

@@ -1,9 +1,9 @@
 """XLA:TPU as in libtpu 0.0.42.1, compiling for v2 to tpu7x.
 
-What was measured was measured ahead of time, without a TPU: single operations (`python benchmarks/calibrate_ops.py
---compile`, stored in `benchmarks/data/ops.csv`), whole programs (`python benchmarks/calibrate.py`, `programs.jsonl`)
-and the memory they need (`python benchmarks/calibrate_memory.py`, `memory.jsonl`). Nobody has compiled for v2, v3 and
-tpu7x: their figures are those of the chips nearest to them.
+All figures are measured by ahead-of-time compilation, without a TPU: single operations (`python
+benchmarks/calibrate_ops.py --compile`, stored in `benchmarks/data/ops.csv`), whole programs (`python
+benchmarks/calibrate.py`, `programs.jsonl`) and the memory they need (`python benchmarks/calibrate_memory.py`,
+`memory.jsonl`). v2, v3 and tpu7x are unmeasured: their figures are those of the nearest chips.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ ON_CHIP = {
 # Where all-gathers over a whole slice become all-reduces up to a size only.
 SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), SliceGathers(bytes=16 * MIB))
 
-# Kinds of collectives that have a start and an end of their own in compiled programs, or are spread over the fusions
-# that they run beside; v5e alone does so with all-gathers.
+# Kinds of collectives that are asynchronous in compiled programs, or are spread over the fusions that they overlap
+# with; for all-gathers this holds on v5e only.
 ASYNCHRONOUS = {"v5e": frozenset({"all-gather", "collective-permute"})}
 
 PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
