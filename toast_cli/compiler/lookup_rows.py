@@ -52,7 +52,7 @@ def _combined(program: Program, value: int) -> bool:
 
 
 def _passed_on(program: Program, op: Op, found: dict[int, Dims]) -> Iterator[tuple[int, Dims]]:
-    """What is elementwise of rows lies as they do."""
+    """Elementwise results of such rows, which keep their layout."""
     for value in op.operands:
         if value in found and program.values[value].shape == program.values[op.results[0]].shape:
             yield op.results[0], found[value]

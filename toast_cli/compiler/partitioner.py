@@ -27,5 +27,5 @@ def workarounds_for(jaxlib: str, mended: Mapping[str, Version | None] = MENDED) 
 
 
 def installed_workarounds() -> Workarounds:
-    """The same for the version that is installed here, which stands for the one that will partition the program."""
+    """The same for the installed version, which is assumed to partition the program."""
     return workarounds_for(version("jaxlib"))

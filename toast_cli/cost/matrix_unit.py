@@ -1,9 +1,9 @@
-"""How well the local shape of a product fills the matrix unit.
+"""Utilisation of the matrix unit by the local shape of a product.
 
 A matrix unit is a grid of `matrix_tile` cells, fed row by row (Jouppi et al., "In-Datacenter Performance Analysis of a
 TPU", 2017). A product of [M, K] and [K, N] fills the grid with tiles of K x N and streams M past it, or N past tiles of
-K x M: what the local shape lacks of a whole tile is wasted, a 64-wide one on a 128-wide grid half of the time. Rows are
-streamed 8 at a time.
+K x M: padding to whole tiles is wasted, half of the time for a 64-wide shape on a 128-wide grid. Rows are streamed 8 at
+a time.
 
 A GPU has a matrix unit in each multiprocessor. One multiprocessor computes each tile of the result, so that the last
 wave of tiles leaves some idle; with few tiles, several share the depth of one ("split K"). Smaller tiles spread better,

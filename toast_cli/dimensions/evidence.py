@@ -185,7 +185,8 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             evidence.stacked |= product.batching & _groups_of_weight(look) - repeated
             evidence.features |= product.summed | one
             evidence.made |= one
-            # A contracted dimension besides features that no op has produced is a one-hot selection of weights.
+            # A product may also contract a dimension of its own that no op has produced: a one-hot selection of
+            # weights.
             alone = look.named(dims[0] for side in look.form.operands for dims in side if len(dims) == 1)
             known = evidence.made | data
             masks = (product.summed & alone) - known if product.summed & known else set()
@@ -327,7 +328,7 @@ def _attention(evidence: _Evidence, looks: list[_Look], crowded: set[int]) -> No
                     evidence.vote(side, "head_dim")
 
 
-# ---------------------------------------------------------------- who is what
+# ---------------------------------------------------------------- election of roles
 
 # A group gets the first of these roles that it has any evidence for.
 _DECISIVE = (

@@ -126,7 +126,7 @@ def row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ..
     }
 
 
-# -- what is merged ----------------------------------------------------------------------------------------------------
+# -- finding merged dimensions -----------------------------------------------------------------------------------------
 
 
 def _merges(program: Program, dimensions: Dimensions, first: Callable[[tuple[int, ...]], int]) -> list[Merge]:

@@ -160,7 +160,7 @@ class Buffers:
         return self._pricer.local(item.bytes, iteration.shardings[item.result]), found
 
     def resting(self, item: ArrayItem) -> int:
-        """How many of an item's arrays are arguments in device memory."""
+        """The number of an item's arrays that are arguments in device memory."""
         return sum(value not in self._on_host for value in item.values) if self._pricer.is_argument(item) else 0
 
     def brief(self, item: ArrayItem, kind: Kind, size: float) -> list[Interval]:

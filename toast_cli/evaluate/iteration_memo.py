@@ -83,7 +83,7 @@ class View:
 
 
 def touches(decision: Decision) -> tuple[int, ...]:
-    """What a decision affects: a group, by its number, or an argument role, by a number below -1."""
+    """The group (by number) or argument role (by a number below -1) that a decision affects."""
     return (decision.group if isinstance(decision, Shard) else _role(decision.role),)
 
 

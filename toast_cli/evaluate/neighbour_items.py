@@ -20,8 +20,9 @@ NeighbourReader = tuple[int, tuple[Window, ...]]  # pattern and windows of an op
 
 @dataclass(frozen=True, slots=True)
 class NeighbourItem:
-    """Arrays of so many bytes that ops in one loop read through windows. readers: distinct ones. runs: reads of all
-    these arrays in one run of the program, one reader each. op, value: one reader, and what it reads."""
+    """Arrays of equal size that ops in one loop read through windows. bytes: of one array. readers: distinct ones.
+    runs: reads of all these arrays in one run of the program, one reader each. op, value: one reader, and what it
+    reads."""
 
     bytes: int
     readers: tuple[NeighbourReader, ...]

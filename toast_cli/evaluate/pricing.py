@@ -48,7 +48,7 @@ Lowered = dict[int, Iteration]
 
 
 class _Reduced(NamedTuple):
-    """The ops whose partial results are reduced: `op` and all it stands for, `runs` times in one run of the program.
+    """The ops whose partial results are reduced: `op` and all equal ones, `runs` times in one run of the program.
     needed: [results] fraction of the bits that readers need. terms: number of partial results that are added first.
     share: see `SumItem`. each: all-reduces in one run, see `reduction_motion`. apart: see
     `partials.Reduction.apart`."""
@@ -78,7 +78,7 @@ class Pricer:
         self._scatters = ScatterFates(problem, self._profile)
         self._hops: dict[tuple[Partial, Completion, Cuts], tuple[Hop, ...]] = {}
 
-    # -- what work communicates -------------------------------------------------------------------------------
+    # -- collectives of work items ----------------------------------------------------------------------------
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of partial results outside sums, reshards to pinned shardings, permutes of

@@ -36,7 +36,7 @@ class RegionPrice:
         )
 
     def kernels_in(self, runs: float) -> Iterator[KernelUse]:
-        """The kernels of so many runs."""
+        """The kernels of `runs` runs."""
         for one in self.kernels:
             yield replace(
                 one,
@@ -47,7 +47,7 @@ class RegionPrice:
             )
 
     def collectives_in(self, runs: float) -> Iterator[CollectiveUse]:
-        """The collectives of so many runs."""
+        """The collectives of `runs` runs."""
         for one in self.collectives:
             yield replace(one, count=runs * one.count, seconds=runs * one.seconds)
 

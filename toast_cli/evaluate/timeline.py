@@ -1,8 +1,8 @@
 """Memory over time: at all moments at which it can peak for exact answers, at a selection of them for quick ones.
 
 Memory can only peak where an array has been allocated since the last one was freed. A search evaluates a few hundred of
-those moments: the highest under a handful of reference plans, and an even spread. The exact profile of the plan a
-search returns tells whether a moment was missed; it is then added and the search goes on (a cutting-plane scheme).
+those moments: the highest under a handful of reference plans, and an even spread. If the exact profile of a plan peaks
+at another moment, that moment is added and the search continues (a cutting-plane scheme).
 
 Some bytes of arrays that live briefly take no device memory at all (see `memory_space_assignment`). With `alive` bytes,
 `brief` of them in such arrays, the bytes in device memory are max(alive - capacity, alive - brief). So each moment

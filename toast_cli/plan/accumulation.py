@@ -1,12 +1,12 @@
 """Loop-carried sums: partial results are reduced in each trip, or accumulated unreduced and reduced once after the
 loop.
 
-A loop that adds to what it carries, and does nothing else with it (gradients of recurrent weights, of microbatches),
-may carry partial results: `sum of all-reduce(x) = all-reduce(sum of x)`. Each device then accumulates its own terms,
-and the loop's result is partial. The plan decides the sharding of the carry: each trip reduce-scatters over the axes
-that split it, since a device holds only a shard; the reduction over all other axes is deferred until after the loop.
-`Replicate` of the role `ACCUMULATORS` over an axis keeps the carry replicated over it, which takes memory and saves
-collectives. An all-reduce is always deferred: carrying the unreduced value takes no more memory.
+A loop that only adds to a carry (gradients of recurrent weights, of microbatches), may carry partial results: `sum of
+all-reduce(x) = all-reduce(sum of x)`. Each device then accumulates its own terms, and the loop's result is partial. The
+plan decides the sharding of the carry: each trip reduce-scatters over the axes that split it, since a device holds only
+a shard; the reduction over all other axes is deferred until after the loop. `Replicate` of the role `ACCUMULATORS` over
+an axis keeps the carry replicated over it, which takes memory and saves collectives. An all-reduce is always deferred:
+carrying the unreduced value takes no more memory.
 
 The loop's result is then a partial value in the surrounding program, where it may be a term of other sums (see
 `partials`), also of one that an outer loop accumulates.

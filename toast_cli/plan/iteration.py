@@ -144,7 +144,7 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     reduced_to = tuple(shardings)
     if pattern.result_pins:
         shardings = [pinned(at, pin) for at, pin in zip(shardings, pattern.result_pins, strict=True)]
-        if pattern.closed:  # a region makes its results as its boundary says
+        if pattern.closed:  # a region's results have its boundary shardings
             computed = reduced_to = tuple(shardings)
         if not operands and not partial:  # an argument: it is stored as pinned
             computed = reduced_to = tuple(shardings)

@@ -1,13 +1,13 @@
 """Partial sums and the collectives that complete them: which are added before they are reduced, over which axes, and
 where.
 
-A value is partial over a mesh axis where its op adds up over a dimension which that axis splits: each device holds a
-term of it. An all-reduce completes it, or a reduce-scatter where its sharding is to use that axis. Partial values that
-are added up (see `program.sums`) are reduced once, at the end of the sum, if all terms are partial over the same axes,
-with the same sharding before and after: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where the
-terms have no other readers (its all-reduce reassociation). An addition ends the sum if its other side is complete,
-partial over other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else
-where both are scattered, unless over one axis while they are reduced over no other (see `sums.scatters_into`).
+A value is partial over a mesh axis where its op reduces a dimension which that axis splits: each device holds a term of
+it. An all-reduce completes it, or a reduce-scatter where its sharding is to use that axis. Partial values that are
+added (see `program.sums`) are reduced once, at the end of the sum, if all terms are partial over the same axes, with
+the same sharding before and after: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where the terms
+have no other readers (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial
+over other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else where both
+are scattered, unless over one axis while they are reduced over no other (see `sums.scatters_into`).
 
 These rules are pure functions of the iterations of the ops involved. Lowering applies them to every sum of a program,
 the incremental evaluator to every kind of sum.
@@ -94,7 +94,7 @@ class Hop(NamedTuple):
     after: Sharding | None
 
 
-# -- what a plan leaves of a sum to be reduced -------------------------------------------------------------------------
+# -- the reductions of a sum -------------------------------------------------------------------------------------------
 
 
 class _Open(NamedTuple):
@@ -201,7 +201,7 @@ def _scattered_once(partial: Partial) -> bool:
     return not partial.reduced and len(axes_of(partial.to)) == len(axes_of(partial.at)) + 1
 
 
-# -- how it is reduced -------------------------------------------------------------------------------------------------
+# -- the collectives of a reduction ------------------------------------------------------------------------------------
 
 
 class Completion(NamedTuple):

@@ -49,7 +49,7 @@ class Problem:
             role has one kind, both are the role's.
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
-        fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
+        fixed: decisions every plan starts with. notices: messages about stated shardings that this mesh cannot hold.
         workarounds: partitioner bugs that plans avoid.
         goal: what the search minimises, and its bounds. closed: mesh axes it may not decide about. mirrored: the
         problem this one was derived from, if any, which decides all layers alike, and the groups split off each of its

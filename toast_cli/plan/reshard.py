@@ -131,7 +131,7 @@ def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
     Copies whose hops begin alike share those, up to a sharding that both constrain (see `waypoints`): XLA's partitioner
     keeps an array in every sharding that it was asked for.
     """
-    served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a hop and its way, and whether it stands ahead -> uses
+    served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a hop and its way, and whether it runs ahead -> uses
     ways = [ways_of(copy.hops, copy.ahead) for copy in copies]
     for copy, way in zip(copies, ways, strict=True):
         for k, hop in enumerate(way):

@@ -120,8 +120,8 @@ def read_plan(path: str) -> SavedPlan:
 
 
 def apply_plan(problem: Problem, saved: SavedPlan, *, complete: bool = False) -> Problem:
-    """The problem with the saved decisions fixed, and what did not carry over among its notices. complete: a search may
-    add to them."""
+    """The problem with the saved decisions fixed, and notices about those that did not carry over. complete: a search
+    may add to them."""
     plan, notes = carried_over(problem, saved)
     closed = problem.closed if complete else frozenset(range(len(problem.mesh.names)))
     notices = (*(f"{saved.path}: {note}" for note in notes), *problem.notices)

@@ -41,7 +41,7 @@ def refines(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def in_mesh_order(sharding: Sharding) -> bool:
-    """Whether the axes of every dimension stand in the order they have in the mesh."""
+    """Whether the axes of every dimension are in mesh order."""
     return all(list(axes) == sorted(axes) for axes in sharding)
 
 

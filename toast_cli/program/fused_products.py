@@ -81,7 +81,7 @@ class _Search:
         ops = self._grown(width, values)
         return Parts(dict(values), ops) if ops else None
 
-    # -- what is linked --------------------------------------------------------------------------------------------
+    # -- linked positions ------------------------------------------------------------------------------------------
 
     def _arrays(self, op: Op) -> tuple[int, ...]:
         return op.operands + op.results
@@ -124,7 +124,7 @@ class _Search:
             ]
         return []
 
-    # -- what is fused ---------------------------------------------------------------------------------------------
+    # -- fused products --------------------------------------------------------------------------------------------
 
     def _products_behind(self, place: Place, known: set[Place]) -> list[Place]:
         """Results of products with weights that a sliced array is computed from, element by element."""
@@ -173,7 +173,7 @@ class _Search:
         whole = self._program.values[start[0]].shape[start[1]]
         return dict.fromkeys(family, width) if width * width >= whole else {}
 
-    # -- what is written anew --------------------------------------------------------------------------------------
+    # -- ops to rewrite --------------------------------------------------------------------------------------------
 
     def _grown(self, width: dict[Place, int], values: dict[int, dict[int, int]]) -> dict[int, dict[Position, int]]:
         """Ops to rewrite: those that cut, and those that parts propagate to. Fills `values`."""

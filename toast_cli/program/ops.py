@@ -64,9 +64,9 @@ class OpKind:
             it where it is read.
         view: it rearranges one array in a way that is known before the program runs, and pads nothing.
         identity: its result is its operand.
-        contraction, convolution: it multiplies and adds up, in a chip's matrix unit.
+        contraction, convolution: it runs on a chip's matrix unit.
         scaling: a contraction that contracts nothing and multiplies each element of one operand with one of the other:
-            XLA makes a multiplication of it (`kind_of` says it of such ops only).
+            XLA turns it into a multiplication (only `kind_of` sets it).
         lookup: it reads or updates rows that computed indices select (gather, scatter).
         reduction: it combines elements along dimensions with a body of its own.
         takes_part: it reads only as much of its first operand as its result has.

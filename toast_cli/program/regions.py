@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 def trips_at(program: Program, op: int, position: int) -> float:
-    """How often operand `position` of an op is read in one run: a loop reads what it starts with once."""
+    """How often operand `position` of an op is read in one run; a loop reads its initial values once."""
     it = program.ops[op]
     return it.trips / max(1, program.loops[it.loop].trips) if it.name == CARRY and position == 0 else it.trips
 

@@ -133,7 +133,7 @@ def views(program: Program, of: Iterable[int] | None = None) -> dict[int, int]:
     return origin
 
 
-# ---------------------------------------------------------------- what is carried
+# ---------------------------------------------------------------- carried arguments
 
 
 def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[int]]:
@@ -205,7 +205,7 @@ def _sources(op: Op) -> Sequence[int]:
     return op.operands[:1] if op.name in _OVERWRITES else ()
 
 
-# ---------------------------------------------------------------- what an argument tells by itself
+# ---------------------------------------------------------------- evidence of single arguments
 
 
 def _told(
@@ -316,7 +316,7 @@ def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
     return [tuple(numbers) if len(set(numbers)) == len(numbers) else () for numbers in read]
 
 
-# ---------------------------------------------------------------- what belongs together
+# ---------------------------------------------------------------- roles of subtrees
 
 
 def _spread(program: Program, told: dict[int, str], otherwise: list[str]) -> list[str]:

@@ -73,7 +73,7 @@ class Incumbent:
     """Evaluates plans once each, keeps the best, and ends the search when the budget is spent.
 
     Infeasible plans lose against feasible ones; among infeasible ones less excess wins, so a search that cannot fit
-    anything returns the plan of least memory. What is better otherwise, the goal says (see `objective`).
+    anything returns the plan of least memory. Otherwise the goal decides (see `objective`).
 
     Quick costs evaluate memory at selected moments only. So a plan that would be the best gets its exact cost, and if
     that exceeds a bound after all, the moment of its peak joins the selected ones.

@@ -42,7 +42,7 @@ class Moves:
             for group in groups:
                 self._storage[group, kept.axis].append(kept)
 
-    # -- what may be appended ----------------------------------------------------------------------------------------
+    # -- moves that extend a plan ------------------------------------------------------------------------------------
 
     def after(self, plan: Plan) -> list[Move]:
         """Moves that may be appended to a plan: each subject is decided once, and `Replicate` needs an axis in use. One

@@ -17,7 +17,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import PEAK_MEMORY, STEP_TIME, Bound, Figure
 from toast_cli.plan.problem import Problem
 
-# What one more decision must gain, as a fraction: a plan of three decisions that is as fast as one of thirteen within a
+# Least gain of one more decision, as a fraction: a plan of three decisions that is as fast as one of thirteen within a
 # fraction of a percent is the better one to read, to write down and to keep.
 PRICE = 0.0005
 # Plans closer than this fraction in one figure are equal in it, and the next figure decides.

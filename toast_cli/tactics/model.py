@@ -1,7 +1,7 @@
 """A tactic: a named value that turns a look at a program into decisions over some mesh axes.
 
-Enters: a `Problem` and mesh axes. Leaves: decisions, or `DoesNotApply` with the reason. A tactic speaks of the roles
-dimensions and arguments play ("batch", "heads", "weights"), never of what anything is called in the program.
+Enters: a `Problem` and mesh axes. Leaves: decisions, or `DoesNotApply` with the reason. A tactic refers to roles of
+dimensions and arguments ("batch", "heads", "weights"), never to names in the program.
 """
 
 from __future__ import annotations

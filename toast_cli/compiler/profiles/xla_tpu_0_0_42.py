@@ -66,11 +66,11 @@ V6E = Attained(
 ATTAINED = {"v2": V4, "v3": V4, "v4": V4, "v5e": V5E, "v5p": V5P, "v6e": V6E, "tpu7x": V6E}
 ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 
-# What libtpu's memory-space assignment hands out: its `preallocated-temp` allocations of another colour than device
-# memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`) of its
-# own estimate of time; plans take about three times what an ideal split of all work would, which is what `refills` are
-# counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (nobody compiled it for v5p).
-# `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`, as `window_bytes`.
+# Memory that libtpu's memory-space assignment allocates: its `preallocated-temp` allocations of another colour than
+# device memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`)
+# of its own estimate of time; plans take about three times what an ideal split of all work would, which is what
+# `refills` are counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (unmeasured for
+# v5p). `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`, as `window_bytes`.
 ON_CHIP = {
     name: OnChip(
         mib * MIB,
