@@ -1,21 +1,21 @@
 """Convolution tiles: a convolution multiplies pixel by pixel, with images and features in the tiles of the matrix unit.
 
-Space stays outside of the tiles, so each pixel under each position of the kernel is a product of its own: [images, one
-kind of features] and [that, the other kind]. Both kinds fill lanes, and what they lack of 128 is wasted at every
-position, however many pixels there are; on v6e's unit of 256, too. Where no more than 16 features are summed over,
-positions of the kernel share a tile. The gradient of a kernel is summed over images and pixels, which fill tiles
+Spatial dimensions stay outside of the tiles, so each pixel at each position of the kernel is a separate product:
+[images, one kind of features] by [that, the other kind]. Both kinds fill lanes, and their padding to 128 is wasted at
+every position, however many pixels there are; also on v6e's unit of 256. Where no more than 16 features are summed
+over, positions of the kernel share a tile. The gradient of a kernel is summed over images and pixels, which fill tiles
 together; the two kinds of features fill theirs. Seen in some 440 single convolutions that libtpu 0.0.42.1 compiled for
-v5e and v6e (1 to 256 features, 8 to 128 images, kernels of 1 to 7, strides of 1 to 4). Where there is one dimension of
-space it may lie in the tiles, and nothing of this holds. Without this pass a convolution fills tiles as a product of
-all pixels and positions would.
+v5e and v6e (1 to 256 features, 8 to 128 images, kernels of 1 to 7, strides of 1 to 4). A single spatial dimension may
+be in the tiles, and then none of this holds. Without this pass a convolution fills tiles as a product of all pixels and
+positions would.
 
-Results of less than 4 bytes an element are packed as they are written, which takes time where they stay on the chip,
-too (`CompilerProfile.packed_part`); other results that stay there cost nothing. Where images are in the lanes on one
-side, since they waste less there than features, and features on the other, each pixel is turned
+Results of less than 4 bytes an element are packed as they are written, which takes time even if they stay on the chip
+(`CompilerProfile.packed_part`); other results that stay there cost nothing. If images are in the lanes on one side,
+where they waste less than features, and features on the other, each pixel is transposed
 (`CompilerProfile.turning_cycles`): colours that become features, and features that become colours.
 
-Enters: a convolution, and into how many pieces its operands are cut. Leaves: by how much its arithmetic grows, and how
-much is turned.
+Enters: a convolution, and the shards of its operands. Leaves: the growth of its flops, and the number of
+transpositions.
 """
 
 from __future__ import annotations

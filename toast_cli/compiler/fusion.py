@@ -1,14 +1,14 @@
-"""Fusion: which values reach memory, before any plan is known.
+"""Fusion: decides which values are materialised, before any plan is known.
 
-What arguments, loops, reductions, gathers, scatters and results hold lies in memory. Everything elementwise, and what
-only moves data, is computed where it is read: in a reduction, in a kernel of its own, or in a contraction, whose kernel
-computes its operands as it reads them (XLA:TPU's input fusion, as seen in its compiled programs). No kernel reaches
-across the boundary of a loop. What a barrier against optimisation takes is written, and what it gives is the same
-array. Without this pass every value is written.
+Arguments, loop carries, reductions, gathers, scatters and results are materialised. Elementwise ops, and ops that only
+move data, are fused into their readers: in a reduction, in a kernel of its own, or in a contraction, whose kernel
+computes its operands as it reads them (XLA:TPU's input fusion, as seen in its compiled programs). No kernel crosses the
+boundary of a loop. The operand of an optimization barrier is written, and its result is the same array. Without this
+pass every value is written.
 
-The passes that say what else a kernel does, and what several kernels read, have files of their own:
-`library_convolutions`, `output_fusion`, `multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`,
-`polynomials`, `shared_exponentials` and `weight_parts`.
+Further rules for kernels and for values with several readers have files of their own: `library_convolutions`,
+`output_fusion`, `multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`,
+`shared_exponentials` and `weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """

@@ -1,10 +1,10 @@
-"""Image copies: what convolutions read of an argument is copied into the tiles and the type that they want.
+"""Image copies: an argument that convolutions read is copied into the tiles and the type that they require.
 
-An argument lies in whichever tiles waste least; a convolution wants batch and features in them, and bf16 of what it
-multiplies in bf16. So XLA:TPU makes one copy of a program's images before the first convolution that reads them, as
-they are or in elementwise form, and keeps it for the last: the gradient of the kernel, at the end of the step. Three
-colours fill four rows, 8 images a device fill 128 lanes: 4.6 MiB of pixels become 49. Making it takes as long as
-writing it. Seen for 2 to 64 images of 3 to
+An argument is stored in the tiles that waste least; a convolution requires batch and features in the tiles, and bf16 if
+it multiplies in bf16. So XLA:TPU makes one copy of a program's images before the first convolution that reads them,
+directly or elementwise, and keeps it for the last: the gradient of the kernel, at the end of the step. Three colours
+fill four rows, 8 images a device fill 128 lanes: 4.6 MiB of pixels become 49. Making it takes as long as writing it.
+Seen for 2 to 64 images of 3 to
 32 features, in single convolutions (patches, strides, batch first and features first, f32 and bf16) compiled by libtpu
 0.0.42.1 for v4 and v5e; with 128 features there is none. Without this pass convolutions read arguments as they lie.
 

@@ -1,15 +1,15 @@
-"""In-place updates: results take over the buffers of operands that nobody reads afterwards.
+"""In-place updates: results reuse the buffers of operands without later readers.
 
-Updates of slices, scatters, loop carries and elementwise work write where their first operand was; what is returned for
-a donated argument lies in the argument's buffer. A chain of in-place updates (a cache carried through a loop) starts at
-the argument, as long as nothing reads the older contents afterwards. This is XLA's buffer sharing and its copy elision,
-seen in every program that libtpu 0.0.42.1 compiled. Without this pass every array has a buffer of its own, but for what
-scans stack (`scan_unification`).
+Updates of slices, scatters, loop carries and elementwise ops write into the buffer of their first operand; the result
+for a donated argument reuses the argument's buffer. A chain of in-place updates (a cache carried through a loop) starts
+at the argument, as long as nothing reads the older contents afterwards. This is XLA's buffer sharing and its copy
+elision, seen in every program that libtpu 0.0.42.1 compiled. Without this pass every array has a buffer of its own,
+except arrays that scans stack (`scan_unification`).
 
-Buffers are shared by arrays of one size: what is written in fewer bits than what it is computed from (the gradient of
-f32 logits, for products that multiply bf16) has one of its own.
+Only arrays of one size share a buffer: an array written in fewer bits than its operands (the gradient of f32 logits,
+for products that multiply bf16) has one of its own.
 
-Enters: a program, and when what is read. Leaves: which values lie in a buffer that is counted anyway.
+Enters: a program, and the times of its reads. Leaves: the values that share a buffer that is counted already.
 """
 
 from __future__ import annotations

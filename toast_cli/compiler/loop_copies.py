@@ -1,15 +1,14 @@
-"""Loop copies: loop carries that lie in another dimension order than arguments do are copied.
+"""Loop copies: loop carries with another dimension order than the arguments are copied.
 
-XLA lays an array out as its readers want it, but arguments and results of a program lie in the order their shapes say;
-so what a loop carries from an argument is copied before and after the loop where its readers want another order. Seen
+XLA lays an array out for its readers, but arguments and results of a program have the dimension order of their shapes;
+so a carry that starts from an argument is copied before and after the loop if its readers require another order. Seen
 in compiled decoding loops (a cache [batch, position, head, width] or [batch, head, position, width], of one layer or of
 all):
 
-* a product that is done for many matrices at once wants the dimensions that number them outermost;
-* a product of matrices with one vector each is no work for the matrix unit: elementwise, it wants those dimensions in
-  the tiles;
-* where a slice that is picked at run time is read straight out of an array updated before, the array is laid out for
-  the update, whose one position would fill a small part of each tile.
+* a batched product requires its batch dimensions outermost;
+* a batched matrix-vector product is elementwise work, and requires the batch dimensions in the tiles;
+* where a dynamic slice is read directly from an array that was updated before, the array is laid out for the update,
+  whose one position would fill a small part of each tile.
 
 Enters: a program. Leaves: which carries are copied. Without this pass none are.
 """

@@ -1,5 +1,5 @@
-"""Loop gathers first: what a loop gathers from outside it gathers at the start of an iteration, all of it, and not
-where it is read.
+"""Loop gathers first: a loop gathers all loop-invariant arrays at the start of an iteration, instead of where they are
+read.
 
 Seen in loops compiled by libtpu 0.0.42.1 for v5e, and for no other chip. Without this pass a copy is made by its first
 reader.

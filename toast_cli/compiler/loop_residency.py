@@ -1,11 +1,11 @@
-"""Loop residency: what every iteration of a loop reads whole stays in on-chip memory from the first to the last.
+"""Loop residency: arrays that every iteration of a loop reads whole stay in on-chip memory throughout the loop.
 
 XLA:TPU's memory-space assignment brings weights that a loop reads, and what it carries from one iteration to the next
 (states, gradients being added up), into on-chip memory before the loop and leaves them there: a recurrence over time
 reads its weights from device memory once and not at every step. It converts f32 weights that only products read to
-bf16 before the loop. What is sliced (the weights of one layer, one step of a sequence) passes through. Seen in scans
+bf16 before the loop. Sliced arrays (the weights of one layer, one step of a sequence) only pass through. Seen in scans
 over time compiled by libtpu 0.0.42.1 for v4, v5e and v6e, whose loops carry such arrays in memory space 1 (3 on v4).
-Reading there takes time, too (`OnChip.speed`). Where a loop has more of such arrays than fit, none counts as staying:
+Reading there takes time, too (`OnChip.speed`). If a loop has more such arrays than fit, none counts as staying:
 decoding loops over large models read their weights from device memory. Without this pass every loop does.
 
 Enters: a program, and what its arrays take in memory. Leaves: for each loop how many bytes of arrays it keeps so, and

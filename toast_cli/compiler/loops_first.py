@@ -1,11 +1,11 @@
-"""Loops first: what may run before a loop or after it.
+"""Loops first: moves ops that do not depend on a loop before it or after it.
 
 XLA's schedulers do not keep the order of the program. The gradient of an output projection beside the backward loop
-over the layers is the common case: it is the last to read the gradient of the logits. Where it stands before the loop,
-it waits for the loop if that sets more memory free: seen in schedules of libtpu 0.0.42.1 for scanned decoders. Where it
-stands after the loop and does not need it, as in programs that were HLO text (MaxText's training steps), it runs before
-it if it frees more than it writes; so do sums over logits that a step reports. Without this pass everything runs where
-the program has it.
+over the layers is the common case: it is the last to read the gradient of the logits. If it is before the loop, it
+waits for the loop if that frees more memory: seen in schedules of libtpu 0.0.42.1 for scanned decoders. If it is after
+the loop and does not depend on it, as in programs from HLO text (MaxText's training steps), it runs before it if it
+frees more than it writes; so do sums over logits that a step reports. Without this pass everything runs where the
+program has it.
 
 Enters: a program and which values are written. Leaves: for each op the end of the loops that it waits for, and what
 runs as soon as what it reads is there.

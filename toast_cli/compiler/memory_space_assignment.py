@@ -1,18 +1,18 @@
-"""Memory-space assignment: temporaries that are small and read soon lie in on-chip memory instead of device memory.
+"""Memory-space assignment: small temporaries that are read soon are in on-chip memory instead of device memory.
 
 XLA:TPU's memory-space assignment runs after scheduling and gives on-chip memory (CMEM on v4, VMEM on others) to the
 arrays that gain most by it, so long as they fit beside those that are there and do not wait too long: from the kernel
 that makes an array to the last that reads it, no more time may pass than it takes to fill that memory a few times over.
-What loops carry and what the program returns lies in device memory. Which of the arrays that may get a place do get one
-depends on much; that it is nearly full where there are enough of them does not. So of the *brief* temporaries alive at
-a moment, up to `OnChip.bytes * OnChip.filled` take no device memory.
+Loop carries and results of the program stay in device memory. Which eligible arrays are placed is hard to predict, but
+with enough of them on-chip memory is nearly full. So of the *brief* temporaries alive at a moment, up to `OnChip.bytes
+* OnChip.filled` take no device memory.
 
-Time is that of the program's kernels on one device over the number of devices: the same for all plans, so that what is
-brief is known before any plan is. A plan that splits less work than others has longer lives, but then arrays that are
-too large as well.
+Time is that of the program's kernels on one device over the number of devices: the same for all plans, so that brief
+arrays are known before any plan is. A plan that splits less work has longer lives, but its arrays are too large as
+well.
 
-Enters: a problem, what the compiler makes of it, and arrays alive. Leaves: which intervals are brief, and what is left
-in device memory. Without this pass all of it is.
+Enters: a problem, its kernels and their times, and the arrays alive. Leaves: the brief intervals, and the arrays that
+remain in device memory. Without this pass all of it is.
 """
 
 from __future__ import annotations

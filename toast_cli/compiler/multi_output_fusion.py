@@ -1,11 +1,12 @@
-"""Multi-output fusion: a kernel does elementwise work on what another one writes, and writes several results.
+"""Multi-output fusion: elementwise ops are merged into the kernel that writes their operand, which then writes several
+results.
 
-Where all else that the work reads is there when the other kernel runs, it is part of that kernel: an optimiser's new
-weights beside its new moments, in the kernel of the contraction that makes the gradient, or in one of their own. A
-contraction so finishes all that is made of its result, up to `FusionLimits.results`, and does not write the result
-itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass each kernel writes one result.
+Ops whose other operands are available when that kernel runs are merged into it: an optimiser's new weights and new
+moments are written by the kernel of the contraction that makes the gradient, or by one of their own. A contraction's
+kernel thus computes up to `FusionLimits.results` arrays from its result, and does not write the result itself. Seen in
+programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass each kernel writes one result.
 
-Enters: a program, kernel by kernel. Leaves: which kernels can do what the next op does.
+Enters: a program, kernel by kernel. Leaves: the kernels that the next op can be merged into.
 """
 
 from __future__ import annotations

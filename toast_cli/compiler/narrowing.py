@@ -1,12 +1,12 @@
-"""Narrowing: an array moves in the narrowest type that its readers take.
+"""Narrowing: a collective moves an array in the narrowest type that its readers need.
 
-XLA:TPU puts a conversion to a narrower type before the collective it follows, and sees through what only moves data on
-the way; a product of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion, but
-not one with a vector, which it computes as a multiplication and a sum, in f32. (libtpu 0.0.42.1 does so with
-all-gathers, all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
+XLA:TPU puts a conversion to a narrower type before the collective it follows, and looks through ops that only move
+data; a product of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion, but not
+one with a vector, which it computes as a multiplication and a sum, in f32. (libtpu 0.0.42.1 does so with all-gathers,
+all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
 
-Enters: a program. Leaves: for every value, and every op that reads one, the part of an element's bits that is needed.
-Without this pass that is all of them.
+Enters: a program. Leaves: for every value and every reader, the fraction of an element's bits that is needed. Without
+this pass that is all of them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Normalization fusion: sums and largest elements of rows are found in the kernel that reads the rows again.
+"""Normalization fusion: reductions of rows are merged into the kernel that reads the rows again.
 
-A softmax or a norm reduces its rows and computes each element from what it found and the element itself. XLA:GPU does
-that in one Triton kernel, which reads the rows once, as long as a row fits into a block's registers (XLA's "softmax
-rewriter"): rows of 16,384 elements do, rows of 20,000 do not, in f32 and bf16 (compiled by jaxlib 0.10.2 for H100, and
-run by jax 0.11.2 on an H200). Longer rows are read by each reduction, and once more, and so are rows whose sums several
-kernels read (a norm and its gradient). Without this pass they always are; `reduction_fusion` says what XLA:TPU does.
+A softmax or a norm reduces its rows and computes each element from the row's statistics and the element itself. XLA:GPU
+does that in one Triton kernel, which reads the rows once, as long as a row fits into a block's registers (XLA's
+"softmax rewriter"): rows of 16,384 elements do, rows of 20,000 do not, in f32 and bf16 (compiled by jaxlib 0.10.2 for
+H100, and run by jax 0.11.2 on an H200). Longer rows are read by each reduction, and once more, and so are rows whose
+sums several kernels read (a norm and its gradient). Without this pass they always are; for XLA:TPU see
+`reduction_fusion`.
 
-A mask makes such a kernel slow: where it selects elements, or adds to all heads what differs from row to row (a causal
-attention's softmax), it goes through 0.22 to 0.28 of them in a picosecond, in bf16 and f32, rows of 512 to 2,048
-elements, whatever the memory could bring.
+A mask makes such a kernel slow: if it selects elements, or adds an array that is broadcast over heads (a causal
+attention's softmax), it processes 0.22 to 0.28 elements a picosecond, in bf16 and f32, rows of 512 to 2,048 elements,
+whatever the memory bandwidth.
 
 Enters: the kernels of a program. Leaves: the same without those of such reductions.
 """
