@@ -5,9 +5,10 @@ each has whole rows of tiles, 8 of f32 as of bf16, along the gathered dimension;
 dimension for a product, but must be the looked-up one for look-ups. Otherwise a copy assembles it, and both are in
 memory: a table of 50,257 words on 16 devices, and any that is split along less than 128 features each and looked up.
 Seen in single look-ups and products of gathered matrices (64 to 2,048 features, 15,000 to 640,000 rows) compiled by
-libtpu 0.0.42.1 for v4, v5e and v6e (`python -m benchmarks.singles`). Without this pass what is gathered is there once.
+libtpu 0.0.42.1 for v4, v5e and v6e (`python -m benchmarks.singles`). Without this pass a gathered array is in memory
+once.
 
-Enters: the piece that a device has, and along which dimension it is gathered. Leaves: whether it is copied.
+Enters: the local piece, and the gathered dimension. Leaves: whether it is copied.
 """
 
 from __future__ import annotations

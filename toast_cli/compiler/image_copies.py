@@ -6,9 +6,9 @@ directly or elementwise, and keeps it for the last: the gradient of the kernel, 
 fill four rows, 8 images a device fill 128 lanes: 4.6 MiB of pixels become 49. Making it takes as long as writing it.
 Seen for 2 to 64 images of 3 to
 32 features, in single convolutions (patches, strides, batch first and features first, f32 and bf16) compiled by libtpu
-0.0.42.1 for v4 and v5e; with 128 features there is none. Without this pass convolutions read arguments as they lie.
+0.0.42.1 for v4 and v5e; with 128 features there is none. Without this pass convolutions read arguments in place.
 
-Enters: a program, which values are written and when things happen. Leaves: which arguments are copied, and when.
+Enters: a program, its written values and its schedule. Leaves: the copied arguments, with the copies' lifetimes.
 """
 
 from __future__ import annotations

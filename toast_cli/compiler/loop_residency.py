@@ -8,8 +8,7 @@ over time compiled by libtpu 0.0.42.1 for v4, v5e and v6e, whose loops carry suc
 Reading there takes time, too (`OnChip.speed`). If a loop has more such arrays than fit, none counts as staying:
 decoding loops over large models read their weights from device memory. Without this pass every loop does.
 
-Enters: a program, and what its arrays take in memory. Leaves: for each loop how many bytes of arrays it keeps so, and
-which uses are of those.
+Enters: a program, and the bytes of its arrays. Leaves: for each loop the arrays that it keeps, and their bytes.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ XLA's schedulers do not keep the order of the program. The gradient of an output
 over the layers is the common case: it is the last to read the gradient of the logits. If it is before the loop, it
 waits for the loop if that frees more memory: seen in schedules of libtpu 0.0.42.1 for scanned decoders. If it is after
 the loop and does not depend on it, as in programs from HLO text (MaxText's training steps), it runs before it if it
-frees more than it writes; so do sums over logits that a step reports. Without this pass everything runs where the
-program has it.
+frees more than it writes; so do sums over logits that a step reports. Without this pass everything runs in program
+order.
 
-Enters: a program and which values are written. Leaves: for each op the end of the loops that it waits for, and what
-runs as soon as what it reads is there.
+Enters: a program and its written values. Leaves: for each op the end of the loops that it waits for, and the ops that
+run as soon as their operands are available.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ XLA:GPU has no kernel that visits each row once: it writes the rows with their z
 [m, g k] x [g k, n]. 16 groups of 8,192 rows took 16 times as long as one dense product (jax 0.11.2 on an H200). XLA:TPU
 does so in gradients alone, see `ragged_gradients`. Without this pass each row is multiplied once.
 
-Enters: a profile and an op. Leaves: by how much its arithmetic, and the bytes of its rows, grow.
+Enters: a profile and an op. Leaves: the growth of its flops, and of the bytes of its rows.
 """
 
 from __future__ import annotations

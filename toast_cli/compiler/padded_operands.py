@@ -1,11 +1,11 @@
-"""Padded operands: what a product reads with padding around it is an array in memory.
+"""Padded operands: an array that a product reads through a pad is materialised.
 
-The kernel of a product pads as it reads, but only what lies in memory: what is padded is not computed there. So the
-gradient of logits is written where a loss leaves out their last position (`logits[:, :-1]`), and computed in the
-products that read it where it does not. Seen in classifiers' heads and token shifts in f32, with and without such a
-slice, compiled by libtpu 0.0.42.1 for v5e. Without this pass it is computed in both.
+The kernel of a product fuses the pad, but not the computation of the padded array. So the gradient of logits is written
+if a loss leaves out their last position (`logits[:, :-1]`), and otherwise fused into the products that read it. Seen in
+classifiers' heads and token shifts in f32, with and without such a slice, compiled by libtpu 0.0.42.1 for v5e. Without
+this pass it is computed in both.
 
-Enters: a program. Leaves: what products read padded.
+Enters: a program. Leaves: the values that products read padded.
 """
 
 from __future__ import annotations

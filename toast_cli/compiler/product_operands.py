@@ -1,15 +1,15 @@
-"""Product operands: what only contractions read is written in the type that they multiply.
+"""Product operands: arrays that only contractions read are written in the type that these multiply.
 
-A TPU multiplies matrices of f32 in one bf16 pass unless told otherwise, so XLA:TPU converts what a contraction reads to
-bf16. It moves the conversion into the kernel that makes the array where nothing else reads it from memory: queries,
-keys and values, the gradient of an activation. A sum over the array (a bias' gradient) runs in that kernel and does not
-count; what only rearranges it passes the conversion on, also into loops: the copy of stacked weights that a scan
-transposes is written in bf16 where the loop converts or multiplies its slices. What a scan stacks for contractions of a
-later loop alone (queries, keys, values and probabilities that a scan over layers keeps for the backward pass) is
-stacked in bf16. Seen in training steps, decoding steps and single layers in f32 compiled by libtpu 0.0.42.1 for v4 and
-v5e. Without this pass an array is written in its own type.
+A TPU multiplies matrices of f32 in one bf16 pass unless told otherwise, so XLA:TPU converts a contraction's operands to
+bf16. It fuses the conversion into the kernel that makes the array if nothing else reads it from memory: queries, keys
+and values, the gradient of an activation. A sum over the array (a bias' gradient) runs in that kernel and does not
+count; ops that only rearrange it propagate the conversion, also into loops: the copy of stacked weights that a scan
+transposes is written in bf16 where the loop converts or multiplies its slices. An array that a scan stacks only for
+contractions of a later loop (queries, keys, values and probabilities that a scan over layers keeps for the backward
+pass) is stacked in bf16. Seen in training steps, decoding steps and single layers in f32 compiled by libtpu 0.0.42.1
+for v4 and v5e. Without this pass an array is written in its own type.
 
-Enters: a program and which of its values are written. Leaves: for each value the part of its bits that is written.
+Enters: a program and which of its values are written. Leaves: for each value the fraction of its bits that is written.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Tiled reduce-scatters: which of the reduce-scatters that the partitioner writes stay, and which become all-reduces.
 
-XLA:TPU lays arrays out in tiles, the two minor dimensions padded to whole ones, and lets a reduce-scatter take them
-apart only where every device gets whole tiles; elsewhere an all-reduce stays, of which each device keeps its piece. The
-rules were found by compiling some three thousand sums and products of different shapes with libtpu 0.0.42.1 for slices
-of v4, v5e, v5p and v6e:
+XLA:TPU lays arrays out in tiles, the two minor dimensions padded to whole ones, and keeps a reduce-scatter only where
+every device gets whole tiles; elsewhere an all-reduce and a slice remain. The rules were found by compiling some three
+thousand sums and products of different shapes with libtpu 0.0.42.1 for slices of v4, v5e, v5p and v6e:
 
 * Two streams run around the ring, and each takes half of every device's piece: halves of the columns' tiles, or of the
   rows' where the columns' are odd in number. Four devices in a square run four streams.
 * A piece is padded to that as long as it grows by less than half.
 * Both hold where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as they
   are, and so have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is
-  neither rows nor columns nor the outermost one does not come apart.
+  neither rows nor columns nor the outermost one cannot be scattered.
 * Columns that are not scattered themselves are taken in equal parts of at most 228 tiles a stream. Where there are
   more, and the largest part is of fewer than 32 tiles, an all-reduce stays: a vocabulary of 30,522 takes 239 tiles and
   one of 32,128 takes 251, both prime; 50,257 takes 3 x 131. Of 40 vocabularies drawn at random (19,000 to 204,000, two

@@ -3,14 +3,15 @@
 XLA merges collectives of one kind, type and group, none of which needs another's result, into one of about
 `CompilerProfile.combined_bytes`, within one computation (not across a loop's iterations). Outside of loops all that
 nothing waits for become one: XLA:TPU (libtpu 0.0.42.1) made one of 20 all-reduces of 128 KiB, and one of 12 of 4 MiB.
-Of others those do that stand level: both sums of a batch normalisation, with those of a residual block's shortcut; the
-gradients of a layer in a loop over layers. Level are reductions over the same dimensions that have as many reductions
-before them on the longest way there, counted anew where nothing waits for them any more; XLA may find more that do not
-need one another. Of a ResNet's 105 all-reduces under data parallelism on v5e-16 XLA:TPU makes 27. Reduce-scatters that
-something waits for, or in loops, stay alone: those of a GRU's three gates, whose units are split, do. Without this pass
-each reduction pays the whole latency.
+Other all-reduces are combined if they are on one level: both sums of a batch normalisation, with those of a residual
+block's shortcut; the gradients of a layer in a loop over layers. Reductions over the same dimensions are on one level
+if the longest paths to them have equally many reductions, counting late ones separately; XLA may find more independent
+ones. Of a ResNet's 105 all-reduces under data parallelism on v5e-16 XLA:TPU makes 27. Reduce-scatters that something
+waits for, or in loops, stay alone: those of a GRU's three gates, whose units are split, do. Without this pass each
+reduction pays the whole latency.
 
-Enters: a program, what its ops reduce over, a profile. Leaves: which part of a collective's latency a reduction pays.
+Enters: a program, the reduced dimensions of its ops, and a profile. Leaves: the fraction of a collective's latency that
+a reduction pays.
 """
 
 from __future__ import annotations

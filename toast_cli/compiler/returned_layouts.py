@@ -1,12 +1,12 @@
 """Returned layouts: the result of a contraction is copied where the program returns it in tiles of other dimensions.
 
-XLA:TPU returns an array in the tiles that waste least for its shape. A contraction, with what finishes it, writes tiles
-of one dimension of either operand. Logits [16, 1024, 50257] are returned in tiles of the 16 and the 1,024, both of the
-same operand, so that they are in memory twice; [16, 1024, 32000] are not. Seen in single contractions of three
-dimensions, f32 and bf16, compiled by libtpu 0.0.42.1 for v5e. What goes into a donated argument is left out. Without
-this pass results lie where they are made.
+XLA:TPU returns an array in the tiles that waste least for its shape. A contraction, with its epilogue, writes tiles of
+one dimension of each operand. Logits [16, 1024, 50257] are returned in tiles of the 16 and the 1,024, both of the same
+operand, so that they are in memory twice; [16, 1024, 32000] are not. Seen in single contractions of three dimensions,
+f32 and bf16, compiled by libtpu 0.0.42.1 for v5e. Results for donated arguments are exempt. Without this pass results
+are not copied.
 
-Enters: a program and which values are written. Leaves: the results of contractions, with their dimensions.
+Enters: a program and its written values. Leaves: the returned results of contractions, with their dimensions.
 """
 
 from __future__ import annotations

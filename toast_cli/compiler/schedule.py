@@ -1,12 +1,12 @@
-"""Early results: each op runs in program order, except what XLA's scheduler does sooner because it frees memory or
-takes none.
+"""Early results: ops run in program order, except those that XLA's scheduler moves up because they free memory or take
+none.
 
-What a program ends with (a weight's update, say) runs as soon as what it is made of is there, rather than where the
-program says, so that gradients do not wait for one another; so does what finishes a product, which is part of the
-product's kernel. What takes over a donated argument's buffer waits until nothing else reads the argument. What waits
-for a loop is in `loops_first`. Without this pass everything runs in program order.
+Results of the program (such as a weight's update) are computed as soon as their operands are available, so that
+gradients do not wait for one another; so is the epilogue of a product, which is part of its kernel. A result that
+reuses a donated argument's buffer waits until nothing else reads the argument. For ops that wait for a loop see
+`loops_first`. Without this pass everything runs in program order.
 
-Enters: a program and which values are written. Leaves: a half step for each op; op n, when it is not moved, runs at 2n.
+Enters: a program and its written values. Leaves: a half step for each op; op n runs at 2n unless it is moved.
 """
 
 from __future__ import annotations

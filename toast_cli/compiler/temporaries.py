@@ -1,9 +1,8 @@
-"""Temporary growth: by how much a compiler's temporaries exceed those that the rules count, as one factor.
+"""Temporary growth: one factor by which a compiler's temporaries exceed those that the rules count.
 
-XLA:GPU does not keep temporaries as few as XLA:TPU does: gradients wait for the one all-reduce they are joined in,
-kernels of contractions and of softmax write beside what they read, and its scheduler looks for overlap first. One
-fitted factor (`CompilerProfile.temporary_growth`, `python benchmarks/gpu.py`) stands for that. Without this pass it is
-1.
+XLA:GPU has more temporaries than XLA:TPU: gradients wait for the all-reduce they are combined in, kernels of
+contractions and of softmax do not write in place, and its scheduler prefers overlap. One fitted factor
+(`CompilerProfile.temporary_growth`, `python benchmarks/gpu.py`) stands for that. Without this pass it is 1.
 
 Enters: a program and a profile. Leaves: one factor.
 """

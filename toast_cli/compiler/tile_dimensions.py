@@ -1,10 +1,10 @@
-"""Tile dimensions: which two dimensions of an array are the innermost, and so padded to tiles.
+"""Tile dimensions: chooses the two innermost dimensions of an array, which are padded to tiles.
 
-That is the compiler's choice, and it takes those that waste least, among those that the array's contractions leave it
-(all as seen in programs compiled by libtpu 0.0.42.1): of a batched contraction's arrays the dimensions that number the
-matrices stay outside, of a convolution's the spatial ones. What is elementwise or transposed between contractions
-follows them; what is reshaped keeps the tiles of what it was, but a dimension that is split in the middle of a tile
-(channels into groups) is not innermost. Without this pass the two that waste least are taken of all.
+The compiler chooses those that waste least, among those that the array's contractions allow (all as seen in programs
+compiled by libtpu 0.0.42.1): batch dimensions of a contraction's arrays and spatial dimensions of a convolution's are
+not innermost. Elementwise results and transposes between contractions follow them; a reshaped array keeps the tiles of
+its operand, but a dimension that is split in the middle of a tile (channels into groups) is not innermost. Without this
+pass any two dimensions that waste least are chosen.
 
 Enters: a program. Leaves: a `Tiling` for each value.
 """

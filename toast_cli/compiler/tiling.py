@@ -1,14 +1,14 @@
 """Tiling: the two innermost dimensions of an array in a TPU's memory are padded to tiles.
 
 A TPU keeps arrays in tiles of 8 x 128 elements (the vector register; Jouppi et al., "Ten Lessons From Three Generations
-Shaped Google's TPUv4i", 2021); a second innermost dimension shorter than 8 gets a tile of 4, 2 or 1 rows. Which two
-dimensions are the innermost is told by `tile_dimensions`.
+Shaped Google's TPUv4i", 2021); a second innermost dimension shorter than 8 gets a tile of 4, 2 or 1 rows.
+`tile_dimensions` chooses the two innermost dimensions.
 
-A copy in another layout keeps the two of what it is made of: an image that has its batch in the lanes, since a device
-has fewer of its features than of its batch, has them there when all features are gathered, too (libtpu 0.0.42.1).
+A resharded copy keeps the two innermost dimensions of its source: an image with its batch in the lanes, because a
+device has fewer features than images, keeps them there when all features are gathered (libtpu 0.0.42.1).
 
-Enters: how a value is tiled, and its local shape. Leaves: by how much it grows. Without this pass arrays have the size
-of their elements.
+Enters: the tiling of a value, and its local shape. Leaves: its growth by padding. Without this pass arrays are not
+padded.
 """
 
 from __future__ import annotations
