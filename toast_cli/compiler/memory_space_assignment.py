@@ -4,8 +4,8 @@ XLA:TPU's memory-space assignment runs after scheduling and gives on-chip memory
 arrays that gain most by it, so long as they fit beside those that are there and do not wait too long: from the kernel
 that makes an array to the last that reads it, no more time may pass than it takes to fill that memory a few times over.
 Loop carries and results of the program stay in device memory. Which eligible arrays are placed is hard to predict, but
-with enough of them on-chip memory is nearly full. So of the *brief* temporaries alive at a moment, up to `OnChip.bytes
-* OnChip.filled` take no device memory.
+with enough of them on-chip memory is nearly full. So of the *brief* temporaries that are alive at one moment, up to
+`OnChip.bytes * OnChip.filled` take no device memory.
 
 Time is that of the program's kernels on one device over the number of devices: the same for all plans, so that brief
 arrays are known before any plan is. A plan that splits less work has longer lives, but its arrays are too large as
