@@ -1,17 +1,17 @@
-"""Accumulator windows: a product that adds to what a loop keeps on the chip walks through it in pieces, which may be
-too large for it.
+"""Accumulator windows: a product accumulates into an array that a loop keeps on the chip window by window, and windows
+that do not fit become small ones.
 
-The gradient of a recurrence's weights is read and written in every step of the loop. XLA:TPU cuts it into the fewest
-pieces, alike in tiles, of at most `OnChip.window_bytes`. Three of them have to fit into the memory that a kernel has
-for itself; where they do not, it compiles the kernel again with small windows (`retry_count` in its text), and these
-take six times as long, as elementwise work on the same bytes does. So 1024 x 4096 and 2048 x 8192 elements are added to
-at 5.5 TB/s on v5e, and 1536 x 4096 at 0.9. What fits in there whole is no matter. Seen in loops compiled by libtpu
-0.0.42.1 for v5e: of 85 shapes of 640 to 4,096 rows all, and of 18 others 15, are as said here, with up to 128 rows of
-a batch (`python -m benchmarks.resident v5e-16` has some of each). On v4 and v5p there was nothing of that kind, and on
-v6e windows grow small later and cost less.
+The gradient of a recurrence's weights is read and written in every step of the loop. XLA:TPU divides it into the fewest
+equal windows of whole tiles, of at most `OnChip.window_bytes`. Three of them must fit into a kernel's scratch memory;
+otherwise XLA recompiles the kernel with small windows (`retry_count` in its text), which are six times slower, as slow
+as elementwise work on the same bytes. So 1024 x 4096 and 2048 x 8192 elements are added to at 5.5 TB/s on v5e, and 1536
+x 4096 at 0.9. Arrays that fit in there whole are unaffected. Seen in loops compiled by libtpu 0.0.42.1 for v5e: all of
+85 shapes of 640 to 4,096 rows, and 15 of 18 others, follow this rule, with up to 128 rows of a batch (`python -m
+benchmarks.resident v5e-16` has some of each). v4 and v5p have no such effect, and on v6e windows become small later and
+cost less.
 
-Dimensions of rows, and those of columns, are one to it. Without this pass all of them are added to at the speed of
-on-chip memory. Enters: what a product makes on one device. Leaves: whether its windows are small.
+The dimensions of rows, and those of columns, count as one. Without this pass all of them are updated at the speed of
+on-chip memory. Enters: the local result of a product. Leaves: whether its windows are small.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.tiling import tile_of
 
 NAME = "accumulator-windows"
-BUFFERED = 3  # pieces that a kernel has in its own memory at once
+BUFFERED = 3  # windows that a kernel holds in its own memory at once
 
 
 def has_small_windows(profile: CompilerProfile, rows: float, columns: float, bits: int) -> bool:
-    """Whether a product that adds to so many rows and columns, of so many bits each, is compiled with small windows."""
+    """Whether a product that accumulates into [rows, columns] elements of `bits` bits is compiled with small
+    windows."""
     most, own = profile.on_chip.window_bytes, profile.on_chip.own_bytes
     if NAME not in profile.passes or not most:
         return False
@@ -37,7 +38,7 @@ def has_small_windows(profile: CompilerProfile, rows: float, columns: float, bit
 
 
 def _fewest_pieces(tiles: tuple[int, int], least: float) -> float:
-    """Of at least so many pieces alike."""
+    """The least number of equal pieces, at least `least`, into which the tiles divide."""
     found = inf
     for one in _divisors(tiles[0]):
         found = min([found, *(one * other for other in _divisors(tiles[1]) if one * other >= least)])

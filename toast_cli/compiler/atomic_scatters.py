@@ -1,15 +1,14 @@
-"""Atomic scatters: a scatter adds each element with an atomic operation to an array that lies in memory before.
+"""Atomic scatters: a scatter adds each element with an atomic operation to an array in memory.
 
 XLA:GPU's kernel for scatters has one thread for each element of the updates. Adding f32 takes as long as 65 f32
-operations; 16 bits are compared and swapped until nobody else has changed the word, ten times as
-long where few add to one row. The array that
-is added to is written first where it is made of constants, and copied where it is an argument that is not given away or
-that others read, too. Gathers, too, have one thread for each element, which finds its row: as long as 50 operations,
-whatever the type. Measured by `benchmarks/gpu_timer.py` on an H200: 0.4 to 0.6 elements of f32 added in a picosecond
-(8,192 rows of 64 to 1,024 elements, 16,384 and 80,000 edges), 0.02 to 0.15 of bf16, 0.8 looked up. Without this pass
-only the bytes of updates and rows count.
+operations; 16-bit types use compare-and-swap loops, ten times as long with few additions per row. The array that is
+added to is first written if it is made of constants, and copied if it is a non-donated argument or has other readers.
+Gathers also have one thread per element, which takes 50 operations to find its row, whatever the type. Measured by
+`benchmarks/gpu_timer.py` on an H200: 0.4 to 0.6 elements of f32 added in a picosecond (8,192 rows of 64 to 1,024
+elements, 16,384 and 80,000 edges), 0.02 to 0.15 of bf16, 0.8 looked up. Without this pass only the bytes of updates and
+rows count.
 
-Enters: a scatter. Leaves: what it takes in f32 operations, and how many bytes are moved before it.
+Enters: a scatter. Leaves: its cost in f32 operations, and the bytes moved before it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FOUND, ADDED, SWAPPED = 50.0, 65.0, 650.0
 
 
 def operations(program: Program, op: Op) -> float:
-    """Operations of the vector unit that a look-up takes."""
+    """Vector-unit operations of a gather or scatter."""
     if op.name != SCATTER:
         return FOUND * program.values[op.results[0]].elements
     updates = program.values[op.operands[-1]]
@@ -30,7 +29,7 @@ def operations(program: Program, op: Op) -> float:
 
 
 def begun(program: Program, op: Op, free: tuple[bool, ...]) -> int:
-    """Bytes moved to make the array that a scatter adds to, and to read what it adds to."""
+    """Bytes moved to initialise the array that a scatter adds to, and to read the rows it adds to."""
     source = op.operands[0]
     size, rows = program.values[source].bytes, min(program.values[source].bytes, program.values[op.operands[-1]].bytes)
     if free[source]:

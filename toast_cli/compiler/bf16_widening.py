@@ -1,10 +1,9 @@
 """bf16 widening: a chip that cannot compute in bf16 gets it widened to f32.
 
-XLA:GPU does so for P100 and V100, which doubles what lies in memory in that type; arguments and what is communicated
-stay narrow (compiled by jaxlib 0.10.2 ahead of time, `python benchmarks/gpu.py --compile`). Without this pass bf16
-stays as it is.
+XLA:GPU does so for P100 and V100, which doubles temporaries of that type; arguments and collectives stay narrow
+(compiled by jaxlib 0.10.2 ahead of time, `python benchmarks/gpu.py --compile`). Without this pass bf16 stays as it is.
 
-Enters: a program and which of its values are stored. Leaves: by how much its temporaries grow.
+Enters: a program and which of its values are stored. Leaves: the growth of its temporaries.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Broadcast gathers: what is gathered of a broadcast is what the broadcast reads, and it is broadcast afterwards.
+"""Broadcast gathers: instead of a broadcast, its operand is gathered and broadcast afterwards.
 
-So it is of functions of a broadcast, element by element, and where the gather puts together dimensions that the
-broadcast's operand has (libtpu 0.0.42.1; the gradients of splash attention read such arrays). Without this pass all of
-the broadcast is gathered.
+This also holds for elementwise functions of a broadcast, and for gathers along dimensions of the broadcast's operand
+(libtpu 0.0.42.1; the gradients of splash attention read such arrays). Without this pass the whole broadcast is
+gathered.
 
-Enters: a program, a value, and the dimensions that are gathered. Leaves: the part of the value that moves.
+Enters: a program, a value, and the dimensions that are gathered. Leaves: the fraction of the value that moves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "broadcast-gathers"
 
 
 def gathered_part(profile: CompilerProfile, program: Program, value: int, dims: Collection[int]) -> float:
-    """What moves of a value whose dimensions `dims` lie split, at most 1."""
+    """Fraction, at most 1, of a value that its all-gather moves. dims: its split dimensions."""
     part, found = 1.0, set(dims)
     while NAME in profile.passes:
         op = program.ops[program.producer[value]]

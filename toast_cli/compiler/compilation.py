@@ -1,4 +1,4 @@
-"""What a chip's compiler makes of a program whatever the plan: all that can be said before any sharding is known.
+"""The plan-independent result of compilation: all that is known before any sharding.
 
 Enters: a program and a chip. Leaves: a `Compilation`.
 """
@@ -32,11 +32,11 @@ from toast_cli.program.model import Program
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a chip's compiler makes of a program whatever the plan.
+    """The plan-independent result of compilation.
 
     Attributes:
-        stored, tiled: [values] whether each is written to memory, and how it can lie there. parts: with which part of
-            its bits, see `product_operands`.
+        stored, tiled: [values] whether each is written to memory, and its possible tilings. parts: [values] fraction of
+            its bits that is written, see `product_operands`.
         early, late: [values] see `overlap`. images: [values] see `space_to_batch`. copied_images: by argument, see
             `image_copies`. started: by value, see `scatter_starts`. returned: by value, see `returned_layouts`.
         needs: see `narrowing`.
@@ -60,7 +60,8 @@ class Compilation:
 
 
 def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profile: CompilerProfile) -> Compilation:
-    """What the compiler of that profile makes of a program. free: [values] derived from constants alone."""
+    """The plan-independent result of compiling a program by that profile. free: [values] derived from constants
+    alone."""
     tile = tile_of(profile)
     rows = lookup_rows.dims_of_rows(program, profile)
     tiled = tilings(program, tile, chosen=tile_dimensions.NAME in profile.passes, rows=rows)

@@ -1,21 +1,21 @@
 """Convolution tiles: a convolution multiplies pixel by pixel, with images and features in the tiles of the matrix unit.
 
-Space stays outside of the tiles, so each pixel under each position of the kernel is a product of its own: [images, one
-kind of features] and [that, the other kind]. Both kinds fill lanes, and what they lack of 128 is wasted at every
-position, however many pixels there are; on v6e's unit of 256, too. Where no more than 16 features are summed over,
-positions of the kernel share a tile. The gradient of a kernel is summed over images and pixels, which fill tiles
+Spatial dimensions stay outside of the tiles, so each pixel at each position of the kernel is a separate product:
+[images, one kind of features] by [that, the other kind]. Both kinds fill lanes, and their padding to 128 is wasted at
+every position, however many pixels there are; also on v6e's unit of 256. Where no more than 16 features are summed
+over, positions of the kernel share a tile. The gradient of a kernel is summed over images and pixels, which fill tiles
 together; the two kinds of features fill theirs. Seen in some 440 single convolutions that libtpu 0.0.42.1 compiled for
-v5e and v6e (1 to 256 features, 8 to 128 images, kernels of 1 to 7, strides of 1 to 4). Where there is one dimension of
-space it may lie in the tiles, and nothing of this holds. Without this pass a convolution fills tiles as a product of
-all pixels and positions would.
+v5e and v6e (1 to 256 features, 8 to 128 images, kernels of 1 to 7, strides of 1 to 4). A single spatial dimension may
+be in the tiles, and then none of this holds. Without this pass a convolution fills tiles as a product of all pixels and
+positions would.
 
-Results of less than 4 bytes an element are packed as they are written, which takes time where they stay on the chip,
-too (`CompilerProfile.packed_part`); other results that stay there cost nothing. Where images are in the lanes on one
-side, since they waste less there than features, and features on the other, each pixel is turned
+Results of less than 4 bytes an element are packed as they are written, which takes time even if they stay on the chip
+(`CompilerProfile.packed_part`); other results that stay there cost nothing. If images are in the lanes on one side,
+where they waste less than features, and features on the other, each pixel is transposed
 (`CompilerProfile.turning_cycles`): colours that become features, and features that become colours.
 
-Enters: a convolution, and into how many pieces its operands are cut. Leaves: by how much its arithmetic grows, and how
-much is turned.
+Enters: a convolution, and the shards of its operands. Leaves: the growth of its flops, and the number of
+transpositions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from toast_cli.program.ops import CONVOLUTION
 NAME = "convolution-tiles"
 LANES, ROWS = 128, 8
 FEW = 16  # features whose positions share a tile
-Pieces = tuple[int, ...]  # into how many each dimension of an operand is cut
+Pieces = tuple[int, ...]  # number of shards of each dimension of an operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PixelProducts:
     summed: bool
 
     def growth(self, image: Pieces, kernel: Pieces) -> float:
-        """Arithmetic done over arithmetic needed."""
+        """Flops done over flops needed."""
         rows, columns, depth = self._local(image, kernel)
         if self.summed:
             return _wasted(rows, LANES if rows > FEW else ROWS) * _wasted(columns, LANES if columns > FEW else ROWS)
@@ -60,7 +60,7 @@ class PixelProducts:
         return min(streamed, swapped) * _wasted(deep, LANES)
 
     def turned(self, image: Pieces, kernel: Pieces) -> int:
-        """How often each pixel that is made is turned: once for every 128 images, where it is."""
+        """Transpositions of each output pixel: one for every 128 images, or 0."""
         rows, columns, depth = self._local(image, kernel)
         if self.summed or _images_in_lanes(rows, depth) == _images_in_lanes(rows, columns):
             return 0
@@ -74,7 +74,7 @@ class PixelProducts:
 
 
 def _images_in_lanes(images: int, features: int) -> bool:
-    """Whether that wastes less than features in the lanes."""
+    """Whether images in the lanes waste less than features in the lanes."""
     rows = next((r for r in (1, 2, 4) if features <= r), ceil(features / ROWS) * ROWS)
     return rows * ceil(images / LANES) * LANES < ceil(images / ROWS) * ROWS * ceil(features / LANES) * LANES
 
@@ -84,7 +84,7 @@ def _wasted(size: int, tile: int) -> float:
 
 
 def packs(op: Op, profile: CompilerProfile) -> bool:
-    """Whether packing what an op makes takes time though it stays on the chip."""
+    """Whether packing an op's result takes time even if it stays on the chip."""
     return NAME in profile.passes and _has_pixels(op)
 
 
@@ -93,7 +93,7 @@ def _has_pixels(op: Op) -> bool:
 
 
 def pixel_products(program: Program, op: Op, profile: CompilerProfile) -> PixelProducts | None:
-    """None for what is no convolution of two or three dimensions, for one in groups, and without this pass."""
+    """The products of a convolution; None for other ops, one or grouped dimensions, and without this pass."""
     if NAME not in profile.passes or not _has_pixels(op) or len(op.rule.operands) != 2:
         return None
     image, kernel, result = *op.rule.operands, op.rule.results[0]

@@ -1,14 +1,14 @@
-"""Fusion: which values reach memory, before any plan is known.
+"""Fusion: decides which values are materialised, before any plan is known.
 
-What arguments, loops, reductions, gathers, scatters and results hold lies in memory. Everything elementwise, and what
-only moves data, is computed where it is read: in a reduction, in a kernel of its own, or in a contraction, whose kernel
-computes its operands as it reads them (XLA:TPU's input fusion, as seen in its compiled programs). No kernel reaches
-across the boundary of a loop. What a barrier against optimisation takes is written, and what it gives is the same
-array. Without this pass every value is written.
+Arguments, loop carries, reductions, gathers, scatters and results are materialised. Elementwise ops, and ops that only
+move data, are fused into their readers: in a reduction, in a kernel of its own, or in a contraction, whose kernel
+computes its operands as it reads them (XLA:TPU's input fusion, as seen in its compiled programs). No kernel crosses the
+boundary of a loop. The operand of an optimization barrier is written, and its result is the same array. Without this
+pass every value is written.
 
-The passes that say what else a kernel does, and what several kernels read, have files of their own:
-`library_convolutions`, `output_fusion`, `multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`,
-`polynomials`, `shared_exponentials` and `weight_parts`.
+Further rules for kernels and for values with several readers have files of their own: `library_convolutions`,
+`output_fusion`, `multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`,
+`shared_exponentials` and `weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
@@ -36,7 +36,7 @@ from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, REDUCE, RESULT
 
 NAME = "fusion"
 NONE = -1
-ROUNDS = 2  # what is written depends on who reads it, and that on what is written further down
+ROUNDS = 2  # whether a value is written depends on its readers, which depend on what is written later
 
 
 _KEEPING = frozenset({CARRY, JOIN, RESULT})
@@ -45,7 +45,7 @@ _KEEPING = frozenset({CARRY, JOIN, RESULT})
 def materialised(
     program: Program, free: tuple[bool, ...], profile: CompilerProfile, *, most: bool = True
 ) -> list[bool]:
-    """[values] whether each value is written to memory; `most`: also what only some programs write, see
+    """[values] whether each value is written to memory; most: including those that only some programs write, see
     `shared_exponentials`."""
     if NAME not in profile.passes:
         return [maker >= 0 and not free[value] for value, maker in enumerate(program.producer)]
@@ -59,13 +59,13 @@ def materialised(
 
 
 def _sums_nothing_up(program: Program, op: Op) -> bool:
-    """Whether a reduction is over dimensions of one element alone, which XLA makes a reshape of."""
+    """Whether a reduction is only over dimensions of size 1, which XLA turns into a reshape."""
     values = program.values
     return op.name == REDUCE and values[op.operands[0]].elements == values[op.results[0]].elements
 
 
 def _kernels_reading(program: Program, stored: list[bool], limit: int) -> list[frozenset[int]]:
-    """[values] ops that end the kernels which read each value, about `limit` of them at most."""
+    """[values] last ops of the kernels that read each value, about `limit` at most."""
     nobody: frozenset[int] = frozenset()
     found = [nobody] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
@@ -86,8 +86,8 @@ def _kernels_reading(program: Program, stored: list[bool], limit: int) -> list[f
 
 
 class _Fusion:
-    """stored: [values] what is written so far. sources: [values] what is read from memory to compute each: value ->
-    bytes."""
+    """Decides which values are written. stored: [values] the decisions so far. sources: [values] memory reads needed to
+    compute each: value -> bytes."""
 
     def __init__(self, program: Program, free: tuple[bool, ...], profile: CompilerProfile, most: bool) -> None:
         self._program = program
@@ -114,9 +114,8 @@ class _Fusion:
         self._latest = self._latest_kernels()
 
     def _latest_kernels(self) -> list[float]:
-        """[values] the last op that must have a kernel of its own among all that a value is made from, -1 for none.
-        Reductions need not wait for their place in the program: one stands right behind the last of what it is made
-        from."""
+        """[values] the last unfused op that a value depends on, -1 for none. A reduction counts as placed right after
+        the last op that it depends on."""
         latest: list[float] = [NONE] * len(self._program.values)
         for number, op in enumerate(self._program.ops):
             fused = op.name == ARGUMENT or op.kind.view_or_convert or op.kind.fusible or number in self._one_hot
@@ -129,7 +128,7 @@ class _Fusion:
         return latest
 
     def _settle(self, value: int) -> bool | None:
-        """True or False where it does not depend on what else is written, None where it does."""
+        """Whether a value is written, if that is independent of which other values are; else None."""
         program = self._program
         maker = program.producer[value]
         if maker < 0:
@@ -146,9 +145,9 @@ class _Fusion:
             held = held or reader.name == BARRIER
         if self._free[value]:
             return kept and self._sizes[value] > self._limits.constant_bytes
-        if kept or crosses or (held and name != BARRIER):  # nothing is fused across a loop's boundary, nor a barrier
+        if kept or crosses or (held and name != BARRIER):  # no fusion across loop boundaries or barriers
             return True
-        if name == BARRIER:  # the array is the one that came in
+        if name == BARRIER:  # it forwards its operand
             return False
         if self._weight_parts and weight_parts.is_copied(program, value):
             return True
@@ -159,14 +158,14 @@ class _Fusion:
         return None if fused or producer.kind.matrix_unit else True
 
     def decide(self, readers: list[frozenset[int]]) -> None:
-        """Which values are written, given the kernels that read each (`readers` [values])."""
+        """Decides which values are written. readers: [values] last ops of the kernels that read each."""
         stored, settled = self.stored, self._settled
-        product = [NONE] * len(stored)  # the one whose result a value is, in registers
+        product = [NONE] * len(stored)  # contraction whose result it is, in registers
         effort = [0] * len(
             stored
         )  # 2 where polynomials are evaluated to compute it, 1 where transcendental functions are
-        steps = [0] * len(stored)  # ops between a value and what is read to compute it
-        looked_up = [False] * len(stored)  # rows are looked up to compute it
+        steps = [0] * len(stored)  # ops between a value and its memory reads
+        looked_up = [False] * len(stored)  # a look-up is fused into it
         for number, op in enumerate(self._program.ops):
             made = number if op.kind.matrix_unit else max([NONE, *[product[v] for v in op.operands]])
             for value in op.results:
@@ -201,7 +200,7 @@ class _Fusion:
         return any(self._program.ops[reader].kind.matrix_unit for reader in readers)
 
     def _computes(self, reader: Op) -> bool:
-        """Whether the kernel that an op ends computes what it reads."""
+        """Whether an op fuses the computation of its operands."""
         return reader.kind.fuses_operands or (self._fused_lookups and fused_lookups.computes_updates(reader))
 
     def _is_sliced(self, value: int) -> bool:
@@ -245,7 +244,7 @@ class _Fusion:
         return not recomputation.pays(count, self._sizes[value], sum(read.values()), fresh)
 
     def _written_for_products(self, value: int, effort: int) -> bool:
-        """Whether contractions read a value that takes functions to compute, and do not compute it themselves."""
+        """Whether a value of costly functions is written because the contractions that read it do not fuse it."""
         ops = self._program.ops
         readers = [kind for user, _ in self._program.users[value] if (kind := ops[user].kind).matrix_unit]
         if not readers:
@@ -255,7 +254,7 @@ class _Fusion:
         return effort > 1 or (self._most and shared_exponentials.is_written(readers))
 
     def _finished_by_reader(self, product: int, value: int) -> bool:
-        """Whether one op, in the kernel of the product that makes the value, is all that reads it."""
+        """Whether the only reader of a value is fused into the epilogue of the contraction that makes it."""
         readers = {u for u, _ in self._program.users[value]}
         return len(readers) == 1 and self._finishes(min(readers), product, value)
 
@@ -271,7 +270,7 @@ class _Fusion:
         )
 
     def _ranks_behind(self, value: int) -> int:
-        """The most dimensions of more than one element of what a value is computed from."""
+        """The highest rank, without dimensions of size 1, of the arrays that a value is computed from."""
         program = self._program
         while self._free[value] and program.ops[program.producer[value]].kind.view:
             value = program.ops[program.producer[value]].operands[0]
@@ -279,8 +278,7 @@ class _Fusion:
         return max((sum(size > 1 for size in program.values[v].shape) for v in arrays), default=0)
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:
-        """A contraction's kernel finishes and writes all that is made of its result, so that the result itself is not
-        written."""
+        """Leaves a contraction's result unwritten where its kernel computes and writes everything derived from it."""
         for number, op in enumerate(self._program.ops):
             if not op.kind.matrix_unit:
                 continue
@@ -293,5 +291,5 @@ class _Fusion:
                 self.stored[value] = False
 
     def _made_at_once(self, product: int, value: int, end: int) -> bool:
-        """Whether what op `end` writes can be written by the kernel of `product`."""
+        """Whether the kernel of `product` can write the result of op `end`."""
         return self._finishes(end, product, value) and self.stored[self._program.ops[end].results[0]]

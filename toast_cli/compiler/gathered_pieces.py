@@ -1,14 +1,14 @@
-"""Gathered pieces: what devices' pieces are put together from by a copy, unless they are whole tiles.
+"""Gathered pieces: a copy assembles the pieces of an all-gather, unless they are whole tiles.
 
-An all-gather writes the pieces one behind the other, each in tiles of its own. A matrix is those pieces as they lie
-where each has whole rows of tiles, 8 of f32 as of bf16, along the dimension that is gathered; the rows of tiles may be
-either dimension for a product, but for look-ups they run along what is looked up. Else a copy puts it together, and
-both are there: a table of 50,257 words on 16 devices, and any that is split along less than 128 features each and
-looked up. Seen in single look-ups and products of gathered matrices (64 to 2,048 features, 15,000 to 640,000 rows)
-compiled by libtpu 0.0.42.1 for v4, v5e and v6e (`python -m benchmarks.singles`). Without this pass what is gathered is
-there once.
+An all-gather writes the pieces one after another, each in tiles of its own. These form the matrix without a copy if
+each has whole rows of tiles, 8 of f32 as of bf16, along the gathered dimension; the rows of tiles may be either
+dimension for a product, but must be the looked-up one for look-ups. Otherwise a copy assembles it, and both are in
+memory: a table of 50,257 words on 16 devices, and any that is split along less than 128 features each and looked up.
+Seen in single look-ups and products of gathered matrices (64 to 2,048 features, 15,000 to 640,000 rows) compiled by
+libtpu 0.0.42.1 for v4, v5e and v6e (`python -m benchmarks.singles`). Without this pass a gathered array is in memory
+once.
 
-Enters: the piece that a device has, and along which dimension it is gathered. Leaves: whether it is copied.
+Enters: the local piece, and the gathered dimension. Leaves: whether it is copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "gathered-pieces"
 
 
 def are_copied(profile: CompilerProfile, piece: tuple[int, ...], dim: int, *, looked_up: bool) -> bool:
-    """piece: local shape of a matrix before it is gathered along `dim`."""
+    """Whether gathered pieces are copied. piece: local shape of a matrix before it is gathered along `dim`."""
     if NAME not in profile.passes or len(piece) != 2:
         return False
     rows, lanes = profile.memory_tile

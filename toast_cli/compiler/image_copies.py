@@ -1,14 +1,14 @@
-"""Image copies: what convolutions read of an argument is copied into the tiles and the type that they want.
+"""Image copies: an argument that convolutions read is copied into the tiles and the type that they require.
 
-An argument lies in whichever tiles waste least; a convolution wants batch and features in them, and bf16 of what it
-multiplies in bf16. So XLA:TPU makes one copy of a program's images before the first convolution that reads them, as
-they are or in elementwise form, and keeps it for the last: the gradient of the kernel, at the end of the step. Three
-colours fill four rows, 8 images a device fill 128 lanes: 4.6 MiB of pixels become 49. Making it takes as long as
-writing it. Seen for 2 to 64 images of 3 to
+An argument is stored in the tiles that waste least; a convolution requires batch and features in the tiles, and bf16 if
+it multiplies in bf16. So XLA:TPU makes one copy of a program's images before the first convolution that reads them,
+directly or elementwise, and keeps it for the last: the gradient of the kernel, at the end of the step. Three colours
+fill four rows, 8 images a device fill 128 lanes: 4.6 MiB of pixels become 49. Making it takes as long as writing it.
+Seen for 2 to 64 images of 3 to
 32 features, in single convolutions (patches, strides, batch first and features first, f32 and bf16) compiled by libtpu
-0.0.42.1 for v4 and v5e; with 128 features there is none. Without this pass convolutions read arguments as they lie.
+0.0.42.1 for v4 and v5e; with 128 features there is none. Without this pass convolutions read arguments in place.
 
-Enters: a program, which values are written and when things happen. Leaves: which arguments are copied, and when.
+Enters: a program, its written values and its schedule. Leaves: the copied arguments, with the copies' lifetimes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NAME = "image-copies"
 
 
 class ImageCopy(NamedTuple):
-    """part: of the argument's bits. dims: those of it that are in the tiles, batch and features. interval: from the
-    first convolution that reads it to the last. reader: the first."""
+    """A copy of an argument for convolutions. part: fraction of its bits. dims: dimensions in the tiles, batch and
+    features. interval: from the first convolution that reads it to the last. reader: the first one."""
 
     part: float
     dims: Dims
@@ -35,7 +35,7 @@ class ImageCopy(NamedTuple):
 
 
 def image_copies(program: Program, stored: list[bool], lives: Lives, profile: CompilerProfile) -> dict[int, ImageCopy]:
-    """Argument -> the copy of it that convolutions read, unless it lies as they want it."""
+    """Argument -> the copy of it that convolutions read, unless they can read it in place."""
     found: dict[int, ImageCopy] = {}
     if NAME not in profile.passes:
         return found
@@ -54,8 +54,8 @@ def image_copies(program: Program, stored: list[bool], lives: Lives, profile: Co
 
 
 def _argument_read(program: Program, stored: list[bool], convolution: Op) -> tuple[int, Dims] | None:
-    """The argument that is, or of which element by element is made, what a convolution reads; and the dimensions of it
-    that are not space."""
+    """(argument that is a convolution's operand, or that it is computed from elementwise; its dimensions that are not
+    spatial), or None."""
     value, dims = convolution.operands[0], convolution.rule.operands[0]
     kept = {d for d, factors in enumerate(dims) if convolution.rule.permutation.isdisjoint(factors)}
     elements = program.values[value].elements

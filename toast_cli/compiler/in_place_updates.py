@@ -1,15 +1,15 @@
-"""In-place updates: results take over the buffers of operands that nobody reads afterwards.
+"""In-place updates: results reuse the buffers of operands without later readers.
 
-Updates of slices, scatters, loop carries and elementwise work write where their first operand was; what is returned for
-a donated argument lies in the argument's buffer. A chain of in-place updates (a cache carried through a loop) starts at
-the argument, as long as nothing reads the older contents afterwards. This is XLA's buffer sharing and its copy elision,
-seen in every program that libtpu 0.0.42.1 compiled. Without this pass every array has a buffer of its own, but for what
-scans stack (`scan_unification`).
+Updates of slices, scatters, loop carries and elementwise ops write into the buffer of their first operand; the result
+for a donated argument reuses the argument's buffer. A chain of in-place updates (a cache carried through a loop) starts
+at the argument, as long as nothing reads the older contents afterwards. This is XLA's buffer sharing and its copy
+elision, seen in every program that libtpu 0.0.42.1 compiled. Without this pass every array has a buffer of its own,
+except arrays that scans stack (`scan_unification`).
 
-Buffers are shared by arrays of one size: what is written in fewer bits than what it is computed from (the gradient of
-f32 logits, for products that multiply bf16) has one of its own.
+Only arrays of one size share a buffer: an array written in fewer bits than its operands (the gradient of f32 logits,
+for products that multiply bf16) has one of its own.
 
-Enters: a program, and when what is read. Leaves: which values lie in a buffer that is counted anyway.
+Enters: a program, and the times of its reads. Leaves: the values that share a buffer that is counted already.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ NAME = "in-place-updates"
 def borrowed(
     program: Program, read_at: dict[tuple[int, int], int], times: list[int], profile: CompilerProfile
 ) -> list[bool]:
-    """[values] whether a value lies in a buffer that is counted anyway.
+    """[values] whether a value shares a buffer that is counted already.
 
-    read_at: (op, position) -> half step until which that use needs its operand. times: [ops] half step at which each
-    runs.
+    read_at: (op, position) -> last half step at which that use needs its operand. times: [ops] half step at
+    which each runs.
     """
     donated = {a.value for a in program.arguments if a.aliased_result >= 0}
     borrowed = [False] * len(program.values)
@@ -37,7 +37,7 @@ def borrowed(
     in_place = NAME in profile.passes
 
     def last_read(value: int) -> int:
-        """Of this run of the value: what reads a carry after its loop reads what the last iteration left."""
+        """The last read of a value in the same iteration; reads of a carry after its loop do not count."""
         maker = program.ops[program.producer[value]]
         uses = program.users[value]
         if maker.name == CARRY:
@@ -52,7 +52,7 @@ def borrowed(
             source = op.operands[0]
             if (source in donated or borrowed[source]) and last_read(source) < times[number]:
                 borrowed[op.results[0]] = True
-                if op.name == CARRY:  # what an iteration yields is made where the carry was, if that is no longer read
+                if op.name == CARRY:  # the yield reuses the carry's buffer, once that is no longer read
                     made = program.producer[op.operands[1]]
                     anew = made > number and program.ops[made].name != CARRY
                     borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < times[made]
@@ -66,12 +66,13 @@ def borrowed(
 
 
 def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[bool]:
-    """[ops] whether what an op writes has fewer bits an element than some array, no smaller, that it is computed from.
+    """[ops] whether an op's written result has fewer bits an element than some array, at least as large, that it
+    depends on.
 
-    parts: [values] the part of its bits with which each is written.
+    parts: [values] fraction of its bits that is written.
     """
     bits = [DTYPE_BITS.get(value.dtype, 32) * part for value, part in zip(program.values, parts, strict=True)]
-    widest = [0.0] * len(program.values)  # of the arrays in memory that each is computed from
+    widest = [0.0] * len(program.values)  # [values] bits of the stored arrays each depends on
     found = [False] * len(program.ops)
     elements = [value.elements for value in program.values]
     for number, op in enumerate(program.ops):
@@ -86,5 +87,5 @@ def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[
 
 
 def is_within(program: Program, op: int, loop: int) -> bool:
-    """Whether an op stands in a loop."""
+    """Whether an op is in a loop."""
     return program.loops[loop].first <= op < program.loops[loop].last

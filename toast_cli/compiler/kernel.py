@@ -1,4 +1,4 @@
-"""What one kernel does: reads, writes and arithmetic on each side of its op, on whole arrays."""
+"""The work of one kernel: bytes and flops for each operand and result of its op, on whole arrays."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Side:
-    """What a kernel does on one side of its op.
+    """Work of a kernel for one operand or result of its op.
 
     Attributes:
-        bytes, elements: read on the side of an operand, written on the side of a result. largest: of the elements read
-            those of the largest array.
-        flops: elementwise operations. read: bytes that what finishes a contraction reads, on the side of a result.
-        passing: of all these bytes those of arrays that the program makes and does not keep. widest: bytes of the
-            largest of these arrays, as they count in `on_chip_reuse`. given: of all these bytes those of arguments and
-            results, see `prefetched_arguments`.
-        staying: of all these bytes those of arrays that lie in on-chip memory as long as the loop runs, where they fit
-            there beside the others that the loop keeps so; `beside`: bytes of all of them, see `loop_residency`.
+        bytes, elements: read for an operand, written for a result. largest: elements of the largest array read.
+        flops: elementwise operations. read: bytes that the epilogue of a contraction reads, for a result. passing: the
+        part of these bytes in temporaries. widest: bytes of the largest of those, as they count in `on_chip_reuse`.
+        given: the part of these bytes in arguments and results, see `prefetched_arguments`.
+        staying: the part of these bytes in arrays that stay in on-chip memory while the loop runs, if all arrays that
+            the loop keeps there fit; beside: bytes of all those, see `loop_residency`.
     """
 
     bytes: int = 0
@@ -38,9 +36,9 @@ class Kernel:
 
     Attributes:
         operands, results: one `Side` each.
-        unfinished: bytes of a contraction that elementwise work finishes before it is written. Where a reduction comes
-            between, the contraction is written and read once more.
-        rides: it is part of another kernel, so that it reads nothing itself.
+        unfinished: bytes of a contraction with an elementwise epilogue. If its result is all-reduced first, it is
+            written and read once more.
+        rides: it is merged into another kernel, so that it reads nothing itself.
     """
 
     operands: list[Side]

@@ -1,12 +1,10 @@
-"""Which work is done together: one kernel for each value that reaches memory.
+"""Groups ops into kernels: one kernel for each value that is materialised.
 
-A kernel belongs to the op that writes its result, or, where a product is finished by elementwise work (output fusion),
-to the product. What an op reads that is not in memory is computed on the way in, so its arithmetic and its reads belong
-to the kernel, on the side of the operand it comes in by; that says on which local shape it runs. A value read twice by
-one kernel is read once.
+A kernel belongs to the op that writes its result or, with output fusion, to the contraction whose epilogue writes it.
+An operand that is not in memory is computed in the kernel, so its flops and reads count for that operand, which
+determines its local shape. A value read twice by one kernel is read once.
 
-What kernels take on besides is told by `multi_output_fusion`, `reduction_fusion` and
-`normalization_fusion`.
+`multi_output_fusion`, `reduction_fusion` and `normalization_fusion` merge kernels further.
 
 Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside
 another's.
@@ -41,11 +39,11 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 
 @dataclass(slots=True)
 class _Walk:
-    """One kernel being gathered.
+    """State while one kernel is collected.
 
     padding, parts: [values] see `kernels`. cost: see `polynomials`. atomic: see `atomic_scatters`. residency: see
     `loop_residency`. widths: [values] see `on_chip_reuse`. read: (value, op that takes a part of it or -1) already
-    counted. product: the contraction found on the way; others: more of them.
+    counted. product: the contraction it contains; others: further ones.
     """
 
     padding: list[float]
@@ -68,17 +66,17 @@ def kernels(
     padding: list[float] | None = None,
     parts: list[float] | None = None,
 ) -> list[Kernel | None]:
-    """[ops] the kernels of a program. Arguments, carries and results of the program have none, nor have collectives;
-    manual regions have kernels of their own.
+    """[ops] the kernels of a program. Arguments, carries, results and collectives have none; manual regions are priced
+    separately.
 
-    padding: [values] elements in memory over elements, see `tiling`; bytes, elements and flops count with it. parts:
-    [values] the part of its bits with which each lies there, see `product_operands`; bytes count with it.
+    padding: [values] padded elements over elements, see `tiling`; scales bytes, elements and flops. parts: [values]
+    fraction of bits that is stored, see `product_operands`; scales bytes.
     """
     padded, parts = padding or [1.0] * len(program.values), parts or [1.0] * len(program.values)
     found: list[Kernel | None] = [None] * len(program.ops)
-    # With the products that are written after all: a kernel finishes one.
+    # Includes contractions that have to be written because a kernel can contain only one.
     taken = list(stored)
-    reads: dict[int, set[int]] = {}  # op that ends a kernel -> what it reads from memory
+    reads: dict[int, set[int]] = {}  # last op of a kernel -> values it reads from memory
     joins = multi_output_fusion.NAME in profile.passes
     hosts = Hosts(program, alone=library_products.NAME in profile.passes)
     scalars_free = resident_kernels.NAME in profile.passes
@@ -113,7 +111,7 @@ def _join(
     program: Program, taken: list[bool], free: tuple[bool, ...], end: int, found: list[Kernel | None], hosts: Hosts,
     joined: list[int], walk: _Walk,
 ) -> None:  # fmt: skip
-    """Makes what op `end` does part of the kernels `joined`: it reads nothing that they have."""
+    """Merges op `end` into the kernels `joined`: it does not read again what they hold."""
     walk.read.update(*(hosts.holds[kernel] for kernel in joined))
     op, host = program.ops[end], found[joined[-1]]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
@@ -128,8 +126,7 @@ def _join(
 def _add(
     program: Program, taken: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None], walk: _Walk
 ) -> _Walk:
-    """Adds the kernel that writes the results of op `number`, or adds these to the kernel of the product they
-    finish."""
+    """Adds the kernel that writes the results of op `number`, or adds the op to the epilogue of a contraction."""
     op = program.ops[number]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
     results = [_written(program, taken, free, op, k, walk) for k in range(len(op.results))]
@@ -146,7 +143,7 @@ def _add(
 
 
 def _finish(program: Program, op: Op, finish: Side, operands: list[Side], results: list[Side], walk: _Walk) -> None:
-    """Adds what an op does, on all its sides, to the finishing of a product."""
+    """Adds an op's work to the epilogue of a contraction."""
     finish.bytes += sum(s.bytes for s in results)
     finish.elements += sum(s.elements for s in results)
     finish.flops += _arithmetic(program, op, walk.cost, walk.atomic) * walk.padding[op.results[0]] + sum(
@@ -161,7 +158,7 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
 
 
 def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
-    """Operations of the vector unit for one execution of an op, or of the matrix unit."""
+    """Flops of one execution of an op, on the vector unit or the matrix unit."""
     part = sliced_products.part_made(program, op) if sliced_products.NAME in profile.passes else 1.0
     growth = fourier_transforms.growth(op, profile) * ragged_gradients.growth(op, profile)
     growth *= masked_groups.growth(op, profile)
@@ -176,7 +173,7 @@ def _arithmetic(program: Program, op: Op, cost: Mapping[str, float], atomic: boo
 
 
 def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, position: int, walk: _Walk) -> Side:
-    """What comes in by one operand of an op: reads, and arithmetic on the way."""
+    """Reads and fused arithmetic of one operand of an op."""
     side = Side()
     pending = [(op.operands[position], op, position)]
     while pending:
@@ -227,7 +224,7 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     elif maker not in (ARGUMENT, CARRY):
         side.passing += size
         side.widest = max(side.widest, min(size, walk.widths[value]))
-    elif takes and maker == CARRY:  # of a sequence that lies on the chip as a whole, or not at all
+    elif takes and maker == CARRY:  # of a sequence, on the chip as a whole or not at all
         side.passing += size
         side.widest = max(side.widest, it.bytes * padding)
     elements = round(min(it.elements, part.elements) * padding)

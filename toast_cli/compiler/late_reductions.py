@@ -1,11 +1,11 @@
-"""Late reductions: what a reduction leaves waits for its readers where the program has them, because reductions are
-combined and not hurried.
+"""Late reductions: the result of a collective reduction lives until its readers in program order, because reductions
+are combined and scheduled late.
 
-A gradient's all-reduce is joined with others, so that its buffer is there until the last reader in program order,
-whenever the scheduler could have had that run (seen in schedules of libtpu 0.0.42.1, fitted to the fit programs of
-benchmarks/data/memory.jsonl). Without this pass it is there until its readers run as they are scheduled.
+A gradient's all-reduce is combined with others, so that its buffer lives until the last reader in program order, even
+if the scheduler could run that earlier (seen in schedules of libtpu 0.0.42.1, fitted to the fit programs of
+benchmarks/data/memory.jsonl). Without this pass it lives until its readers run as scheduled.
 
-Enters: what is known of lives, and the readers of a reduced value. Leaves: until when the value is needed.
+Enters: the lives of values, and the readers of a reduced value. Leaves: when the value is last needed.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ NAME = "late-reductions"
 
 
 def deaths(lives: Lives, profile: CompilerProfile) -> list[int]:
-    """[ops] half step until which an op needs those of its operands that a reduction leaves."""
+    """[ops] last half step at which an op needs operands that are results of collective reductions."""
     return lives.program_deaths if NAME in profile.passes else lives.deaths

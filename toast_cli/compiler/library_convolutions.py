@@ -34,18 +34,18 @@ NAME = "library-convolutions"
 
 
 def is_read(program: Program, kernels: Iterable[int]) -> bool:
-    """Whether one of the kernels, named by the ops that end them, is a convolution."""
+    """Whether one of the kernels, given by their last ops, is a convolution."""
     return any(program.ops[number].kind.convolution for number in kernels)
 
 
-# Features of fewer than so many do not go to the matrix units; parts of the f32 units' rate.
+# Convolutions of fewer features do not use the matrix units; fractions of the f32 units' rate.
 FEW_FEATURES, FEW_PART, GROUPED_PART = 8, 0.6, 0.075
 SLOW_GRADIENT = 2.0
 TILE = 128  # rows and columns of a tile of results there
 
 
 def vector_part(program: Program, op: Op) -> float:
-    """The part of the f32 units' rate at which a convolution runs there, 0 where the matrix units do it."""
+    """Fraction of the f32 units' rate that a convolution attains there, 0 if it runs on the matrix units."""
     left, right, out = ({f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0]))
     if any(op.rule.sizes[factor] > 1 for factor in left & right & out):
         return GROUPED_PART
@@ -57,13 +57,13 @@ def vector_part(program: Program, op: Op) -> float:
 
 
 def slowed(op: Op, bits: int) -> float:
-    """How much longer the gradient of a kernel takes than another product of the same size."""
+    """Factor by which the gradient of a kernel is slower than another product of the same size."""
     gradient = bool(op.windows) and all(w.size > w.outputs for w in op.windows)
     return SLOW_GRADIENT if gradient and bits > 16 else 1.0
 
 
 def terms_of_whole_images(op: Op) -> int:
-    """Terms in space of each element of the result, where the window of a convolution is a whole image; else 0."""
+    """Spatial terms of each result element, if a convolution's window is a whole image; else 0."""
     if not op.windows or all(w.stride == 1 and w.dilation == 1 for w in op.windows):
         return 0
     if any(2 * _kernel(w) <= _image(w) or w.outputs >= w.size for w in op.windows):

@@ -30,27 +30,27 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import SELECT, TRANSPOSE
 
 NAME = "library-products"
-SMALL = 8  # an array of so many times less bytes than another is small beside it (a bias)
+SMALL = 8  # ratio of bytes from which an array counts as small beside another (a bias)
 MOST_GROUPS = 3
 FEW_ROWS = 16
 
 
 def finishes(op: Op, size: int, made: int, others: Iterable[int]) -> bool:
-    """Whether op makes `made` bytes on the way out of a contraction that makes `size`. others: dimensions of what each
-    other operand is computed from."""
+    """Whether an op with `made` result bytes is fused into the epilogue of a contraction of `size` bytes. others: ranks
+    of the arrays that each other operand is computed from."""
     other = op.kind.transcendental or op.kind.polynomial or op.name == SELECT
     return not other and not reorders(op) and made <= size and all(rank <= 1 for rank in others)
 
 
 def computes(effort: int, read: Iterable[int]) -> bool:
-    """Whether a contraction computes an operand on the way in. effort: 0 where no function is evaluated for it. read:
-    bytes of each array that is read to compute it."""
+    """Whether a contraction fuses the computation of an operand. effort: 0 if that evaluates no function. read: bytes
+    of each array that it reads."""
     sizes = sorted(read, reverse=True)
     return effort == 0 and not any(SMALL * size > sizes[0] for size in sizes[1:])
 
 
 def reorders(op: Op) -> bool:
-    """Whether an op transposes more than a library's product can take or make as it is."""
+    """Whether an op transposes more than a library call can absorb."""
     if op.name != TRANSPOSE:
         return False
     taken, made = (_factors(op, dims) for dims in (op.rule.operands[0], op.rule.results[0]))
@@ -59,7 +59,7 @@ def reorders(op: Op) -> bool:
 
 
 def copied_operands(program: Program, op: Op) -> tuple[int, ...]:
-    """Positions of the operands of a contraction that are copied into another order."""
+    """Positions of a contraction's operands that are copied into another dimension order."""
     if not op.kind.contraction or len(op.operands) != 2:
         return ()
     left, right, out = (set(_factors(op, dims)) for dims in (*op.rule.operands[:2], op.rule.results[0]))

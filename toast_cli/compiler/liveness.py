@@ -1,10 +1,10 @@
-"""When each stored value is alive.
+"""Liveness of each stored value.
 
-Time runs in half steps: op n reads and writes at 2n, or sooner where the scheduler moves it, see `schedule`; what an
-in-place op (elementwise, update of a slice) reads for the last time is gone at 2n - 1, so that its result can take over
-the buffer; of an update, only what is updated. A value that is fused into its readers is read when they are. A value
-read inside a loop but made outside stays until the loop ends; a carried value is held from the loop's start to its last
-read in the body, then what the body yields takes over, and after the loop it is there until its last read.
+Time runs in half steps: op n reads and writes at 2n, or sooner where the scheduler moves it, see `schedule`; an operand
+that an in-place op (elementwise, update of a slice) reads for the last time is freed at 2n - 1, so that its result can
+reuse the buffer; for an update, only the updated operand. A value that is fused into its readers is read when they are.
+A value read inside a loop but made outside stays until the loop ends; a carried value is live from the loop's start to
+its last read in the body, then the body's yield reuses its buffer, and after the loop it is live until its last read.
 
 Enters: a program and which values are stored. Leaves: `Lives`.
 """
@@ -29,12 +29,12 @@ class Lives:
 
     Attributes:
         intervals: [values] when each stored value is alive; empty for values that are not stored.
-        times: [ops] when each runs. deaths: [ops] until when each needs its operands.
-        program_deaths: [ops] the same if nothing ran sooner than the program has it.
-        read_at: (op, position) -> until when that use needs its operand. It is later than `deaths` where an op in a
-            loop reads something from outside.
+        times: [ops] when each runs. deaths: [ops] when each last needs its operands.
+        program_deaths: [ops] the same if all ops ran in program order.
+        read_at: (op, position) -> when that use last needs its operand. It is later than `deaths` where an op in a loop
+            reads a value from outside.
         end: last half step of the program.
-        into_arguments: `toast.result` ops whose array, in whatever sharding, goes into a donated argument's buffer.
+        into_arguments: `toast.result` ops whose array reuses a donated argument's buffer, in any sharding.
     """
 
     intervals: list[list[Interval]]
@@ -49,7 +49,7 @@ class Lives:
 def find_lives(
     program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, parts: list[float]
 ) -> Lives:
-    """parts: [values] the part of its bits with which each is written, see `product_operands`."""
+    """The lives of all values. parts: [values] fraction of its bits that is written, see `product_operands`."""
     end = 2 * len(program.ops)
     times = half_steps(program, stored, free, profile)
     takes_over = _takes_over(program, stored, parts, profile)
@@ -66,7 +66,7 @@ def find_lives(
 
 
 def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[int, int], int]:
-    """(op, position) -> half step until which that use needs its operand: what a loop yields, to the end of the
+    """(op, position) -> last half step at which that use needs its operand; for a loop's yield, the end of the
     iteration."""
     ops, loops, producer = program.ops, program.loops, program.producer
     read_at: dict[tuple[int, int], int] = {}
@@ -96,7 +96,7 @@ def _into_arguments(program: Program) -> frozenset[int]:
 
 
 def _takes_over(program: Program, stored: list[bool], parts: list[float], profile: CompilerProfile) -> list[bool]:
-    """[ops] whether what an op writes can take over the buffer of what it reads."""
+    """[ops] whether an op's result can reuse an operand's buffer."""
     if in_place_updates.NAME not in profile.passes:
         return [False] * len(program.ops)
     shrinks = in_place_updates.shrinking(program, stored, parts)
@@ -104,7 +104,7 @@ def _takes_over(program: Program, stored: list[bool], parts: list[float], profil
 
 
 def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: list[bool]) -> list[int]:
-    """[ops] half step until which an op needs its operands: when it runs, or when whatever it is fused into runs."""
+    """[ops] last half step at which an op needs its operands: when it runs, or when the op it is fused into runs."""
     death = [0] * len(program.ops)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
@@ -113,7 +113,7 @@ def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: 
             at = 2 * len(program.ops)
         elif takes_over[number]:
             at -= 1
-        if op.results and not stored[op.results[0]]:  # computed where it is read, however late that is
+        if op.results and not stored[op.results[0]]:  # fused into its readers
             readers = [death[u] for u, _ in program.users[op.results[0]]]
             at = max(readers if readers and op.kind.fusible else [at, *readers])
         death[number] = at
@@ -121,7 +121,7 @@ def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: 
 
 
 def _leave_loops(program: Program, at: int, loop: int, home: int) -> int:
-    """A read inside loops that the value's own loop contains lasts to the end of the outermost of them."""
+    """The end of a read: a read within loops inside the value's own loop lasts to the end of the outermost of them."""
     while loop not in (home, -1):
         at = max(at, 2 * program.loops[loop].last - 1)
         loop = program.loops[loop].parent
@@ -144,5 +144,5 @@ def _intervals(
     inside = [read_at[u] for u in uses if is_within(program, u[0], loop)]
     outside = [read_at[u] for u in uses if not is_within(program, u[0], loop)]
     body = (born, max(inside, default=born))
-    # At the loop's last half step what the body yields is still counted; the carry has taken it over right after.
+    # The body's yield counts at the loop's last half step; right after it, the carry has taken it over.
     return [body, (2 * program.loops[loop].last, max(outside))] if outside else [body]

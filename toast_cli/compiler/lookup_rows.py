@@ -2,8 +2,8 @@
 
 A TPU moves a row at a time, so that XLA:TPU lays out both with the dimension that a row runs along innermost, and
 narrow rows are padded to 128 lanes: 327,680 rows of 16 f32 take 160 MiB and not 20, the ends of 1,048,576 edges in
-space 512 and not 16. What is elementwise of such rows lies as they do. Seen in gathers of rows and segment sums
-compiled by libtpu 0.0.42.1 for v5e (rows of 2 to 256 elements of f32 and bf16, 16,384 to 1,048,576 of them) and in
+space 512 and not 16. Elementwise results of such rows, which keep their layout. Seen in gathers of rows and segment
+sums compiled by libtpu 0.0.42.1 for v5e (rows of 2 to 256 elements of f32 and bf16, 16,384 to 1,048,576 of them) and in
 graph networks. A scatter into less than `scatter_bytes` keeps that on the chip and computes what it adds as it reads
 it; larger ones sort their indices, and what they add is written first, with the last two dimensions innermost that a
 row runs along. Told by whole arrays, before any plan is known: a plan that splits the rows scattered into may get below
@@ -25,7 +25,7 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import GATHER, SCATTER
 
 NAME = "lookup-rows"
-_UPDATES = 2  # which operand of a scatter they are
+_UPDATES = 2  # position of a scatter's updates
 
 
 def dims_of_rows(program: Program, profile: CompilerProfile) -> dict[int, Dims]:
@@ -46,20 +46,20 @@ def dims_of_rows(program: Program, profile: CompilerProfile) -> dict[int, Dims]:
 
 
 def _combined(program: Program, value: int) -> bool:
-    """Whether rows are read elementwise and by scatters alone, and so not laid out anew for a product."""
+    """Whether rows are read only elementwise and by scatters, so that no contraction needs another layout."""
     readers = [program.ops[user] for user, _ in program.users[value]]
     return all(reader.kind.elementwise or reader.name == SCATTER for reader in readers)
 
 
 def _passed_on(program: Program, op: Op, found: dict[int, Dims]) -> Iterator[tuple[int, Dims]]:
-    """What is elementwise of rows lies as they do."""
+    """Elementwise results of such rows, which keep their layout."""
     for value in op.operands:
         if value in found and program.values[value].shape == program.values[op.results[0]].shape:
             yield op.results[0], found[value]
 
 
 def _table_bytes(program: Program, op: Op, profile: CompilerProfile) -> float:
-    """Of what a scatter adds to, as f32 with its last dimension in the lanes."""
+    """Bytes of a scatter's operand as f32 with its last dimension in the lanes."""
     *rows, width = program.values[op.operands[0]].shape or (1,)
     lanes = profile.memory_tile[1]
     return 4.0 * prod(rows) * ceil(width / lanes) * lanes
@@ -68,7 +68,8 @@ def _table_bytes(program: Program, op: Op, profile: CompilerProfile) -> float:
 def _rows(
     program: Program, op: Op, value: int, rule: tuple[tuple[tuple[int, ...], ...], ...]
 ) -> Iterator[tuple[int, Dims]]:
-    """`value` and its rows' dimensions, if there are any. rule: the factors of its dimensions, first."""
+    """(`value`, its rows' dimensions), if there are any. rule: its first entry has the factors of the value's
+    dimensions."""
     if not rule or len(op.rule.operands) < _UPDATES:
         return
     table, indices = ({factor for dim in dims for factor in dim} for dims in op.rule.operands[:2])

@@ -1,15 +1,14 @@
-"""Loop copies: loop carries that lie in another dimension order than arguments do are copied.
+"""Loop copies: loop carries with another dimension order than the arguments are copied.
 
-XLA lays an array out as its readers want it, but arguments and results of a program lie in the order their shapes say;
-so what a loop carries from an argument is copied before and after the loop where its readers want another order. Seen
+XLA lays an array out for its readers, but arguments and results of a program have the dimension order of their shapes;
+so a carry that starts from an argument is copied before and after the loop if its readers require another order. Seen
 in compiled decoding loops (a cache [batch, position, head, width] or [batch, head, position, width], of one layer or of
 all):
 
-* a product that is done for many matrices at once wants the dimensions that number them outermost;
-* a product of matrices with one vector each is no work for the matrix unit: elementwise, it wants those dimensions in
-  the tiles;
-* where a slice that is picked at run time is read straight out of an array updated before, the array is laid out for
-  the update, whose one position would fill a small part of each tile.
+* a batched product requires its batch dimensions outermost;
+* a batched matrix-vector product is elementwise work, and requires the batch dimensions in the tiles;
+* where a dynamic slice is read directly from an array that was updated before, the array is laid out for the update,
+  whose one position would fill a small part of each tile.
 
 Enters: a program. Leaves: which carries are copied. Without this pass none are.
 """
@@ -24,7 +23,7 @@ NAME = "loop-copies"
 
 
 def is_copied(program: Program, carry: Op) -> bool:
-    """Whether what the loop does with the value it carries, in loops within it too, wants it in another order."""
+    """Whether the readers of a carry in its loop, nested loops included, require another dimension order."""
     loop = program.loops[carry.loop]
     reached, waiting = {carry.results[0]}, [(carry.results[0], frozenset[str]())]
     while waiting:
@@ -49,13 +48,14 @@ def _is_followed(op: Op) -> bool:
 
 
 def _after(passed: frozenset[str], name: str) -> frozenset[str]:
-    """An update counts before the slice is picked; afterwards it is the slice's own."""
+    """The names of ops passed so far, and this one; an update after the slice belongs to the slice and does not
+    count."""
     return passed if name == DYNAMIC_UPDATE_SLICE and DYNAMIC_SLICE in passed else passed | {name}
 
 
 def _wants_another_order(program: Program, op: Op, position: int) -> bool:
-    """Whether an operand's dimensions that number its matrices (they are in both operands and in the result) are not
-    its outermost, or the other operand has a vector for each."""
+    """Whether an operand's batch dimensions (those in both operands and in the result) are not its outermost, or the
+    other operand has only a vector for each."""
     operands = op.rule.operands
     if op.name == CONVOLUTION or len(operands) < 2:
         return False
@@ -69,7 +69,7 @@ def _wants_another_order(program: Program, op: Op, position: int) -> bool:
 
 
 def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
-    """Ops: the carries that are copied out of arguments, and into results."""
+    """Op numbers of the carries that are copied from arguments and to results."""
     if NAME not in profile.passes:
         return set()
     return {number for number, op in enumerate(program.ops) if op.name == CARRY and is_copied(program, op)}

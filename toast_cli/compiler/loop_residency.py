@@ -1,15 +1,14 @@
-"""Loop residency: what every iteration of a loop reads whole stays in on-chip memory from the first to the last.
+"""Loop residency: arrays that every iteration of a loop reads whole stay in on-chip memory throughout the loop.
 
 XLA:TPU's memory-space assignment brings weights that a loop reads, and what it carries from one iteration to the next
 (states, gradients being added up), into on-chip memory before the loop and leaves them there: a recurrence over time
 reads its weights from device memory once and not at every step. It converts f32 weights that only products read to
-bf16 before the loop. What is sliced (the weights of one layer, one step of a sequence) passes through. Seen in scans
+bf16 before the loop. Sliced arrays (the weights of one layer, one step of a sequence) only pass through. Seen in scans
 over time compiled by libtpu 0.0.42.1 for v4, v5e and v6e, whose loops carry such arrays in memory space 1 (3 on v4).
-Reading there takes time, too (`OnChip.speed`). Where a loop has more of such arrays than fit, none counts as staying:
+Reading there takes time, too (`OnChip.speed`). If a loop has more such arrays than fit, none counts as staying:
 decoding loops over large models read their weights from device memory. Without this pass every loop does.
 
-Enters: a program, and what its arrays take in memory. Leaves: for each loop how many bytes of arrays it keeps so, and
-which uses are of those.
+Enters: a program, and the bytes of its arrays. Leaves: for each loop the arrays that it keeps, and their bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class LoopResidency:
     """Which arrays stay on the chip while loops run.
 
     Attributes:
-        parts: (value, loop) -> the part of its bytes that lies there, for each array a loop keeps.
+        parts: (value, loop) -> fraction of its bytes that is there, for each array a loop keeps.
         totals: [loops] bytes of all of them, of whole arrays.
     """
 
@@ -38,13 +37,13 @@ class LoopResidency:
     totals: list[float]
 
     def of_read(self, value: int, reader: Op) -> tuple[float, float]:
-        """(part of its bytes that a use of an array takes from on-chip memory, bytes of all that lies there); 0 where
-        it does not lie there."""
+        """(fraction of an array's bytes that a use reads from on-chip memory, bytes of all arrays there); zeros if it
+        is not there."""
         part = self.parts.get((value, reader.loop), 0.0)
         return (part, self.totals[reader.loop]) if part else (0.0, 0.0)
 
     def of_yield(self, program: Program, value: int) -> tuple[float, float]:
-        """The same of what an iteration makes and the next one reads."""
+        """The same for a loop's yield."""
         for user, position in program.users[value]:
             op = program.ops[user]
             if op.name == CARRY and position == 1:
@@ -55,7 +54,7 @@ class LoopResidency:
 def loop_residency(
     program: Program, stored: list[bool], sizes: list[float], free: tuple[bool, ...], profile: CompilerProfile
 ) -> LoopResidency:
-    """sizes: [values] bytes that each takes in memory."""
+    """The arrays that loops keep on the chip. sizes: [values] bytes in memory."""
     parts: dict[tuple[int, int], float] = {}
     totals = [0.0] * len(program.loops)
     if NAME in profile.passes and profile.on_chip.speed:
@@ -70,8 +69,7 @@ def loop_residency(
 
 
 def _keeping(program: Program, value: int) -> set[int]:
-    """Loops each of whose iterations reads the array as a whole, whatever they look up in it besides: it was there
-    before them, or they carry it."""
+    """Loops that read the whole array in each iteration, where it is loop-invariant or carried."""
     maker = program.ops[program.producer[value]]
     found = set()
     for user, position in program.users[value]:
@@ -87,7 +85,7 @@ def _keeping(program: Program, value: int) -> set[int]:
 
 
 def _only_multiplied(program: Program, value: int, loop: int) -> bool:
-    """Whether contractions are all that reads an f32 array from outside in a loop, perhaps rearranged."""
+    """Whether only contractions read a loop-invariant f32 array in a loop, perhaps rearranged."""
     maker = program.ops[program.producer[value]]
     if program.values[value].dtype != "f32" or maker.name == CARRY:
         return False

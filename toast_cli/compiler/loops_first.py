@@ -1,14 +1,14 @@
-"""Loops first: what may run before a loop or after it.
+"""Loops first: moves ops that do not depend on a loop before it or after it.
 
 XLA's schedulers do not keep the order of the program. The gradient of an output projection beside the backward loop
-over the layers is the common case: it is the last to read the gradient of the logits. Where it stands before the loop,
-it waits for the loop if that sets more memory free: seen in schedules of libtpu 0.0.42.1 for scanned decoders. Where it
-stands after the loop and does not need it, as in programs that were HLO text (MaxText's training steps), it runs before
-it if it frees more than it writes; so do sums over logits that a step reports. Without this pass everything runs where
-the program has it.
+over the layers is the common case: it is the last to read the gradient of the logits. If it is before the loop, it
+waits for the loop if that frees more memory: seen in schedules of libtpu 0.0.42.1 for scanned decoders. If it is after
+the loop and does not depend on it, as in programs from HLO text (MaxText's training steps), it runs before it if it
+frees more than it writes; so do sums over logits that a step reports. Without this pass everything runs in program
+order.
 
-Enters: a program and which values are written. Leaves: for each op the end of the loops that it waits for, and what
-runs as soon as what it reads is there.
+Enters: a program and its written values. Leaves: for each op the end of the loops that it waits for, and the ops that
+run as soon as their operands are available.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "loops-first"
 
 
 def after_loops(program: Program, stored: list[bool], profile: CompilerProfile) -> list[int]:
-    """[ops] half step at which the last loop between a product and all that reads it is over; 0 where there is none."""
+    """[ops] half step at which the last loop that a contraction waits for ends; 0 if there is none."""
     ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
     found = [0] * len(program.ops)
     if not ends or NAME not in profile.passes:
@@ -46,15 +46,15 @@ def after_loops(program: Program, stored: list[bool], profile: CompilerProfile) 
 def before_loops(
     program: Program, stored: list[bool], waits: list[tuple[int, int]], profile: CompilerProfile
 ) -> set[int]:
-    """Ops after a loop, independent of it, that free more than they write.
+    """Ops after a loop that do not depend on it and free more bytes than they write.
 
-    waits: [values] the last two ops that end a kernel which reads each.
+    waits: [values] the last ops of the last two kernels that read each.
     """
     ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
     if not ends or NAME not in profile.passes:
         return set()
-    behind = [0] * len(program.values)  # the end of the last loop that each depends on
-    over: dict[int, tuple[int, int]] = {}  # op -> the first loop that it stands after and does not depend on
+    behind = [0] * len(program.values)  # [values] end of the last loop each depends on
+    over: dict[int, tuple[int, int]] = {}  # op -> first loop before it that it does not depend on
     for number, op in enumerate(program.ops):
         latest = max((behind[v] for v in op.operands), default=0)
         if op.loop >= 0:
@@ -77,21 +77,21 @@ def before_loops(
 
 
 def _freed_by(program: Program, stored: list[bool], ends: list[tuple[int, int]]) -> dict[int, int]:
-    """End of a loop -> bytes of what is made before it and read for the last time in it, but for what it carries on."""
+    """End of a loop -> bytes of values that are made before it and last read in it, its carries excepted."""
     freed = dict.fromkeys((last for last, _ in ends), 0)
     arguments = {argument.value for argument in program.arguments}
     for value, users in enumerate(program.users):
         readers = [number for number, _ in users]
         if not readers or not stored[value] or value in arguments or program.ops[readers[0]].name == CARRY:
             continue
-        over = bisect_right(ends, max(readers), key=itemgetter(0))  # the first loop that ends behind the reader
+        over = bisect_right(ends, max(readers), key=itemgetter(0))  # first loop that ends after the reader
         if over < len(ends) and program.producer[value] < ends[over][1] <= max(readers):
             freed[ends[over][0]] += program.values[value].bytes
     return freed
 
 
 def _first_readers(program: Program, stored: list[bool]) -> list[int]:
-    """[values] the first op that ends a kernel which reads each value."""
+    """[values] last op of the first kernel that reads each value."""
     found = [len(program.ops)] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]

@@ -1,18 +1,18 @@
-"""Memory-space assignment: temporaries that are small and read soon lie in on-chip memory instead of device memory.
+"""Memory-space assignment: small temporaries that are read soon are in on-chip memory instead of device memory.
 
 XLA:TPU's memory-space assignment runs after scheduling and gives on-chip memory (CMEM on v4, VMEM on others) to the
 arrays that gain most by it, so long as they fit beside those that are there and do not wait too long: from the kernel
 that makes an array to the last that reads it, no more time may pass than it takes to fill that memory a few times over.
-What loops carry and what the program returns lies in device memory. Which of the arrays that may get a place do get one
-depends on much; that it is nearly full where there are enough of them does not. So of the *brief* temporaries alive at
-a moment, up to `OnChip.bytes * OnChip.filled` take no device memory.
+Loop carries and results of the program stay in device memory. Which eligible arrays are placed is hard to predict, but
+with enough of them on-chip memory is nearly full. So of the *brief* temporaries that are alive at one moment, up to
+`OnChip.bytes * OnChip.filled` take no device memory.
 
-Time is that of the program's kernels on one device over the number of devices: the same for all plans, so that what is
-brief is known before any plan is. A plan that splits less work than others has longer lives, but then arrays that are
-too large as well.
+Time is that of the program's kernels on one device over the number of devices: the same for all plans, so that brief
+arrays are known before any plan is. A plan that splits less work has longer lives, but its arrays are too large as
+well.
 
-Enters: a problem, what the compiler makes of it, and arrays alive. Leaves: which intervals are brief, and what is left
-in device memory. Without this pass all of it is.
+Enters: a problem, its kernels and their times, and the arrays alive. Leaves: the brief intervals, and the arrays that
+remain in device memory. Without this pass all of it is.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
 NAME = "memory-space-assignment"
-_KEPT = frozenset({CARRY, RESULT})  # what these read lies in device memory
+_KEPT = frozenset({CARRY, RESULT})  # their operands are in device memory
 
 
 class OnChipMemory:
-    """That of the devices of one problem.
+    """On-chip memory of each device of a problem.
 
-    capacity: bytes of temporaries in it at once; 0 for chips of which none are known. largest: bytes of an array that
+    capacity: bytes of temporaries in it at once; 0 if unknown for the chip. largest: bytes of the largest array that
     fits.
     """
 
@@ -53,19 +53,19 @@ class OnChipMemory:
         self._longest = given.refills * self.largest / chip.memory_bytes_per_second * devices
 
     def may_hold(self, value: int) -> bool:
-        """Whether the value itself may lie there, if only briefly."""
+        """Whether the value itself may be there."""
         program = self._program
         maker, readers = program.ops[program.producer[value]].name, program.users[value]
         return maker not in (ARGUMENT, CARRY) and all(program.ops[op].name not in _KEPT for op, _ in readers)
 
     def brief(self, interval: Interval) -> bool:
-        """Whether what is alive for so long may spend all of it there."""
+        """Whether an array with this live interval is brief enough to stay there."""
         first, last = interval
         return bool(self._elapsed[last + 1] - self._elapsed[first + 1] <= self._longest)
 
     def left(self, alive: Iterable[tuple[Alive, bool]]) -> Iterator[Alive]:
-        """What arrays take of device memory at one moment, given with whether each is brief: the largest get a place
-        first."""
+        """The arrays that remain in device memory at one moment; of brief ones the largest are placed on the chip
+        first. alive: (array, whether it is brief)."""
         room = self.capacity
         for array, brief in sorted(alive, key=lambda pair: -pair[0].bytes):
             there = min(room, array.bytes) if brief else 0.0
@@ -77,7 +77,8 @@ class OnChipMemory:
 def elapsed_seconds(
     program: Program, chip: Chip, profile: CompilerProfile, kernels: list[Kernel | None], times: list[int]
 ) -> NDArray[np.float64]:
-    """[half steps] seconds since the start on one device: within a loop of its first iteration, after it of all.
+    """[half steps] seconds since the start on one device; within a loop those of its first iteration, after it those of
+    all.
 
     times: [ops] half step at which each runs.
     """
@@ -91,7 +92,7 @@ def elapsed_seconds(
 
 
 def _seconds(program: Program, chip: Chip, profile: CompilerProfile, op: Op, kernel: Kernel) -> float:
-    """Of one kernel on whole arrays, without what tiles waste."""
+    """Seconds of one kernel on whole arrays, without tile padding."""
     sides, attained = (*kernel.operands, *kernel.results), profile.attained
     moved, vector, own = (
         sum(s.bytes + s.read for s in sides),

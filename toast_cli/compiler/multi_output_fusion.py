@@ -1,11 +1,12 @@
-"""Multi-output fusion: a kernel does elementwise work on what another one writes, and writes several results.
+"""Multi-output fusion: elementwise ops are merged into the kernel that writes their operand, which then writes several
+results.
 
-Where all else that the work reads is there when the other kernel runs, it is part of that kernel: an optimiser's new
-weights beside its new moments, in the kernel of the contraction that makes the gradient, or in one of their own. A
-contraction so finishes all that is made of its result, up to `FusionLimits.results`, and does not write the result
-itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass each kernel writes one result.
+Ops whose other operands are available when that kernel runs are merged into it: an optimiser's new weights and new
+moments are written by the kernel of the contraction that makes the gradient, or by one of their own. A contraction's
+kernel thus computes up to `FusionLimits.results` arrays from its result, and does not write the result itself. Seen in
+programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass each kernel writes one result.
 
-Enters: a program, kernel by kernel. Leaves: which kernels can do what the next op does.
+Enters: a program, kernel by kernel. Leaves: the kernels that the next op can be merged into.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ NAME = "multi-output-fusion"
 
 
 class Hosts:
-    """Which kernels write what, and have which arrays in registers. A kernel is known by its product, or by the op that
-    ends it. alone: products take nothing else on, see `library_products`."""
+    """The arrays that each kernel writes and holds in registers. A kernel is identified by its contraction or its last
+    op. alone: contractions are merged with nothing else, see `library_products`."""
 
     def __init__(self, program: Program, *, alone: bool) -> None:
         self._program = program
         self._alone = alone
         self.writes: dict[int, int] = {}  # value -> kernel
-        self._updates: dict[tuple[int, int], list[int]] = {}  # loop and elements -> kernels that updates have alone
+        self._updates: dict[tuple[int, int], list[int]] = {}  # (loop, elements) -> kernels of single updates
         self.holds: dict[
             int, set[tuple[int, int]]
         ] = {}  # kernel -> what it has read or made, (value, op that takes a part of it or -1)
 
     def of(self, end: int, reads: Iterable[tuple[int, int]]) -> list[int]:
-        """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own.
+        """Kernels that op `end`, which reads their results, can be merged into; empty if it needs its own kernel.
         reads: as in `holds`."""
         op, values, ops = self._program.ops[end], self._program.values, self._program.ops
         if op.name == DYNAMIC_UPDATE_SLICE:
@@ -54,7 +55,7 @@ class Hosts:
         return [] if waits else sorted(found)
 
     def _beside(self, op: Op, size: int, read: list[int]) -> set[int]:
-        """The kernel of another update of as many elements that reads one of the arrays, too."""
+        """The kernel of another update of the same size that reads one of the same arrays."""
         values = self._program.values
         arrays = {v for v in read if values[v].shape}
         for kernel in reversed(self._updates.get((op.loop, size), ())):
@@ -66,7 +67,7 @@ class Hosts:
         return host.loop == op.loop and (host.kind.elementwise or (host.kind.matrix_unit and not self._alone))
 
     def enter(self, kernel: int, end: int, reads: Iterable[tuple[int, int]]) -> None:
-        """Notes that a kernel reads so much and writes what op `end` makes."""
+        """Records that a kernel has these reads and writes the results of op `end`."""
         made = self._program.ops[end].results
         self.holds.setdefault(kernel, set()).update(reads, ((v, -1) for v in made))
         op = self._program.ops[end]

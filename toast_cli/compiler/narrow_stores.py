@@ -1,10 +1,10 @@
-"""Narrow stores: what comes out of a contraction and is only widened later is written before it is widened.
+"""Narrow stores: a contraction's result that is later widened is written before it is widened.
 
-A bf16 result that is converted to f32 (and perhaps reshaped) for its readers lies in memory as bf16, since each of them
-can widen it as it reads. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass the widened
-array is written.
+A bf16 result that is converted to f32 (and perhaps reshaped) for its readers is stored as bf16, since each reader can
+fuse the conversion. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass the widened array is
+written.
 
-Enters: a program, and a value that would be written. Leaves: what is written instead.
+Enters: a program, and a value that would be written. Leaves: the values that are written instead.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ NAME = "narrow-stores"
 
 
 def narrower_views(program: Program, sizes: list[int], stored: list[bool], value: int) -> list[int]:
-    """What a value that comes out of a contraction is a wider view of, the narrowest last; empty where it is not wider
-    than anything.
+    """The values that a contraction's result is a widening view of, the narrowest last; empty if it widens none.
 
-    sizes: [values] bytes. stored: [values] what is written so far.
+    sizes: [values] bytes. stored: [values] whether it is written, as decided so far.
     """
     ops, producer = program.ops, program.producer
     found: list[int] = []

@@ -1,12 +1,12 @@
-"""Narrowing: an array moves in the narrowest type that its readers take.
+"""Narrowing: a collective moves an array in the narrowest type that its readers need.
 
-XLA:TPU puts a conversion to a narrower type before the collective it follows, and sees through what only moves data on
-the way; a product of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion, but
-not one with a vector, which it computes as a multiplication and a sum, in f32. (libtpu 0.0.42.1 does so with
-all-gathers, all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
+XLA:TPU puts a conversion to a narrower type before the collective it follows, and looks through ops that only move
+data; a product of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion, but not
+one with a vector, which it computes as a multiplication and a sum, in f32. (libtpu 0.0.42.1 does so with all-gathers,
+all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
 
-Enters: a program. Leaves: for every value, and every op that reads one, the part of an element's bits that is needed.
-Without this pass that is all of them.
+Enters: a program. Leaves: for every value and every reader, the fraction of an element's bits that is needed. Without
+this pass that is all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "narrowing"
 
 
 class Narrowing:
-    """What of a program's floating-point elements is needed; all of them without this pass."""
+    """The bits of a program's floating-point elements that are needed; all of them without this pass."""
 
     def __init__(self, program: Program, profile: CompilerProfile) -> None:
         self._program, self._narrows, self._product_bits = program, NAME in profile.passes, profile.product_bits
@@ -31,11 +31,11 @@ class Narrowing:
                 self._needed[value] = max(self._read(value, op) for op, _ in program.users[value])
 
     def of_value(self, value: int) -> float:
-        """The part of its bits that any of its readers needs, at most 1."""
+        """Fraction of a value's bits that its readers need, at most 1."""
         return self._needed[value] / self._bits[value] if self._bits[value] else 1.0
 
     def of_use(self, value: int, op: int) -> float:
-        """The part of its bits that one reader needs, at most 1."""
+        """Fraction of a value's bits that one reader needs, at most 1."""
         return self._read(value, op) / self._bits[value] if self._bits[value] else 1.0
 
     def _read(self, value: int, number: int) -> int:

@@ -1,15 +1,14 @@
-"""On-chip reuse: what one kernel makes and others read does not pass through device memory while it is small or brief.
+"""On-chip reuse: small or brief arrays pass from one kernel to others without traffic to device memory.
 
-A part of the on-chip memory (128 MiB of CMEM or VMEM on TPUs) passes arrays from one kernel to the next. Up to
-`Attained.kept_bytes` on one device an array that the program makes and does not keep is no memory traffic; arguments,
-carries and results always are. On v5e larger ones are none either where no more than `Attained.passed_bytes` are
-written from when the array is made until it is read for the last time, itself among them: the scores of an attention
-between two products, of 48 MiB. (In the slices of v4, v5p and v6e that were compiled such arrays do pass through device
-memory.) Fitted to the cycles of whole programs that libtpu 0.0.42.1 compiled (`python benchmarks/calibrate.py`).
-Without this pass all that kernels read and write is traffic.
+A part of the on-chip memory (128 MiB of CMEM or VMEM on TPUs) passes arrays from one kernel to the next. A temporary of
+up to `Attained.kept_bytes` on one device is no memory traffic; arguments, carries and results always are. On v5e larger
+ones are none either if at most `Attained.passed_bytes` are written between the array's production and its last read,
+itself included: the scores of an attention between two products, of 48 MiB. (In the slices of v4, v5p and v6e that were
+compiled such arrays do pass through device memory.) Fitted to the cycles of whole programs that libtpu 0.0.42.1
+compiled (`python benchmarks/calibrate.py`). Without this pass all reads and writes of kernels are traffic.
 
-Enters: a program and what is stored, a profile. Leaves: up to how many bytes an array stays on the chip, and as how
-large each counts for that.
+Enters: a program, its stored values, and a profile. Leaves: the largest array that stays on the chip, and the bytes
+that each array counts for that.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def kept_bytes(profile: CompilerProfile) -> float:
 
 
 def widths(program: Program, stored: list[bool], sizes: list[float], profile: CompilerProfile) -> list[float]:
-    """[values] bytes of which whole arrays count as for `kept_bytes`. sizes: [values] bytes in memory."""
+    """[values] bytes that count against `kept_bytes` for each whole array. sizes: [values] bytes in memory."""
     passed, kept = profile.attained.passed_bytes, profile.attained.kept_bytes
     if not passed:
         return sizes

@@ -1,12 +1,12 @@
-"""One-hot scatters: a scatter that puts one element into each row of zeros is computed where it is read.
+"""One-hot scatters: a scatter of one element into each row of zeros is fused into its readers.
 
 The gradient of a look-up of one element in each row (the loss of a classifier: `take_along_axis` of log-probabilities
-by label) is a scatter into zeros. XLA:TPU makes a comparison of it, select(iota == index, update, 0), and fuses that
-into what reads it, so that the array is never in memory. libtpu 0.0.42.1 does so where the rows are batching dimensions
-of the scatter and each has one index; where indices count the rows themselves (`x[arange(n), labels]`), or a row has
-several, it scatters into memory. Without this pass every scatter writes its result.
+by label) is a scatter into zeros. XLA:TPU turns it into select(iota == index, update, 0), and fuses that into its
+readers, so that the array is never materialised. libtpu 0.0.42.1 does so where the rows are batching dimensions of the
+scatter and each has one index; where indices count the rows themselves (`x[arange(n), labels]`), or a row has several,
+it scatters into memory. Without this pass every scatter writes its result.
 
-Enters: a program and which values are free. Leaves: which scatters are computed by what reads them.
+Enters: a program and which values are free. Leaves: the scatters that are fused into their readers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "one-hot-scatters"
 
 
 def one_hot_scatters(program: Program, free: tuple[bool, ...], profile: CompilerProfile) -> frozenset[int]:
-    """Ops that are computed where they are read."""
+    """Op numbers of the one-hot scatters, which are fused into their readers."""
     if NAME not in profile.passes:
         return frozenset()
     scatters = [number for number, op in enumerate(program.ops) if op.name == SCATTER and len(op.operands) == 3]

@@ -1,11 +1,11 @@
-"""Overlap: which collectives something waits for.
+"""Overlap: finds the collectives that nothing waits for.
 
-What is computed from arguments alone without a product (weights, converted or sliced) is there when the step begins:
-gathering it can hide behind whatever runs before its first reader. What no product is computed from (gradients on their
-way into the optimiser) is needed when the step ends: reducing it can hide behind whatever runs after it. All other
-collectives stand on the critical path.
+Values computed from arguments without a product (weights, converted or sliced) are *early*, available when the step
+begins: their gathers can overlap with everything before their first reader. Values that no product depends on
+(gradients on their way into the optimiser) are *late*, needed only when the step ends: their reductions can overlap
+with everything after them. All other collectives are on the critical path.
 
-Enters: a program. Leaves: per value whether it is early, and whether it is late. Without this pass nothing is either.
+Enters: a program. Leaves: per value whether it is early, and whether it is late. Without this pass no value is either.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def late_values(program: Program, profile: CompilerProfile) -> list[bool]:
         return [False] * len(program.values)
     late = [True] * len(program.values)
     changed = True
-    while changed:  # once more for each loop that a value goes round; values only ever become less late
+    while changed:  # one more pass for each loop a value is carried through; values only change from late to not late
         changed = False
         for op in reversed(program.ops):
             if op.kind.matrix_unit or not all(late[v] for v in op.results):

@@ -1,8 +1,7 @@
-"""The partitioner's bugs: which versions of jaxlib partition something wrongly, so that plans have to keep away from
-it.
+"""The partitioner's bugs: which versions of jaxlib miscompile some shardings, so that plans have to avoid them.
 
-Enters: a version of jaxlib. Leaves: the `Workarounds` that it needs. A new version that has mended a bug gets its
-number in `MENDED`.
+Enters: a version of jaxlib. Leaves: the `Workarounds` that it needs. `MENDED` has the first version that fixes each
+bug.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ MENDED: Mapping[str, Version | None] = {"split_space": None}
 
 
 def workarounds_for(jaxlib: str, mended: Mapping[str, Version | None] = MENDED) -> Workarounds:
-    """What plans that this version of jaxlib partitions have to keep away from."""
+    """The workarounds that plans need for this version of jaxlib."""
     number = tuple(int(part) for part in re.findall(r"\d+", jaxlib)[:3])
     return Workarounds(**{name: first is None or number < first for name, first in mended.items()})
 
 
 def installed_workarounds() -> Workarounds:
-    """The same for the version that is installed here, which stands for the one that will partition the program."""
+    """The same for the installed version, which is assumed to partition the program."""
     return workarounds_for(version("jaxlib"))

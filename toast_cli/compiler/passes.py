@@ -1,9 +1,8 @@
-"""The passes: everything that a compiler makes of a partitioned program, as named rules in the order in which they
-matter.
+"""The passes: the effects of the compiler on a partitioned program, as named rules in the order in which they matter.
 
 Each pass is one file of this folder, whose docstring says what the compiler does, on what evidence, and what holds
 without the pass. A `CompilerProfile` names those that its compiler has; `CompilerProfile.without` switches some of them
-off, and a rule that is switched off has no part in any prediction. `benchmarks/ablation.py` tells what each is worth.
+off, and a rule that is switched off affects no prediction. `benchmarks/ablation.py` measures the effect of each.
 
 Enters: nothing. Leaves: the list `PASSES`.
 """
@@ -91,20 +90,20 @@ def _listed(*files: ModuleType) -> tuple[Pass, ...]:
 
 
 PASSES = _listed(
-    # What the partitioner's collectives become, and what they move.
+    # # Collectives: their kinds and bytes.
     narrowing, broadcast_gathers, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
     reduction_motion, overlap,
-    # What is computed together, and what reaches memory.
+    # # Fusion: kernels, and which values are materialised.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, normalization_fusion, unsliced_fusions,
     recomputation, shared_exponentials, polynomials, narrow_stores, product_operands, one_hot_scatters,
     sliced_products, weight_parts, padded_operands, library_convolutions, library_products,
     fused_lookups, atomic_scatters, vector_products, fourier_transforms, ragged_gradients, masked_groups,
-    # How arrays lie.
+    # # Layouts of arrays.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, returned_layouts, gathered_pieces, loop_copies, scan_unification, bf16_widening,
-    # When things run, and when arrays are there.
+    # # Schedule and liveness.
     schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
-    # Where they are.
+    # # Memory spaces.
     memory_space_assignment, on_chip_reuse, prefetched_arguments, loop_residency, resident_kernels, accumulator_windows,
     temporaries,
 )  # fmt: skip

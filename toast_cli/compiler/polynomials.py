@@ -3,10 +3,11 @@
 The number of operations for the error function and its kin is the profile's (`FusionLimits.polynomials`), from the
 cycles that libtpu 0.0.42.1 estimates for arrays of 4096 x 4096. Without this pass they count as one operation.
 
-Where several kernels read one of 16 bits it is written, since what is computed in f32 and rounded is too much to do
-again for two bytes (a gelu's erfc in bf16, beside its argument); one of f32 is computed again in each of them.
+A 16-bit result with several reading kernels is written, since recomputing it in f32 costs more than reading two bytes
+(a gelu's erfc in bf16, next to its argument); an f32 result is recomputed in each of them.
 
-Enters: a profile, or an op. Leaves: how many operations each of these functions takes, and whether it is written.
+Enters: a profile, or an op. Leaves: the vector-unit operations of each of these functions, and whether a result is
+written.
 """
 
 from __future__ import annotations

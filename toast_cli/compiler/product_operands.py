@@ -1,15 +1,15 @@
-"""Product operands: what only contractions read is written in the type that they multiply.
+"""Product operands: arrays that only contractions read are written in the type that these multiply.
 
-A TPU multiplies matrices of f32 in one bf16 pass unless told otherwise, so XLA:TPU converts what a contraction reads to
-bf16. It moves the conversion into the kernel that makes the array where nothing else reads it from memory: queries,
-keys and values, the gradient of an activation. A sum over the array (a bias' gradient) runs in that kernel and does not
-count; what only rearranges it passes the conversion on, also into loops: the copy of stacked weights that a scan
-transposes is written in bf16 where the loop converts or multiplies its slices. What a scan stacks for contractions of a
-later loop alone (queries, keys, values and probabilities that a scan over layers keeps for the backward pass) is
-stacked in bf16. Seen in training steps, decoding steps and single layers in f32 compiled by libtpu 0.0.42.1 for v4 and
-v5e. Without this pass an array is written in its own type.
+A TPU multiplies matrices of f32 in one bf16 pass unless told otherwise, so XLA:TPU converts a contraction's operands to
+bf16. It fuses the conversion into the kernel that makes the array if nothing else reads it from memory: queries, keys
+and values, the gradient of an activation. A sum over the array (a bias' gradient) runs in that kernel and does not
+count; ops that only rearrange it propagate the conversion, also into loops: the copy of stacked weights that a scan
+transposes is written in bf16 where the loop converts or multiplies its slices. An array that a scan stacks only for
+contractions of a later loop (queries, keys, values and probabilities that a scan over layers keeps for the backward
+pass) is stacked in bf16. Seen in training steps, decoding steps and single layers in f32 compiled by libtpu 0.0.42.1
+for v4 and v5e. Without this pass an array is written in its own type.
 
-Enters: a program and which of its values are written. Leaves: for each value the part of its bits that is written.
+Enters: a program and which of its values are written. Leaves: for each value the fraction of its bits that is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GIVEN = frozenset({ARGUMENT, CARRY, JOIN})
 
 
 def written_parts(program: Program, stored: list[bool], profile: CompilerProfile) -> list[float]:
-    """[values] the part of its bits with which a value lies in memory: below 1 for operands of contractions."""
+    """[values] fraction of a value's bits that is stored: below 1 for operands of contractions."""
     if NAME not in profile.passes:
         return [1.0] * len(program.values)
     needed = _bits_needed(program, profile.product_bits, frozenset())
@@ -36,7 +36,7 @@ def written_parts(program: Program, stored: list[bool], profile: CompilerProfile
 
 
 def _bits_needed(program: Program, product_bits: int, stacks: frozenset[int]) -> list[int]:
-    """[values] how many bits of each element are read. stacks: values that are stacks of operands."""
+    """[values] bits of each element that are read. stacks: values that are stacks of operands."""
     bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
     needed = list(bits)
     for value in range(len(program.values) - 1, -1, -1):
@@ -52,7 +52,7 @@ def _bits_needed(program: Program, product_bits: int, stacks: frozenset[int]) ->
 def _bits_read(
     program: Program, value: int, user: int, needed: list[int], product_bits: int, stacks: frozenset[int]
 ) -> int:
-    """How many bits of an element of an f32 value an op takes from memory; 0 where it needs nothing there."""
+    """Bits per element of an f32 value that an op reads from memory; 0 if it does not read it there."""
     op, maker = program.ops[user], program.ops[program.producer[value]]
     if op.kind.matrix_unit:
         return 32 if op.multiplies_by_vector else product_bits
@@ -64,8 +64,8 @@ def _bits_read(
 
 
 def _stacks_of_operands(program: Program, needed: list[int]) -> frozenset[int]:
-    """What loops carry to put one slice after the other in, what it was and what it becomes, where all that reads it
-    are slices that are operands of contractions. needed: see `_bits_needed`."""
+    """Carries that loops fill slice by slice, with their initial values and yields, if they are only read in slices
+    that are operands of contractions. needed: see `_bits_needed`."""
     found: set[int] = set()
     for number, op in enumerate(program.ops):
         if op.name == CARRY and program.values[op.results[0]].dtype == "f32":
@@ -76,7 +76,7 @@ def _stacks_of_operands(program: Program, needed: list[int]) -> frozenset[int]:
 
 
 def _is_filled(program: Program, number: int, update: int) -> bool:
-    """Whether a carry starts with a constant, and each iteration does nothing but write a slice of it."""
+    """Whether a carry starts as a constant, and each iteration only writes a slice of it."""
     carry, writes = program.ops[number], program.ops[update]
     start, loop = program.ops[program.producer[carry.operands[0]]], program.loops[carry.loop]
     inside = [use for use in program.users[carry.results[0]] if loop.first <= use[0] < loop.last]

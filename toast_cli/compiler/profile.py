@@ -1,10 +1,9 @@
-"""A profile: everything that was fitted to one version of one compiler on one chip, or observed in the programs it
-makes, as data.
+"""Compiler profiles: data fitted to one version of one compiler on one chip, or observed in the programs it compiles.
 
-The rules themselves are code, one file each (see `passes`); a profile says which of them this compiler has, and holds
-the figures they use. The profiles are in `profiles`, one file for each version of a compiler.
+The rules themselves are code, one file each (see `passes`); a profile lists those that its compiler has, and holds the
+figures they use. The profiles are in `profiles`, one file for each version of a compiler.
 
-Enters: nothing. Leaves: the type `CompilerProfile`, and the groups of figures it is made of.
+Enters: nothing. Leaves: the type `CompilerProfile`, and its groups of figures.
 """
 
 from __future__ import annotations
@@ -22,16 +21,14 @@ IDEAL = Attained()
 
 @dataclass(frozen=True, slots=True)
 class FusionLimits:
-    """Where fusion ends.
+    """Limits of fusion.
 
     Attributes:
-        readers: more readers of a value than this no longer matter. sources: arrays that one kernel reads at most.
-        steps: operations in a row that are computed again in each reader. results: that the kernel of one contraction
-            writes.
-        shared_bits: exponentials of at most so many bits count as written, see `shared_exponentials`.
-        constant_bytes: a value derived from constants alone is stored beyond this size if it is kept at all.
-        polynomials: operation without an instruction of its own -> operations of the vector unit that it is expanded
-            into.
+        readers: most readers of a value that are told apart. sources: most arrays that one kernel reads. steps: longest
+        chain of ops that each reader recomputes. results: most that the kernel of one contraction writes. shared_bits:
+        exponentials of at most this many bits count as written, see `shared_exponentials`.
+        constant_bytes: a value derived from constants alone that a loop or result reads is stored if it is larger than
+        this. polynomials: op without an instruction of its own -> vector-unit operations that it expands into.
     """
 
     readers: int = 8
@@ -45,15 +42,15 @@ class FusionLimits:
 
 @dataclass(frozen=True, slots=True)
 class SpaceToBatch:
-    """How space is cut into pieces of the batch for convolutions of few images, see `space_to_batch`.
+    """How spatial dimensions become pieces of the batch for convolutions of few images, see `space_to_batch`.
 
     Attributes:
-        images: a device with fewer has few. pieces: of space; space of less than two elements each is not cut.
-        grouped_steps: arrays that a norm in groups writes. joined_steps: arrays written where a norm is added to what
-            has not the form.
-        passes: how often what a convolution reads and what it makes could be read and written in the time that cutting
-            it and putting it together takes; fitted to the steps with 4 images of the family "convolution step" of
-            `benchmarks/op_cases.py` on v4, v5e and v6e, libtpu 0.0.42.1.
+        images: least number for which it does not apply. pieces: number of pieces; shorter ones than two elements are
+        not cut. grouped_steps: arrays that a group norm writes. joined_steps: arrays written where a norm is added to
+        an array without pieces.
+        passes: time of cutting and reassembling, in reads and writes of the convolution's operand and result; fitted to
+            the steps with 4 images of the family "convolution step" of `benchmarks/op_cases.py` on v4, v5e and v6e,
+            libtpu 0.0.42.1.
     """
 
     images: int = 8
@@ -65,23 +62,21 @@ class SpaceToBatch:
 
 @dataclass(frozen=True, slots=True)
 class OnChip:
-    """What the compiler keeps out of device memory, see `memory_space_assignment`; the default is nothing.
+    """Use of on-chip memory by the compiler, see `memory_space_assignment`; the default is none.
 
     Attributes:
-        bytes: of on-chip memory that it gives to arrays.
-        filled: part of that which temporaries fill; prefetched arguments and gaps have the rest.
-        refills: how long a temporary stays there at most, in times that it takes to read so many bytes from device
-            memory.
-        speed: bytes a second that kernels read and write there, over what they attain of device memory; 0: nothing
-            stays there while a loop runs, see `loop_residency`.
-        vector_seconds, product_seconds: of starting and draining a kernel that takes all it reads from there and writes
-            there, without and with a contraction, see `resident_kernels`; 0: unknown. narrow_seconds: what it takes
-            besides where the contraction's result has less rows than a tile, or it multiplies less than f32.
-        vector_speed: bytes a second that a kernel without a contraction reads and writes there, over what it attains of
-            device memory.
-        ahead: part of `bytes` that arguments and results have outside of loops, see `prefetched_arguments`.
-        own_bytes: of that memory that a kernel has for itself. window_bytes: of the largest piece in which a product
-            adds to what a loop keeps there, see `accumulator_windows`; 0: unknown.
+        bytes: of on-chip memory available to arrays.
+        filled: fraction of that which temporaries fill; prefetched arguments and gaps take the rest.
+        refills: longest stay of a temporary there, in units of the time to read `bytes` from device memory.
+        speed: bandwidth of kernels there relative to device memory; 0: nothing stays there while a loop runs, see
+            `loop_residency`.
+        vector_seconds, product_seconds: overhead of starting and draining a kernel that only reads and writes there,
+            without and with a contraction, see `resident_kernels`; 0: unknown. narrow_seconds: additional overhead if
+            the contraction's result has fewer rows than a tile, or its operands are narrower than f32. vector_speed:
+            bandwidth there of a kernel without a contraction, relative to device memory.
+        ahead: fraction of `bytes` for arguments and results outside of loops, see `prefetched_arguments`.
+        own_bytes: scratch memory of a kernel. window_bytes: of the largest window in which a product accumulates into
+            an array that a loop keeps there, see `accumulator_windows`; 0: unknown.
     """
 
     bytes: float = 0.0
@@ -99,18 +94,18 @@ class OnChip:
 
 @dataclass(frozen=True, slots=True)
 class ScatterTiles:
-    """How a reduce-scatter takes an array apart, see `reduce_scatter`.
+    """Rules by which a reduce-scatter divides an array into tiles, see `reduce_scatter`.
 
     Attributes:
-        tile: (rows, columns) of the tiles of memory. word_bits: narrower elements are packed into words of so many
-            bits.
-        streams, square_streams: that run at once around a ring, and around four devices in a square.
-        growth: a piece is padded as long as it grows by less than this factor.
+        tile: (rows, columns) of a memory tile. word_bits: narrower elements are packed into words of this size.
+        streams, square_streams: number that run at once around a ring, and around four devices in a square.
+        growth: a shard is padded if it grows by less than this factor.
         nearly: orders of dimensions with up to this factor more tiles count as equal.
         square_edge: the shortest edge of a square slice that is reduced by an all-reduce that uses all links.
-        part: the fewest and the most tiles of the equal parts that the columns of wide arrays are taken in.
+        part: (fewest, most) tiles of the equal parts into which the columns of wide arrays are divided.
         near_tie: orders with up to this factor more tiles of a gradient count as equal.
-        tied_arrays: so many arrays that a tied table's gradient updates settle its order; fewer leave it in rows.
+        tied_arrays: a tied table's gradient has the dimension order of the arrays it updates if there are this many;
+            else rows.
     """
 
     tile: TileShape = (8, 128)
@@ -127,8 +122,8 @@ class ScatterTiles:
 
 @dataclass(frozen=True, slots=True)
 class SliceGathers:
-    """Which all-gathers over all devices become all-reduces, see `slice_gathers`: over so many and more, of results of
-    up to so many bytes."""
+    """All-gathers over all devices that become all-reduces, see `slice_gathers`. devices: least number. bytes: largest
+    result."""
 
     devices: int = 64
     bytes: float = inf
@@ -136,25 +131,24 @@ class SliceGathers:
 
 @dataclass(frozen=True)
 class CompilerProfile:
-    """One compiler in one version for one chip. The defaults are those of a compiler of which nothing was measured.
+    """One compiler in one version for one chip. The defaults are those of an unmeasured compiler.
 
     Attributes:
         compiler, version: e.g. "XLA:TPU", "libtpu 0.0.42.1". chip: name of the chip's preset.
         passes: names of the rules (see `passes.PASSES`) that this compiler has.
-        asynchronous: kinds of collectives that it runs beside computing.
-        attained: what kernels get of the chip's peak rates.
-        memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements; (1, 1):
-            nothing.
-        fourier_growth: operations of the vector unit for each that a Fourier transform counts.
-        turning_cycles: of turning one pixel of up to 128 images, see `convolution_tiles`.
-        packed_part: of what writing an array of less than 4 bytes an element to device memory takes, the part that a
-            convolution takes to pack it where it stays on the chip.
-        product_bits: bits of an f32 element that a contraction takes by default.
-        scatter_bytes: a scatter sorts its indices where what it adds to takes so much, see `lookup_rows`.
-        combined_bytes: collectives of one kind that nothing waits for become one of about this many bytes.
-        temporary_growth: temporaries as this compiler lays them out over those that the rules count.
-        peak_error: nine of ten predicted peaks of the test points are nearer than this to what the compiler needs, as a
-            fraction.
+        asynchronous: kinds of collectives that it overlaps with compute.
+        attained: fractions of the chip's peak rates that kernels reach.
+        memory_tile: multiples to which the two innermost dimensions of an array are padded, in elements; (1, 1): no
+            padding.
+        fourier_growth: vector-unit operations per counted operation of a Fourier transform.
+        turning_cycles: cycles to transpose one pixel of up to 128 images, see `convolution_tiles`.
+        packed_part: time of a convolution to pack a result of less than 4 bytes an element that stays on the chip, as a
+            fraction of the time to write it to device memory.
+        product_bits: bits of an f32 element that a contraction multiplies by default.
+        scatter_bytes: a scatter sorts its indices if its operand has at least this many bytes, see `lookup_rows`.
+        combined_bytes: collectives of one kind that nothing waits for are combined up to about this many bytes.
+        temporary_growth: bytes of this compiler's temporaries over those that the rules count.
+        peak_error: 90th percentile of the relative error of predicted peaks on the test points.
         sources: field -> where its figures come from, and the command that measured them.
     """
 

@@ -5,7 +5,7 @@ that sums over them (`[m, k] x [m, n] -> [g, k, n]`, the gradient of the experts
 rows for each group: 4,096 rows, 1,024 x 1,024 numbers for each of 16 groups take 1.83 M cycles of a v5e, and one dense
 product of the same rows 0.08 M (libtpu 0.0.42.1). Without this pass each row is multiplied once.
 
-Enters: a profile and an op. Leaves: by how much its arithmetic grows.
+Enters: a profile and an op. Leaves: the growth of its flops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "ragged-gradients"
 
 
 def growth(op: Op, profile: CompilerProfile) -> float:
-    """Arithmetic done over arithmetic counted: as many times as there are groups that only the result has."""
+    """Flops done over flops counted: the number of groups, if only the result has them."""
     if op.name != RAGGED_DOT or NAME not in profile.passes:
         return 1.0
     read = {factor for dims in op.rule.operands for factors in dims for factor in factors}

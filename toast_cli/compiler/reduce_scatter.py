@@ -1,16 +1,15 @@
 """Tiled reduce-scatters: which of the reduce-scatters that the partitioner writes stay, and which become all-reduces.
 
-XLA:TPU lays arrays out in tiles, the two minor dimensions padded to whole ones, and lets a reduce-scatter take them
-apart only where every device gets whole tiles; elsewhere an all-reduce stays, of which each device keeps its piece. The
-rules were found by compiling some three thousand sums and products of different shapes with libtpu 0.0.42.1 for slices
-of v4, v5e, v5p and v6e:
+XLA:TPU lays arrays out in tiles, the two minor dimensions padded to whole ones, and keeps a reduce-scatter only where
+every device gets whole tiles; elsewhere an all-reduce and a slice remain. The rules were found by compiling some three
+thousand sums and products of different shapes with libtpu 0.0.42.1 for slices of v4, v5e, v5p and v6e:
 
 * Two streams run around the ring, and each takes half of every device's piece: halves of the columns' tiles, or of the
   rows' where the columns' are odd in number. Four devices in a square run four streams.
 * A piece is padded to that as long as it grows by less than half.
 * Both hold where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as they
   are, and so have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is
-  neither rows nor columns nor the outermost one does not come apart.
+  neither rows nor columns nor the outermost one cannot be scattered.
 * Columns that are not scattered themselves are taken in equal parts of at most 228 tiles a stream. Where there are
   more, and the largest part is of fewer than 32 tiles, an all-reduce stays: a vocabulary of 30,522 takes 239 tiles and
   one of 32,128 takes 251, both prime; 50,257 takes 3 x 131. Of 40 vocabularies drawn at random (19,000 to 204,000, two
@@ -49,7 +48,7 @@ from math import ceil, prod
 from toast_cli.compiler.profile import CompilerProfile, ScatterTiles, TileShape
 from toast_cli.hardware.model import Mesh
 
-Ends = tuple[int, int]  # the dimensions that lie as rows and as columns
+Ends = tuple[int, int]  # (dimension of the rows, dimension of the columns)
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the one operand they come from
 NAME = "tiled-reduce-scatter"
 
@@ -59,11 +58,11 @@ class ScatteredArray:
     """An array that is reduce-scattered.
 
     Attributes:
-        shape: on one device, before; of a gradient in the order in which it is read. dim: the dimension that is
-            scattered. bits: of an element.
-        sides: dimensions of the contraction that it is, by the operand they come from.
-        pieces: shapes of what a device has of it after the first reduction and after the last one, where it updates
-            with that what it keeps; empty where it is for something else.
+        shape: local shape before the scatter; for a gradient, in the dimension order in which it is read. dim: the
+            dimension that is scattered. bits: of an element.
+        sides: for a contraction's result, its dimensions by the operand they come from.
+        pieces: for a gradient that updates stored arrays, local shapes after the first and after the last reduction;
+            else empty.
     """
 
     shape: tuple[int, ...]
@@ -74,7 +73,7 @@ class ScatteredArray:
 
 
 def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], array: ScatteredArray) -> bool:
-    """Whether the chip's compiler keeps a reduce-scatter over `axes`, and does not leave an all-reduce in its place."""
+    """Whether the chip's compiler keeps a reduce-scatter over `axes` instead of an all-reduce."""
     if NAME not in profile.passes:
         return True
     rules = profile.scatter
@@ -91,7 +90,7 @@ def is_square(mesh: Mesh, axes: tuple[int, ...], count: int) -> bool:
 
 
 def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
-    """How many devices of each torus dimension the axes join, ascending."""
+    """Number of devices along each torus dimension that the axes join, ascending."""
     sizes: dict[str, int] = {}
     for axis in axes:
         for place, link in enumerate(mesh.axes[axis].links):
@@ -103,7 +102,7 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
 
 @lru_cache(maxsize=50_000)
 def _comes_apart(rules: ScatterTiles, array: ScatteredArray, count: int, streams: int) -> bool:
-    """Whether every device gets whole tiles, as many for each stream."""
+    """Whether every device gets whole tiles, the same number for each stream."""
     shape, dim, packed = array.shape, array.dim, _packed(rules, array)
     if len(shape) < 2 or shape[dim] % count:
         return False
@@ -125,7 +124,7 @@ def _comes_apart(rules: ScatterTiles, array: ScatteredArray, count: int, streams
 
 
 def _in_equal_parts(rules: ScatterTiles, columns: int) -> bool:
-    """Whether one stream's tiles of columns are few, or the multiple of a number that is neither small nor large."""
+    """Whether the column tiles of one stream are few, or divide into equal parts of an allowed size."""
     fewest, most = rules.part
     of_stream = columns if columns % 2 else columns // 2
     return of_stream <= most or any(of_stream % part == 0 for part in range(fewest, most + 1))
@@ -137,7 +136,7 @@ def _packed(rules: ScatterTiles, array: ScatteredArray) -> int:
 
 
 def _order(rules: ScatterTiles, array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
-    """Dimensions, the outermost first, in which an array lies of which each device gets a piece; see above."""
+    """Dimension order, outermost first, of the scattered array; see the module docstring."""
     if array.pieces:
         return _order_of_gradient(rules, array, piece)
     dims = range(len(piece))
@@ -165,13 +164,13 @@ def _ends_of_product(rules: ScatterTiles, array: ScatteredArray, piece: tuple[in
     pairs, last = _across(sides), max(*sides[0], *sides[1])
     fewest = min(_tiles(tile, piece, pair) for pair in pairs)
     few = (pair for pair in pairs if _tiles(tile, piece, pair) <= rules.nearly * fewest)
-    turned = min(sides[0]) > min(sides[1])  # a transpose stands between the product and its reader
+    turned = min(sides[0]) > min(sides[1])  # the product is transposed before it is read
     half = turned and piece[dim] % tile[1] == 0 < piece[dim] % (tile[1] * packed)
     return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -array.shape[pair[0]]))
 
 
 def _across(sides: Sides) -> list[Ends]:
-    """Dimensions from both operands, in pairs."""
+    """Pairs of one dimension from each operand, in both orders."""
     return [pair for a, b in product(*sides) for pair in ((a, b), (b, a))]
 
 

@@ -3,14 +3,15 @@
 XLA merges collectives of one kind, type and group, none of which needs another's result, into one of about
 `CompilerProfile.combined_bytes`, within one computation (not across a loop's iterations). Outside of loops all that
 nothing waits for become one: XLA:TPU (libtpu 0.0.42.1) made one of 20 all-reduces of 128 KiB, and one of 12 of 4 MiB.
-Of others those do that stand level: both sums of a batch normalisation, with those of a residual block's shortcut; the
-gradients of a layer in a loop over layers. Level are reductions over the same dimensions that have as many reductions
-before them on the longest way there, counted anew where nothing waits for them any more; XLA may find more that do not
-need one another. Of a ResNet's 105 all-reduces under data parallelism on v5e-16 XLA:TPU makes 27. Reduce-scatters that
-something waits for, or in loops, stay alone: those of a GRU's three gates, whose units are split, do. Without this pass
-each reduction pays the whole latency.
+Other all-reduces are combined if they are on one level: both sums of a batch normalisation, with those of a residual
+block's shortcut; the gradients of a layer in a loop over layers. Reductions over the same dimensions are on one level
+if the longest paths to them have equally many reductions, counting late ones separately; XLA may find more independent
+ones. Of a ResNet's 105 all-reduces under data parallelism on v5e-16 XLA:TPU makes 27. Reduce-scatters that something
+waits for, or in loops, stay alone: those of a GRU's three gates, whose units are split, do. Without this pass each
+reduction pays the whole latency.
 
-Enters: a program, what its ops reduce over, a profile. Leaves: which part of a collective's latency a reduction pays.
+Enters: a program, the reduced dimensions of its ops, and a profile. Leaves: the fraction of a collective's latency that
+a reduction pays.
 """
 
 from __future__ import annotations
@@ -24,42 +25,43 @@ from toast_cli.program.regions import loop_at
 
 NAME = "reduction-combining"
 
-# What a reduction is over, the loop and the branches it is in, whether nothing waits for it, reductions before it.
+# What an op reduces over, its loop and branches, whether nothing waits for it, number of reductions before it.
 _Place = tuple[Hashable | None, int, tuple[int, ...], bool, int]
 
 
 def shares(
     program: Program, over: Sequence[Hashable | None], late: Sequence[bool], profile: CompilerProfile
 ) -> list[float]:
-    """[ops] the share that each has in the collective it becomes part of, if that may be of any size; 1 where it stands
-    alone, 0 where it becomes one with all that nothing waits for.
+    """[ops] share of each reduction in the collective it is combined into, ignoring size limits; 1 if it is not
+    combined, 0 if it is combined with all that nothing waits for.
 
     Args:
-        over: [ops] what an op reduces over, and how; None where it does not. late: [ops] whether nothing waits for it.
+        over: [ops] what an op reduces over, and how; None if it does not reduce. late: [ops] whether nothing waits for
+            it.
     """
     if NAME not in profile.passes:
         return [1.0] * len(program.ops)
     producer = program.producer
-    before = [0] * len(program.ops)  # [ops] reductions on the longest way there that are as late, itself among them
+    before = [0] * len(program.ops)  # [ops] reductions of the same lateness on the longest path to it, itself included
     places: dict[int, _Place] = {}
     for number, op in enumerate(program.ops):
         longest, last, one = 0, late[number], over[number]
         for value in op.operands:
-            maker = producer[value]  # a later op of what comes round a loop, which counts for nothing yet
+            maker = producer[value]  # may be a later op, for a carry; counts as 0 then
             if before[maker] > longest and late[maker] == last:
                 longest = before[maker]
         before[number] = longest if one is None else longest + 1
         if one is not None:
             places[number] = one, loop_at(program, number, 0), op.branches, last, before[number]
     level = Counter(places.values())
-    # What loops have added up is reduced behind them, though the op by which it gets there reduces nothing.
+    # Loop-carried sums are reduced after their loops, although the carry itself reduces nothing.
     at_end = [last and loop_at(program, number, 0) < 0 for number, last in enumerate(late)]
     return [0.0 if at_end[n] else 1.0 / level[places[n]] if n in places else 1.0 for n in range(len(program.ops))]
 
 
 def latency_part(kind: str, size: float, share: float, profile: CompilerProfile) -> float:
-    """Part of a collective's latency that a reduction of `size` bytes pays, which has that share in what it becomes
-    part of, as far as the size of that allows.
+    """Fraction of a collective's latency that a reduction of `size` bytes pays, given its share in the combined
+    collective, whose size is limited.
 
     Args:
         kind: of the collective. share: see `shares`.

@@ -1,11 +1,12 @@
-"""Reduction fusion: a reduction rides on another kernel, which has what it sums up in registers.
+"""Reduction fusion: a reduction is merged into another kernel that has its operand in registers.
 
-That is the kernel that makes the array, if all else that the reduction reads is there by then (it is not where a
-variance needs the mean, or a softmax's sum the largest element), or one that reads it together with the largest element
-that the reduction found. The reduction then reads nothing itself. Seen in programs compiled by libtpu 0.0.42.1 for v4
-to v6e, where XLA calls it multi-output fusion, too. Without this pass every reduction reads what it sums up.
+That is the kernel that makes the operand, if the reduction's other operands are available by then (unlike a variance
+that needs the mean, or a softmax's sum that needs the largest element), or one that reads the operand together with the
+reduction's result, the largest element. The reduction then reads nothing itself. Seen in programs compiled by libtpu
+0.0.42.1 for v4 to v6e, where XLA calls it multi-output fusion, too. Without this pass every reduction reads its operand
+from memory.
 
-Enters: the kernels of a program. Leaves: the same with those of some reductions marked as riding.
+Enters: the kernels of a program. Leaves: the same kernels, with those of merged reductions marked.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from toast_cli.program.model import Program
 from toast_cli.program.ops import REDUCE
 
 NAME = "reduction-fusion"
-FAR = 300  # ops between two arrays from which on one is taken to be computed from the other
+FAR = 300  # ops after which one array is assumed to depend on the other
 
 
 def let_reductions_ride(
     program: Program, found: list[Kernel | None], reads: dict[int, set[int]], profile: CompilerProfile
 ) -> None:
-    """Marks the kernels of reductions that ride on others. found: [ops] the kernels. reads: op that ends a kernel ->
-    what it reads from memory."""
+    """Marks the kernels of reductions that are merged into others. found: [ops] the kernels. reads: last op of a kernel
+    -> values it reads from memory."""
     alone = library_products.NAME in profile.passes
     with_largest = normalization_fusion.NAME not in profile.passes
     readers: dict[int, list[int]] = {}
@@ -49,7 +50,7 @@ def let_reductions_ride(
 
 
 def _follows(program: Program, value: int, first: int) -> bool:
-    """Whether an array is computed from another one, `first`."""
+    """Whether an array depends on another one, `first`."""
     seen: set[int] = set()
     maker, pending = program.producer[first], [value]
     while pending:

@@ -1,13 +1,13 @@
-"""Reduction motion: what a loop all-reduces in each trip and only adds up, in one piece or in several, is reduced once
-behind the loop.
+"""Reduction motion: a value that a loop all-reduces in each trip and only accumulates, whole or in slices, is reduced
+once after the loop.
 
-XLA:TPU moves the all-reduce behind the loop where everything that is read of its result is a slice or a view that is
-added to what the loop carries (its while-loop-all-reduce-code-motion): the gradients of an LSTM's weights, of which one
-product makes all gates. Those that are added up in one piece are carried partial by what is written itself (see
-`plan.accumulation`). Seen in a Flax LSTM compiled by libtpu 0.0.42.1 for v5e: 7 ms of communication in place of 194.
-Without this pass each trip takes its time.
+XLA:TPU moves the all-reduce after the loop if its result is only read through slices or views that are added to carries
+(its while-loop-all-reduce-code-motion): the gradients of an LSTM's weights, of which one product makes all gates.
+Gradients that are accumulated whole are already carried partial in the emitted program (see `plan.accumulation`). Seen
+in a Flax LSTM compiled by libtpu 0.0.42.1 for v5e: 7 ms of communication in place of 194. Without this pass each trip
+all-reduces.
 
-Enters: a program and a value that may be all-reduced. Leaves: how often that happens, over how often the value is made.
+Enters: a program and a value that may be all-reduced. Leaves: the number of all-reduces per computation of the value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "reduction-motion"
 
 
 def reductions_each(program: Program, value: int, profile: CompilerProfile) -> float:
-    """All-reduces of a value each time it is made."""
+    """Number of all-reduces per computation of a value: 1, or 1 / trips if they are moved behind the loop."""
     loop = program.ops[program.producer[value]].loop
     if loop < 0 or NAME not in profile.passes or not _is_only_added_up(program, value, loop):
         return 1.0
@@ -29,7 +29,7 @@ def reductions_each(program: Program, value: int, profile: CompilerProfile) -> f
 
 
 def _is_only_added_up(program: Program, value: int, loop: int) -> bool:
-    """Whether a loop does nothing with a value, and views of it, but add it to what it carries."""
+    """Whether a loop only adds a value, and views of it, to its carries."""
     users = program.users[value]
     for number, position in users:
         op = program.ops[number]
@@ -45,7 +45,7 @@ def _is_only_added_up(program: Program, value: int, loop: int) -> bool:
 
 
 def _is_carried_on(program: Program, before: int, after: int) -> bool:
-    """Whether `after` is what the loop carries in place of `before`, and its body reads neither for anything else."""
+    """Whether `after` is the yield of the carry `before`, and the body uses neither for anything else."""
     maker = program.producer[before]
     if program.ops[maker].name != CARRY or program.users[after] != [(maker, 1)]:
         return False

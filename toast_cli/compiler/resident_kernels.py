@@ -1,16 +1,16 @@
-"""Resident kernels: a kernel that neither reads nor writes device memory starts and ends sooner than others.
+"""Resident kernels: a kernel that neither reads nor writes device memory has less start and end overhead.
 
-No transfer has to come in before its first element is computed, and none has to go out behind its last. Loops over time
-are made of such kernels: their weights, their states and the steps of their sequences lie in on-chip memory. The
-counters of loops and other scalars are the scalar unit's work, which takes no time beside that of kernels. What devices
-send each other of a split dimension that is sliced in a loop is cut out and put in its place by kernels of their own.
+It waits for no transfer before its first element, or after its last. Loops over time consist of such kernels: their
+weights, states and sequence steps are in on-chip memory. Loop counters and other scalars run on the scalar unit, which
+takes no additional time. Halos of a split dimension that is sliced in a loop are extracted and inserted by kernels of
+their own.
 
 Seen in loops of products of 4 to 512 rows, in f32 and bf16, and of elementwise work on 8,192 to 8 million elements,
 compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (`python -m benchmarks.resident`), and in small LSTMs and GRUs.
-Without this pass every kernel takes as long to start as one that reads device memory, each scalar is a kernel, and
-exchanges take none.
+Without this pass every kernel has the overhead of one that reads device memory, each scalar is a kernel, and halo
+exchanges have no kernels.
 
-Enters: a profile. Leaves: how long a kernel takes to start and to end, and which ops have none.
+Enters: a profile. Leaves: the overhead of a kernel, and the ops without kernels.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NAME = "resident-kernels"
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Seconds in which a kernel starts and ends that does not touch device memory.
+    """Start and end overhead in seconds of a kernel that does not touch device memory.
 
-    vector: without a contraction. product: with one. narrow: with one whose result has less rows than a tile, or that
-    multiplies less than f32.
+    vector: without a contraction. product: with one. narrow: with one whose result has fewer rows than a tile, or whose
+    operands are narrower than f32.
     """
 
     vector: float
@@ -37,7 +37,7 @@ class Starts:
 
 
 def starts(profile: CompilerProfile) -> Starts:
-    """What the compiler of that profile counts."""
+    """The overheads of the profile's compiler."""
     given, others = profile.on_chip, profile.attained.kernel_seconds
     if NAME not in profile.passes or not given.vector_seconds:
         return Starts(others, others, others)

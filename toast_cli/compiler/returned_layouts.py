@@ -1,12 +1,12 @@
 """Returned layouts: the result of a contraction is copied where the program returns it in tiles of other dimensions.
 
-XLA:TPU returns an array in the tiles that waste least for its shape. A contraction, with what finishes it, writes tiles
-of one dimension of either operand. Logits [16, 1024, 50257] are returned in tiles of the 16 and the 1,024, both of the
-same operand, so that they are in memory twice; [16, 1024, 32000] are not. Seen in single contractions of three
-dimensions, f32 and bf16, compiled by libtpu 0.0.42.1 for v5e. What goes into a donated argument is left out. Without
-this pass results lie where they are made.
+XLA:TPU returns an array in the tiles that waste least for its shape. A contraction, with its epilogue, writes tiles of
+one dimension of each operand. Logits [16, 1024, 50257] are returned in tiles of the 16 and the 1,024, both of the same
+operand, so that they are in memory twice; [16, 1024, 32000] are not. Seen in single contractions of three dimensions,
+f32 and bf16, compiled by libtpu 0.0.42.1 for v5e. Results for donated arguments are exempt. Without this pass results
+are not copied.
 
-Enters: a program and which values are written. Leaves: the results of contractions, with their dimensions.
+Enters: a program and its written values. Leaves: the returned results of contractions, with their dimensions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Sides = tuple[Dims, Dims]
 
 
 def returned_products(program: Program, stored: list[bool], profile: CompilerProfile) -> dict[int, Sides]:
-    """Returned value -> its dimensions that are of the first operand alone, and of the second alone, of the contraction
-    that it finishes."""
+    """Returned result of a contraction and its epilogue -> (dimensions of the first operand only, of the second
+    only)."""
     if NAME not in profile.passes:
         return {}
     donated = {a.aliased_result for a in program.arguments}
@@ -43,6 +43,6 @@ def returned_products(program: Program, stored: list[bool], profile: CompilerPro
 
 
 def _fused_operand(program: Program, stored: list[bool], operands: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """The operand of that shape, computed in the same kernel, that is made from a contraction, or -1."""
+    """An operand of that shape that is computed in the same kernel, or -1."""
     values = (v for v in operands if not stored[v] and program.values[v].shape == shape)
     return next((v for v in values if not program.ops[program.producer[v]].kind.rearranges), -1)

@@ -1,9 +1,9 @@
-"""Scan unification: scans within loops whose stacked results take over the buffer of what they scan over.
+"""Scan unification: the stacked result of a scan within a loop reuses the buffer of the array it scans over.
 
 A decoding loop carries a cache of all layers; its body scans over the layers, reads one slice of the cache in each
-iteration and stacks the new slices to the next cache. XLA writes them where it read them (its pass
-`ScanLoopAccumulatorInputUnification`) if the loop around hands the stack on as the next of what was scanned over, and
-nothing but the scan reads that.
+iteration and stacks the new slices to the next cache. XLA writes them in place (its pass
+`ScanLoopAccumulatorInputUnification`) if the outer loop yields the stack as the next value of the scanned array, and
+only the scan reads that.
 
 Enters: a program. Leaves: the carries of inner loops that need no buffer of their own. Without this pass all of them
 have one.
@@ -20,7 +20,7 @@ NAME = "scan-unification"
 
 
 def unified_carries(program: Program, profile: CompilerProfile) -> frozenset[int]:
-    """Op numbers of `toast.carry` ops that lie where the loop around carries what they become."""
+    """Op numbers of `toast.carry` ops that share the buffer of the outer loop's carry."""
     if NAME not in profile.passes:
         return frozenset()
     return frozenset(

@@ -1,4 +1,4 @@
-"""What becomes of the reduce-scatters that are written, op by op; the rules are those of `emitted`.
+"""Decides for each written reduce-scatter whether the compiler keeps it, by the rules of `reduce_scatter`.
 
 Enters: a problem, and an op with its split. Leaves: the fate of the reduce-scatter of its result.
 """
@@ -22,8 +22,8 @@ from toast_cli.program.transposed import transposed
 
 
 class ScatterSource(NamedTuple):
-    """A partial result that is reduce-scattered. updates: it is a gradient, with which a device updates what it keeps.
-    alone: nothing is added to it before."""
+    """A partial result that is reduce-scattered. updates: it is a gradient that updates stored arrays. alone: no other
+    term is added before."""
 
     op: int
     result: int
@@ -32,7 +32,7 @@ class ScatterSource(NamedTuple):
 
 
 class ScatterFates:
-    """Answers for one problem, remembered."""
+    """Memoised decisions for one problem."""
 
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._problem, self._profile = problem, profile
@@ -42,8 +42,8 @@ class ScatterFates:
         self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], bool] = {}
 
     def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration) -> bool:
-        """Whether the reduce-scatter over `axes` of a partial result, which has this sharding so far, stays one; else
-        it is an all-reduce, of which each device keeps its piece."""
+        """Whether the reduce-scatter over `axes` of a partial result in this sharding stays one; else it becomes an
+        all-reduce and a slice."""
         k = source.result
         key = source.op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes, source.alone
         known = self._known.get(key)
@@ -53,9 +53,9 @@ class ScatterFates:
         return known
 
     def reduced_first(self, number: int, iteration: Iteration, axes: tuple[int, ...]) -> bool:
-        """Whether a total of which its readers take pieces along `axes`, in that order, is all-reduced before. A
-        compiler forms a reduce-scatter over several axes where the pieces come in the order of the devices that add up;
-        XLA:TPU does not over the whole mesh."""
+        """Whether a total that its readers slice along `axes`, in that order, is all-reduced first. A compiler forms a
+        reduce-scatter over several axes if the slices are in the order of the reducing devices; XLA:TPU does not over
+        the whole mesh."""
         if len(axes) < 2 or self._program.ops[number].name == CARRY:
             return False
         kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
@@ -64,7 +64,7 @@ class ScatterFates:
         return list(axes) != summed or (whole and reduce_scatter.NAME in self._profile.passes)
 
     def _turned(self, axes: tuple[int, ...], k: int, iteration: Iteration) -> bool:
-        """Whether the axes come to split a dimension in another order than the partitioner scatters them in."""
+        """Whether the axes split a dimension in another order than the partitioner scatters them in."""
         if reduce_scatter.NAME not in self._profile.passes or in_one_step(iteration, k, self._sizes):
             return False
         return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in iteration.reduced_to[k]))
@@ -97,8 +97,8 @@ class ScatterFates:
         return stays_scatter(self._profile, self._mesh, axes, array)
 
     def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], Sides]:
-        """Dimensions of a result of op `number` in the order in which it is read, without those of size 1 that a
-        product has; and the product's sides, by their places in that order."""
+        """(dimensions of a result of op `number` in the order in which it is read, without a product's dimensions of
+        size 1; the product's sides as positions in that order)."""
         found = self._seen.get(result)
         if found is None:
             sides = sides_of(self._program.ops[number])
@@ -112,8 +112,8 @@ class ScatterFates:
         return found
 
     def _updated_with_lookups(self, number: int, result: int) -> int:
-        """Of a product that look-ups' gradients are added to, outside loops (a tied table's): how many arrays of its
-        shape the sum updates. 0 for anything else."""
+        """Number of arrays that a sum of a product and look-ups' gradients (a tied table's, outside loops) updates; 0
+        for any other result."""
         program = self._program
         if not program.ops[number].kind.matrix_unit or program.ops[number].loop >= 0:
             return 0
@@ -135,13 +135,13 @@ class ScatterFates:
         return len(reached & {result.value for result in program.results})
 
     def _sides_of_added(self, number: int, result: int) -> Sides:
-        """Of a result that is no product, but is added to one: the sides of that, since both lie alike."""
+        """The sides of the product that a result is added to, since both have one layout; empty if there is none."""
         program = self._program
         if len(program.users[result]) != 1 or program.ops[program.users[result][0][0]].name != ADD:
             return (), ()
         ((op, position),) = program.users[result]
         other = program.ops[program.producer[program.ops[op].operands[1 - position]]]
-        dims = list(range(len(program.values[result].shape)))  # of what is added: which dimension of `other` each is
+        dims = list(range(len(program.values[result].shape)))  # dimension of the addend -> dimension of `other`
         while other.name == TRANSPOSE:
             (read,), (made,) = other.rule.operands, other.rule.results
             dims = [read.index(made[d]) for d in dims]
@@ -151,8 +151,8 @@ class ScatterFates:
 
 
 def sides_of(op: Op) -> Sides:
-    """Of a product's result the dimensions that come from its first operand alone, and from its second; none of other
-    ops', nor of products of ragged groups, whose kernel writes rows."""
+    """(dimensions of a product's result from its first operand only, from its second only); empty for other ops and for
+    ragged products, whose kernel writes rows."""
     if not op.kind.matrix_unit or op.name == RAGGED_DOT:
         return (), ()
     first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])

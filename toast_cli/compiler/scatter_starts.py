@@ -1,13 +1,13 @@
-"""Scatter starts: the arrays that scatters fill are begun by one kernel.
+"""Scatter starts: one kernel initialises the operands of several scatters.
 
 A scatter into zeros (a sum over the edges of each node, the gradient of a look-up) adds to them in their own buffer.
 XLA:GPU makes the zeros of all scatters of one shape in one kernel, before the first of them, so that the arrays of the
-last ones wait through the whole step: 6 of the 12 of a graph network's training step are there at its peak. XLA:TPU
-makes each as its scatter runs. Seen in a network of jraph (`python -m benchmarks.real.quick "jraph network" --split fit
+last ones are live through the whole step: 6 of the 12 of a graph network's training step at its peak. XLA:TPU makes
+each as its scatter runs. Seen in a network of jraph (`python -m benchmarks.real.quick "jraph network" --split fit
 --mesh h100-8`) and in networks with attention over edges, compiled by jaxlib 0.10.2 for H100. Without this pass an
-array is there from its scatter on.
+array is live from its scatter on.
 
-Enters: a program and when things happen. Leaves: how long before its scatter each array is there.
+Enters: a program and its schedule. Leaves: for each array how long it is live before its scatter.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NAME = "scatter-starts"
 
 
 class ScatterStart(NamedTuple):
-    """interval: when the array waits for its scatter. added: to what is added to the result, the scatter adds instead
-    (see `scatters_into`), unless devices have parts of it that are to be summed."""
+    """interval: from the array's initialisation to its scatter. added: the scatter adds directly to the other operand
+    of an addition (see `scatters_into`), unless its result is partial."""
 
     interval: Interval
     added: bool
@@ -34,7 +34,7 @@ class ScatterStart(NamedTuple):
 def scatter_starts(
     program: Program, free: tuple[bool, ...], lives: Lives, profile: CompilerProfile
 ) -> dict[int, ScatterStart]:
-    """Result of a scatter -> how its array waits for it. free: [values] made of constants alone."""
+    """Result of a scatter -> the early initialisation of its array. free: [values] made of constants alone."""
     if NAME not in profile.passes:
         return {}
     alike: dict[tuple[tuple[int, ...], str, int], list[int]] = {}

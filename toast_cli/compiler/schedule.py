@@ -1,12 +1,12 @@
-"""Early results: each op runs in program order, except what XLA's scheduler does sooner because it frees memory or
-takes none.
+"""Early results: ops run in program order, except those that XLA's scheduler moves up because they free memory or take
+none.
 
-What a program ends with (a weight's update, say) runs as soon as what it is made of is there, rather than where the
-program says, so that gradients do not wait for one another; so does what finishes a product, which is part of the
-product's kernel. What takes over a donated argument's buffer waits until nothing else reads the argument. What waits
-for a loop is in `loops_first`. Without this pass everything runs in program order.
+Results of the program (such as a weight's update) are computed as soon as their operands are available, so that
+gradients do not wait for one another; so is the epilogue of a product, which is part of its kernel. A result that
+reuses a donated argument's buffer waits until nothing else reads the argument. For ops that wait for a loop see
+`loops_first`. Without this pass everything runs in program order.
 
-Enters: a program and which values are written. Leaves: a half step for each op; op n, when it is not moved, runs at 2n.
+Enters: a program and its written values. Leaves: a half step for each op; op n runs at 2n unless it is moved.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], pro
     times = [2 * number for number in range(len(ops))]
     returned, aliased = _returned(program)
     waits = _last_readers(program, stored)
-    ready = [0] * len(program.values)  # when a value can be read, or computed by whoever reads it
-    finishing = [False] * len(program.values)  # what comes out of a product and is not written yet
+    ready = [0] * len(program.values)  # [values] when each can be read or recomputed
+    finishing = [False] * len(program.values)  # results of contractions that are not written yet
     after = loops_first.after_loops(program, stored, profile)
     sooner = loops_first.before_loops(program, stored, waits, profile)
     early = NAME in profile.passes
-    waiting: list[tuple[int, int, int]] = []  # an op, the earliest time for it, and whom it waits for
+    waiting: list[tuple[int, int, int]] = []  # (op, earliest time, op it waits for)
     for number, op in enumerate(ops):
         if op.name == ARGUMENT:
             continue
@@ -55,7 +55,7 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], pro
             scalar = op.loop < 0 and not program.values[value].shape
             if moves and (scalar or (earliest > 0 and (finishes or value in returned))):
                 reader = _other_reader(aliased.get(value, -1), number, waits)
-                if reader > number:  # of which it is not known yet when it runs
+                if reader > number:  # whose time is not known yet
                     waiting.append((number, earliest, reader))
                 times[number] = min(times[number], max(earliest, _argument_free(reader, times)))
             ready[value] = times[number]
@@ -66,7 +66,7 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], pro
 
 
 def _loop_over(program: Program, value: int, reader: int) -> int:
-    """When the outermost loop around a value is over that does not contain its reader; 0 where there is none."""
+    """End of the outermost loop around a value that does not contain its reader; 0 if there is none."""
     loop, over = program.ops[program.producer[value]].loop, 0
     while loop >= 0 and not program.loops[loop].first <= reader < program.loops[loop].last:
         loop, over = program.loops[loop].parent, 2 * program.loops[loop].last
@@ -74,7 +74,7 @@ def _loop_over(program: Program, value: int, reader: int) -> int:
 
 
 def _returned(program: Program) -> tuple[set[int], dict[int, int]]:
-    """Values that are results, and of those that take over an argument's buffer, the argument's value."""
+    """(values that are results, result -> value of the argument whose buffer it reuses)."""
     aliased = {
         program.results[a.aliased_result].value: a.value for a in program.arguments if a.aliased_result >= 0
     }  # fmt: skip
@@ -82,17 +82,17 @@ def _returned(program: Program) -> tuple[set[int], dict[int, int]]:
 
 
 def _other_reader(argument: int, number: int, waits: list[tuple[int, int]]) -> int:
-    """The op beside op `number` that ends the last kernel which reads `argument`; -1 for none."""
+    """Last op of the last other kernel that reads `argument`; -1 for none."""
     return -1 if argument < 0 else next((end for end in waits[argument] if end not in (number, -1)), -1)
 
 
 def _argument_free(reader: int, times: list[int]) -> int:
-    """When an argument's buffer may be written, of which `reader` ends the last kernel that reads it."""
+    """When an argument's buffer may be overwritten; reader: last op of the last kernel that reads it."""
     return times[reader] + 1 if reader >= 0 else 0
 
 
 def _last_readers(program: Program, stored: list[bool]) -> list[tuple[int, int]]:
-    """[values] the last two ops that end a kernel which reads each value, the later one first; -1 for none."""
+    """[values] last ops of the last two kernels that read each value, the later one first; -1 for none."""
     found = [_NOBODY] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]

@@ -1,9 +1,10 @@
-"""Slice gathers: an all-gather over all devices of a large slice becomes an all-reduce of zeros and one's own piece.
+"""Slice gathers: an all-gather over all devices of a large slice becomes an all-reduce of the local piece padded with
+zeros.
 
 It uses all links at once, as all-reduces over a whole slice do (see `reduce_scatter`). `python benchmarks/gathers.py`
 compiles gathers by libtpu 0.0.42.1 for slices of v4, v5e, v5p and v6e: from 64 devices on, not of 32; on v4 and v5p
-of every size that was tried (64 MiB), on v5e and v6e of results of up to 16 MiB as the program has them, before they
-are narrowed. Gathers over a part of the devices stay. Without this pass every all-gather stays one.
+of every size that was tried (64 MiB), on v5e and v6e for results of up to 16 MiB before narrowing. Gathers over a part
+of the devices stay. Without this pass every all-gather stays one.
 
 Enters: the mesh, the axes and the size of the result. Leaves: whether an all-gather stays one.
 """

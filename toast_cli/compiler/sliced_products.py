@@ -1,12 +1,12 @@
-"""Sliced products: a contraction of which only a slice is read makes no more than the slice.
+"""Sliced products: a contraction whose only reader is a slice computes only the slice.
 
 XLA puts the slice before the contraction, on the operand that has the dimension (`AlgebraicSimplifier`, slice of a
 dot): a prefill that returns the logits of the last position multiplies that position alone, so that the logits of all
 others are never in memory. Seen in a prefill of GPT-2 compiled by libtpu 0.0.42.1 for v5e: 0.85 GiB predicted and 0.48
 needed. XLA:GPU hands the whole product to its library first: a prefill of OPT on 8 H100 needs twice as much. Without
-this pass the whole product is made, and written.
+this pass the whole product is computed and written.
 
-Enters: a program and the result of a contraction. Leaves: whether a slice of it is all that is made, and which part.
+Enters: a program and the result of a contraction. Leaves: whether only a slice of it is computed, and which fraction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "sliced-products"
 
 
 def is_sliced(program: Program, value: int) -> bool:
-    """Whether all that reads the result of a contraction is one slice in the same loop."""
+    """Whether a slice in the same loop is the only reader of a contraction's result."""
     users, maker = program.users[value], program.ops[program.producer[value]]
     if len(users) != 1 or not maker.kind.contraction:
         return False
@@ -27,7 +27,7 @@ def is_sliced(program: Program, value: int) -> bool:
 
 
 def part_made(program: Program, op: Op) -> float:
-    """The part of a contraction's elements that is made."""
+    """Fraction of a contraction's result that is computed."""
     if not op.kind.contraction or not is_sliced(program, op.results[0]):
         return 1.0
     read = program.ops[program.users[op.results[0]][0][0]].results[0]

@@ -37,12 +37,12 @@ ImageDims = tuple[int, int]  # dimensions of an image: batch, and the last of sp
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What is kept of the images that a value holds, where a device has few of them.
+    """The copies of a value of images that are kept, if a device has few images.
 
     Attributes:
-        place: dimensions of the batch and of the last of space.
-        pieces: the value has the form with pieces of space in the batch.
-        forms, single: how many times its own size all that is kept of it is, on a device with few images and with one.
+        place: batch dimension and last spatial dimension.
+        pieces: the value is in space-to-batch form.
+        forms, single: size of all kept copies over the value's own, on a device with few images and with one.
     """
 
     rules: SpaceToBatch
@@ -56,7 +56,7 @@ class Images:
         return _are_few(self.rules, shape, self.place)
 
     def kept(self, shape: tuple[int, ...], dims: Dims, tile: TileShape) -> float:
-        """Elements in memory of all that is kept. dims: see `Tiling`; only pieces keep space out of the tiles."""
+        """Elements in memory of all kept copies. dims: see `Tiling`; only pieces keep space out of the tiles."""
         batch, width = self.place
         forms, given = self.forms if shape[batch] > 1 else self.single, list(shape)
         if self.pieces:
@@ -69,8 +69,8 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class ConvolvedImage:
-    """What a convolution reads or makes. bits: of each element as it is cut. shape: of the whole array. place: of the
-    batch and the last of space."""
+    """The operand or result of a convolution. bits: of each element while it is cut. shape: of the whole array. place:
+    batch dimension and last spatial dimension."""
 
     rules: SpaceToBatch
     bits: int
@@ -78,7 +78,8 @@ class ConvolvedImage:
     place: ImageDims
 
     def moved(self, shape: tuple[int, ...]) -> float:
-        """Bytes read and written to cut an array of this local shape into pieces or to put it together, if it is."""
+        """Bytes read and written to cut an array of this local shape into pieces or to reassemble it; 0 if it stays
+        whole."""
         if not _are_few(self.rules, shape, self.place):
             return 0.0
         return self.rules.passes * 2 * prod(shape) * self.bits / 8
@@ -90,12 +91,12 @@ def _are_few(rules: SpaceToBatch, shape: tuple[int, ...], place: ImageDims) -> b
 
 
 def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfile) -> list[Images | None]:
-    """[values] None for what is no image of a convolution, and without this pass."""
+    """[values] the kept copies; None for values that are no images of convolutions, and without this pass."""
     rules = profile.space_to_batch
     if NAME not in profile.passes or all(op.name != CONVOLUTION for op in program.ops):
         return [None] * len(program.values)
     pieces: list[ImageDims | None] = [None] * len(program.values)
-    images: dict[int, ImageDims] = {}  # what convolutions read
+    images: dict[int, ImageDims] = {}  # operands of convolutions
     for op in program.ops:
         if op.name == CONVOLUTION and len(op.rule.operands) == 2 and not is_gradient_of_weights(op):
             pieces[op.results[0]] = _made_by_convolution(op, pieces)
@@ -127,8 +128,8 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
 
 
 def convolved_images(program: Program, number: int, profile: CompilerProfile) -> Iterator[ConvolvedImage]:
-    """What a convolution with windows reads, and what it makes, if these may be cut into pieces; else, and of the
-    gradient of its weights, nothing."""
+    """The operand and the result of a windowed convolution that may be cut into pieces; none for gradients of
+    weights."""
     op = program.ops[number]
     windows = any(w.size > 1 for w in op.windows) and not is_gradient_of_weights(op)
     if NAME not in profile.passes or not windows or len(op.rule.operands) != 2:
@@ -141,33 +142,34 @@ def convolved_images(program: Program, number: int, profile: CompilerProfile) ->
 
 
 def _alike(program: Program, source: int, image: int, place: ImageDims) -> bool:
-    """Whether a value has batch and space where an image has them; it may have been reshaped since."""
+    """Whether a value has the same batch and spatial dimensions as an image, which may be a reshape of it."""
     shape, of_image = (program.values[v].shape for v in (source, image))
     return len(shape) == len(of_image) and all(shape[d] == of_image[d] for d in place)
 
 
 def is_gradient_of_weights(op: Op) -> bool:
-    """Its windows reach over the image."""
+    """Whether an op is a convolution whose windows span the image, as for gradients of weights."""
     return bool(op.windows) and all(2 * ((w.size - 1) * w.spread + 1) > w.inputs for w in op.windows)
 
 
 def _made_by_convolution(op: Op, pieces: list[ImageDims | None]) -> ImageDims | None:
-    """A convolution of single pixels takes pieces as they come."""
+    """Place of a convolution's result in space-to-batch form, or None; a 1 x 1 convolution keeps its operand's form."""
     if not (pieces[op.operands[0]] or any(w.size > 1 for w in op.windows)):
         return None
     return _place(op.rule.results[0], op.rule.operands[1])
 
 
 def _place(dims: ValueFactors, weights: ValueFactors) -> ImageDims | None:
-    """Batch and last of space among the dimensions of an image: all but the features, which the weights have, too."""
+    """Batch and last spatial dimension of an image: the first and last that are not features, which the weights
+    share."""
     features = {f for dim in weights for f in dim}
     image = [d for d, factors in enumerate(dims) if not features.intersection(factors)]
     return (image[0], image[-1]) if len(image) > 1 else None
 
 
 def _of_operands(program: Program, op: Op, pieces: list[ImageDims | None]) -> ImageDims | None:
-    """Elementwise work has pieces where all that it reads of its size has them, sums over features where their terms
-    do."""
+    """Place of an op's result in space-to-batch form, or None: elementwise ops keep it if all operands of their size
+    have it, sums over features if their operand has it."""
     if op.name == REDUCE:
         return _left(op, pieces[op.operands[0]])
     if not _is_pointwise(op):
@@ -183,7 +185,7 @@ def _of_operands(program: Program, op: Op, pieces: list[ImageDims | None]) -> Im
 
 
 def _left(op: Op, place: ImageDims | None) -> ImageDims | None:
-    """Where batch and last of space are in what a reduction leaves of an image."""
+    """Batch and last spatial dimension in the result of a reduction of an image."""
     if not place or not op.rule.results:
         return None
     terms, sums = op.rule.operands[0], op.rule.results[0]
@@ -194,8 +196,8 @@ def _left(op: Op, place: ImageDims | None) -> ImageDims | None:
 def _norm_steps(
     program: Program, rules: SpaceToBatch, stored: list[bool], pieces: list[ImageDims | None], value: int
 ) -> tuple[float, float]:
-    """How many times its own size the steps of a norm are that reads a value and ends the form: one in groups, one that
-    is added to what has not the form; 0 without."""
+    """(sizes of the written steps of a group norm, of a norm that is added to an array in another form), over the size
+    of the value that the norm reads; 0 if there is none."""
     pending, seen = [(value, False)], {value}
     grouped = joined = False
     widest = 0.0
@@ -228,8 +230,8 @@ def _bytes_each(program: Program, value: int) -> float:
 
 
 def _sources(program: Program, stored: list[bool]) -> list[tuple[int, ...]]:
-    """[values] the latest of the stored arrays of its size that each is computed from; of what is joined those of all
-    parts."""
+    """[values] the latest stored array of its size that each is computed from; for concatenations, those of all
+    operands."""
     found: list[tuple[int, ...]] = [()] * len(program.values)
     for op in program.ops:
         for value in op.results:

@@ -1,12 +1,13 @@
-"""Swapped convolutions: what is longer than the image it slides over becomes the image, after it has been reversed.
+"""Swapped convolutions: a kernel that is larger than its image becomes the image, after it has been reversed.
 
-XLA's algebraic simplifier swaps the operands of a convolution whose kernel has more pixels than its image. So it does
-for the gradient of the kernel of a transposed convolution, where the gradient of what was made slides over what was
-read, which has a quarter of the pixels. The array that becomes the image is reversed in memory first (XLA's
-`SwapConvOperands`, whatever the chip; seen in steps of autoencoders compiled by libtpu 0.0.42.1 for v4, v5e and v6e,
-where reversing took up to a third of the time). A convolution without longer kernel has none.
+XLA's algebraic simplifier swaps the operands of a convolution whose kernel has more pixels than its image. This happens
+for the gradient of a transposed convolution's kernel, where the gradient of the result slides over the operand, which
+has a quarter of the pixels. The array that becomes the image is reversed in memory first (XLA's `SwapConvOperands`,
+whatever the chip; seen in steps of autoencoders compiled by libtpu 0.0.42.1 for v4, v5e and v6e, where reversing took
+up to a third of the time). Other convolutions reverse nothing.
 
-Enters: an op. Leaves: what is reversed for it. Without this pass convolutions take their operands as they are.
+Enters: an op. Leaves: whether its second operand is reversed. Without this pass convolutions read their operands in
+place.
 """
 
 from __future__ import annotations

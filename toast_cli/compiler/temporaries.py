@@ -1,9 +1,8 @@
-"""Temporary growth: by how much a compiler's temporaries exceed those that the rules count, as one factor.
+"""Temporary growth: one factor by which a compiler's temporaries exceed those that the rules count.
 
-XLA:GPU does not keep temporaries as few as XLA:TPU does: gradients wait for the one all-reduce they are joined in,
-kernels of contractions and of softmax write beside what they read, and its scheduler looks for overlap first. One
-fitted factor (`CompilerProfile.temporary_growth`, `python benchmarks/gpu.py`) stands for that. Without this pass it is
-1.
+XLA:GPU has more temporaries than XLA:TPU: gradients wait for the all-reduce they are combined in, kernels of
+contractions and of softmax do not write in place, and its scheduler prefers overlap. One fitted factor
+(`CompilerProfile.temporary_growth`, `python benchmarks/gpu.py`) stands for that. Without this pass it is 1.
 
 Enters: a program and a profile. Leaves: one factor.
 """
@@ -18,7 +17,7 @@ NAME = "temporary-growth"
 
 
 def temporary_growth(program: Program, stored: list[bool], profile: CompilerProfile) -> float:
-    """Bytes of temporaries on the chip over those the rules count. stored: [values] whether each is written to
-    memory."""
+    """Bytes of temporaries in device memory over those that the rules count. stored: [values] whether each is written
+    to memory."""
     growth = profile.temporary_growth if NAME in profile.passes else 1.0
     return growth * bf16_widening.growth(program, stored) if bf16_widening.NAME in profile.passes else growth

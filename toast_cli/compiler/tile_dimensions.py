@@ -1,10 +1,10 @@
-"""Tile dimensions: which two dimensions of an array are the innermost, and so padded to tiles.
+"""Tile dimensions: chooses the two innermost dimensions of an array, which are padded to tiles.
 
-That is the compiler's choice, and it takes those that waste least, among those that the array's contractions leave it
-(all as seen in programs compiled by libtpu 0.0.42.1): of a batched contraction's arrays the dimensions that number the
-matrices stay outside, of a convolution's the spatial ones. What is elementwise or transposed between contractions
-follows them; what is reshaped keeps the tiles of what it was, but a dimension that is split in the middle of a tile
-(channels into groups) is not innermost. Without this pass the two that waste least are taken of all.
+The compiler chooses those that waste least, among those that the array's contractions allow (all as seen in programs
+compiled by libtpu 0.0.42.1): batch dimensions of a contraction's arrays and spatial dimensions of a convolution's are
+not innermost. Elementwise results and transposes between contractions follow them; a reshaped array keeps the tiles of
+its operand, but a dimension that is split in the middle of a tile (channels into groups) is not innermost. Without this
+pass any two dimensions that waste least are chosen.
 
 Enters: a program. Leaves: a `Tiling` for each value.
 """
@@ -25,8 +25,8 @@ NAME = "tile-dimensions"
 def tilings(
     program: Program, tile: TileShape, *, chosen: bool = True, rows: Mapping[int, Dims] = MappingProxyType({})
 ) -> list[Tiling]:
-    """[values] how each is tiled by a chip with such tiles. chosen: by the rules of this pass, else by whichever two
-    waste least. rows: value -> the dimensions along which its rows run, see `lookup_rows`."""
+    """[values] tiling of each on a chip with these tiles. chosen: apply the rules of this pass, else take any two
+    dimensions that waste least. rows: value -> the dimensions along which its rows run, see `lookup_rows`."""
     if tile == UNPADDED:
         return [UNTILED] * len(program.values)
     if not chosen:
@@ -35,7 +35,7 @@ def tilings(
     for op in program.ops:
         if op.kind.matrix_unit and not op.multiplies_by_vector:
             _restrict(op, allowed)
-    reshaped: list[Op | None] = [None] * len(program.values)  # the reshape whose operand each has the tiles of
+    reshaped: list[Op | None] = [None] * len(program.values)  # [values] reshape whose operand's tiles it keeps
     for op in program.ops:
         if op.name == RESHAPE:
             reshaped[op.results[0]] = reshaped[op.operands[0]] or op
@@ -65,7 +65,7 @@ def tilings(
             )
         else:
             found.append(Tiling(tuple(range(len(value.shape))) if dims is None else dims))
-    same: dict[Tiling, Tiling] = {}  # large programs tile their arrays in few ways
+    same: dict[Tiling, Tiling] = {}  # few tilings are distinct
     return [same.setdefault(tiling, tiling) for tiling in found]
 
 
@@ -93,8 +93,7 @@ def _restrict(op: Op, allowed: list[Dims | None]) -> None:
 
 
 def _reduced(program: Program, op: Op, allowed: list[Dims | None]) -> None:
-    """What sums over the features of images leave (norms of single pixels) has the batch in the lanes, and only
-    that."""
+    """Sums over the features of images (norms of single pixels) have only the batch in the lanes."""
     (result,), before = op.results, allowed[op.operands[0]]
     space = len(program.values[result].shape) - 1
     if before is None or space < 2 or not op.rule.results:
@@ -110,7 +109,7 @@ def _follows(op: Op) -> bool:
 
 
 def _carry_over(program: Program, op: Op, allowed: list[Dims | None], *, forward: bool) -> None:
-    """Takes the dims of an operand over to the result, or the other way round, by the factors they share."""
+    """Copies the allowed dimensions from an operand to the result, or back, by shared factors."""
     (result,) = op.results
     if not op.rule.results:
         return

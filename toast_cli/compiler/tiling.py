@@ -1,14 +1,14 @@
 """Tiling: the two innermost dimensions of an array in a TPU's memory are padded to tiles.
 
 A TPU keeps arrays in tiles of 8 x 128 elements (the vector register; Jouppi et al., "Ten Lessons From Three Generations
-Shaped Google's TPUv4i", 2021); a second innermost dimension shorter than 8 gets a tile of 4, 2 or 1 rows. Which two
-dimensions are the innermost is told by `tile_dimensions`.
+Shaped Google's TPUv4i", 2021); a second innermost dimension shorter than 8 gets a tile of 4, 2 or 1 rows.
+`tile_dimensions` chooses the two innermost dimensions.
 
-A copy in another layout keeps the two of what it is made of: an image that has its batch in the lanes, since a device
-has fewer of its features than of its batch, has them there when all features are gathered, too (libtpu 0.0.42.1).
+A resharded copy keeps the two innermost dimensions of its source: an image with its batch in the lanes, because a
+device has fewer features than images, keeps them there when all features are gathered (libtpu 0.0.42.1).
 
-Enters: how a value is tiled, and its local shape. Leaves: by how much it grows. Without this pass arrays have the size
-of their elements.
+Enters: the tiling of a value, and its local shape. Leaves: its growth by padding. Without this pass arrays are not
+padded.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """dims: those that may be one of the two innermost; () where the array keeps the tiles of another, with its growth
-    `fixed`. copies: only copies are so laid out; the array itself is an argument, which is in the tiles that waste
-    least, whatever the program does with it. lanes: those of `dims` that may be the innermost; (): any."""
+    """Possible tilings of an array. dims: dimensions that may be one of the two innermost; () if the array keeps the
+    tiles of another, with its growth `fixed`. copies: this holds for copies only; the array itself is an argument, in
+    the tiles that waste least. lanes: those of `dims` that may be the innermost; (): any."""
 
     dims: Dims
     fixed: float = 1.0
@@ -40,7 +40,7 @@ UNTILED = Tiling(())
 
 
 def tile_of(profile: CompilerProfile) -> TileShape:
-    """What the two innermost dimensions are padded to."""
+    """The multiples to which the two innermost dimensions are padded."""
     return profile.memory_tile if NAME in profile.passes else UNPADDED
 
 
@@ -60,8 +60,8 @@ def growth(
     like: tuple[float, ...] | None = None,
     lanes: Dims = (),
 ) -> float:
-    """Elements in memory over elements of an array, with the two of `dims` innermost that waste least, of the shape
-    `like` if there is one. lanes: see `Tiling`."""
+    """Padded elements over elements of an array, with the two of `dims` innermost that waste least for the shape
+    `like`, or its own. lanes: see `Tiling`."""
     free = set(lanes or dims) - set(never_innermost) or set(range(len(shape))) - set(never_innermost)
     if not free:
         return 1.0
@@ -89,7 +89,7 @@ def _growth_in(shape: tuple[float, ...], lane: int, row: int, tile: TileShape) -
 
 
 def _rows(size: float, most: int) -> float:
-    """A short dimension's tile has 1, 2 or 4 rows."""
+    """Padded rows: the tile of a short dimension has 1, 2 or 4 rows."""
     return next((float(rows) for rows in (1, 2, 4) if size <= rows), _padded(size, most))
 
 

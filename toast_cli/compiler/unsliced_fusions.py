@@ -1,14 +1,14 @@
-"""Unsliced fusions: an array that is not written otherwise is, whole, where readers take different pieces of it.
+"""Unsliced fusions: a fused array is materialised whole where readers take different shards of it.
 
-XLA computes such an array anew in each kernel that reads it, and no more of it than the kernel takes: the slice by
-which a device takes its piece moves up through what is fused. Where kernels take different pieces, or one takes a piece
-and another all of it, no slice moves, and what each device computes and writes is as large as the array is where it is
-made, however little of it each reader takes. Seen in programs compiled by libtpu 0.0.42.1 for v5e and v4: two products
-that read a quarter of bf16[4,12,512,512] each, and the elementwise work that makes it, take 133 us on v5e where they
-take different quarters, 92 where they take the same, whether it is an exponential or a sum (`python
-benchmarks/unsliced.py`). Without this pass every reader computes its own piece.
+XLA recomputes a fused array in each kernel that reads it, and only the part that the kernel needs: the slice that
+selects a device's shard moves up through the fusion. If kernels take different shards, or one takes a shard and another
+the whole array, no slice moves, and each device computes and writes the array in the sharding in which it is made,
+however little of it each reader takes. Seen in programs compiled by libtpu 0.0.42.1 for v5e and v4: two products that
+read a quarter of bf16[4,12,512,512] each, and the elementwise work that makes it, take 133 us on v5e where they take
+different quarters, 92 where they take the same, whether it is an exponential or a sum (`python
+benchmarks/unsliced.py`). Without this pass every reader computes its own shard.
 
-Enters: a program, what of it is stored, and a value. Leaves: what a kernel does that makes all of it.
+Enters: a program, its stored values, and a value. Leaves: the work of a kernel that computes all of it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NAME = "unsliced-fusions"
 
 
 class Making(NamedTuple):
-    """What it takes to make an array of what is stored, in one kernel. flops: elementwise. read: bytes."""
+    """Work to compute an array from stored ones, in one kernel. flops: elementwise. read: bytes."""
 
     flops: float = 0.0
     read: float = 0.0
 
 
 def making(program: Program, made: Compilation, free: tuple[bool, ...], value: int) -> Making | None:
-    """What it takes to make a value that is not stored; None where a product makes it, or readers make their own.
+    """Work to compute a value that is not stored; None if a product makes it, or each reader computes its own shard.
 
     Args:
         made: of the program. free: [values] derived from constants alone.

@@ -1,13 +1,13 @@
-"""Vector products: a product of matrices with vectors is elementwise work and a sum.
+"""Vector products: a matrix-vector product is computed elementwise, with a sum.
 
 Where one side of a product has one row on a device, XLA:TPU multiplies element by element and adds up: the attention of
-the one new query of a decoding step, or any product of a batch that is split into single rows. That walks through the
-larger operand as elementwise work does, and takes some twenty times the cycles that the matrix unit is said to take for
-two rows. Seen in single products of one row, with a batch and without (64 to 4,096 added up, f32 and bf16), compiled by
-libtpu 0.0.42.1 for v4, v5e, v5p and v6e (`python -m benchmarks.singles`): 14 to 20 % less than what elementwise work of
-as many elements is predicted to take. Without this pass the matrix unit does them.
+the one new query of a decoding step, or any product of a batch that is split into single rows. This processes the
+larger operand like elementwise work, and takes about twenty times the cycles of the matrix unit for two rows. Seen in
+single products of one row, with a batch and without (64 to 4,096 added up, f32 and bf16), compiled by libtpu 0.0.42.1
+for v4, v5e, v5p and v6e (`python -m benchmarks.singles`): 14 to 20 % less than what elementwise work of as many
+elements is predicted to take. Without this pass they run on the matrix unit.
 
-Enters: a product's grid, and how it is cut. Leaves: how many elements the vector unit walks through.
+Enters: a product's grid and shards. Leaves: the number of elements that the vector unit processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "vector-products"
 
 
 def elements_walked(profile: CompilerProfile, grid: Grid, cuts: tuple[int, ...]) -> float:
-    """Elements of the larger operand on one device, 0 where the matrix unit multiplies. cuts: [slots] pieces of
+    """Elements of the larger operand on one device, 0 where the matrix unit multiplies. cuts: [slots] shards of
     each."""
     if NAME not in profile.passes or grid.window > 1.0 or least_rows(grid, cuts) > 1.0:
         return 0.0

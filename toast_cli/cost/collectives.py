@@ -1,4 +1,4 @@
-"""What a collective costs: mesh, kind, bytes and axes in, seconds out, by an alpha-beta model of the links.
+"""Time of a collective from mesh, kind, bytes and axes, by an alpha-beta model of the links.
 
 Every collective takes `alpha + beta * bytes`: alpha from the latency of each hop or message, beta from the link every
 byte has to cross. The formulas, for p devices that hold or end up with V bytes (W: bytes per second of one link, one
@@ -21,7 +21,7 @@ direction; R: what a device can receive along the dimension):
   links, floor(p^2/4)/2 chunks of B/p over each: B p / 8W, a quarter of the all-gather of p B, as in the book. On a line
   the cut in the middle is crossed by floor(p^2/4) chunks each way: B p / 4W. On a torus all dimensions work at once and
   the slowest one decides. On a switch (p-1)/p B / W. Each tier moves the array once.
-* **combined**: where a compiler makes one collective of several, each pays a part of alpha.
+* **combined**: where a compiler combines several collectives into one, each pays a part of alpha.
 * **collective-permute**: one hop at the slowest link's rate; on a line the pair at the ends is p-1 hops apart.
 """
 
@@ -46,7 +46,7 @@ def collective_seconds(
 
     `kind` is one of `KINDS`. `result_bytes` are those of the result on one device: the gathered array of an all-gather,
     the shard of a reduce-scatter, the local array of the others. No time for no bytes or for a group of one.
-    `latency_part`: what it pays of the latency where a compiler makes one collective of several.
+    `latency_part`: the fraction of the latency it pays if the compiler combines it with others.
     """
     if not axes or result_bytes <= 0:
         return 0.0
@@ -98,7 +98,7 @@ def _receive(link: Link) -> float:
 
 
 def _exchange(link: Link) -> float:
-    """Seconds per byte a device holds to exchange all with all along one dimension."""
+    """Seconds per byte that a device holds for an all-to-all along one dimension."""
     if link.kind in ("switch", "network"):
         return (link.size - 1) / link.size / link.bytes_per_second
     return (link.size**2 // 4) / link.size / _receive(link)

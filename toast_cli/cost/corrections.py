@@ -1,4 +1,4 @@
-"""By what factors the cost model is off for one program, as compilations of it showed."""
+"""Correction factors of the cost model for one program, measured by compiling it."""
 
 from __future__ import annotations
 

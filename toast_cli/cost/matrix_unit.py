@@ -1,16 +1,16 @@
-"""How well the local shape of a product fills the matrix unit.
+"""Utilisation of the matrix unit by the local shape of a product.
 
 A matrix unit is a grid of `matrix_tile` cells, fed row by row (Jouppi et al., "In-Datacenter Performance Analysis of a
 TPU", 2017). A product of [M, K] and [K, N] fills the grid with tiles of K x N and streams M past it, or N past tiles of
-K x M: what the local shape lacks of a whole tile is wasted, a 64-wide one on a 128-wide grid half of the time. Rows are
-streamed 8 at a time.
+K x M: padding to whole tiles is wasted, half of the time for a 64-wide shape on a 128-wide grid. Rows are streamed 8 at
+a time.
 
-A GPU has a matrix unit in each multiprocessor. Every tile of the result is one multiprocessor's, so that the last round
-of tiles leaves some idle; where there are few tiles, several share the depth of one ("split K"). Smaller tiles make
-more of them, but load more for each product they compute. A library takes the quickest tile.
+A GPU has a matrix unit in each multiprocessor. One multiprocessor computes each tile of the result, so that the last
+wave of tiles leaves some idle; with few tiles, several share the depth of one ("split K"). Smaller tiles spread better,
+but load more for each product they compute. A library picks the fastest tile.
 
-Enters: a product's form, and per slot into how many pieces it is cut. Leaves: by how much its arithmetic grows by
-padding.
+Enters: a product's form, and the number of shards of each slot. Leaves: the factor by which padding increases its
+flops.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from toast_cli.dimensions.model import Form
 from toast_cli.hardware import Chip, matrix_rate
 
 STREAMED_ROWS = 8  # sublanes of a vector register
-# Tiles of a multiprocessor -> part of the rate of large ones: what cuBLAS, cuDNN and Triton reached with them in the
+# Tiles of a multiprocessor -> fraction of the rate of large ones that cuBLAS, cuDNN and Triton reach with them in the
 # single ops of `benchmarks/gpu_timer.py` on an H200.
 TILES = (((256, 128), 1.0), ((128, 128), 1.0), ((128, 64), 0.55), ((64, 64), 0.45), ((64, 32), 0.3), ((32, 32), 0.2))
-LEAST_DEPTH = 512  # of a share of the depth
+LEAST_DEPTH = 512  # of one part of a split depth
 Slots = tuple[tuple[int, int], ...]  # slot, elements along it
 
 
@@ -63,8 +63,8 @@ def grid_of(form: Form, flops: float, convolution: bool) -> Grid:
 
 
 def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
-    """Arithmetic done over arithmetic needed; `cuts` [slots] pieces of each slot. Where the vector unit would be
-    quicker, as much as makes the matrix unit as slow as that."""
+    """Flops done over flops needed; cuts: [slots] shards of each. Limited to the growth at which the vector unit would
+    be faster."""
     rows, columns, depth = (local_size(slots, cuts) for slots in (grid.rows, grid.columns, grid.depth))
     depth *= max(1.0, grid.window)
     if attained.multiprocessors and not grid.grouped:
@@ -78,13 +78,13 @@ def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[i
 
 
 def bounded(chip: Chip, attained: Attained, dtype: str, found: float) -> float:
-    """A growth, or as much as makes the matrix unit as slow as the vector unit."""
+    """`found`, limited to the growth at which the matrix unit is as slow as the vector unit."""
     limit = matrix_rate(chip, dtype) * attained.matrix / (chip.vector_flops * attained.vector)
     return min(found, max(1.0, limit))
 
 
 def least_rows(grid: Grid, cuts: tuple[int, ...]) -> float:
-    """Of the two dimensions of a product's result on one device, the shorter one."""
+    """The shorter dimension of a product's result on one device."""
     return min(local_size(grid.rows, cuts), local_size(grid.columns, cuts))
 
 
@@ -94,8 +94,8 @@ def local_size(slots: Slots, cuts: tuple[int, ...]) -> float:
 
 
 def padding(tile: tuple[int, int], rows: float, columns: float, depth: float) -> float:
-    """By how much a product of [rows, depth] and [depth, columns] grows on a grid of that tile: 1 where everything
-    fits."""
+    """Factor by which padding to a grid of that tile increases a product of [rows, depth] and [depth, columns]; at
+    least 1."""
     high, wide = tile
     streamed = _padded(rows, min(STREAMED_ROWS, high)) * _padded(columns, wide)
     swapped = _padded(rows, wide) * _padded(columns, min(STREAMED_ROWS, high))
@@ -103,7 +103,7 @@ def padding(tile: tuple[int, int], rows: float, columns: float, depth: float) ->
 
 
 def shared_out(count: int, batch: float, rows: float, columns: float, depth: float) -> float:
-    """By how much a product takes longer than if `count` multiprocessors all worked on large tiles until the end."""
+    """Time of a product on `count` multiprocessors, relative to full use of all with large tiles."""
     least = inf
     for tile, rate in TILES:
         for high, wide in (tile, tile[::-1]):

@@ -1,4 +1,4 @@
-"""What the cost model says of one plan."""
+"""The results of the cost model for one plan."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ INSIDE: Final = "inside"
 
 @dataclass(frozen=True, slots=True)
 class Attained:
-    """What kernels get of a chip's published peaks; the default is an ideal chip.
+    """The rates that kernels attain of a chip's published peaks; the default is an ideal chip.
 
     Attributes:
-        matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach. elementwise: of the
-            memory's that those without a contraction reach; 0: as others.
-        pass_bytes: of memory traffic that each element of the largest array a vector kernel reads counts as at least,
-            wherever it lies.
-        narrow_write: how much more than its bytes writing an array of less than 4 bytes an element counts (packing).
-        kept_bytes: what one kernel makes and others read stays in on-chip memory up to this size, and does not count as
-            memory traffic. passed_bytes: neither does what is larger, where no more than that is written from when it
-            is made until it is read for the last time; 0: it does.
-        kernel_seconds: of starting and draining one kernel, however small.
-        hand_written: fraction of the matrix unit's peak rate that attention written by hand reaches (Pallas, cuDNN).
-        multiprocessors: that share the tiles of a product's result, see `matrix_unit`; 0: there is one matrix unit.
-        separate: nothing of the next kernel is loaded while one computes, see `roofline`.
+        matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach. elementwise: fraction
+            of memory bandwidth for kernels without a contraction; 0: `memory`.
+        pass_bytes: least memory traffic counted for each element of the largest array that a vector kernel reads, in
+            any memory.
+        narrow_write: factor on the bytes written of an array with less than 4 bytes an element (packing). kept_bytes:
+        an array up to this size that one kernel makes and others read stays in on-chip memory, and is no memory
+        traffic. passed_bytes: nor is a larger array, if at most this much is written between its production and its
+        last read; 0: it is.
+        kernel_seconds: overhead of starting and draining one kernel.
+        hand_written: fraction of the matrix unit's peak rate that hand-written attention kernels reach (Pallas, cuDNN).
+        multiprocessors: number that share the tiles of a product's result, see `matrix_unit`; 0: there is one matrix
+        unit. separate: nothing of the next kernel is loaded while one computes, see `roofline`.
     """
 
     matrix: float = 1.0
@@ -47,7 +47,7 @@ class Attained:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Per device, one run of the program. Seconds and bytes."""
+    """Cost of one run of the program on one device, in seconds and bytes."""
 
     compute_seconds: float
     communication_seconds: float
@@ -56,15 +56,15 @@ class Cost:
     # [axes] seconds of the collectives that run over each, alone or with others; empty where no goal asks for it.
     axis_seconds: tuple[float, ...] = ()
     transfer_seconds: float = 0.0
-    """Of moving arrays between the memories of device and host, which XLA does beside computing."""
-    # Of communication that stays exposed, as the compiler schedules it, and if every kind of collective ran beside
-    # computing; None where nobody asked, see `Evaluator.scheduled_cost`.
+    """Seconds of transfers between device and host memory, which XLA overlaps with compute."""
+    # Exposed communication as the compiler schedules it, and if every kind of collective overlapped with compute; None
+    # where not computed, see `Evaluator.scheduled_cost`.
     exposed_seconds: float | None = None
     least_exposed_seconds: float | None = None
 
     @property
     def busy_seconds(self) -> float:
-        """Compute, or the transfers beside it where these take longer."""
+        """Compute, or the overlapped transfers if these take longer."""
         return max(self.compute_seconds, self.transfer_seconds)
 
     @property
@@ -78,31 +78,31 @@ class Cost:
 
     @property
     def expected_seconds(self) -> float:
-        """Compute, plus the communication that the compiler does not run beside it, see `overlap`."""
+        """Compute plus the communication that the compiler does not overlap with it, see `overlap`."""
         exposed = self.communication_seconds if self.exposed_seconds is None else self.exposed_seconds
         return self.busy_seconds + exposed
 
     @property
     def least_seconds(self) -> float:
-        """The same if the compiler ran every kind of collective beside computing: the lower bound."""
+        """The same if the compiler overlapped every kind of collective with compute: the lower bound."""
         return self.busy_seconds + (self.least_exposed_seconds or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveUse:
-    """One collective of a plan, equal ones together.
+    """One collective of a plan, equal ones merged.
 
     Attributes:
         kind, axes, bytes: as the chip's compiler emits it (see `reduce_scatter`); bytes of the result on one device.
         count: runs in one run of the program, loops counted. seconds: of all of them.
         op: the op that needs or makes the array. value: the array.
-        waited_for: it stands on the critical path, see `overlap`.
+        waited_for: it is on the critical path, see `overlap`.
         written: kind and bytes as the partitioner writes it, before the chip's compiler changes it.
-        reason: why it is there, see `plan.partitioned`; "by hand": a manual region does it;
-            "inside": the partitioner does it in one, along axes that are left to it.
-        group: devices in each group where the groups are not those along whole axes, else 0; `axes` are then those
-            within which they lie.
-        place: location of what does it, as the module has it, in a manual region.
+        reason: why it is there, see `plan.partitioned`; "by hand": the user wrote it in a manual region; "inside": the
+            partitioner adds it in one, along axes that are left to it.
+        group: devices in each group where the groups are not those along whole axes, else 0; `axes` are then those that
+            the groups span.
+        place: location in the module of its op, for one in a manual region.
     """
 
     kind: str
@@ -119,7 +119,7 @@ class CollectiveUse:
     place: str = ""
 
     def over(self, names: tuple[str, ...]) -> list[str]:
-        """What it runs over: axes with these names, or devices in groups of so many."""
+        """The axes it runs over, by name, or the size of its device groups."""
         return [groups_name(self.group)] if self.group else [names[axis] for axis in self.axes]
 
 
@@ -135,11 +135,11 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """Kernels of one kind on one device, all runs together.
+    """Equal kernels on one device, with all their runs.
 
     Attributes:
         ops: the ops they belong to. name: of each. runs: executions in one run of the program.
-        flops, bytes: arithmetic, and bytes read and written. seconds: of all runs.
+        flops, bytes: flops, and bytes read and written, of all runs. seconds: of all runs.
     """
 
     ops: tuple[int, ...]

@@ -1,11 +1,11 @@
-"""What of a step's communication stays exposed when collectives run beside computing.
+"""Exposed communication of a step in which collectives overlap with compute.
 
-A latency-hiding scheduler starts a collective as soon as its operands are there and waits for it where its result is
-first read. Links carry one collective at a time, the one that is needed first. While the cores compute, each link works
-off what has started; what is left of a collective when its result is read is exposed: the cores wait, and the links of
-other axes go on. What a compiler leaves synchronous starts where it is read.
+A latency-hiding scheduler starts a collective as soon as its operands are available and waits for it where its result
+is first read. Links carry one collective at a time, the one that is needed first. While the cores compute, each link
+carries the collectives that have started; the rest of a collective when its result is read is exposed: the cores wait,
+and the links of other axes go on. A synchronous collective starts where it is read.
 
-Enters: the kernels of a stretch of program (all outside of loops, or one trip of a loop's body) and its collectives.
+Enters: the kernels of one part of the program (all outside of loops, or one trip of a loop's body) and its collectives.
 Leaves: seconds for which the cores wait.
 """
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A collective: from when its operands are there, until when it must be done, its seconds, and its links (mesh
-    axes)."""
+    """A collective: ready: moment at which its operands are available; due: moment by which it must be done; axes: mesh
+    axes whose links it uses."""
 
     ready: int
     due: int
@@ -45,7 +45,7 @@ def exposed_seconds(
     events = np.unique(np.array([(one.ready, one.due) for one in due], np.int64))
     left = [one.seconds for one in due]
     links = len({axis for one in due for axis in one.axes})
-    started: list[int] = []  # ascending, so that what is due first comes first
+    started: list[int] = []  # ascending, so the earliest due comes first
     exposed, before, starting, ending = 0.0, 0.0, 0, 0
     for event, now in zip(events.tolist(), computed[np.searchsorted(moments, events, "left")].tolist(), strict=True):
         _carry(started, due, left, now - before, links)
@@ -65,7 +65,7 @@ def exposed_seconds(
 def _carry(
     started: list[int], due: Sequence[Sent], left: list[float], seconds: float, links: int, busy: tuple[int, ...] = ()
 ) -> None:
-    """Lets the links carry what has started for so long, but for those that are busy."""
+    """Lets the links that are not busy carry the started collectives for `seconds`."""
     while started and left[started[0]] <= 0.0:
         del started[0]
     idle = dict.fromkeys(busy, 0.0)  # axis -> seconds that its links have left

@@ -1,4 +1,4 @@
-"""The analysis from top to bottom: classes, groups, conflicts, names."""
+"""The top level of the analysis: classes, groups, conflicts, names."""
 
 from __future__ import annotations
 

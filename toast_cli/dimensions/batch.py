@@ -1,8 +1,8 @@
-"""The batch: what no weight has, and most of the work can be split along while devices exchange nothing but sums of
-gradients.
+"""Finds batch dimensions: those that no weight has and along which most of the work can be split with no communication
+but gradient sums.
 
-Enters: program, classes, the group of each class, what cannot be a batch because its elements have an order. Leaves:
-the groups that are batches. Names and shapes play no part.
+Enters: program, classes, the group of each class, and groups that cannot be batches because their elements are ordered.
+Leaves: the groups that are batches. Names and shapes are not used.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from toast_cli.program.model import Program, Window
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 from toast_cli.program.roles import INPUTS, ROLES, STATE, WEIGHTS, argument_roles, carried_results
 
-# A group that only so small a part of the work can be split along is no batch. Nor is one a second batch where so large
-# a part of its work is shared with the first.
+# Least fraction of the work that can be split along a batch, and largest fraction of its work that a second batch may
+# share with the first.
 _LEAST_WORK, _MOST_SHARED = 0.3, 0.5
 
 
 def find_batches(
     program: Program, classes: Classes, class_group: list[int], ordered: set[int], tokens: set[int]
 ) -> set[int]:
-    """Groups that are batches: one, and others along which elements never meet either.
+    """Groups that are batches: one, and others along which elements do not interact either.
 
-    Where inputs do not go together (real and generated images, two towers), each has a batch of its own, along which
-    most of the work can be split that is left. Batches are looked for among what is handed on and never meets (chains
-    of a sampler, whatever their positions are to others), then in inputs, in results (what is made of noise), in what
-    comes first in all results (gradients of all that an attention reads, as if it were weights), and among all groups.
+    Independent inputs (real and generated images, two towers) each have a batch of their own, along which most of the
+    remaining work can be split. Candidates are, in this order: carried dimensions without interaction (chains of a
+    sampler), groups of inputs, of results (samples made from noise), the leading dimension of all results (gradients
+    with respect to an attention's inputs), and all groups.
 
     Args:
-        ordered: groups that are none: sequences, space, nodes. tokens: groups of what is looked up in tables; one of
-            them at most is a batch.
+        ordered: groups that are no batches: sequences, space, nodes. tokens: groups of look-up indices, of which at
+            most one is a batch.
     """
     splits = _Splits(program, classes, class_group)
     apart = splits.weights | ordered
@@ -55,14 +55,14 @@ def find_batches(
 
 
 class _Splits:
-    """What ops can be split along: for each group the work of the ops that need nothing of other devices for it.
+    """For each group, the work of the ops that can be split along it without communication.
 
     Attributes:
-        groups: all there are. weights, data, made: those that weights, other arguments and results have.
-        alone: the first dimension of all that is handed on, if all results have it and elements never meet along it
-            (chains of a sampler).
-        leading: the first dimension of all results, if that is one.
-        mixed: those along which elements meet in some op, other than in sums over all of them.
+        groups: all groups. weights, data, made: groups of weights, of other arguments and of results.
+        alone: the first dimension of all carried arguments, if all results have it and elements do not interact along
+            it (chains of a sampler).
+        leading: the first dimension of all results, if it is the same group.
+        mixed: groups along which elements interact in some op, other than in sums over all of them.
     """
 
     def __init__(self, program: Program, classes: Classes, class_group: list[int]) -> None:
@@ -91,7 +91,7 @@ class _Splits:
         ]
         self.leading = set.intersection(*first) if first else set[int]()
         self.mixed: set[int] = set()
-        # groups that meet, those of them that are free -> work
+        # # (groups of an op, those it can be split along) -> work
         self._work: dict[tuple[frozenset[int], frozenset[int]], float] = defaultdict(float)
         known: dict[object, tuple[frozenset[int], frozenset[int]]] = {}
         for number, op in enumerate(program.ops):
@@ -104,8 +104,8 @@ class _Splits:
                 self._work[known[key]] += (op.flops + elements) * op.trips
 
     def _free(self, form: Form, groups: list[int], windows: tuple[Window, ...]) -> frozenset[int]:
-        """Groups along which one op can be split: all its results have them, element by element, or it makes a sum over
-        them that nothing but weights (or nothing at all) has."""
+        """Groups along which one op can be split: all its results have them, element by element, or it sums over them
+        and its result only has groups of weights, or none."""
         results = {groups[slot] for dims in form.results for slots in dims for slot in slots}
         kinds: dict[int, list[SlotKind]] = defaultdict(list)
         for group, kind in zip(groups, form.kinds, strict=True):
@@ -132,7 +132,7 @@ class _Splits:
         return left
 
     def most(self, without: set[int]) -> float:
-        """The most work that ops with any one group have, of those that have none in `without`."""
+        """The most work of the ops with any one group, over ops that have no group in `without`."""
         left: dict[int, float] = defaultdict(float)
         for (groups, _), work in self._work.items():
             if groups.isdisjoint(without):

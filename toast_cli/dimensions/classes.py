@@ -1,6 +1,6 @@
 """From a Program to dimension classes: every op's rule as slots over classes.
 
-Enters: a `Program`. Leaves: `Classes`. Near-linear in the number of ops; each different rule is looked at once.
+Enters: a `Program`. Leaves: `Classes`. Near-linear in the number of ops; each distinct rule is processed once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Classes:
 
 @dataclass(frozen=True, slots=True)
 class RulePlan:
-    """What one rule says, arranged for unification.
+    """One rule, arranged for unification.
 
-    alone: per factor with more than one element, the positions of dimensions that are just this factor.
-    products: dimensions made of several factors: position and factors (those of size one left out).
+    alone: per factor with more than one element, the positions of dimensions that consist of this factor only.
+    products: (position, factors) of dimensions that consist of several factors, without factors of size 1.
     """
 
     alone: tuple[tuple[int, tuple[Position, ...]], ...]
@@ -56,7 +56,7 @@ def plan_rule(rule: Rule) -> RulePlan:
 
 
 def classify(program: Program) -> Classes:
-    """Names every dimension, equates what the rules equate, and cuts every op's factors into slots."""
+    """Names every dimension, unifies the names that rules equate, and divides every op's factors into slots."""
     names = Names()
     value_names = [tuple(names.new(s) if s > 1 else NO_NAME for s in value.shape) for value in program.values]
     plans: dict[Rule, RulePlan] = {}
@@ -74,7 +74,7 @@ def classify(program: Program) -> Classes:
 
 
 def _equate(names: Names, rule: Rule, plan: RulePlan, arrays: list[tuple[int, ...]]) -> bool:
-    """Unifies what one op's rule equates; False where splits do not line up."""
+    """Unifies the names that one op's rule equates; False where splits do not line up."""
     aligned = True
     factor_names: dict[int, int] = {}
     sizes = names.sizes
@@ -103,7 +103,7 @@ def _equate(names: Names, rule: Rule, plan: RulePlan, arrays: list[tuple[int, ..
 
 
 def _equate_aliases(names: Names, program: Program, value_names: list[tuple[int, ...]]) -> None:
-    """A donated argument and the result that takes over its buffer are split alike."""
+    """Unifies the dimensions of a donated argument and of the result that reuses its buffer."""
     for argument in program.arguments:
         if 0 <= argument.aliased_result < len(program.results):
             result = program.results[argument.aliased_result].value
@@ -173,7 +173,7 @@ class _Cutter:
         plan = self._plans[op.rule]
         pieces: dict[int, list[int]] = {}  # factor -> its classes
         extents: dict[int, list[int]] = {}  # factor -> sizes of the dimensions that are this factor but of another size
-        # A manual region adds up inside what no result has.
+        # A manual region sums inside over factors that no result has.
         blocked: set[int] = {*op.rule.need_replication, *(() if op.region is not None else lost_factors(op.rule))}
         aligned = True
         for factor, positions in plan.alone:
@@ -190,7 +190,7 @@ class _Cutter:
                 blocked.add(factor)
                 aligned = False
             if len(same) < len(found):
-                # A manual region splits by hand what is longer outside of it than its factor.
+                # A manual region splits a dimension manually if it is larger outside than the factor.
                 linked = factor in op.rule.permutation or op.region is not None
                 if not linked or factor not in pieces:
                     blocked.add(factor)
@@ -205,7 +205,8 @@ class _Cutter:
         return (*self._form(op.rule, pieces, extents, blocked), aligned)
 
     def _link(self, found: list[tuple[int, ...]]) -> None:
-        """Dimensions of different sizes under one factor (a stencil, a slice): decided together, split separately."""
+        """Links dimensions of different sizes with one factor (a stencil, a slice): they are decided together, but
+        split separately."""
         for classes in found[1:]:
             pair = (min(found[0][0], classes[0]), max(found[0][0], classes[0]))
             if pair[0] != pair[1]:
@@ -214,7 +215,7 @@ class _Cutter:
     def _cut_product(
         self, classes: tuple[int, ...], factors: tuple[int, ...], rule: Rule, pieces: dict[int, list[int]]
     ) -> bool:
-        """Deals a dimension's classes out to its factors, major to minor; False where they do not fit."""
+        """Distributes a dimension's classes over its factors, major to minor; False where they do not fit."""
         rest = list(classes)
         for factor in factors:
             taken: list[int] = []
@@ -250,8 +251,8 @@ class _Cutter:
 
 @lru_cache(maxsize=10_000)
 def lost_factors(rule: Rule) -> frozenset[int]:
-    """Factors that no result has and nothing is added up over: each device needs all of what it reads along them, as of
-    a dynamic update of many rows at once, whatever Shardy's rule for it says."""
+    """Factors that no result has and the op does not sum over: each device needs its operands whole along them, as for
+    a dynamic update of many rows, despite Shardy's rule for it."""
 
     def factors(arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> set[int]:
         return {factor for dims in arrays for of in dims for factor in of}

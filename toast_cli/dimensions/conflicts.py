@@ -1,11 +1,11 @@
-"""Conflicts: values (and ops) that have one group twice, and which choice of side settles which of them together.
+"""Conflicts: values (and ops) that have one group twice, grouped by the choices of side that resolve them together.
 
 Attention scores `[batch, heads, seq, seq]` cannot give both sequence dimensions the same axis. Every occurrence of a
 group in such a value is a *strand end*; ops carry strands from value to value, so that choosing one side for one value
-chooses it for the whole *component*. An op whose links would tie a strand to its own other side (a symmetric matrix
-plus its transpose) is left out, lightest first to go: the reshard sits there. Components that look alike form one
-*resolution group*. Light ops between the ops of a component, such as the sums of a softmax, belong to it though they
-have the group once: what leaves a conflict alone leaves all of it.
+chooses it for the whole *component*. An op that would tie a strand to its own other side (a symmetric matrix plus its
+transpose) is left untied, the lightest ops first, and gets a reshard. Equal components form one *resolution group*.
+Light ops between the ops of a component, such as the sums of a softmax, belong to it although they have the group once,
+so that a decision that exempts a conflict exempts all of it.
 
 Enters: program, classes and the group of each class. Leaves: `Conflicts`.
 """
@@ -21,10 +21,10 @@ from toast_cli.program.disjoint_set import DisjointSets
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
-_MOST_NEAR = 8  # components whose neighbourhoods an op can be in; with more it is in none
+_MOST_NEAR = 8  # most components that a light op can belong to; with more it belongs to none
 
 # One occurrence of a group: (value number, or -1 - op number for an op of its own; place in the value, or slot of the
-# op). Places count from the dimension a slot lies in, since not every op has slots for all dimensions of a value.
+# op). Places count by dimension, since not every op has slots for all dimensions of a value.
 End = tuple[int, int]
 PLACES_PER_DIMENSION = 64
 
@@ -48,7 +48,7 @@ def find_conflicts(program: Program, classes: Classes, class_group: list[int]) -
 
 
 def _crowded_ops(classes: Classes, class_group: list[int]) -> dict[int, list[int]]:
-    """Ops with a group in two slots or more -> those slots."""
+    """Op number -> slots whose group occurs in two or more of its slots."""
     crowded: dict[tuple[int, ...], list[int]] = {}
     found: dict[int, list[int]] = {}
     for number, slots in enumerate(classes.slot_classes):
@@ -82,7 +82,7 @@ def _ends(
                         slot_ends[number, slot].append((value, place))
         own: dict[int, list[End]] = defaultdict(list)
         for slot in crowded:
-            if not slot_ends[number, slot]:  # no value shows this conflict: the op has a choice of its own
+            if not slot_ends[number, slot]:  # no value has this conflict: the op has a choice of its own
                 own[class_group[slot_class[slot]]].append((-1 - number, slot))
         for group, places_of_op in own.items():
             for end in places_of_op:
@@ -92,9 +92,7 @@ def _ends(
 
 
 class _Strands:
-    """Sets of strand ends that are tied together. values: of each set, by its representative, those that have an end
-    in it.
-    """
+    """Sets of strand ends that are tied together. values: representative of a set -> values that have an end in it."""
 
     def __init__(self) -> None:
         self._sets: DisjointSets[End] = DisjointSets()
@@ -107,7 +105,7 @@ class _Strands:
         return found
 
     def compatible(self, a: End, b: End) -> bool:
-        """Whether tying the two together ties no two ends of one value together."""
+        """Whether tying both would not tie two ends of one value."""
         a, b = self(a), self(b)
         if a == b:
             return True
@@ -130,8 +128,8 @@ def _tie(
     ends: dict[int, dict[int, list[End]]],
     slot_ends: dict[tuple[int, int], list[End]],
 ) -> _Strands:
-    """Ties donated arguments to the results that take over their buffers, then the ends each op carries through,
-    heaviest ops first; an op that would twist a component is left untied.
+    """Ties donated arguments to the results that reuse their buffers, then the ends that each op links, heaviest ops
+    first; an op that would tie two sides of a component is left untied.
     """
     find = _Strands()
     for by_group in ends.values():
@@ -188,7 +186,7 @@ def _resolve(
     find: _Strands,
     sides: dict[End, tuple[End, int]],
 ) -> Conflicts:
-    """Gathers components that look alike into resolution groups and numbers every crowded slot."""
+    """Groups equal components into resolution groups, and assigns every crowded slot its strand."""
     side_count: dict[End, int] = defaultdict(int)
     for component, _ in sides.values():
         side_count[component] += 1
@@ -232,7 +230,7 @@ def _resolve(
 
 
 def _between(program: Program, of_op: dict[int, set[End]]) -> dict[int, set[End]]:
-    """Light ops -> the components that they lie between two ops of, with nothing but light ops on the way."""
+    """Light op -> components of which it is between two ops, with only light ops in between."""
     behind: dict[int, set[End]] = {}
     ahead: dict[int, set[End]] = {}
     light = [n not in of_op and _is_light(op) for n, op in enumerate(program.ops)]
@@ -259,8 +257,8 @@ def _is_light(op: Op) -> bool:
 def _gather_alike(
     order: list[End], group_of: dict[End, int], side_count: dict[End, int], looks: dict[End, set[object]]
 ) -> tuple[dict[End, int], list[tuple[int, int]]]:
-    """Component -> resolution group, and (class group, sides) of each. A component whose working ops are a part of
-    another's looks like it: attention in a forward pass does what the backward pass does and less.
+    """(component -> resolution group, [resolution groups] (class group, sides)). A component whose working ops are a
+    subset of another's counts as equal: the ops of attention's forward pass also occur in the backward pass.
     """
     models: list[tuple[int, int, set[object]]] = []
     number_of: dict[End, int] = {}

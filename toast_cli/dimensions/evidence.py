@@ -1,10 +1,9 @@
-"""What each class group is to the program, told from the ops it meets: batch, sequence, heads, experts, vocabulary, …
+"""Infers the role of each class group from the ops that use it: batch, sequence, heads, experts, vocabulary, …
 
-Three looks over the heavy ops, each building on what the one before has found: which groups products with weights make
-and read (features), what attention does with them, and who is left that nothing ever mixes (the batch). Argument names
-play no part.
+Three passes over the heavy ops, each using the results of the last: groups that products with weights produce and read
+(features), their use in attention, and the remaining groups that no op mixes (the batch). Argument names are not used.
 
-Enters: program, classes, the group of each class. Leaves: per group a role, "" where nothing is known.
+Enters: program, classes, the group of each class. Leaves: the role of each group, if known.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from toast_cli.program import ops
 from toast_cli.program.model import Op, Program
 from toast_cli.program.roles import INPUTS, ROLES, WEIGHTS, argument_roles, views
 
-# From this many weights of one class on, that class is what flows from block to block.
+# Least number of weights with one class for that class to be the residual stream.
 _STREAM = 4
 _SPACE = ("height", "width", "depth")
-# What has an order, or neighbours, is no batch, however much of the work can be split along it.
+# Roles of groups whose elements have an order or neighbours, so that they are never batches.
 _ORDERED = ("edges", "nodes", "seq", *_SPACE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One op: its form, the group of each slot, per operand the weight it is made of, or -1, and whether constants that
-    count say what is picked (of an op that picks), or whole numbers that the program is given."""
+    """One op: its form, the group of each slot, and per operand the weight it is made of, or -1. counted: its indices
+    are non-uniform constants. given: its indices are integer inputs of the program."""
 
     op: Op
     form: Form
@@ -48,7 +47,8 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A contraction in terms of groups: of both sides and the result, summed over, of one side only."""
+    """The groups of a contraction: batch dimensions, contracted ones, and those of the left or the right operand
+    only."""
 
     batching: set[int]
     summed: set[int]
@@ -62,11 +62,11 @@ class _Product:
 
 @dataclass(slots=True)
 class _Evidence:
-    """weights_of: class -> weights whose products have it. square: groups that one product with a weight
-    both sums over and makes (a recurrence's hidden units). stacked: groups that products with weights batch over;
-    routed: those of them that other products have apart. sorted: tokens in the order of the experts that they go to,
-    which rows are picked and added up for. tokens: groups of what is looked up in tables, or scanned; stepped: those
-    that are scanned. made: groups that products with weights, and look-ups, make.
+    """Evidence about groups. weights_of: group -> weights in whose products it occurs. square: groups that one product
+    with a weight both contracts and produces (a recurrence's hidden units). stacked: batch dimensions of products with
+    weights; routed: those that are no batch dimension in some other product. sorted: tokens in the order of their
+    experts, for which rows are gathered and summed. tokens: groups of look-up indices, or scanned ones; stepped:
+    scanned groups. made: groups that products with weights, and look-ups, produce.
     """
 
     roles: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -113,7 +113,7 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
 
 
 def _looks(program: Program, classes: Classes, class_group: list[int], repeated: set[int]) -> Iterable[_Look]:
-    """Every heavy op, and which of its operands are made of weights.
+    """Yields every heavy op, with the operands that are made of weights.
 
     repeated: groups that a weight can have only where it is repeated for each element of a batch.
     """
@@ -131,7 +131,7 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
             weights = look.weights
             yield look
         _make_of_weights(op, weights, origin, constant, program)
-        # Indices that are counted off beside given ones pick an element of each row.
+        # An iota next to given indices picks one element of each row.
         allowed = [v in given or (v in constant and op.name != ops.CONCATENATE) for v in op.operands]
         if (op.kind.elementwise or op.kind.rearranges) and all(allowed) and given.intersection(op.operands):
             given.update(op.results)
@@ -144,13 +144,12 @@ def _counts(program: Program, value: int) -> bool:
 def _make_of_weights(
     op: Op, weights: tuple[int, ...], origin: dict[int, int], constant: dict[int, bool], program: Program
 ) -> None:
-    """Enters what an op computes from nothing but weights and constants, as a weight: `origin` is value -> the weight
-    (argument number) that it is made of, weights that of each operand, or -1; `constant` is constant -> whether its
-    elements differ, as far as anyone can tell.
+    """Records the results that an op computes only from weights and constants as weights. origin: value -> weight
+    (argument number) that it is made of. weights: that of each operand, or -1. constant: constant -> whether its
+    elements may differ.
 
-    Gates that are concatenated, quantised weights with their scales and normalised weights are weights to the products
-    that read them. Rows that constants pick from a table (of the token that a decoder starts with, of positions) are
-    what flows through the network.
+    Concatenated gates, quantised weights with their scales and normalised weights are weights of the products that read
+    them. Rows that constant indices pick from a table (a decoder's start token, positions) are activations.
     """
     if op.name in (ops.ARGUMENT, ops.CARRY, ops.JOIN) or all(value in origin for value in op.results):
         return
@@ -177,8 +176,8 @@ def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tu
 
 
 def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: set[int]) -> None:
-    """repeated: groups that a weight can have only where it is repeated for each element of a batch (PyTorch/XLA writes
-    `x @ w` so, for x with more than two dimensions)."""
+    """Collects evidence from an op with weights. repeated: groups that a weight has only where it is repeated for each
+    element of a batch (as PyTorch/XLA writes `x @ w` for x with more than two dimensions)."""
     match look.op.name:
         case ops.DOT_GENERAL if any(w >= 0 for w in look.weights):
             product = _product(look)
@@ -186,8 +185,8 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             evidence.stacked |= product.batching & _groups_of_weight(look) - repeated
             evidence.features |= product.summed | one
             evidence.made |= one
-            # What a product sums over beside features, in a dimension of its own, and nothing has made, says which of
-            # the weights are meant: of others there are zeros.
+            # A product may also contract a dimension of its own that no op has produced: a one-hot selection of
+            # weights.
             alone = look.named(dims[0] for side in look.form.operands for dims in side if len(dims) == 1)
             known = evidence.made | data
             masks = (product.summed & alone) - known if product.summed & known else set()
@@ -215,7 +214,7 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             rows = {s for s in table - indices if look.form.kinds[s] is SlotKind.REDUCTION}
             picked = look.named(table - indices - rows)
             evidence.made |= picked
-            if len(picked) > 1 and not (look.counted or look.given):  # whole matrices, which the program chooses
+            if len(picked) > 1 and not (look.counted or look.given):  # whole matrices, chosen by computed indices
                 evidence.stacked |= look.named(rows)
                 evidence.routed |= look.named(rows)
                 return
@@ -230,8 +229,8 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
 
 
 def _without_latents(look: _Look, repeated: set[int]) -> _Look:
-    """The look without weights that flow through the network: queries that are learnt, repeated for each element of a
-    batch, which the other side of the product does not have."""
+    """The look without weights that act as activations: learnt queries, repeated for each element of a batch that the
+    other operand lacks."""
     if look.op.name != ops.DOT_GENERAL or not any(w >= 0 for w in look.weights):
         return look
     product = _product(look)
@@ -266,9 +265,9 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
         case ops.DOT_GENERAL:
             product = _product(look)
             if not any(w >= 0 for w in look.weights):
-                if not product.result <= evidence.features | evidence.stacked:  # else it is the gradient of a weight
+                if not product.result <= evidence.features | evidence.stacked:  # otherwise a weight's gradient
                     evidence.routed |= evidence.stacked & (product.left | product.right | product.summed)
-            else:  # a router's scores have nothing but experts; the first layer of an ensemble makes features of them
+            else:  # a router's scores only have experts; the first layer of an ensemble produces features
                 own = product.left if look.weights[0] >= 0 else product.right
                 evidence.routed |= own & evidence.stacked if len(own) == 1 else set()
         case ops.GATHER if look.weights[0] < 0:
@@ -276,8 +275,8 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
             if look.named(indices) & evidence.sorted:
                 return
             rows = {s for s in table - indices if kinds[s] is SlotKind.REDUCTION}
-            # Along each row: the loss picks the label's probability. Else whole rows are picked: nodes at the ends of
-            # edges.
+            # Picks along each row are the loss picking the label's probability. Otherwise whole rows are picked: nodes
+            # at the ends of edges.
             if table & indices or look.given:
                 evidence.vote(look.named(rows), "labels" if table & indices else "nodes")
             evidence.tokens |= look.named(table & indices)
@@ -307,8 +306,9 @@ def _product(look: _Look) -> _Product:
 
 
 def _attention(evidence: _Evidence, looks: list[_Look], crowded: set[int]) -> None:
-    """Scores are summed over features of queries and keys, and keys have something of their own that is no feature: a
-    sequence. What is then summed over is one too, and the features of what the scores weigh are a head's.
+    """Collects evidence from attention. Scores contract features of queries and keys, and keys have a dimension of
+    their own that is no feature: a sequence. The dimension that the second product contracts is one too, and the
+    features of its other operand are a head's width.
     """
     experts = evidence.routed
     products = [_product(look) for look in looks if not any(w >= 0 for w in look.weights)]
@@ -328,9 +328,9 @@ def _attention(evidence: _Evidence, looks: list[_Look], crowded: set[int]) -> No
                     evidence.vote(side, "head_dim")
 
 
-# ---------------------------------------------------------------- who is what
+# ---------------------------------------------------------------- election of roles
 
-# The first of these that a group has any evidence for; what the widths of convolutions are comes last.
+# A group gets the first of these roles that it has any evidence for.
 _DECISIVE = (
     "edges", "nodes", "vocab", "embed", *_SPACE, "seq", "heads", "head_dim", "layers", "channels", "positions", "labels"
 )  # fmt: skip
@@ -352,7 +352,7 @@ def _elect(evidence: _Evidence) -> dict[int, str]:
 def _features(
     evidence: _Evidence, classes: Classes, class_group: list[int], sizes: dict[int, int], found: dict[int, str]
 ) -> None:
-    """The stream between blocks, the vocabulary that a head of its own makes logits over, and hidden widths."""
+    """Enters the residual stream, the vocabulary of an untied output head, and hidden widths into `found`."""
     count: Counter[int] = Counter()
     per_class = Counter(class_group)
     for group, weights in evidence.weights_of.items():

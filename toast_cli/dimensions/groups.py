@@ -1,9 +1,9 @@
 """Mirrored groups: classes with the same structural fingerprint are decided together.
 
-A class's fingerprint counts the roles it plays: which slot of which heavy op (contractions, convolutions, gathers,
-scatters, arguments; all ops where it meets no heavy one). Classes of one fingerprint that meet in one op (the widths of
-consecutive layers of an MLP) are separated by colouring, so that no op sees one group twice for that reason. Classes
-that a stencil or a slice links join one group whatever their sizes.
+A class's fingerprint counts its occurrences: slots of heavy ops (contractions, convolutions, gathers, scatters,
+arguments; of all ops if no heavy one has it). Classes of one fingerprint that occur in one op (the widths of
+consecutive layers of an MLP) are separated by graph colouring, so that no op has one group twice for that reason.
+Classes linked by a stencil or a slice share a group, whatever their sizes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def _fingerprints(program: Program, classes: Classes) -> list[frozenset[tuple[ob
 
 
 def families(program: Program, classes: Classes, groups: list[list[int]]) -> list[int]:
-    """[groups] number of the family of each: groups that play the same roles in heavy ops, whatever their sizes and how
-    often.
+    """[groups] number of the family of each: groups with the same roles in heavy ops, whatever their sizes and counts.
 
     The widths of a convolutional network are one family though no two of them are mirror images.
     """
@@ -66,7 +65,7 @@ def families(program: Program, classes: Classes, groups: list[list[int]]) -> lis
 
 
 def _separate(classes: Classes, buckets: dict[object, list[int]]) -> dict[int, int]:
-    """A colour per class such that classes of one bucket that meet in an op differ; greedy, in class order."""
+    """A colour per class such that classes of one bucket that occur in one op differ; greedy, in class order."""
     bucket_of = {c: k for k, members in enumerate(buckets.values()) if len(members) > 1 for c in members}
     neighbours: dict[int, set[int]] = defaultdict(set)
     for slots in set(classes.slot_classes):

@@ -1,14 +1,14 @@
-"""Merged dimensions that a mesh hardly splits as they are, such as 65 steps of a batch of 256 in one of 16,640.
+"""Merged dimensions that a mesh can hardly split, such as 65 steps of a batch of 256 in one of 16,640.
 
-A dimension that a reshape makes of several is split along its major part first. Where no mesh axis divides that part,
-no op between the reshapes can be split along it, though most of them compute each row by itself. There are two ways
-out. The parts can be merged in another order, the one in front that can be split: the same rows in another order, and
-a sum over them is the same sum. Or the merged dimension is split without regard to its parts, and gathered where a
-reshape takes it apart. The first costs nothing unless arguments or results of the program have the merged dimension:
-their rows have to change places.
+A dimension that a reshape merges from several is split along its major part first. If no mesh axis divides that part,
+no op between the reshapes can be split along it, though most of them compute each row independently. There are two
+remedies. The parts can be merged in another order, with a divisible one first: this permutes the rows, and sums over
+them do not change. Or the merged dimension is split regardless of its parts, and gathered where a reshape splits it.
+The first is free unless arguments or results of the program have the merged dimension: their rows have to be permuted.
 
-Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: what to merge in
-another order (`frontend.reordered` writes it), or the program with the other dimensions set apart.
+Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: the dimensions to
+merge in another order (`frontend.reordered` does so), or the program with the other dimensions made independent of
+their parts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Place = tuple[int, int]  # value, dimension
 Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension
 Meshes = Sequence[tuple[int, ...]]
 
-# A merge that so small a part of the work has to do with stays as it is.
+# Least fraction of the work that must involve a merged dimension to change it.
 _LEAST_WORK = 0.01
-# Where parts can be split in two at most, a dimension is split without regard to them for this many times the shards.
+# If its parts allow two shards, a dimension is split regardless of them only for this many times as many.
 _WORTH = 4
-# Ops that compute each row by itself, beside those for which their kind says it.
+# Ops that compute each row independently, besides those whose kind implies it.
 _BY_ROWS = frozenset([CARRY, JOIN, "stablehlo.sort", "chlo.top_k", "stablehlo.cholesky", "stablehlo.triangular_solve"])
 
 
@@ -42,10 +42,10 @@ class Merge:
     """A merged dimension of many arrays.
 
     Attributes:
-        places: the arrays' dimensions that are it, all linked by ops that compute each row by itself.
-        sizes: of its parts, major to minor. first: number of the part that is to come first.
-        ends: bytes of arguments and results that have it. regrouped: bytes of the arrays that reshapes put together
-            from its parts, or take apart.
+        places: the arrays' dimensions that are this one, linked by ops that compute each row independently.
+        sizes: of its parts, major to minor. first: number of the part to put first.
+        ends: bytes of arguments and results that have it. regrouped: bytes of the arrays that reshapes merge from its
+            parts, or split.
     """
 
     places: frozenset[Place]
@@ -56,8 +56,8 @@ class Merge:
 
 
 def reorderable(program: Program, dimensions: Dimensions, meshes: Meshes) -> list[Merge]:
-    """Merged dimensions that can be split further, or along the batch, with another of their parts in front; those of
-    weights stay, whose parts are heads and the like."""
+    """Merged dimensions that can be split further, or along the batch, with another part first; not those of weights,
+    whose parts are heads and the like."""
     weights: set[int] = set()
 
     def first(parts: tuple[int, ...]) -> int:
@@ -77,8 +77,8 @@ def reorderable(program: Program, dimensions: Dimensions, meshes: Meshes) -> lis
 
 
 def set_apart(program: Program, dimensions: Dimensions, meshes: Meshes) -> Program:
-    """The program with merged dimensions that mesh axes divide, but not their parts, as dimensions of their own: the
-    reshapes that make and take them apart need them whole."""
+    """The program with merged dimensions that mesh axes divide, unlike their parts, made independent of these: the
+    reshapes that merge and split them need them whole."""
 
     def first(parts: tuple[int, ...]) -> int:
         sizes = tuple(dimensions.class_sizes[c] for c in parts)
@@ -98,7 +98,8 @@ def set_apart(program: Program, dimensions: Dimensions, meshes: Meshes) -> Progr
 
 
 def row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ...]]:
-    """Dimensions along which an op computes each row by itself, or adds rows up: with each, all that are the same."""
+    """Position of a dimension along which an op computes each row independently, or sums over rows -> all positions of
+    that dimension."""
     kind, rule = op.kind, op.rule
     plain = kind.elementwise or kind.matrix_unit or kind.reduction or kind.rearranges or kind.identity
     known = plain or kind.lookup or kind.updates or op.name in _BY_ROWS
@@ -112,7 +113,7 @@ def row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ..
             if len(factors) == 1:
                 found[factors[0]].append((array, dim))
     ordered = merged | rule.need_replication | rule.permutation | _windowed(op)
-    if kind.lookup:  # rows that indices pick have an order
+    if kind.lookup:  # rows that indices select are ordered
         shared = rule.operands[-1] if op.name == SCATTER else rule.results[0]
         ordered |= set(found).difference(*shared)
     elif rule.results:
@@ -140,12 +141,12 @@ def _windowed(op: Op) -> set[int]:
     }
 
 
-# -- what is merged ----------------------------------------------------------------------------------------------------
+# -- finding merged dimensions -----------------------------------------------------------------------------------------
 
 
 def _merges(program: Program, dimensions: Dimensions, first: Callable[[tuple[int, ...]], int]) -> list[Merge]:
-    """Every merged dimension that is to change, if any of them has to do with much of the work. first: of its parts
-    (classes), the number of the one that is to come first; 0 where it is to stay as it is."""
+    """Every merged dimension to change, if any of them is involved in enough of the work. first: maps its parts
+    (classes) to the number of the part to put first; 0 to leave it unchanged."""
     chosen = lru_cache(maxsize=None)(first)
     known: set[Place] = set()
     found, most = [], 0.0
@@ -163,7 +164,7 @@ def _merges(program: Program, dimensions: Dimensions, first: Callable[[tuple[int
 
 
 def _products(op: Op) -> list[Position]:
-    """Dimensions of a reshape that are made of several."""
+    """Positions of a reshape's dimensions that are merged from several."""
     return [
         (array, dim)
         for array, dims in enumerate(op.rule.operands + op.rule.results)
@@ -183,7 +184,7 @@ def _parts(dimensions: Dimensions, number: int, position: Position) -> tuple[int
 
 
 def _linked(program: Program, start: Place) -> tuple[frozenset[Place], set[int]]:
-    """(dimensions that are one with this one, ops that have any of them)."""
+    """(dimensions linked with this one, ops that have any of them)."""
     places, waiting, touched = {start}, [start], set[int]()
     while waiting:
         value, dim = waiting.pop()
@@ -200,7 +201,7 @@ def _linked(program: Program, start: Place) -> tuple[frozenset[Place], set[int]]
 
 
 def _bytes(program: Program, places: frozenset[Place], touched: set[int]) -> tuple[int, int]:
-    """(of arguments and results, of what reshapes regroup) that have these dimensions."""
+    """(bytes of arguments and results, bytes of reshaped arrays) that have these dimensions."""
     ends = regrouped = 0
     for op in (program.ops[number] for number in touched):
         if op.name in (ARGUMENT, RESULT):
@@ -221,7 +222,7 @@ def _role(dimensions: Dimensions, number: int) -> str:
 
 
 def most_shards(parts: tuple[int, ...], meshes: Meshes) -> int:
-    """How many shards the axes of one mesh can make of a dimension of these parts, major to minor."""
+    """The most shards into which the axes of one mesh can split a dimension with these parts, major to minor."""
     return max(_shards(parts, mesh) for mesh in meshes)
 
 
@@ -241,7 +242,7 @@ def _shards(parts: tuple[int, ...], axes: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=1000)
 def _without_parts(rule: Rule, positions: frozenset[Position]) -> Rule:
-    """A reshape's rule in which each of these dimensions is one factor, which nothing else has."""
+    """A reshape's rule in which each of these dimensions is one factor of its own."""
     sizes = list(rule.sizes)
     arrays: list[ValueFactors] = []
     for array, dims in enumerate(rule.operands + rule.results):

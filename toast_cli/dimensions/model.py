@@ -1,4 +1,4 @@
-"""What the analysis leaves: frozen values that plan, cost and search read."""
+"""The results of the analysis: frozen values that plan, cost and search read."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from enum import IntEnum
 
 
 class SlotKind(IntEnum):
-    """What splitting a slot means for the op that has it."""
+    """The effect of splitting a slot on its op."""
 
-    PARALLEL = 0  # every result has it: nothing to communicate
+    PARALLEL = 0  # every result has it: no communication
     REDUCTION = 1  # summed over: the results become partial
-    PERMUTATION = 2  # neighbours are needed: halo exchange or a permute
+    PERMUTATION = 2  # elements of other shards are needed: halo exchange or permute
     BLOCKED = 3  # must be whole in this op
-    SUMMED_LATER = 4  # the op has it not, but is split as the product that reads it and sums over it
+    SUMMED_LATER = 4  # the op lacks it, but is split like the product that reads it and contracts over it
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An op's rule with its factors cut into *slots*, one per dimension class. Forms are looked up once for each op, so
-    each keeps its hash.
+    """An op's rule with its factors cut into *slots*, one per dimension class. Forms are dictionary keys for every op,
+    so the hash is stored.
 
     Attributes:
         sizes: [slots] elements along each.
-        kinds: [slots] what splitting it means.
+        kinds: [slots] effect of splitting each.
         extents: [slots] sizes that the number of shards must all divide (more than one where a stencil or a slice links
             dimensions of different sizes).
         operands, results: per array, per dimension, the slots it is made of, major to minor.
         majors: [slots] slots that must be fully split before this one may be (it is minor to them in some dimension).
-        uneven: slots whose size is padded; a sum is not scattered along them.
+        uneven: slots whose size is padded; sums are not reduce-scattered along them.
     """
 
     sizes: tuple[int, ...]
@@ -53,7 +53,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """One slot's place in a conflict: it lies on side `side` of resolution group `resolution`."""
+    """One slot's place in a conflict: it is on side `side` of resolution group `resolution`."""
 
     resolution: int
     side: int
@@ -63,10 +63,10 @@ class Strand:
 class Group:
     """Classes that are decided together: mirror images of each other (every layer's d_ff), or one stencil apart.
 
-    `name` is what they seem to be ("batch", "heads"); `size` the largest class's elements; `resolutions` the resolution
-    groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `family` the number it shares
-    with groups that play the same roles at other sizes; `role` what it is to the program ("batch", "heads", "experts";
-    see `evidence`), or "".
+    `name` is shown in reports ("batch", "heads"); `size` the largest class's elements; `resolutions` the resolution
+    groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `family` a number shared with
+    groups of the same roles at other sizes; `role` its role in the program ("batch", "heads", "experts"; see
+    `evidence`), or "".
     """
 
     name: str
@@ -80,7 +80,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Conflict components that look alike and take one choice of side. `sides` is how many there are."""
+    """Equal conflict components, which take the same side. `sides` is the number of sides."""
 
     group: int
     components: int
@@ -97,7 +97,7 @@ class Dimensions:
         class_group: [classes] group of each.
         forms: [ops]; slot_classes: [ops] class of each slot of the op's form.
         strands: op number -> per slot its place in a conflict, or None; only for ops that take part in one.
-        misaligned: ops at which two splits of one dimension do not line up (a reshard sits there).
+        misaligned: ops at which two splits of one dimension do not line up, so that they need a reshard.
     """
 
     class_sizes: tuple[int, ...]

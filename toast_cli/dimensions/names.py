@@ -1,8 +1,8 @@
 """Disjoint sets of dimension names, in which a name may be an ordered product of others.
 
-Every dimension starts as one name. `unify` makes two names one; `unify_product` says that a name is, major to minor,
-the product of others. Splitting a name splits its whole class, and two different splits of one class meet in their
-common refinement. Where the cut points do not form a divisibility chain, equality stops there.
+Every dimension starts as one name. `unify` makes two names one; `unify_product` declares a name the product of others,
+major to minor. Splitting a name splits its whole class, and two different splits of one class meet in their common
+refinement. Where the cut points do not form a divisibility chain, the rest is not unified.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from toast_cli.program.disjoint_set import DisjointSets
 
 
 class Names:
-    """Mutable while the analysis runs.
+    """The dimension names of one analysis; mutable.
 
-    A name is an int; `sizes[name]` its number of elements. `find` gives the one that stands for all its equals.
+    A name is an int; `sizes[name]` its number of elements. `find` returns the representative of all equal names.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Names:
         return True
 
     def unify_product(self, whole: int, parts: list[int]) -> bool:
-        """Says that `whole` is the ordered product of `parts`; False where that does not line up all the way."""
+        """Declares `whole` the ordered product of `parts`; False where that does not line up all the way."""
         root = self.find(whole)
         if len(parts) == 1:
             return self.unify(root, parts[0])

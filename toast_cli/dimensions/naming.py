@@ -1,7 +1,7 @@
-"""Names for class groups: the user's own, else the role each plays, else after an argument that has it.
+"""Names of class groups: the user's own, else the group's role, else one derived from an argument that has it.
 
-A name is for reading; what `evidence` finds out is also what tactics go by. Enters: program, classes, groups. Leaves:
-per group its name, its role and a few argument dimensions that have it.
+Names are for display; roles (see `evidence`) also decide what tactics do. Enters: program, classes, groups. Leaves: the
+name, the role and a few argument dimensions of each group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toast_cli.program.model import Program
 from toast_cli.program.roles import WEIGHTS, argument_roles
 
 _LISTED = 6
-# Fields in which frameworks wrap an array: they say nothing about it.
+# Fields in which frameworks wrap an array; left out of names.
 _WRAPPERS = frozenset({"value", "raw_value", "get_value", "unbox", "array"})
 _WORD = re.compile(r"\[(\d+)\]|[A-Za-z_][\w-]*")
 
@@ -77,7 +77,7 @@ def _path(program: Program, number: int) -> str:
 
 
 def _kind(program: Program, members: list[_Member]) -> str:
-    """What a dimension of arguments without names is one of, to be told with its size: `tokens_150`."""
+    """Prefix of the name of a dimension without a better one, followed by its size: `tokens_150`."""
     if not members:
         return "dim"
     first = members[0]
@@ -87,22 +87,22 @@ def _kind(program: Program, members: list[_Member]) -> str:
 
 
 def _given(program: Program, members: list[_Member]) -> str:
-    """What the user calls most of these dimensions."""
+    """The user's most frequent name of these dimensions, or ""."""
     names = (program.arguments[m.argument].dimension_names[m.dim : m.dim + 1] for m in members)
     votes = Counter(name[0] for name in names if name and name[0])
     return votes.most_common(1)[0][0] if votes else ""
 
 
 def _axis(program: Program, members: list[_Member]) -> str:
-    """The mesh axis that the program itself splits all of these dimensions over for which it says one."""
+    """The mesh axis that the program states for these dimensions, if it is the same for all with one; else ""."""
     stated = (program.arguments[m.argument].stated_axes[m.dim : m.dim + 1] for m in members)
     axes = {axis[0] for axis in stated if axis and axis[0]}
     return axes.pop() if len(axes) == 1 else ""
 
 
 def _places(program: Program, members: list[list[_Member] | None]) -> list[str]:
-    """[groups] the end of the path of the first member, and the dimension: as many words of it as tell the groups
-    apart, two at least."""
+    """[groups] the last words of the first member's path, and its dimension: as many words as distinguish the groups,
+    at least two."""
     words = [_words(program, found[0]) if found else () for found in members]
     lengths = [2] * len(members)
     while True:

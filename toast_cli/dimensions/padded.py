@@ -1,11 +1,11 @@
 """Dimensions that a mesh does not divide, such as 150 tokens on 16 devices: split into uneven shards.
 
-XLA pads such a dimension of an array inside the program (150 to 160, ten on each device), masks what it adds up over
-it, and exchanges padded arrays. So the program is analysed and priced with the padded size, while the one that is
-written keeps its own. Arguments and results stay whole along it, since no compiler takes uneven ones.
+XLA pads such a dimension of an array inside the program (150 to 160, ten on each device), masks sums over it, and
+communicates padded arrays. So the program is analysed and priced with the padded size, while the emitted program keeps
+the original one. Arguments and results stay whole along it, since no compiler accepts uneven ones.
 
 Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: the program with
-padded sizes where that is worth it.
+padded sizes where that pays off.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from toast_cli.dimensions.model import Dimensions
 from toast_cli.program.model import Op, Program, Rule, ValueFactors
 from toast_cli.program.ops import CARRY, DOT_GENERAL, DYNAMIC_SLICE, JOIN, REDUCE, REDUCERS
 
-# The most that a dimension is padded by, as a fraction of it, and the share of the work that ops with it must have.
+# Largest padding as a fraction of the dimension, and least fraction of the work in ops that have it.
 MOST_PADDING, LEAST_WORK = 0.125, 0.1
-# Where a dimension can be split in two as it is, it is padded for this many times the shards.
+# If a dimension allows two shards unpadded, it is padded only for this many times as many.
 _WORTH = 4
 _OTHERS = (CARRY, DOT_GENERAL, JOIN, REDUCE)
 
 
 def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tuple[Program, dict[int, int]]:
-    """(the program with padded sizes, size -> what it is padded to)."""
+    """(the program with padded sizes, size -> padded size)."""
     wanted = {c: padded for c, n in enumerate(dimensions.class_sizes) if (padded := _padded(n, meshes)) > n}
     places = _places(program, dimensions, wanted) if wanted else {}
     if not places:
@@ -50,7 +50,7 @@ def with_uneven(program: Program, dimensions: Dimensions, meshes: Meshes) -> tup
 
 
 def _padded(size: int, meshes: Meshes) -> int:
-    """What a dimension is padded to; its own size where that splits well, or too much would be added."""
+    """The padded size of a dimension; its own size if that splits well, or if padding would be too large."""
     before, best = most_shards((size,), meshes), (1, 0)
     for shards in {shards for mesh in meshes for shards in _products(mesh)}:
         padded = -(-size // shards) * shards
@@ -69,7 +69,7 @@ def _products(axes: tuple[int, ...]) -> frozenset[int]:
 
 
 def _places(program: Program, dimensions: Dimensions, wanted: dict[int, int]) -> dict[Place, int]:
-    """Dimensions of arrays that are one of these classes and nothing else, of the classes that are worth it."""
+    """Dimensions of arrays that consist of one of these classes only, for classes with enough work."""
     found: dict[Place, int] = {}
     work: dict[int, float] = defaultdict(float)
     refused: set[int] = set()
@@ -94,8 +94,8 @@ def _places(program: Program, dimensions: Dimensions, wanted: dict[int, int]) ->
 
 
 def _splits(op: Op, program: Program) -> bool:
-    """Whether an op can have uneven shards: it is one of those that were tried with them, and is never written as a
-    manual region (see `emit.misread`). XLA ends where indices are unsigned (jaxlib 0.10.2)."""
+    """Whether an op supports uneven shards: it has been tested with them, and is never emitted as a manual region (see
+    `emit.misread`). XLA crashes on unsigned indices (jaxlib 0.10.2)."""
     kind = op.kind
     plain = kind.source or kind.elementwise or kind.rearranges or kind.identity or kind.lookup or kind.updates
     unsigned = kind.lookup and program.values[op.operands[len(op.results)]].dtype.startswith("ui")
@@ -109,8 +109,8 @@ def _splits(op: Op, program: Program) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _padded_rule(rule: Rule, at: tuple[tuple[int, int, int], ...], splits: bool) -> Rule:
-    """A rule with padded sizes. at: (array, dimension, padded size). splits: whether the op can be split along them; a
-    dimension that it cannot be split along has no factor."""
+    """A rule with padded sizes. at: (array, dimension, padded size). splits: whether the op can be split along them;
+    otherwise these dimensions have no factor."""
     padded = {(array, dim): size for array, dim, size in at}
     arrays = rule.operands + rule.results
     positions: dict[int, list[Position]] = defaultdict(list)

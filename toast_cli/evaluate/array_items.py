@@ -1,6 +1,6 @@
-"""Values as cost items, each for all that one pattern makes and that are read in the same ways.
+"""Array items: values grouped as one cost item if the same pattern makes them and the same readers read them.
 
-Enters: a `Problem` and what a compiler makes of its program. Leaves: `ArrayItem`s with their readers.
+Enters: a `Problem` and the `Compilation` of its program. Leaves: `ArrayItem`s with their readers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ NO_REGION = -1
 
 @dataclass(frozen=True, slots=True)
 class ItemReader:
-    """One way in which an array item is read.
+    """A group of equal reads of an array item.
 
     Attributes:
         pattern, position: ops of this pattern read it as this operand.
-        region: equal where reads share copies: in the same loop, or all outside of loops, and not in branches beside
-            each other. runs: how often it is read for each array in one run.
-        ahead_region, ahead_runs: the same of what is made ahead of loops that only read the array. whole_ahead: as
-            `regions.Reading` has it, false where there are none.
-        needed: the part of the bits that these readers need, see `narrowing`.
+        region: number shared by reads that share copies: those in the same loop, or all outside of loops, and not in
+            sibling branches. runs: reads of each array in one run.
+        ahead_region, ahead_runs: the same for copies made ahead of loops that only read the array. whole_ahead: see
+            `regions.Reading`, false where there are none.
+        needed: fraction of the bits that these readers need, see `narrowing`.
     """
 
     pattern: int
@@ -48,7 +48,7 @@ class ItemReader:
 
     @property
     def whole_if_ahead(self) -> bool | None:
-        """As `regions.Reading` has it."""
+        """`Reading.whole_ahead`, None if the readers are in no such loop."""
         return self.whole_ahead if self.region != self.ahead_region else None
 
 
@@ -57,20 +57,20 @@ _Way = tuple[int, int, int, float, int, float, bool, float]  # the fields of a `
 
 @dataclass(frozen=True, slots=True)
 class ArrayItem:
-    """Values that one pattern makes and that are read in the same ways.
+    """Values that one pattern makes and that have equal readers.
 
     Attributes:
-        pattern, result: which result of which pattern they are.
-        bytes: of one whole array. written_bytes: the same as it lies in memory, see `product_operands`.
-        shape, tiling: how much memory the array takes, see `tiling`. images: see `space_to_batch`.
+        pattern, result: the pattern that makes them, and the number of its result.
+        bytes: of one whole array. written_bytes: the same as it is stored in memory, see `product_operands`.
+        shape, tiling: they decide how much memory the array takes, see `tiling`. images: see `space_to_batch`.
         free: it is derived from constants alone. stored: it is written to memory.
-        waited_for: it is neither early nor late, see `overlap`.
-        readers: without those that take it as it is made under every plan. at_edges: some of them read all of it in
-            each trip of a loop that does not make it, so that the plan says where it is gathered for them.
-        region: the manual region that makes the first result of it, or -1.
-        costs: it can cost something: it is stored, may be partial, or has such readers.
-        making: what it takes to make one array whole, where it is not stored, see `unsliced_fusions`. as_made: other
-            readers take it as it is made under every plan.
+        waited_for: its collectives are neither early nor late, see `overlap`.
+        readers: those that may need another sharding than it is made in. at_edges: some of them read all of it in each
+            trip of a loop that does not make it, so that the plan decides where it is gathered for them.
+        region: the manual region whose first result it is, or -1.
+        costs: it may have a cost: it is stored, may be partial, or has such readers.
+        making: work to compute one whole array that is not stored, see `unsliced_fusions`. as_made: it also has readers
+            that take it in its own sharding under every plan.
         values: numbers of the values.
     """
 
@@ -93,20 +93,20 @@ class ArrayItem:
     as_made: bool
 
     def can_be_ahead(self, place: int) -> bool:
-        """Whether a plan can have all of a copy for the reader at `place` made ahead of loops."""
+        """Whether under some plan the copy for the reader at `place` is made completely ahead of loops."""
         reader = self.readers[place]
         return reader.whole_ahead or (self.at_edges and reader.whole_if_ahead is False)
 
 
 def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
-    """Items of the program's values."""
+    """The array items of all values of the program."""
     program, stored, late, needs = problem.program, made.stored, made.late, made.needs
     producer = program.producer
     place = [0] * len(program.values)
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
-    # Sum items take care of these uses.
+    # Sum items account for these uses.
     into_carries = frozenset(use for one in problem.accumulations for use in one.first)
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value in range(len(program.values)):
@@ -146,7 +146,7 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
 
 
 def making_of(problem: Problem, made: Compilation, value: int, readers: Collection[object]) -> Making | None:
-    """What it takes to make a value whole, where it is not stored and readers may take different pieces of it."""
+    """Work to compute a whole value that is not stored and of which readers may take different shards."""
     return unsliced_fusions.making(problem.program, made, problem.free, value) if len(readers) > 1 else None
 
 
@@ -161,7 +161,7 @@ def _ways_of_reading(
     program = problem.program
     if not program.values[value].shape:  # a scalar has one sharding
         return frozenset()
-    # Numbered in the order of their first reads, so that arrays read alike in loops of their own are alike.
+    # Numbered in the order of first reads, so that arrays with equal reads in different loops share an item.
     regions: dict[Region, int] = {}
     ways: list[_Way] = []
     uses, reads = program.users[value], all_readings(program)[value]
@@ -176,8 +176,8 @@ def _ways_of_reading(
 
 
 def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:
-    """Whether ops of pattern `reader` take this result of pattern `maker` in the sharding it is made in under every
-    plan: nothing is partial or pinned, both choose alike, and the same slots make up the array."""
+    """Whether ops of pattern `reader` read this result of pattern `maker` in its own sharding under every plan: it is
+    neither partial nor pinned, both patterns choose alike, and the same slots make up the array."""
     one, other = problem.patterns[maker], problem.patterns[reader]
     if one.result_pins or other.operand_pins or SlotKind.REDUCTION in one.form.kinds:
         return False
@@ -186,7 +186,8 @@ def reads_as_made(problem: Problem, maker: int, result: int, reader: int, positi
 
 
 def reader_op(problem: Problem, item: ArrayItem, pattern: int, position: int) -> int:
-    """The op of that pattern that reads the first of the item's arrays there; what makes it where none does."""
+    """The op of that pattern that reads the item's first array as that operand; the array's producer if there is
+    none."""
     for op, place in problem.program.users[item.values[0]]:
         if place == position and problem.op_pattern[op] == pattern:
             return op

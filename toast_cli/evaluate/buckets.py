@@ -1,7 +1,7 @@
-"""Buckets: the items of a program around patterns that the same decisions touch, with what is remembered of them.
+"""Buckets: cost items grouped by the decisions that affect them, each with a memo of its costs.
 
-Enters: items, and the rows they depend on. Leaves: one `Bucket` for each set of decisions; what it costs is the
-evaluator's to say.
+Enters: items, and the rows they depend on. Leaves: one `Bucket` for each set of decisions; the evaluator computes its
+cost.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TICK = 2.0**-48  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one bucket adds to a plan's cost.
+    """Contribution of one bucket to a plan's cost.
 
-    All are whole numbers, so that sums are exact in whatever order, on whichever machine.
+    All numbers are integral, so that sums are exact in any order and on any machine.
 
     Attributes:
         compute, communication, transfers: in ticks. arguments: bytes.
-        alive: [moments] bytes. Shares of a bucket that hold the same arrays have one vector.
+        alive: [moments] bytes. Shares of a bucket with the same arrays share one vector.
     """
 
     compute: int
@@ -48,17 +48,17 @@ Key = int | tuple[int, ...]  # row numbers of a bucket's views, in their order
 
 @dataclass(slots=True)
 class Bucket:
-    """Items around patterns that the same decisions touch.
+    """Items whose patterns the same decisions affect.
 
     Attributes:
-        touches: what has to be decided for the cost to be known, see `iteration_memo.touches`.
+        touches: groups and roles whose decisions affect the cost, see `iteration_memo.touches`.
         groups: class groups among them.
-        views: those whose rows decide the share. key: rows of all views -> those of its own.
-        patterns, places: patterns around the items, `LOOP_EDGES` too, and (pattern, view, place in the view) of each.
+        views: those whose rows determine the share. key: selects the rows of these views from those of all.
+        patterns, places: patterns of the items, including `LOOP_EDGES`, and (pattern, view, place in the view) of each.
         work, sums, neighbours, arrays: the items.
-        memo: rows -> share. alive: what its arrays hold, by the numbers of its `MemoryShares` -> [moments] bytes.
-        axis_memo: rows -> [axes] seconds.
-        held: the rows when the bucket's memory was last looked at everywhere, and its `Spans`.
+        memo: rows -> share. alive: numbers of `MemoryShares` -> [moments] bytes of its arrays. axis_memo: rows ->
+        [axes] seconds.
+        held: the rows of the last exact memory profile, and the `Spans` of the bucket's arrays in it.
     """
 
     touches: frozenset[int]

@@ -1,17 +1,17 @@
-"""What one array item holds in device memory under a plan, and when.
+"""Buffers of an array item in device memory under a plan: their bytes and live intervals.
 
 * the arrays themselves, where they are written to memory;
-* copies in other shardings, from the first to the last reader of each. What a loop gathers it gathers anew in each
-  iteration, on some chips what comes from outside first of all (see `loop_gathers`). What is no larger than the array,
-  or taken apart piece by piece, stands before the loops that read it (see `reshard.hops_ahead`) and stays until they
-  end; so does what the plan gathers before them;
-* partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
-  fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
-  gradients' reductions are combined and not hurried, or until copies are made of it for them. What is waited for and
-  all-reduced, though devices go on with pieces of it, is there whole until the last kernel that cuts it;
-* copies of arguments that convolutions read (see `image_copies`), what scatters will fill (see `scatter_starts`), and
-  copies of results while they are made (see `returned_layouts`);
-* what is alive in a manual region while it runs.
+* copies in other shardings, live from the first to the last reader of each. A loop gathers in each iteration, on some
+  chips arrays from outside of it first of all (see `loop_gathers`). A copy that is no larger than the array, or that a
+  loop slices, is made before the loops that read it (see `reshard.hops_ahead`) and lives until they end; so does a copy
+  that the plan gathers before them;
+* partial results: a kernel whose reduction is split over an axis writes its partial result, even if a consumer would be
+  fused with it. The reduced array then lives, at its own size, until its readers in program order, because gradients'
+  reductions are combined and scheduled late, or until copies are made of it for them. A result that is waited for and
+  all-reduced, although devices use shards of it, is there whole until the last kernel that slices it;
+* copies of arguments that convolutions read (see `image_copies`), initial arrays of scatters (see `scatter_starts`),
+  and copies of results while they are made (see `returned_layouts`);
+* the peak inside a manual region while it runs.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
 """
@@ -39,8 +39,8 @@ from toast_cli.program.regions import readings
 
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 CONVOLVED = "convolved"  # the copy that convolutions read
-STARTED = "started"  # what a scatter will fill
-RETURNED = "returned"  # a result in other tiles than it was made in
+STARTED = "started"  # the initial array of a scatter
+RETURNED = "returned"  # a result copied into other tiles
 
 
 class Ahead(NamedTuple):
@@ -51,14 +51,14 @@ class Ahead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """What was reduced, and then copied: the readers of each copy."""
+    """A reduced array that is then copied. copies: readers of each copy."""
 
     copies: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PutTogether:
-    """The pieces that a copy is put together from."""
+    """The gathered pieces that a copy is assembled from."""
 
     copy: tuple[int, ...] | Ahead
 
@@ -67,7 +67,7 @@ Kind = str | tuple[int, ...] | Ahead | HandedOn | PutTogether  # one of these, o
 
 
 class Buffers:
-    """What the array items of one problem hold."""
+    """The buffers of the array items of one problem."""
 
     def __init__(self, problem: Problem, items: Items, pricer: Pricer) -> None:
         self._problem = problem
@@ -85,7 +85,7 @@ class Buffers:
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
     def held(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
-        """Kinds of arrays that an item holds, with the bytes of one; `intervals` tells when.
+        """(kind, bytes of one array) of the buffers of an item; `intervals` gives their lifetimes.
 
         iteration: of the op that makes the item. copies: of it, see `Pricer.copies`.
         """
@@ -124,7 +124,7 @@ class Buffers:
                 yield Ahead(copy.places), self._layouts.laid_out(item, size, between, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
-        """Half steps at which arrays of that kind are alive, over all values of the item."""
+        """Live intervals in half steps of the buffers of that kind, over all values of the item."""
         return [interval for value in item.values for interval in self.of_value(item, kind, value)]
 
     def of_value(self, item: ArrayItem, kind: Kind, value: int) -> list[Interval]:
@@ -153,18 +153,18 @@ class Buffers:
         return [(made, made)] if kind in (PARTIAL, INSIDE, RETURNED) else self._waiting(item, made, value)
 
     def on_host(self, item: ArrayItem, iteration: Iteration) -> tuple[float, list[Interval]]:
-        """Bytes of one array, and when those in the host's memory are alive. A result that replaces an argument takes
-        its place."""
+        """(bytes of one array, live intervals of the item's arrays in host memory). A result that replaces an argument
+        reuses its buffer."""
         mine = self._on_host.intersection(item.values) - self._replacing
         found = [interval for value in mine for interval in self._lives.intervals[value]]
         return self._pricer.local(item.bytes, iteration.shardings[item.result]), found
 
     def resting(self, item: ArrayItem) -> int:
-        """How many of an item's arrays are arguments in device memory."""
+        """The number of an item's arrays that are arguments in device memory."""
         return sum(value not in self._on_host for value in item.values) if self._pricer.is_argument(item) else 0
 
     def brief(self, item: ArrayItem, kind: Kind, size: float) -> list[Interval]:
-        """Of these intervals those that arrays of `size` bytes may spend in on-chip memory."""
+        """Those of these intervals that arrays of `size` bytes may spend in on-chip memory."""
         if not 0 < size <= self.on_chip.largest:
             return []
         return [
@@ -175,8 +175,8 @@ class Buffers:
         ]
 
     def is_brief(self, kind: Kind, value: int, interval: Interval) -> bool:
-        """Whether that array, if it is small enough, may spend this interval there: nothing that is to be reduced, or
-        was and is whole, nor what is moved from and to the host's memory."""
+        """Whether that array, if it is small enough, may be in on-chip memory for this interval; unreduced arrays,
+        uncut ones, and those moved from or to host memory may not."""
         if kind in (PARTIAL, UNCUT) or value in self._moved:
             return False
         return self.on_chip.brief(interval) and (
@@ -184,7 +184,7 @@ class Buffers:
         )
 
     def role(self, item: ArrayItem, kind: Kind) -> str:
-        """What to call it: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
+        """Its name in reports: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
         if kind in (CONVOLVED, STARTED, RETURNED):
@@ -202,8 +202,8 @@ class Buffers:
     def _waiting(
         self, item: ArrayItem, made: int, value: int, copies: tuple[tuple[int, ...], ...] = ()
     ) -> list[Interval]:
-        """From when it is made to its last reader in program order; only the rest of it where the array itself is
-        counted anyway. Where it is read as a view of it that is written, it is that."""
+        """From its producer to its last reader in program order; only the part after the array's own interval, if that
+        is counted. Empty if a written view of it is counted instead."""
         lives, program = self._lives, self._problem.program
         users = program.users[value]
         last = max([made, *self._last_reads(item, users, copies)])
@@ -215,7 +215,7 @@ class Buffers:
     def _last_reads(
         self, item: ArrayItem, users: list[tuple[int, int]], copies: tuple[tuple[int, ...], ...]
     ) -> Iterator[int]:
-        """When each user reads an array itself; of those that read a copy of it, the first."""
+        """When each user reads the array itself, and for each copy of it, when the first of its users reads it."""
         of = {
             (item.readers[place].pattern, item.readers[place].position): copy
             for copy, places in enumerate(copies)
@@ -231,8 +231,7 @@ class Buffers:
         yield from copied.values()
 
     def _is_written_view(self, value: int) -> bool:
-        """Whether one array that is written and counted is all that is made of a value, and is the same one in other
-        words."""
+        """Whether the only use of a value is a chain of views and conversions that ends in a written, counted array."""
         program = self._problem.program
         while len(users := program.users[value]) == 1 and program.ops[users[0][0]].kind.view_or_convert:
             value = program.ops[users[0][0]].results[0]
@@ -241,8 +240,8 @@ class Buffers:
         return False
 
     def _cut_by(self, value: int) -> int:
-        """Half step of the last kernel that reads a value, or what is computed of it as it is read. Products are none:
-        a piece is made for them; nor is what another loop reads."""
+        """Half step of the last kernel that reads a value, directly or by fusion. Contractions, which get a slice of
+        their own, and readers in other loops do not count."""
         program, lives = self._problem.program, self._lives
         loop, last = program.ops[program.producer[value]].loop, -1
         seen, waiting = {value}, [value]
@@ -260,7 +259,8 @@ class Buffers:
         return last
 
     def _copied(self, item: ArrayItem, places: tuple[int, ...], value: int, *, ahead: bool) -> list[Interval]:
-        """Nothing where only loops or donated arguments take the copy over. ahead: it stands before loops."""
+        """Live intervals of a copy; none where only loop carries or donated arguments use it. ahead: it is made before
+        loops."""
         program, patterns, lives = self._problem.program, self._problem.op_pattern, self._lives
         wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
         uses = [
@@ -268,7 +268,7 @@ class Buffers:
             for op, position in program.users[value]
             if (patterns[op], position) in wanted and not (program.ops[op].name == CARRY or op in lives.into_arguments)
         ]
-        reads: dict[int, list[Interval]] = {}  # loop -> when it is read there
+        reads: dict[int, list[Interval]] = {}  # loop -> intervals of its reads there
         home = program.ops[program.producer[value]].loop
         for use, read in zip(uses, readings(program, value, uses), strict=True):
             op, loop = use[0], program.ops[use[0]].loop
@@ -290,13 +290,13 @@ class Buffers:
 
 
 def is_part_held(copy: Copy) -> bool:
-    """Whether an array is larger where it goes into loops than where it is made, and they gather it further."""
+    """Whether a copy is gathered partly ahead of loops and further within them."""
     return copy.ahead < len(copy.hops) and any(step.kind == GATHER for step, _ in copy.hops[: copy.ahead])
 
 
 @dataclass(slots=True)
 class CountedBuffers:
-    """Arrays being gathered: when they are alive and with how many bytes, all of them and again the brief ones (see
+    """Collects live intervals and bytes of arrays: of all, and again of the brief ones (see
     `memory_space_assignment`)."""
 
     intervals: list[Interval] = field(default_factory=list)

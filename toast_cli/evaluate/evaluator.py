@@ -1,9 +1,9 @@
-"""Evaluates plans, incrementally: an item's cost depends only on what the op patterns around it iterate over.
+"""Evaluates plans incrementally: an item's cost depends only on the iterations of the op patterns around it.
 
-Items around patterns that the same decisions touch form one bucket; a bucket's share of the cost is memoised on the
-rows (see `iteration_memo`) of those patterns. A plan is evaluated as a change to one evaluated before: only where a row
-has changed is anything looked at. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives
-and what is alive at the peak.
+Items whose patterns the same decisions affect form one bucket; a bucket's share of the cost is memoised by the rows
+(see `iteration_memo`) of those patterns. A plan is evaluated as a change to an earlier one: only buckets with a changed
+row are looked up again. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives and the
+arrays alive at the peak.
 
 A worked example: the docstring of `toast_cli.plan`.
 """
@@ -42,13 +42,13 @@ from toast_cli.plan.problem import Problem
 
 GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
 
-MEMO_LIMIT = 400_000  # rows and shares remembered before all is forgotten
+MEMO_LIMIT = 400_000  # rows and shares in the memos before they are cleared
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A plan evaluated before. steps: its decisions (see `iteration_memo`); rows: [views] row numbers; shares:
-    [buckets]; the others: their sums."""
+    """An evaluated plan. steps: its decisions (see `iteration_memo`); rows: [views] row numbers; shares: [buckets]; the
+    others: sums over the shares."""
 
     steps: DecisionNumbers
     rows: list[int]
@@ -64,9 +64,9 @@ class Evaluator:
     """Costs of plans for one problem. `evaluations` counts the calls of `cost`.
 
     Args:
-        references: plans that say when memory is looked at. like: an evaluator of the same program for the same chip,
-            if there is one: what does not depend on the mesh and the decisions is taken from it.
-        profile: of the compiler, where it is not to be the newest for the mesh's chip.
+        references: plans whose memory peaks decide which moments are evaluated. like: an evaluator of the same program
+            for the same chip, if any: it supplies what does not depend on mesh and decisions.
+        profile: of the compiler; default: the newest for the mesh's chip.
     """
 
     def __init__(
@@ -92,20 +92,20 @@ class Evaluator:
         self._rows = IterationMemo(problem)
         self._sharing = ShareMemo(self._pricer, self._work, self._holdings, self.timeline)
         self._buckets = make_buckets(self.items, self._rows)
-        self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets it matters to
+        self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets that depend on it
         for number, bucket in enumerate(self._buckets):
             for view in bucket.views:
                 self._of_view[view].append(number)
-        self._shares = 0  # remembered, in all buckets
-        # The plan evaluated last and the one it was a change to: plans to come are mostly near one of them.
+        self._shares = 0  # memoised, in all buckets
+        # The plan evaluated last and the one it was derived from: the next plans mostly differ little from one of them.
         self._state: _State | None = None
         self._before: _State | None = None
-        self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last that was asked for
+        self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last one requested
         self._scheduled: dict[Plan, Cost] = {}
         self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
 
     def serves(self, problem: Problem) -> bool:
-        """Whether another problem is about the same program on the same chip."""
+        """Whether another problem has the same program and the same chip."""
         return self.problem.program is problem.program and self.problem.mesh.chip == problem.mesh.chip
 
     def of(self, problem: Problem) -> Evaluator:
@@ -113,8 +113,7 @@ class Evaluator:
         return Evaluator(problem, (), self, self._corrections, self.profile)
 
     def lowered(self, plan: Plan) -> PartitionedProgram:
-        """What `plan` means for every op, value and use. The last answer is kept: a report and a file ask for the same
-        plan."""
+        """`plan` lowered to every op, value and use. Memoises the last plan, which a report and a file both ask for."""
         if self._lowered is None or self._lowered[0] != plan:
             self._lowered = plan, lower(self.problem, plan)
         return self._lowered[1]
@@ -122,7 +121,7 @@ class Evaluator:
     # -- whole plans ---------------------------------------------------------------------------------------------
 
     def cost(self, plan: Plan) -> Cost:
-        """Predicted step time and peak memory of `plan`; memory at the selected moments only, see `exact_cost`."""
+        """Predicted step time and peak memory of `plan`; memory at selected moments only, see `exact_cost`."""
         self.evaluations += 1
         state = self._evaluate(plan)
         arguments = float(state.arguments)
@@ -132,7 +131,7 @@ class Evaluator:
         return Cost(compute, state.communication * TICK, peak, arguments, self._axis_seconds(state.rows), transfers)
 
     def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
-        """The same with memory looked at everywhere; `learn`: the moment of the peak is looked at from then on."""
+        """`cost` with memory evaluated at every moment; `learn`: adds the moment of the peak to the selected ones."""
         cost = self.cost(plan)
         profile = self.memory_profile(plan)
         place = int(profile.argmax()) if len(profile) else 0
@@ -142,7 +141,7 @@ class Evaluator:
         return replace(cost, peak_bytes=max(peak, cost.peak_bytes))
 
     def scheduled_cost(self, plan: Plan) -> Cost:
-        """The exact cost with what the cores wait for when collectives run beside computing."""
+        """The exact cost with the seconds of communication that overlap with compute does not hide."""
         if plan not in self._scheduled:
             uses, kernels, cost = self.collectives(plan), self.kernels(plan), self.exact_cost(plan, learn=False)
             exposed, least = [self._windows.exposed(kernels, uses, some) for some in (self.profile.asynchronous, KINDS)]
@@ -150,12 +149,12 @@ class Evaluator:
         return self._scheduled[plan]
 
     def _grown(self, alive: float, arguments: float) -> float:
-        """Peak bytes as the chip's compiler lays them out; arguments are there all the time and keep their size."""
+        """Peak bytes with the growth of temporaries by the chip's compiler; arguments keep their size."""
         growth = self._growth * self._corrections.memory
         return alive if growth == 1.0 else arguments + growth * (alive - arguments)
 
     def unlearn(self) -> None:
-        """Looks at the moments of the beginning again, and at no others."""
+        """Resets the selected moments to the initial ones."""
         if self.timeline.reset():
             self._forget()
 
@@ -165,7 +164,7 @@ class Evaluator:
         return self.timeline.profile([self._bucket_spans(bucket, rows) for bucket in self._buckets])
 
     def host_bytes(self, plan: Plan) -> float:
-        """The most bytes of one device's arrays that are in the host's memory at once."""
+        """Peak bytes of one device's arrays in host memory."""
         changes: dict[int, float] = defaultdict(float)
         for item, lowered in self._lowered_arrays(plan):
             size, intervals = self._holdings.on_host(item, lowered[item.pattern])
@@ -175,21 +174,21 @@ class Evaluator:
         return max(accumulate(changes[moment] for moment in sorted(changes)), default=0.0)
 
     def collectives(self, plan: Plan) -> list[CollectiveUse]:
-        """Every collective of `plan`, equal ones of one item together, the most expensive first."""
+        """Every collective of `plan`, equal ones of one item merged, the most expensive first."""
         rows = self._evaluate(plan).rows
         found = [use for bucket in self._buckets for use in self._bucket_collectives(bucket, rows)]
         return sorted(found, key=lambda use: -use.seconds)
 
     def parts(self, plan: Plan) -> dict[tuple[int, Key], float]:
-        """Seconds of a step by part of the program and how that part is split: where two plans have a key in common,
-        all that belongs to it is the same."""
+        """(bucket, rows of its views) -> seconds of a step. A key that two plans share stands for the same kernels and
+        collectives in both."""
         state = self._evaluate(plan)
         shares = enumerate(zip(self._buckets, state.shares, strict=True))
         return {(k, b.key(state.rows)): (s.compute + s.communication) * TICK for k, (b, s) in shares}
 
     def seconds_between(self, plan: Plan) -> GroupSeconds:
-        """Seconds of a step in and around ops by the groups they have: by each group with itself all where it matters,
-        by two groups all where both do. No change to a plan that matters only there can gain more."""
+        """Seconds of a step by pairs of groups: (g, g) -> all buckets that g affects; (g, h) -> all that both affect.
+        This bounds the gain of any change to a plan that matters only there."""
         found: dict[tuple[int, int], float] = defaultdict(float)
         for bucket, share in zip(self._buckets, self._evaluate(plan).shares, strict=True):
             seconds = (share.compute + share.communication) * TICK
@@ -198,7 +197,7 @@ class Evaluator:
         return found
 
     def kernels(self, plan: Plan) -> list[KernelUse]:
-        """What every kernel of `plan` does and takes, equal ones together, the longest first."""
+        """Work and time of every kernel of `plan`, equal ones merged, the longest first."""
         rows = self._evaluate(plan).rows
         found: list[KernelUse] = []
         for bucket in self._buckets:
@@ -212,10 +211,10 @@ class Evaluator:
         return sorted(found, key=lambda use: -use.seconds)
 
     def memory_by(self, plan: Plan, group: Callable[[int, str], str]) -> dict[str, Vector]:
-        """[timeline.candidates] bytes alive, by group, as the chip's compiler lays them out.
+        """Group -> [timeline.candidates] bytes alive, with the growth of temporaries by the chip's compiler.
 
         Args:
-            group: what an array counts to, from the number of its value and its role (see `Alive`).
+            group: maps a value's number and role (see `Alive`) to its group.
         """
         found: dict[str, CountedBuffers] = defaultdict(CountedBuffers)
         for item, lowered in self._lowered_arrays(plan):
@@ -241,7 +240,7 @@ class Evaluator:
     # -- one plan after another ----------------------------------------------------------------------------------
 
     def _evaluate(self, plan: Plan) -> _State:
-        """The state of `plan`, found from the nearer of the last two."""
+        """The state of `plan`, derived from the nearer of the last two states."""
         if self._shares + self._rows.size > MEMO_LIMIT:
             self._forget()
         steps = self._rows.steps(plan)
@@ -268,7 +267,7 @@ class Evaluator:
         )  # fmt: skip
 
     def _evaluate_change(self, state: _State, touches: set[int], steps: DecisionNumbers) -> _State:
-        """Only views that the changed decisions touch can have other rows, only buckets around those another share."""
+        """The state after a change: looks up only the views that the changed decisions touch, and their buckets."""
         rows, views, buckets = state.rows.copy(), self._rows.views, set()
         for number in {view for what in touches for view in self._rows.of_touch[what]}:
             row = self._rows.row(views[number], steps)
@@ -291,7 +290,7 @@ class Evaluator:
         return _State(steps, rows, shares, compute, communication, transfers, arguments, alive)
 
     def _forget(self) -> None:
-        """Drops everything that depends on the selected moments, and all shares."""
+        """Clears everything that depends on the selected moments, and all shares."""
         for bucket in self._buckets:
             bucket.memo.clear()
             bucket.alive.clear()
@@ -316,7 +315,7 @@ class Evaluator:
         return share
 
     def _axis_seconds(self, rows: list[int]) -> tuple[float, ...]:
-        """[axes] seconds of the collectives over each; () where the goal does not ask."""
+        """[axes] seconds of the collectives over each; () where the goal names no axis."""
         if not self.problem.goal.axes:
             return ()
         total = np.zeros(len(self.problem.mesh.sizes))
@@ -350,7 +349,7 @@ class Evaluator:
         return self._holdings.held(item, lowered[item.pattern], self._pricer.copies(item, lowered))
 
     def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> Spans:
-        """What the arrays of one bucket hold; of the rows looked at last it is remembered."""
+        """Live intervals and bytes of a bucket's arrays; memoises the last rows."""
         key = bucket.key(rows)
         if bucket.held is None or bucket.held[0] != key:
             lowered = self._lower(bucket, rows)
@@ -373,7 +372,7 @@ class Evaluator:
                 yield item, lowered
 
     def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[tuple[Alive, bool]]:
-        """With whether each may be in on-chip memory at that moment."""
+        """(array alive at that moment, whether it may be in on-chip memory then)."""
         for kind, size in self._held(item, lowered):
             small = size <= self._holdings.on_chip.largest
             for value in item.values:

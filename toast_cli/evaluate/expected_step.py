@@ -1,9 +1,9 @@
-"""The expected step: what a plan takes when collectives run beside computing as far as the program's order and the
-compiler allow.
+"""The expected step: communication that stays exposed when collectives overlap with compute as far as the program's
+order and the compiler allow.
 
-Enters: a problem and when its ops run; for a plan its kernels and collectives. Leaves: seconds of communication that
-stay exposed, see `cost.overlap`. Each loop's body is a stretch of its own, times its trips: nothing in a loop overlaps
-with what is outside of it.
+Enters: a problem and the times of its ops; for a plan its kernels and collectives. Leaves: seconds of communication
+that stay exposed, see `cost.overlap`. Each loop's body is scheduled by itself and counted once per trip: nothing in a
+loop overlaps with work outside of it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from toast_cli.plan.problem import Problem
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
 _LATER = 2  # moments in a half step: collectives before a kernel, then the kernel
-_BEFORE: frozenset[str] = frozenset({"reshard", "neighbours"})  # an op reads what these bring
-_AFTER: frozenset[str] = frozenset({"partial", "pin"})  # an op made what these complete
+_BEFORE: frozenset[str] = frozenset({"reshard", "neighbours"})  # their results are read by an op
+_AFTER: frozenset[str] = frozenset({"partial", "pin"})  # they complete an op's result
 
 
 class Windows:
-    """Between which moments of a program each collective can run."""
+    """The window of moments in which each collective of a program can run."""
 
     def __init__(self, problem: Problem, lives: Lives) -> None:
         self._problem, self._program = problem, problem.program
         self._alike = ops_by_pattern(problem)
         program = problem.program
-        self._moments = [_LATER * time for time in lives.times]  # [ops] before each one's kernel
-        self._runs: list[float] = []  # [loops + 1] of each one's body; last, of what is outside of loops
-        self._around: list[tuple[int, ...]] = []  # [loops + 1] those around each and itself, outermost first
+        self._moments = [_LATER * time for time in lives.times]  # [ops] just before each kernel
+        self._runs: list[float] = []  # [loops + 1] runs of each body; last: outside loops
+        self._around: list[tuple[int, ...]] = []  # [loops + 1] each loop's ancestors and itself
         for number, loop in enumerate(program.loops):
             outside = loop.parent < 0
             self._runs.append(loop.trips * (1.0 if outside else self._runs[loop.parent]))
@@ -45,7 +45,7 @@ class Windows:
         self._due = self._latest()
 
     def exposed(self, kernels: Iterable[KernelUse], uses: Iterable[CollectiveUse], kinds: Collection[str]) -> float:
-        """Seconds of a step in which the cores wait for collectives, where those of `kinds` run beside computing."""
+        """Exposed seconds of communication of a step, if collectives of `kinds` overlap with compute."""
         computed: dict[int, list[tuple[int, float]]] = defaultdict(list)  # loop -> moment and seconds of each trip
         for kernel in kernels:
             ops = [(number, self._program.ops[number]) for number in kernel.ops]
@@ -67,7 +67,7 @@ class Windows:
         return waited
 
     def _loop_of(self, number: int, runs: float) -> int:
-        """The loop in whose body a collective of an op runs so often: the op's own, or one around it."""
+        """The loop in whose body a collective of an op runs that often: the op's own loop, or one around it."""
         loop, trips = self._program.ops[number].loop, self._program.ops[number].trips
         while loop >= 0 and runs < 0.75 * trips:
             trips /= self._program.loops[loop].trips
@@ -75,7 +75,7 @@ class Windows:
         return loop
 
     def _window(self, use: CollectiveUse, place: Place, loop: int) -> tuple[int, int]:
-        """From when a collective can run in a loop's body, and when it must be done."""
+        """(earliest start, latest end) of a collective, as moments in a loop's body."""
         op = self._program.ops[place.op]
         if use.reason in _BEFORE:
             return self._seen(place.value, loop), self._needed(place.op, loop)
@@ -84,7 +84,7 @@ class Windows:
         return self._moments[place.op], self._moments[place.op]
 
     def _earliest(self) -> list[int]:
-        """[values] when each can be there: what no kernel of its own makes, with what it is made from."""
+        """[values] earliest moment at which each is available; a fused op's result as soon as its operands are."""
         program = self._program
         ready = self._ready = [0] * len(program.values)
         for number, op in enumerate(program.ops):
@@ -99,13 +99,15 @@ class Windows:
         return ready
 
     def _seen(self, value: int, loop: int) -> int:
-        """When a value can be read in a loop's body: not before that begins, nor before loops that make it end."""
+        """Earliest moment at which a loop's body can read a value: after the body begins and the loops that make it
+        end."""
         made = self._around[self._program.ops[self._program.producer[value]].loop]
         ended = [other for other in made if other not in self._around[loop]]
         return max(self._start[loop], self._end[ended[0]] if ended else self._ready[value])
 
     def _latest(self) -> list[int]:
-        """[values] when each must be there: when the first kernel reads it, or what is made of it without one."""
+        """[values] latest moment at which each must be available: when the first kernel reads it, directly or by
+        fusion."""
         program = self._program
         self._due = [0] * len(program.values)
         for value in reversed(range(len(program.values))):
@@ -116,7 +118,7 @@ class Windows:
         return self._due
 
     def _needed(self, number: int, loop: int) -> int:
-        """When an op needs what it reads, seen from a loop's body."""
+        """The moment at which an op needs its operands, seen from a loop's body."""
         op = self._program.ops[number]
         around = self._around[op.loop]
         if op.name == RESULT or loop not in (-1, *around):
@@ -133,7 +135,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a collective stands: the op that reads the array, or makes it, and its part of all runs."""
+    """A place of a collective: the op that reads or makes the array, and its fraction of all runs."""
 
     op: int
     value: int
@@ -149,8 +151,8 @@ def ops_by_pattern(problem: Problem) -> dict[int, list[int]]:
 
 
 def places_of(problem: Problem, use: CollectiveUse, alike: dict[int, list[int]]) -> list[Place]:
-    """Places of collectives that are counted together: one for each array of that type, and loop, that ops of the
-    pattern read in that position, or make. Of several readers of one array the first counts."""
+    """Places of merged collectives: one for each loop and array of that type that ops of the pattern read or make in
+    that position. Only the first reader of an array counts."""
     program = problem.program
     own = program.ops[use.op]
     reads = use.value in own.operands

@@ -1,8 +1,8 @@
-"""The program boiled down to different cost items: here work items, which are ops that cost alike; sums, reads of
-neighbours and arrays have files of their own.
+"""The program as unique cost items. This file makes work items, which are ops of equal cost; sums, halo exchanges and
+arrays have files of their own.
 
-Enters: a `Problem`. Leaves: `Items`, each with how many ops or values it stands for. Shardings are not known yet: an
-item says which op patterns decide them.
+Enters: a `Problem`. Leaves: `Items`, each with the ops or values it stands for. Shardings are not known yet: an item
+names the op patterns that determine them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 
 
 class Side(NamedTuple):
-    """What a kernel does on one side of its op, in bytes of whole arrays.
+    """Work of a kernel on one operand or result of its op, in bytes of whole arrays.
 
     Attributes:
-        read: on a result's side, by what finishes a contraction. through: what passes through the vector unit, or is
+        read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
             written. flops: elementwise. passing, staying, beside, widest, given: see `kernel.Side`.
-        packed: what of `through` counts though it stays on the chip, see `convolution_tiles`.
+        packed: part of `through` that counts though it stays on the chip, see `convolution_tiles`.
     """
 
     read: float = 0.0
@@ -59,21 +59,21 @@ NOTHING = Side()
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Ops of one pattern that cost alike, with the kernel each belongs to. Bytes and FLOPs are those of whole arrays.
+    """Ops of one pattern and equal cost, with the kernel each belongs to. Bytes and FLOPs are those of whole arrays.
 
     Attributes:
         pattern, kind, dtype: of the ops. flops: of one op itself; 0 where another op's kernel does its work.
-        operands, results: what the kernel does on each side.
-        kernels: 1, or 0 where the op is part of another op's kernel or rides on one.
+        operands, results: the kernel's work on each.
+        kernels: 1, or 0 where the op is fused into another op's kernel or scheduled with one.
         unfinished: bytes of a contraction that elementwise work finishes before it is written.
-        whole_bytes: [results] whether they are stored or not; 0 for what `one_device.not_reduced` says.
-        summed: a `SumItem` takes care of partial results. carried: they are added to what a loop carries, where they
-            stay partial.
-        needed: [results] the part of the bits that readers need, see `narrowing`.
+        whole_bytes: [results] stored or not; 0 for those in `one_device.not_reduced`.
+        summed: a `SumItem` accounts for partial results. carried: they are added to a loop's carry, where they stay
+            partial.
+        needed: [results] fraction of the bits that readers need, see `narrowing`.
         copies: a convolution for which an argument is copied, see `image_copies`.
-        late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
-        region: the op, where it is a manual region, which has a price of its own; else -1.
-        kernel: of hand-written ones, what they take.
+        late: nothing waits for the results, see `overlap`. in_loop: the ops are in a loop.
+        region: the op's number if it is a manual region, priced by `manual_regions`; else -1.
+        kernel: the work of a hand-written kernel.
         share: see `SumItem`.
         runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
     """
@@ -119,7 +119,7 @@ class Items:
 
 
 def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilation | None = None) -> Items:
-    """The items of a problem; `compilation`: of the same program for the same chip, where it is known."""
+    """The items of a problem; compilation: of the same program for the same chip, if known."""
     made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip, profile)
     shares = reduction_shares(problem, made)
     sums = sum_items(problem, made.late, made.needs, profile, shares)
@@ -128,7 +128,7 @@ def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilat
 
 
 def _type_of(program: Program, op: Op) -> str:
-    """The element type that an op computes in: of a hand-written kernel that of its largest operand."""
+    """The element type that an op computes in; for a hand-written kernel, the type of its largest operand."""
     if op.kind.matrix_unit:
         return program.multiplied_type(op)
     if not op.operands:
@@ -138,8 +138,8 @@ def _type_of(program: Program, op: Op) -> str:
 
 
 def work_items(problem: Problem, made: Compilation, terms: frozenset[int], shares: list[float]) -> tuple[WorkItem, ...]:
-    """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial.
-    shares: [ops] see `reduction_combining.shares`."""
+    """Items of ops that have a kernel or may communicate; terms: ops whose partial results are terms of sums. shares:
+    [ops] see `reduction_combining.shares`."""
     done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
     program = problem.program
     sizes, unreduced = [value.bytes for value in program.values], problem.not_reduced
@@ -184,7 +184,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
 
 
 def _carried_terms(problem: Problem, profile: CompilerProfile) -> set[int]:
-    """Ops whose results a loop adds to what it carries, in one piece or in several, and reduces behind it."""
+    """Ops whose results a loop adds to its carry and reduces after the loop."""
     ends = {end for one in problem.accumulations for end in one.ends}
     return {
         term
@@ -200,7 +200,7 @@ def _work(
     """The part of a work item that follows from the op's kernel: flops, sides, kernels, unfinished."""
     if kernel is None:
         return 0.0, (NOTHING,) * len(op.operands), (NOTHING,) * len(op.results), 0, 0.0
-    streams = op.kind.matrix_unit  # what a product reads goes to the matrix unit, not through the vector unit
+    streams = op.kind.matrix_unit  # operands of a contraction go to the matrix unit, not through the vector unit
     attained = profile.attained
     operands = tuple(
         Side(

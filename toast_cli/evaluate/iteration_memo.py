@@ -1,14 +1,13 @@
-"""What the op patterns of a program iterate over, one plan after another.
+"""Memo of the iterations of a program's op patterns under successive plans.
 
-Patterns that the same decisions can touch form one *view*. What all patterns of a view iterate over under some plan is
-one *row* of it; equal rows have one number, so that whoever needs iterations can tell by a number whether anything has
-changed.
+Patterns that the same decisions can touch form one *view*. The iterations of all patterns of a view under some plan are
+one *row* of it; equal rows have one number, so that callers can tell by a number whether anything has changed.
 
-The edges of loops are one more pattern, `LOOP_EDGES`: its iteration has a slot for each mesh axis, which the axis
-splits where a plan gathers what loops only read before them, over that axis.
+The edges of loops are one more pattern, `LOOP_EDGES`: its iteration has a slot for each mesh axis, which is split if
+the plan gathers loop-invariant arrays over that axis before loops.
 
-What the patterns of a view have made of some decisions (see `plan.axis_assignment`) is a *state* of it, and one more
-decision leads to the next, so that a plan's row is mostly found by following what is known.
+The axis assignment of a view's patterns after some decisions (see `plan.axis_assignment`) is a *state* of the view. One
+more decision leads to the next state, so that most rows are found by following memoised transitions.
 
 Enters: a `Problem`. Leaves: row numbers per plan, and the iterations of a row.
 """
@@ -28,7 +27,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 
 Row = tuple[Iteration, ...]  # [patterns of the view]
-RowNumbers = list[int] | dict[int, int]  # of the views; of all of them, or of those at hand
+RowNumbers = list[int] | dict[int, int]  # of all views, or of some by number
 
 
 DecisionNumbers = tuple[int, ...]  # a plan by the numbers of its decisions, `Replicate`s first
@@ -38,11 +37,11 @@ _UNKNOWN = -1
 
 @dataclass(slots=True, eq=False)
 class ViewState:
-    """What the patterns of a view have made of some decisions.
+    """The axis assignment of a view's patterns after some decisions.
 
     Attributes:
         assigned: [kinds of the view] number of the state of its `AxisAssigner`.
-        after: decision -> the state it leads to, as far as known. row: number of the row where no more come.
+        after: memo of decision -> next state. row: number of the row without further decisions.
     """
 
     assigned: tuple[int, ...]
@@ -60,37 +59,36 @@ class AlikePatterns:
 
 @dataclass(slots=True)
 class View:
-    """touches: of the decisions that matter (see there). matters: decision -> [kinds] what it comes to, of those that
-    do."""
+    """touches: those of the decisions that affect it, see `touches`. matters: such a decision -> [kinds] its claims."""
 
     touches: frozenset[int]
     kinds: list[AlikePatterns]
     matters: dict[int, list[AxisClaim | None]] = field(default_factory=dict)
-    states: dict[tuple[int, ...], ViewState] = field(default_factory=dict)  # by what is assigned
+    states: dict[tuple[int, ...], ViewState] = field(default_factory=dict)  # by assignment
     start: ViewState = field(init=False)
     rows: list[Row] = field(default_factory=list)
     row_number: dict[tuple[int, ...], int] = field(default_factory=dict)  # [kinds] choices -> row
 
     def enter(self, assigned: tuple[int, ...]) -> ViewState:
-        """The state in which that is assigned."""
+        """The state with that assignment."""
         found = self.states.get(assigned)
         if found is None:
             found = self.states[assigned] = ViewState(assigned)
         return found
 
     def forget(self) -> None:
-        """Forgets where decisions lead."""
+        """Clears the transitions."""
         self.states.clear()
         self.start = self.enter((START,) * len(self.kinds))
 
 
 def touches(decision: Decision) -> tuple[int, ...]:
-    """What a decision reaches: a group, by its number, or an argument role, by a number below -1."""
+    """The group (by number) or argument role (by a number below -1) that a decision affects."""
     return (decision.group if isinstance(decision, Shard) else _role(decision.role),)
 
 
 def groups_of(touches: Iterable[int]) -> tuple[int, ...]:
-    """The groups among what decisions reach, in ascending order."""
+    """The groups among `touches`, in ascending order."""
     return tuple(sorted(what for what in touches if what >= 0))
 
 
@@ -99,7 +97,7 @@ def _role(role: int) -> int:
 
 
 class IterationMemo:
-    """Rows of one problem. `size` counts the steps remembered, over all views."""
+    """Rows of one problem. `size` counts the memoised transitions over all views."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -109,7 +107,7 @@ class IterationMemo:
         self.of_touch: dict[int, list[int]] = defaultdict(list)  # touch -> views
         self._decisions: list[Decision] = []
         self._number: dict[Decision, int] = {}
-        self._weights: list[int] = []  # [decisions] views it reaches, and one
+        self._weights: list[int] = []  # [decisions] number of views it affects, plus one
         self._iterations: dict[int, dict[int, Iteration]] = defaultdict(dict)  # pattern -> choice -> iteration
         self._iteration_count = 0
         self._shardings: dict[Sharding, Sharding] = {}
@@ -137,7 +135,7 @@ class IterationMemo:
         return views
 
     def steps(self, plan: Plan) -> DecisionNumbers:
-        """The plan as a view takes it."""
+        """The plan as numbers of its decisions, in the order of assignment."""
         known = self._number
         return tuple([known[d] if d in known else self._enter(d) for d in assigned_order(plan)])
 
@@ -151,7 +149,7 @@ class IterationMemo:
         return number
 
     def _claim(self, pattern: int, decision: Decision) -> AxisClaim | None:
-        """What a decision comes to in ops of a pattern."""
+        """The claim of a decision on ops of a pattern."""
         if pattern == LOOP_EDGES:
             return AxisClaim(decision.axis, (decision.axis,))
         return claim_of(self._problem.patterns[pattern], decision, self._problem.resolution_place)
@@ -182,7 +180,7 @@ class IterationMemo:
         return reached
 
     def _settle(self, view: View, state: ViewState) -> int:
-        """The row where no more decisions come."""
+        """The row of a state without further decisions."""
         chosen = [kind.assigner.choice(at) for kind, at in zip(view.kinds, state.assigned, strict=True)]
         found = view.row_number.setdefault(tuple(chosen), len(view.rows))
         if found == len(view.rows):
@@ -198,7 +196,7 @@ class IterationMemo:
         return found
 
     def _lay_out(self, pattern: int, assigner: AxisAssigner, number: int) -> Iteration:
-        """Equal choices give one iteration, so that items can be remembered by its number."""
+        """The iteration of a choice; equal choices share one object, whose number serves as a memo key."""
         found = self._iterations[pattern].get(number)
         if found is None:
             choice = assigner.choices[number]
@@ -224,18 +222,19 @@ class IterationMemo:
         return replace(iteration, operands=operands, shardings=shardings, number=self._iteration_count)
 
     def iteration(self, pattern: int, rows: RowNumbers) -> Iteration:
-        """What a pattern iterates over; `rows` [views]."""
+        """The iteration of a pattern; rows: [views]."""
         view, place = self.place[pattern]
         return self.views[view].rows[rows[view]][place]
 
     def forget(self) -> None:
-        """Forgets where decisions lead; rows keep their numbers."""
+        """Clears the transitions; rows keep their numbers."""
         for view in self.views:
             view.forget()
         self.size = 0
 
     def distance(self, one: DecisionNumbers, other: DecisionNumbers) -> int:
-        """About how much lies between two plans: views, counted once for each decision that only one of them has."""
+        """Distance of two plans: for each decision that only one of them has, the number of views it affects plus
+        one."""
         weights = self._weights
         return sum([weights[decision] for decision in set(one).symmetric_difference(other)])
 
@@ -257,7 +256,7 @@ class IterationMemo:
     def _not_shared(self, old: DecisionNumbers, new: DecisionNumbers) -> list[int]:
         if not old or not new:
             return [*old, *new]
-        if len(old) > 2 and old[1:] == new[:-1]:  # one has changed its place, as often where a plan is edited
+        if len(old) > 2 and old[1:] == new[:-1]:  # one decision has moved, which edits often do
             return [old[0], new[-1]]
         if len(old) > 2 and old[:-1] == new[1:]:
             return [old[-1], new[0]]
@@ -283,13 +282,13 @@ class IterationMemo:
 
 
 def _edges(sizes: tuple[int, ...]) -> AxisAssigner:
-    """Gives each axis its slot of `LOOP_EDGES`, if it is to have one."""
+    """The assigner of `LOOP_EDGES`, whose slot k only axis k may split."""
     none = ((),) * len(sizes)
     return AxisAssigner(SplitRules(sizes, (0,) * len(sizes), none, frozenset(), (), (), None), sizes)
 
 
 def _arrangement(pattern: OpPattern) -> tuple[object, ...]:
-    """What the shardings that follow from a choice depend on, see `lay_out`."""
+    """The parts of a pattern that determine the shardings of a choice, see `lay_out`."""
     form = pattern.form
     summed = tuple([kind is SlotKind.REDUCTION for kind in form.kinds])
     return form.operands, form.results, summed, pattern.operand_pins, pattern.result_pins

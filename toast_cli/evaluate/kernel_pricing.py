@@ -1,8 +1,7 @@
-"""What the ops of a work item take to compute on one device, once it is known what they iterate over.
+"""Compute time of a work item's ops on one device, given their iteration.
 
-Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes; those of manual regions are
-known (see `manual_regions`). What they communicate is in
-`pricing`.
+Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes; for manual regions see
+`manual_regions`, for communication `pricing`.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import DTYPE_BITS, HandWritten
 from toast_cli.program.ops import RAGGED_DOT, REDUCE
 
-# A reduction walks through an array at half the speed of other elementwise work, wherever the array lies: XLA:TPU's
-# cycles of sums of squares and of the sums of a softmax, in device memory and on the chip.
+# A reduction reads an array at half the speed of other elementwise work, in any memory: XLA:TPU's cycles of sums of
+# squares and of the sums of a softmax, in device memory and on the chip.
 REDUCING = 2.0
 
 
@@ -73,7 +72,7 @@ class WorkPricer:
         self._pixels: dict[int, PixelProducts | None] = {}
 
     def seconds(self, work: WorkItem, iteration: Iteration) -> float:
-        """Compute time of all ops of the item: of each one's kernel on its local shape."""
+        """Compute seconds of all ops of the item, each on its local shape."""
         if work.region >= 0:
             return work.runs * self._regions[work.region].price(iteration.slot_axes).seconds
         if (not work.kernels and not work.flops) or self._is_transfer(work):
@@ -95,7 +94,7 @@ class WorkPricer:
         walked = self._walked(work, cuts)
         start = self._starting(work, cuts, walked) if resident else attained.kernel_seconds
         flops = work.flops / prod(cuts)
-        if walked:  # in on-chip memory as anywhere
+        if walked:  # in any memory
             into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
         extra = self._moving(work, iteration) if work.kind.convolution else self._copying(work, iteration)
         rates = attained
@@ -109,7 +108,7 @@ class WorkPricer:
                     self._sliding(work, iteration, cuts),
                 )
             moved = reads + read + max(into, out)
-            if apart:  # written, reduced, read to be finished
+            if apart:  # written, reduced, then read by the epilogue
                 made, left = (
                     work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
                 )
@@ -131,7 +130,7 @@ class WorkPricer:
         return work.runs * (extra + busy + work.kernels * start)
 
     def transfer_seconds(self, work: WorkItem, iteration: Iteration) -> float:
-        """Of moving arrays between the memories of device and host."""
+        """Seconds of transfers between device and host memory."""
         rate = self._problem.mesh.chip.host_bytes_per_second
         if not rate or not self._is_transfer(work):
             return 0.0
@@ -143,18 +142,18 @@ class WorkPricer:
         return is_transfer(self._problem.program.ops[work.op])
 
     def _by_hand(self, kernel: HandWritten, dtype: str, iteration: Iteration) -> float:
-        """Seconds of a hand-written kernel, whose grid is cut as its rule is split."""
+        """Seconds of a hand-written kernel, whose work is divided by the shards of its slots."""
         pieces = prod(self._pieces(iteration.slot_axes))
         work = kernel.products / pieces, kernel.vector / pieces, kernel.bytes / pieces
         return kernel_seconds(self._problem.mesh.chip, self._hand_written, dtype, *work)
 
     def _on_the_chip(self, moved: float) -> float:
-        """Bytes of device memory that take elementwise work as long as these in on-chip memory."""
+        """Bytes of device memory that elementwise work reads as fast as these bytes of on-chip memory."""
         speed = self._on_chip.vector_speed
         return moved / speed if speed else 0.0
 
     def _touched(self, work: WorkItem, iteration: Iteration) -> float:
-        """Bytes that a kernel reads and writes, wherever they lie."""
+        """Bytes that a kernel reads and writes, in any memory."""
         sizes, total = self._sizes, 0.0
         for side, sharding in zip(work.operands, iteration.operands, strict=True):
             total += side.read / shards(sharding, sizes)
@@ -163,20 +162,20 @@ class WorkPricer:
         return total
 
     def _walked(self, work: WorkItem, cuts: tuple[int, ...]) -> float:
-        """Elements that the vector unit walks through for a product, see `vector_products`."""
+        """Elements that the vector unit processes for a contraction, see `vector_products`."""
         if not work.kind.contraction or len(work.operands) != 2:
             return 0.0
         return vector_products.elements_walked(self._profile, self._grid(work), cuts)
 
     def _starting(self, work: WorkItem, cuts: tuple[int, ...], walked: float) -> float:
-        """Seconds in which a kernel starts and ends that does not touch device memory, see `resident_kernels`."""
+        """Start and end overhead in seconds of a kernel that does not touch device memory, see `resident_kernels`."""
         if walked or not work.kind.matrix_unit:
             return self._starts.vector
         few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
         return self._starts.narrow if few or work.dtype != "f32" else self._starts.product
 
     def _growth(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
-        """By how much the arithmetic of a product grows by padding to the matrix unit."""
+        """The factor by which padding to the matrix unit increases a product's flops."""
         chip, attained = self._problem.mesh.chip, self._attained
         pixels = self._pixel_products(work)
         if pixels:
@@ -199,7 +198,7 @@ class WorkPricer:
         return library_convolutions.vector_part(program, program.ops[work.op])
 
     def _turning(self, work: WorkItem, iteration: Iteration) -> float:
-        """Arithmetic that takes as long as turning pixels from images in the lanes to features there, or back, see
+        """Flops that take as long as transposing pixels between images and features in the lanes, see
         `convolution_tiles`."""
         pixels, chip = self._pixel_products(work), self._problem.mesh.chip
         turned = pixels.turned(*(self._pieces(sharding) for sharding in iteration.operands)) if pixels else 0
@@ -211,7 +210,7 @@ class WorkPricer:
         return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
 
     def _sliding(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
-        """Arithmetic that takes as long as sliding a whole image, see `library_convolutions`."""
+        """Flops that take as long as sliding a whole image, see `library_convolutions`."""
         op, program = self._problem.program.ops[work.op], self._problem.program
         terms = library_convolutions.terms_of_whole_images(op) if work.kind.convolution and self._libraries else 0
         if not terms:
@@ -240,14 +239,14 @@ class WorkPricer:
         return tuple([shards((axes,), self._sizes) for axes in sharding])
 
     def _moving(self, work: WorkItem, iteration: Iteration) -> float:
-        """Seconds of what moves the operands of a convolution, and what it makes, before and after it."""
+        """Seconds of the copies of a convolution's operands before it and of its result after it."""
         moved = self._copied(work, iteration) + self._reversed(work, iteration)
         rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
         return self._cutting(work, iteration) + self._copying(work, iteration) + moved / rate
 
     def _copying(self, work: WorkItem, iteration: Iteration) -> float:
-        """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the order that a
-        library wants, see `library_products` and `library_convolutions`."""
+        """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the dimension
+        order that a library requires, see `library_products` and `library_convolutions`."""
         if not work.kind.matrix_unit or not self._libraries:
             return 0.0
         program, rate = self._problem.program, self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
@@ -264,7 +263,7 @@ class WorkPricer:
         return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in copied)
 
     def _copied(self, work: WorkItem, iteration: Iteration) -> float:
-        """Bytes of the copy of an argument that is made for a convolution, see `image_copies`."""
+        """Bytes of the copy of an argument for a convolution, see `image_copies`."""
         if not work.copies:
             return 0.0
         op, program = self._problem.program.ops[work.op], self._problem.program
@@ -289,7 +288,7 @@ class WorkPricer:
         return tuple([ceil(n / k) for n, k in zip(shape, self._pieces(sharding), strict=True)])
 
     def _cutting(self, work: WorkItem, iteration: Iteration) -> float:
-        """Seconds of cutting what it reads into pieces, and of what it makes, see `space_to_batch`."""
+        """Seconds of space-to-batch of a convolution's operand and result, see `space_to_batch`."""
         images = self._images.get(work.op)
         if images is None:
             found = space_to_batch.convolved_images(self._problem.program, work.op, self._profile)
@@ -300,8 +299,8 @@ class WorkPricer:
         return bytes_moved / (self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory)
 
     def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float, float, float]:
-        """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops, bytes from
-        device memory, bytes read that stay on the chip between kernels) of a kernel on the operands' sides."""
+        """(bytes read, most bytes of one array that pass through the vector unit, elementwise flops, bytes from device
+        memory, bytes read from on-chip memory) of a kernel's operands."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = most = vector = transfers = kept = 0.0
         for (read, through, flops, passing, staying, beside, widest, _, given), sharding in zip(
@@ -326,7 +325,7 @@ class WorkPricer:
         self, work: WorkItem, shardings: tuple[Sharding, ...], *, cramped: bool
     ) -> tuple[float, float, float, float, float]:
         """(bytes read, bytes written, elementwise flops, bytes from and to device memory, bytes that stay on the chip)
-        of a kernel on the results' sides, which lie in these shardings. cramped: whether its windows are small."""
+        of a kernel's results, which have these shardings. cramped: its windows are small."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
         for (read, through, flops, passing, staying, beside, widest, packed, given), sharding in zip(
@@ -354,12 +353,12 @@ class WorkPricer:
         return reads, out, vector, transfers, kept
 
     def _part_ahead(self, work: WorkItem, count: int) -> float:
-        """The part of arguments and results, `count` shards of each, that is on the chip."""
+        """The fraction of arguments and results, split into `count` shards each, that is on the chip."""
         return 0.0 if work.in_loop else min(1.0, self._ahead * count)
 
     def _spared(self, beside: float, count: int) -> float:
-        """The part of what a loop would keep on the chip that is no traffic: none if not all of it fits there, else
-        what device memory would take longer. beside: bytes of whole arrays, `count` shards of each."""
+        """The fraction of device-memory time saved by arrays that a loop keeps on the chip; 0 if they do not all fit.
+        beside: bytes of these arrays, whole, split into `count` shards each."""
         fits = self._on_chip.bytes * count >= beside
         return 1.0 - 1.0 / self._on_chip.speed if fits else 0.0
 
@@ -373,7 +372,7 @@ class WorkPricer:
         return accumulator_windows.has_small_windows(self._profile, batch * rows, columns, bits)
 
     def uses(self, work: WorkItem, iteration: Iteration) -> Iterator[KernelUse]:
-        """What the item's kernels do and take."""
+        """Work and time of the item's kernels."""
         if work.region >= 0:
             yield from self._regions[work.region].price(iteration.slot_axes).kernels_in(work.runs)
             return
@@ -382,8 +381,7 @@ class WorkPricer:
             yield KernelUse(work.ops, work.kind.name, work.runs, *self._size(work, iteration), seconds)
 
     def exchange_uses(self, sent: Iterable[CollectiveUse]) -> Iterator[KernelUse]:
-        """The kernels of loops that cut out what devices send each other for windows, and put it in its place, see
-        `resident_kernels`."""
+        """The kernels in loops that slice halos out and insert received ones, see `resident_kernels`."""
         if not self._counts_residents:
             return
         ops = self._problem.program.ops
@@ -395,11 +393,11 @@ class WorkPricer:
                 yield KernelUse((use.op,), ops[use.op].name, use.count, 0.0, use.count * moved, seconds)
 
     def unsliced_uses(self, item: ArrayItem, made: Sharding, read: Sequence[Sharding]) -> Iterator[KernelUse]:
-        """The kernel that makes all of an array, lying as `made`, where readers take different pieces of it; the pieces
-        themselves count with them.
+        """The kernel that computes a whole array in sharding `made`, if readers take different shards of it; the shards
+        themselves count with the readers.
 
         Args:
-            read: [readers] what each takes.
+            read: [readers] sharding that each takes.
         """
         if item.making is None:
             return

@@ -1,7 +1,7 @@
-"""What arrays take in device memory as a compiler lays them out: in tiles, in the forms that convolutions want, and in
-the pieces that gathers leave.
+"""Bytes of arrays in the compiler's layouts: in tiles, in the layouts that convolutions require, and in gathered
+pieces.
 
-Enters: array items with the shardings in which they lie. Leaves: bytes on one device.
+Enters: array items with their shardings. Leaves: bytes on one device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toast_cli.plan.sharding import Sharding, shards
 
 
 class Layouts:
-    """Of the arrays of one problem."""
+    """Layouts of the arrays of one problem."""
 
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._problem, self._profile = problem, profile
@@ -29,15 +29,15 @@ class Layouts:
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     def kept(self, item: ArrayItem, made: Sharding) -> float:
-        """Bytes on one device of the item's array where it is made, with what its tiles waste and in all the forms that
-        are kept of it."""
+        """Bytes on one device of the item's array where it is made, including tile padding and all layouts that are
+        kept."""
         shape = self._local_shape(item.shape, made) if item.images else ()
         if not item.images or not item.images.applies(shape):
             return self.laid_out(item, item.written_bytes, made, made)
         return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
 
     def convolved_bytes(self, item: ArrayItem, copy: ImageCopy, made: Sharding) -> float:
-        """Bytes on one device of the copy of the item's array that convolutions read; 0 where it lies as they want."""
+        """Bytes on one device of the copy of the item's array that convolutions read; 0 where they need no copy."""
         local = self._local_shape(item.shape, made)
         best = growth_of_tiles(local, tuple(range(len(local))), self._tile)
         wanted = growth_of_tiles(local, copy.dims, self._tile)
@@ -51,8 +51,8 @@ class Layouts:
         )
 
     def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, made: Sharding) -> float:
-        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the
-        sharding it has where it is made, whose tiles copies keep."""
+        """Bytes on one device of the item's array, `size` bytes when whole, including tile padding. made: its sharding
+        where it is made, whose tiles copies keep."""
         tiling = item.tiling
         dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
         if not dims:
@@ -65,7 +65,7 @@ class Layouts:
         return size / shards(sharding, self._sizes) * found
 
     def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
-        """Whether the last gather on the way to a copy has its pieces copied, see `gathered_pieces`."""
+        """Whether the last gather of a copy copies its pieces, see `gathered_pieces`."""
         before, last = made, None
         for step, after in copy.hops:
             if step.kind == GATHER:

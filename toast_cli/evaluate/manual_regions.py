@@ -1,8 +1,8 @@
-"""What manual regions (`shard_map`) take on each device, by the rules that price everything else.
+"""Prices manual regions (`shard_map`) on each device, by the same rules as everything else.
 
-A region is a program of its own on local shapes: its kernels and its memory are those of that program, and the
-collectives that the user wrote into it are there under every plan. Along mesh axes that a region leaves to the
-partitioner its inside is split as its operands and results are: as that program is under the plan that says so.
+A region is a program of its own on local shapes: its kernels and its memory are those of that program, and it has the
+collectives that the user wrote under every plan. Along mesh axes that a region leaves to the partitioner, its body is
+split as its operands and results are, by a plan for that program.
 
 Enters: a problem. Leaves: a `RegionPrice` for each op that is a region and each way to split it.
 """
@@ -39,7 +39,7 @@ from toast_cli.program.model import Exchange, ManualRegion, Program, once
 def region_prices(
     problem: Problem, profile: CompilerProfile, corrections: Corrections = NO_CORRECTIONS
 ) -> RegionPrices:
-    """What the manual regions of a problem take."""
+    """Op number -> price of that manual region."""
     known: dict[object, _Region] = {}  # layers have equal regions
     found = {}
     for number, op in enumerate(problem.program.ops):
@@ -54,7 +54,7 @@ def region_prices(
 
 @dataclass(frozen=True)
 class _At:
-    """A region as the op that it is, and an array at its boundary that stands for it."""
+    """A region at one op, with an array at its boundary that its collectives are reported for."""
 
     region: _Region
     op: int
@@ -62,7 +62,7 @@ class _At:
     known: dict[SlotAxes, RegionPrice] = field(default_factory=dict)
 
     def price(self, split: SlotAxes) -> RegionPrice:
-        """What it takes when its slots are split so."""
+        """Its price when these axes split its slots."""
         if split not in self.known:
             self.known[split] = self.region.price(split).at(self.op, self.value)
         return self.known[split]
@@ -75,7 +75,7 @@ class _Region:
         self, region: ManualRegion, pattern: OpPattern, mesh: Mesh, profile: CompilerProfile, corrections: Corrections
     ) -> None:
         self._region, self._mesh, self._corrections = region, mesh, corrections
-        # Nothing more is split over axes that are split by hand.
+        # The partitioner splits nothing over manual axes.
         axes = [replace(axis, size=1, links=()) if k in pattern.closed else axis for k, axis in enumerate(mesh.axes)]
         self._problem = make_problem(region.body, _dimensions(region.body), replace(mesh, axes=tuple(axes)))
         within = region_prices(replace(self._problem, mesh=mesh), profile, corrections)
@@ -86,14 +86,14 @@ class _Region:
         self._known: dict[Plan, RegionPrice] = {}
 
     def price(self, split: SlotAxes) -> RegionPrice:
-        """What one run takes when its slots are split so."""
+        """The price of one run when these axes split its slots."""
         plan = self._plan(split)
         if plan not in self._known:
             self._known[plan] = self._price(plan)
         return self._known[plan]
 
     def _plan(self, split: SlotAxes) -> Plan:
-        """The plan for the inside that says so."""
+        """The plan for the body in which these axes split its slots."""
         groups = self._problem.dimensions.groups
         return tuple(
             [
@@ -119,7 +119,7 @@ class _Region:
         return RegionPrice(tuple(kernels), tuple(sent), max(0.0, held))
 
     def _partitioned(self, lowered: Lowered) -> Iterator[CollectiveUse]:
-        """What the partitioner puts in along the axes that are left to it; and what regions within do."""
+        """Collectives of the partitioner over the axes that are left to it, and those of nested regions."""
         items, pricer = self._items, self._pricer
         for work in items.work:
             yield from pricer.work_collectives(work, lowered[work.pattern])
@@ -160,20 +160,20 @@ class _Region:
             )
 
     def _boundary_bytes(self, lowered: Lowered) -> float:
-        """Of operands and results, which the program around the region counts."""
+        """Bytes of operands and results, which the surrounding program counts."""
         body, sizes = self._region.body, self._problem.mesh.sizes
         values = {argument.value for argument in body.arguments} | {result.value for result in body.results}
         return sum(body.values[value].bytes / shards(self._made(value, lowered), sizes) for value in values)
 
     def _made(self, value: int, lowered: Lowered) -> Sharding:
-        """How a value lies where it is made."""
+        """The sharding in which a value is made."""
         body = self._region.body
         maker = body.producer[value]
         return lowered[self._problem.op_pattern[maker]].shardings[body.ops[maker].results.index(value)]
 
 
 def _groups(problem: Problem, pattern: OpPattern) -> list[int]:
-    """[slots of the region] the group of the inside that each is; -1 for none."""
+    """[slots of the region] the corresponding group of its body; -1 for none."""
     body, dimensions, found = problem.program, problem.dimensions, [-1] * len(pattern.form.sizes)
     arrays = [argument.value for argument in body.arguments] + [result.value for result in body.results]
     for value, outside in zip(arrays, (*pattern.form.operands, *pattern.form.results), strict=True):
@@ -186,7 +186,7 @@ def _groups(problem: Problem, pattern: OpPattern) -> list[int]:
 
 
 def _meaning(region: ManualRegion) -> tuple[object, ...]:
-    """What regions with one price have in common."""
+    """Key of regions with equal prices."""
     body, exchanged = region.body, region.exchanges.items()
     within = tuple([_meaning(op.region) for op in body.ops if op.region is not None])
     return body.ops, body.values, tuple([(op, one.kind, one.groups) for op, one in exchanged]), within

@@ -1,5 +1,5 @@
-"""Arrays that are read through windows as cost items, each for all that look alike: what devices send each other of one
-array serves all ops that read it. What that is under a plan is for `plan.halo` to say.
+"""Halo exchanges as cost items: equal arrays that are read through windows form one item, and all ops that read an
+array share its exchange. `plan.halo` says what is exchanged under a plan.
 
 Enters: a `Problem`. Leaves: `NeighbourItem`s.
 """
@@ -20,8 +20,9 @@ NeighbourReader = tuple[int, tuple[Window, ...]]  # pattern and windows of an op
 
 @dataclass(frozen=True, slots=True)
 class NeighbourItem:
-    """Arrays of so many bytes that ops in one loop read through windows. readers: unlike ones only. runs: of one reader
-    of each array, all of them together, in one run of the program. op, value: one reader, and what it reads."""
+    """Arrays of equal size that ops in one loop read through windows. bytes: of one array. readers: distinct ones.
+    runs: reads of all these arrays in one run of the program, one reader each. op, value: one reader, and what it
+    reads."""
 
     bytes: int
     readers: tuple[NeighbourReader, ...]
@@ -31,11 +32,11 @@ class NeighbourItem:
 
     @property
     def patterns(self) -> frozenset[int]:
-        """All that decide what is sent."""
+        """Patterns that determine what is exchanged."""
         return frozenset([pattern for pattern, _ in self.readers])
 
     def reads(self, lowered: Mapping[int, Iteration]) -> list[WindowRead]:
-        """[readers] how each reads the array. lowered: pattern -> what it iterates over."""
+        """[readers] how each reads the array. lowered: pattern -> its iteration."""
         return [read_of(windows, lowered[pattern]) for pattern, windows in self.readers]
 
 

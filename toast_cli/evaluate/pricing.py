@@ -1,7 +1,7 @@
-"""Prices what single items communicate once the shardings around them are known: collectives, and the copies they make.
+"""Prices the communication of single items, given the shardings around them: collectives, and the copies they make.
 
-Enters: work and array items with the iterations of the patterns they touch. Leaves: numbers. No memory of earlier
-plans; the evaluator adds that.
+Enters: work and array items with the iterations of the patterns they touch. Leaves: collectives with their seconds. It
+does not depend on earlier plans; the evaluator memoises.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from toast_cli.plan.reshard import GATHER, Copy, ReshardStep, copies_of, moves_o
 from toast_cli.plan.sharding import Sharding, axes_of, shards, split_further, written_part
 from toast_cli.program.ops import ARGUMENT
 
-# Pattern -> what it iterates over under the plan at hand; `LOOP_EDGES` too, where loops read something.
+# Pattern -> its iteration under the current plan; also `LOOP_EDGES` where loops have loop-invariant reads.
 Lowered = dict[int, Iteration]
 
 
 class _Reduced(NamedTuple):
-    """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the
-    program. needed: [results] part of the bits that readers need. terms: partial results that are added up before.
+    """The ops whose partial results are reduced: `op` and all equal ones, `runs` times in one run of the program.
+    needed: [results] fraction of the bits that readers need. terms: number of partial results that are added first.
     share: see `SumItem`. each: all-reduces in one run, see `reduction_motion`. apart: see
     `partials.Reduction.apart`."""
 
@@ -78,11 +78,11 @@ class Pricer:
         self._scatters = ScatterFates(problem, self._profile)
         self._hops: dict[tuple[Partial, Completion, Cuts], tuple[Hop, ...]] = {}
 
-    # -- what work communicates -------------------------------------------------------------------------------
+    # -- collectives of work items ----------------------------------------------------------------------------
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
-        """All-reduces and reduce-scatters of partial results that are in no sum, reshards to where results are pinned,
-        permutes of what moves elements about, and what manual regions do."""
+        """All-reduces and reduce-scatters of partial results outside sums, reshards to pinned shardings, permutes of
+        ops that move elements, and collectives of manual regions."""
         if work.region >= 0:
             yield from self._regions[work.region].price(iteration.slot_axes).collectives_in(work.runs)
         results = self._problem.program.ops[work.op].results
@@ -109,7 +109,7 @@ class Pricer:
             yield from self._exchanged([exchange], work.runs, work.op, results[k], "one device")
 
     def neighbour_collectives(self, item: NeighbourItem, lowered: Lowered) -> Iterator[CollectiveUse]:
-        """What devices send each other of arrays that are read through windows."""
+        """Halo exchanges of arrays that are read through windows."""
         sent = [exchange for exchange, _ in neighbours(item.bytes, item.reads(lowered), self._sizes)]
         yield from self._exchanged(sent, item.runs, item.op, item.value)
 
@@ -121,7 +121,7 @@ class Pricer:
             yield CollectiveUse(kind, axes, size, runs, seconds, op, value, True, (kind, size), reason)
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
-        """All-reduces and reduce-scatters of the partial results that are added up in sums."""
+        """All-reduces and reduce-scatters of partial results that are terms of sums."""
         for part in reduced(item, lowered):
             term, number = item.terms[part.place], item.ops[part.place]
             needed = item.needed if part.count == len(item.terms) else 1.0
@@ -145,7 +145,7 @@ class Pricer:
         return item.runs * self._seconds_of(GATHER, size, axes)
 
     def _to_carry(self, item: SumItem, into: tuple[Carried, int], lowered: Lowered) -> Iterator[CollectiveUse]:
-        """Reshards of a sum that is reduced in each trip to where the loop adds it to what it carries."""
+        """Reshards of a sum that is reduced in each trip to the sharding in which the loop adds it to its carry."""
         carried, place = into
         reader, position = carried.first[place]
         source = iteration_finder(item.within, lowered)(item.steps[-1].op).shardings[0]
@@ -165,7 +165,7 @@ class Pricer:
     def _reductions(
         self, iteration: Iteration, partial: Partial, k: int, whole: int, how: _Reduced, cut: Cuts = ()
     ) -> Iterator[CollectiveUse]:
-        """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
+        """Collectives that complete partial result k, an array of `whole` bytes. cut: see `completed`."""
         sharding = iteration.computed[k]
         op = self._problem.program.ops[how.op]
         completion = completion_of(op, iteration, k, self._sizes, how.terms, apart=how.apart)
@@ -184,8 +184,8 @@ class Pricer:
     def _scatter(
         self, axes: tuple[int, ...], size: float, sharding: Sharding, iteration: Iteration, k: int, how: _Reduced
     ) -> CollectiveUse:
-        """A reduce-scatter to `size` bytes of partial result k, which lies in `sharding`; or the all-reduce that stays
-        in its place."""
+        """A reduce-scatter to `size` bytes of partial result k, which has `sharding`; or the all-reduce that XLA keeps
+        instead."""
         source = ScatterSource(how.op, k, updates=how.late and not how.in_loop, alone=how.terms == 1)
         if not self._scatters.stays(source, axes, sharding, iteration):
             whole = size * shards((axes,), self._sizes)
@@ -213,7 +213,7 @@ class Pricer:
     # -- arrays --------------------------------------------------------------------------------------------------
 
     def is_cut_late(self, item: ArrayItem, iteration: Iteration) -> bool:
-        """Whether the item's arrays, which are scattered, are all-reduced, and each device takes its piece where it
+        """Whether the item's reduce-scattered arrays are in fact all-reduced, and each device slices them where it
         reads them. iteration: of the op that makes them."""
         op, k = self._problem.program.producer[item.values[0]], item.result
         partial = partial_of(iteration, k)
@@ -230,12 +230,12 @@ class Pricer:
         return False
 
     def lies(self, item: ArrayItem, lowered: Lowered) -> tuple[Sharding, list[Sharding]]:
-        """The sharding in which an array is made, and [readers] in which each takes it."""
+        """(sharding in which the array is made, [readers] sharding that each takes)."""
         made = lowered[item.pattern].shardings[item.result]
         return made, [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
 
     def copies(self, item: ArrayItem, lowered: Lowered) -> list[Copy]:
-        """Shardings other than its own in which readers need the array, where getting there communicates."""
+        """Copies of the array in the other shardings that its readers need, if making them communicates."""
         if item.free or not item.readers:
             return []
         made = lowered[item.pattern].shardings[item.result]
@@ -245,16 +245,16 @@ class Pricer:
         return copies_of(made, needed, self._sizes, item.shape, wholly, held)
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
-        """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see
+        """Bytes of one whole array as it is moved and stored in a copy: in the narrowest type its readers take, see
         `narrowing`."""
         return self._moved_bytes(item, copy.places)
 
     def _moved_bytes(self, item: ArrayItem, places: tuple[int, ...]) -> float:
-        """Of one whole array as it moves for readers at those places."""
+        """Bytes of one whole array as it is moved for the readers at those places."""
         return item.bytes * max([item.readers[place].needed for place in places])
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
-        """Reshards between where an array is made and where it is read."""
+        """Reshards between the producer of an array and its readers."""
         for step, before, after, places, ahead in moves_of(made, copies):
             served = [item.readers[place] for place in places]
             stops = [(r.ahead_region, r.ahead_runs) if ahead else (r.region, r.runs) for r in served]
@@ -273,7 +273,7 @@ class Pricer:
             yield CollectiveUse(kind, step.axes, size, count, seconds, op, value, waited_for, written, "reshard")
 
     def _as_emitted(self, step: ReshardStep, value: int, pieces: int) -> str:
-        """What becomes of a step of a reshard of a value that lies in so many pieces."""
+        """The collective that XLA emits for a reshard step of a value in that many shards."""
         profile, size = self._profile, self._problem.program.values[value].bytes * step.fraction
         stays = step.kind != GATHER or (
             stays_gather(profile, self._shape(value), pieces)
@@ -285,7 +285,7 @@ class Pricer:
         return self._problem.program.values[value].shape
 
     def inside_bytes(self, item: ArrayItem, iteration: Iteration) -> float:
-        """Bytes on one device of what is alive in the manual region that makes the item, at its peak."""
+        """Peak bytes on one device inside the manual region that makes the item."""
         return self._regions[item.region].price(iteration.slot_axes).bytes
 
     def is_argument(self, item: ArrayItem) -> bool:
@@ -299,7 +299,7 @@ class Pricer:
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _seconds_of(self, kind: str, size: float, axes: tuple[int, ...], share: float = 1.0) -> float:
-        """share: see `reduction_combining.latency_part`."""
+        """Seconds of one collective. share: see `reduction_combining.latency_part`."""
         key = (kind, size, axes, share)
         seconds = self._seconds.get(key)
         if seconds is None:

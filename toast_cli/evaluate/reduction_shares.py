@@ -1,6 +1,6 @@
-"""Which share each reduction of a problem has in the collective that XLA makes of it and others.
+"""The share of each reduction in the collective that XLA combines it into.
 
-Enters: a `Problem` and what a compiler makes of its program. Leaves: a share for each op, for `pricing`.
+Enters: a `Problem` and the `Compilation` of its program. Leaves: a share for each op, for `pricing`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one run of a manual region takes on one device; `manual_regions` works it out."""
+"""Time and memory of one run of a manual region on one device; `manual_regions` computes them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class RegionPrice:
     """One run of a region on one device, as the program around it sees it.
 
     Attributes:
-        kernels: equal ones together. collectives: those that the user wrote. bytes: what is alive inside at the peak,
-            besides operands and results.
+        kernels: equal ones merged. collectives: all that run inside. bytes: peak inside, without operands and results.
     """
 
     kernels: tuple[KernelUse, ...]
@@ -25,11 +24,11 @@ class RegionPrice:
 
     @property
     def seconds(self) -> float:
-        """Of the kernels."""
+        """Seconds of the kernels."""
         return sum(kernel.seconds for kernel in self.kernels)
 
     def at(self, op: int, value: int) -> RegionPrice:
-        """The same for the op that is the region, and an array at its boundary that stands for it."""
+        """The same price, with kernels and collectives reported for that op and that array at its boundary."""
         return replace(
             self,
             kernels=tuple([replace(one, ops=(op,)) for one in self.kernels]),
@@ -37,7 +36,7 @@ class RegionPrice:
         )
 
     def kernels_in(self, runs: float) -> Iterator[KernelUse]:
-        """The kernels of so many runs."""
+        """The kernels of `runs` runs."""
         for one in self.kernels:
             yield replace(
                 one,
@@ -48,7 +47,7 @@ class RegionPrice:
             )
 
     def collectives_in(self, runs: float) -> Iterator[CollectiveUse]:
-        """The collectives of so many runs."""
+        """The collectives of `runs` runs."""
         for one in self.collectives:
             yield replace(one, count=runs * one.count, seconds=runs * one.seconds)
 
@@ -57,7 +56,7 @@ class PricedRegion(Protocol):
     """An op that is a manual region."""
 
     def price(self, split: SlotAxes) -> RegionPrice:
-        """What one run of it takes on one device when its slots are split so."""
+        """The price of one run on one device when these axes split its slots."""
 
 
 RegionPrices = Mapping[int, PricedRegion]  # op -> its price

@@ -1,7 +1,7 @@
-"""What buckets add to a plan's cost, with what is remembered of single items: many rows of a bucket are alike for most
-of its items.
+"""Contributions of buckets to a plan's cost, with a memo by item: many rows of a bucket are equal for most of its
+items.
 
-Enters: a bucket, and what its patterns iterate over. Leaves: its `Share`.
+Enters: a bucket, and the iterations of its patterns. Leaves: its `Share`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.loop_reads import LOOP_EDGES
 from toast_cli.plan.sharding import Sharding
 
-MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
+MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of ([moments] number of arrays alive, bytes of one)
 NO_MEMORY = 0
-# What one array item adds: seconds of compute and of communication, bytes of arguments, number of its `MemoryShares`.
+# Contribution of one array item: seconds of compute and of communication, bytes of arguments, number of its
+# `MemoryShares`.
 ArrayShare = tuple[float, float, float, int]
 NOTHING: ArrayShare = (0.0, 0.0, 0.0, NO_MEMORY)
 
@@ -42,13 +43,13 @@ class ShareMemo:
         self._number: dict[tuple[int, tuple[tuple[Kind, float], ...]], int] = {}
 
     def forget(self) -> None:
-        """Drops everything that depends on the moments at which memory is looked at."""
+        """Clears everything that depends on the selected moments."""
         for memo in (self._of_arrays, self._presence, self._number):
             memo.clear()
         del self._memories[1:]
 
     def share(self, bucket: Bucket, lowered: Lowered) -> Share:
-        """What the bucket adds where its patterns iterate like this."""
+        """The bucket's share under these iterations."""
         compute = communication = transfers = arguments = 0.0
         for work in bucket.work:
             seconds = self._work_share(work, lowered[work.pattern])
@@ -74,7 +75,7 @@ class ShareMemo:
         )
 
     def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
-        """[moments] bytes of all that a bucket's arrays hold; held: number of each one's `MemoryShares`."""
+        """[moments] bytes of a bucket's arrays; held: number of each one's `MemoryShares`."""
         found = bucket.alive.get(held)
         if found is None:
             found = self._timeline.nothing()
@@ -103,7 +104,7 @@ class ShareMemo:
             return 0.0
         key: list[int | Sharding] = [item.ops[0]]
         key += [lowered[pattern].number for pattern in item.decisive]
-        if reduced:  # what readers cut then matters
+        if reduced:  # the readers' shardings then matter
             key += [lowered[pattern].operands[position] for pattern, position in item.readers]
         known = tuple(key)
         found = self._of_sums.get(known)
@@ -112,7 +113,7 @@ class ShareMemo:
         return found
 
     def _neighbour_share(self, item: NeighbourItem, lowered: Lowered) -> tuple[float, float]:
-        """(compute, communication) seconds of what devices send each other of one item."""
+        """(compute, communication) seconds of one item's halo exchange."""
         key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
         found = self._of_neighbours.get(key)
         if found is None:
@@ -125,7 +126,7 @@ class ShareMemo:
         iteration = lowered[item.pattern]
         made = iteration.shardings[item.result]
         shardings = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
-        # Of an op that leaves partial results more counts than what becomes of them.
+        # For partial results the whole iteration matters, not only the final sharding.
         partial = iteration.reduced or iteration.scattered[item.result]
         inside = item.region >= 0
         if not (item.stored or partial or inside) and shardings.count(made) == len(shardings):
@@ -147,7 +148,7 @@ class ShareMemo:
         return found
 
     def _memory(self, item: ArrayItem, held: tuple[tuple[Kind, float], ...]) -> int:
-        """Number of the `MemoryShares` of one item, which holds arrays of these kinds and bytes."""
+        """Number of the `MemoryShares` of one item with buffers of these kinds and bytes."""
         if not held:
             return NO_MEMORY
         key = item.values[0], held
@@ -158,7 +159,7 @@ class ShareMemo:
         return number
 
     def _presence_of(self, item: ArrayItem, kind: Kind, size: float) -> Vector:
-        """[entries of the timeline] how many of the item's arrays of that kind, of so many bytes, are alive."""
+        """[entries of the timeline] how many of the item's buffers of that kind and size are alive."""
         key = (item.values[0], kind, size <= self._holdings.on_chip.largest)
         presence = self._presence.get(key)
         if presence is None:

@@ -1,7 +1,7 @@
-"""The program's sums of partial results as cost items, each for all that look alike. What becomes of one under a plan
-is for `plan.partials` to say. Sums are why Megatron needs two all-reduces a block and direction and not five.
+"""The program's sums of partial results as cost items; equal sums form one item. `plan.partials` says how a sum is
+reduced under a plan. Sums are why Megatron needs two all-reduces a block and direction and not five.
 
-Enters: a `Problem`. Leaves: `SumItem`s, and for one of them and a plan, what is reduced together.
+Enters: a `Problem`. Leaves: `SumItem`s, and for one of them and a plan, its reductions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from toast_cli.program.sums import Steps, Sum, SumStep, readers
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """bytes: of the whole result. alone: whether it may be scattered in steps where it is reduced by itself."""
+    """A term of a sum. bytes: of the whole result. alone: it may be reduce-scattered in steps where it is reduced by
+    itself."""
 
     pattern: int
     bytes: int
@@ -34,8 +35,8 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a loop adds up, with op patterns, see `plan.accumulation.Accumulation`. sums: those that each trip adds to
-    it, with what inner loops add up for them, see `SumItem`. first: (pattern, operand position) of what reads each."""
+    """A loop-carried sum by op patterns, see `plan.accumulation.Accumulation`. sums: those that each trip adds to it,
+    with their terms that inner loops carry, see `SumItem`. first: (pattern, operand position) of the reader of each."""
 
     carry: int
     path: tuple[PathUse, ...]
@@ -43,7 +44,7 @@ class Carried:
     sums: tuple[tuple[Steps, tuple[Carried, ...]], ...]
 
     def left(self, lowered: Mapping[int, Iteration]) -> tuple[Left, ...]:
-        """What a trip leaves of each sum; nothing where it leaves nothing."""
+        """The deferred reduction of each sum; empty if none is deferred."""
         path = [
             (lowered[use.op].operands[use.position], None if use.maker == LEAF else lowered[use.maker])
             for use in self.path
@@ -60,8 +61,8 @@ class Carried:
 
 
 def iteration_finder(within: tuple[Carried, ...], lowered: Mapping[int, Iteration]) -> Callable[[int], Iteration]:
-    """A function from the op of a step to what it iterates over: an op pattern, or below 0 one of `within`, -1 the
-    first."""
+    """A function from the op of a step to its iteration. The op is a pattern or, below 0, one of `within` (-1 is the
+    first)."""
     if not within:
         return lowered.__getitem__
     found = {-1 - place: partial_carry(lowered[one.carry], one.left(lowered)) for place, one in enumerate(within)}
@@ -70,14 +71,13 @@ def iteration_finder(within: tuple[Carried, ...], lowered: Mapping[int, Iteratio
 
 @dataclass(frozen=True)
 class SumItem:
-    """Sums that look alike. steps: see `sums.Sum`, with op patterns, or below 0 what loops add up, see
-    `iteration_finder`. readers: patterns and operand positions of all that read the sum, or a view of it. needed:
-    part of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop.
-    within: its terms that loops add up. into: what a loop adds it to, and which of its sums it is. each: all-reduces
-    in one run, see `reduction_motion`. share: in the collectives that they become part of, see `reduction_combining`,
-    on average. runs: of all of them together in one run of the program. ops, end: the terms of one of them, and the
-    value at its end. decisive: patterns that decide what is reduced, but for readers; for sums of loops all of
-    `patterns`."""
+    """Equal sums. steps: see `sums.Sum`, with op patterns or, below 0, loop-carried sums, see `iteration_finder`.
+    readers: patterns and operand positions of all readers of the sum, or of a view of it. needed: fraction of the bits
+    that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. within: its terms that are
+    loop-carried sums. into: the loop-carried sum it is added to, and its number there. each: all-reduces in one run,
+    see `reduction_motion`. share: in the collectives that they become part of, see `reduction_combining`, on average.
+    runs: of all of them together in one run of the program. ops, end: the terms of one of them, and the value at its
+    end. decisive: patterns other than readers that determine its reductions; for sums of loops all of `patterns`."""
 
     terms: tuple[Term, ...]
     steps: Steps
@@ -96,13 +96,13 @@ class SumItem:
 
     @cached_property
     def patterns(self) -> frozenset[int]:
-        """All that decide what is reduced."""
+        """Patterns that determine its reductions."""
         loops = frozenset[int]().union(*(one.patterns for one in (*self.within, *(self.into or ())[:1])))
         steps = (step.op for step in self.steps if step.op >= 0)
         return loops.union([*steps, *(pattern for pattern, _ in self.readers)])
 
     def left(self, lowered: Mapping[int, Iteration]) -> Left | None:
-        """What the loop that adds the sum up leaves of it; None where it is reduced in each trip."""
+        """Its deferred reduction in a loop-carried sum; None where it is reduced in each trip."""
         if self.into is None:
             return None
         carried, place = self.into
@@ -111,12 +111,12 @@ class SumItem:
 
     @property
     def of_loops(self) -> bool:
-        """Whether a loop adds it up further, or has added up a term of it."""
+        """Whether it is added to a loop-carried sum, or has one as a term."""
         return bool(self.within or self.into)
 
     @cached_property
     def term(self) -> tuple[int, ...]:
-        """[steps] the place in `terms` of the term that a step brings in."""
+        """[steps] index in `terms` of the term that a step adds."""
         return tuple(accumulate((step.does == "term" for step in self.steps[:-1]), initial=0))
 
 
@@ -167,7 +167,7 @@ def _decisive(steps: Steps) -> tuple[int, ...]:
 
 
 class _Loops:
-    """What the loops of a problem add up, with op patterns."""
+    """The loop-carried sums of a problem, by op patterns."""
 
     def __init__(self, problem: Problem) -> None:
         self._pattern = problem.op_pattern
@@ -176,7 +176,7 @@ class _Loops:
         self._sums = {each.end: each for each in problem.sums} if problem.accumulations else {}
 
     def seen(self, found: Sum) -> tuple[Steps, tuple[Carried, ...]]:
-        """The steps of a sum, and its terms that loops add up."""
+        """(steps of a sum, its terms that are loop-carried sums)."""
         steps, within = [], []
         for does, op in found.steps:
             one = self._of_carry.get(op)
@@ -188,7 +188,7 @@ class _Loops:
         return tuple(steps), tuple(within)
 
     def adding(self, found: Sum) -> tuple[Carried, int] | None:
-        """What the loop around a sum adds it to, and which of its sums it is; None where it does not."""
+        """(the loop-carried sum that a sum is added to, its number there), or None."""
         if found.end not in self._of_end:
             return None
         one, place = self._of_end[found.end]
@@ -209,11 +209,7 @@ def _terms(steps: Steps) -> list[SumStep]:
 
 
 def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[Reduced]:
-    """What is reduced together.
-
-    Args:
-        lowered: pattern -> what it iterates over.
-    """
+    """The reductions of a sum."""
     iteration_of = iteration_finder(item.within, lowered)
     left = item.left(lowered)
     if left is not None:
@@ -231,9 +227,9 @@ def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[Reduced
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """Terms that are reduced in one go. place: of the first in `SumItem.terms`. partial: how it lies and what it
-    becomes, None where it is complete. count: of terms. cut: axes that uses cut it along. iteration: of the first.
-    apart: see `Reduction.apart`."""
+    """Terms that one reduction completes. place: of the first in `SumItem.terms`. partial: its partial value, None
+    where it is complete. count: of terms. cut: axes by which uses split it. iteration: of the first. apart: see
+    `Reduction.apart`."""
 
     place: int
     partial: Partial | None

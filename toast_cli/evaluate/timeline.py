@@ -1,13 +1,13 @@
-"""Memory over time. All moments at which it can peak for exact answers, a selection of them for quick ones.
+"""Memory over time: at all moments at which it can peak for exact answers, at a selection of them for quick ones.
 
-Memory can only peak where something has been made since the last time something died. Of those moments a search looks
-at a few hundred: the highest under a handful of reference plans, and an even spread. The exact profile of the plan a
-search returns tells whether a moment was missed; it is then added and the search goes on (a cutting-plane scheme).
+Memory can only peak where an array has been allocated since the last one was freed. A search evaluates a few hundred of
+those moments: the highest under a handful of reference plans, and an even spread. If the exact profile of a plan peaks
+at another moment, that moment is added and the search continues (a cutting-plane scheme).
 
-Up to some bytes of the arrays that live briefly take no device memory at all (see `memory_space_assignment`). With
-`alive` bytes of which `brief` are such, what lies in device memory is max(alive - capacity, alive - brief). So each
-moment counts twice, as a moment of all arrays that starts below zero and as one of those that are not brief, and the
-peak is the highest of all.
+Some bytes of arrays that live briefly take no device memory at all (see `memory_space_assignment`). With `alive` bytes,
+`brief` of them in such arrays, the bytes in device memory are max(alive - capacity, alive - brief). So each moment
+counts twice, as a moment of all arrays that starts below zero and as one of those that are not brief, and the peak is
+the highest of all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 class Timeline:
-    """candidates: [candidates] half steps at which memory can peak. moments: [moments] those a search looks at;
+    """candidates: [candidates] half steps at which memory can peak. moments: [moments] those a search evaluates;
     ascending."""
 
     def __init__(self, lives: Lives, on_chip_bytes: float = 0.0) -> None:
@@ -36,14 +36,14 @@ class Timeline:
         self._on_chip_bytes = on_chip_bytes
 
     def start(self) -> NDArray[np.float64]:
-        """[entries] bytes in device memory at the moments looked at, before any array is alive."""
+        """[entries] bytes in device memory at the selected moments, before any array is alive."""
         count = len(self.moments)
         if not self._on_chip_bytes:
             return np.zeros(count)
         return np.repeat([-self._on_chip_bytes, 0.0], count)
 
     def nothing(self) -> NDArray[np.float64]:
-        """[entries] what nothing adds to that."""
+        """[entries] zeros."""
         return np.zeros(2 * len(self.moments) if self._on_chip_bytes else len(self.moments))
 
     def select(self, profiles: list[NDArray[np.float64]]) -> None:
@@ -58,7 +58,7 @@ class Timeline:
         self.moments = self._selected = self.candidates[sorted(keep)]
 
     def add(self, candidate: int) -> bool:
-        """Looks at one more candidate (by number) from now on; False if it was looked at already."""
+        """Adds a candidate, by number, to the selected moments; False if it is among them already."""
         moment = self.candidates[candidate]
         if moment in self.moments:
             return False
@@ -66,13 +66,13 @@ class Timeline:
         return True
 
     def reset(self) -> bool:
-        """Looks at the selected moments only; False if it does already."""
+        """Resets the moments to the initial selection; False if none were added."""
         grown = len(self.moments) > len(self._selected)
         self.moments = self._selected
         return grown
 
     def presence(self, intervals: Intervals, brief: Intervals) -> NDArray[np.float64]:
-        """[entries] how many of the intervals cover each moment; `brief`: those of them that can be spent in on-chip
+        """[entries] how many of the intervals cover each moment; brief: the intervals that can be spent in on-chip
         memory."""
         covered = self._covered(intervals)
         if not self._on_chip_bytes:
@@ -110,10 +110,10 @@ class Timeline:
         return np.maximum(alive - self._on_chip_bytes, lasting)
 
     def shared(self, parts: dict[str, Spans]) -> dict[str, NDArray[np.float64]]:
-        """The profile of all parts together, by part: each has its share of the on-chip memory."""
+        """The profile of all parts together, split by part: each gets its share of the on-chip memory."""
         profiles = {name: self.profiles([spans]) for name, spans in parts.items()}
         brief = sum((alive - lasting for alive, lasting in profiles.values()), np.zeros(len(self.candidates)))
-        out = np.maximum(brief - self._on_chip_bytes, 0.0) / np.maximum(brief, 1.0)  # part that finds no place
+        out = np.maximum(brief - self._on_chip_bytes, 0.0) / np.maximum(brief, 1.0)  # fraction that does not fit
         return {name: lasting + out * (alive - lasting) for name, (alive, lasting) in profiles.items()}
 
     def profiles(self, parts: list[Spans]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,17 +1,18 @@
-"""Sums that a loop adds up from trip to trip: reduced in each trip, or carried as they are and reduced once behind it.
+"""Loop-carried sums: partial results are reduced in each trip, or accumulated unreduced and reduced once after the
+loop.
 
-A loop that adds to what it carries, and does nothing else with it (gradients of recurrent weights, of microbatches),
-may carry partial results: `sum of all-reduce(x) = all-reduce(sum of x)`. Each device then adds up what it finds, and
-the loop's result is partial. How the loop's carry lies is for the plan to say: axes that split it are scattered over in
-each trip, since the carry holds no more than pieces; all others over which the sum is partial are left for behind the
-loop. `Replicate` of the role `ACCUMULATORS` over an axis keeps the carry whole over it, which takes memory and saves
-collectives. What is all-reduced costs no memory to carry, and is always left.
+A loop that only adds to a carry (gradients of recurrent weights, of microbatches), may carry partial results: `sum of
+all-reduce(x) = all-reduce(sum of x)`. Each device then accumulates its own terms, and the loop's result is partial. The
+plan decides the sharding of the carry: each trip reduce-scatters over the axes that split it, since a device holds only
+a shard; the reduction over all other axes is deferred until after the loop. `Replicate` of the role `ACCUMULATORS` over
+an axis keeps the carry replicated over it, which takes memory and saves collectives. An all-reduce is always deferred:
+carrying the unreduced value takes no more memory.
 
-What the loop results in is then itself a partial value of the program around it: a term of sums there (see
-`partials`), also of one that an outer loop adds up.
+The loop's result is then a partial value in the surrounding program, where it may be a term of other sums (see
+`partials`), also of one that an outer loop accumulates.
 
-Enters: a program, for its accumulations; one of them and the iterations of the ops involved, for the axes that are left
-open. Leaves: `Accumulation`s, and those axes.
+Enters: a program; or an accumulation and the iterations of its ops. Leaves: the `Accumulation`s; or the axes whose
+reduction is deferred.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ADD, CARRY, CONVERT
 from toast_cli.program.sums import Steps, Sum, find_sums, read_behind
 
-# The role of what loops add up, for `Replicate`.
+# The role of loop-carried sums, for `Replicate`.
 ACCUMULATORS = "sums of loops"
 
 OperandUse = tuple[int, int]  # op number, operand position
@@ -35,7 +36,7 @@ LEAF = -1
 
 @dataclass(frozen=True, slots=True)
 class PathUse:
-    """Operand `position` of op `op`, which is what op `maker` makes; or one of the sums, where that is `LEAF`."""
+    """Operand `position` of op `op`. maker: the op that produces it, or `LEAF` if it is one of the sums."""
 
     op: int
     position: int
@@ -44,9 +45,9 @@ class PathUse:
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """carry: op number of the carry. ends: values that each trip adds to it, sums all of them. path: uses on the way
-    from those to the carry, the last first: by additions, conversions and views. first: of these uses those that read
-    `ends`, in their order.
+    """A loop-carried sum. carry: op number of the carry. ends: values that each trip adds to it, each the end of a sum.
+    path: uses on the path from `ends` to the carry (additions, conversions, views), last first. first: the uses that
+    read `ends`, in the order of `ends`.
     """
 
     carry: int
@@ -57,11 +58,11 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a trip leaves of a sum that it adds to a carry.
+    """The deferred reduction of a sum that each trip adds to a carry.
 
     Attributes:
-        at: how the sum lies at its end. lies: how it lies where the loop takes it over: cut further where a part of it
-            is scattered in each trip. axes: over which it then stays partial.
+        at: sharding at the end of the sum. lies: sharding in which it is added to the carry; finer than `at` where each
+            trip reduce-scatters it. axes: mesh axes over which it then stays partial.
     """
 
     at: Sharding
@@ -70,12 +71,12 @@ class Left:
 
     @property
     def scattered(self) -> Partial | None:
-        """What has to be done in each trip; None where nothing has."""
+        """The reduce-scatter of each trip, from `at` to `lies`; None if there is none."""
         return Partial(self.at, self.lies, ()) if self.at != self.lies else None
 
 
 def find_accumulations(program: Program, can_be_term: Sequence[bool]) -> tuple[Accumulation, ...]:
-    """What the loops of a program add up, outer loops first.
+    """The loop-carried sums of a program, outer loops first.
 
     Args:
         can_be_term: [ops] see `sums.find_sums`.
@@ -94,7 +95,7 @@ def find_accumulations(program: Program, can_be_term: Sequence[bool]) -> tuple[A
 
 
 def _accumulation(program: Program, number: int, sums: set[int]) -> Accumulation | None:
-    """What the carry `number` adds up; None where the loop does something else with it. sums: values that are some."""
+    """The sum accumulated in the carry `number`; None if the loop uses the carry otherwise. sums: ends of sums."""
     carry = program.ops[number]
     (value,) = carry.results
     inside = len(program.users[value]) - len(read_behind(program, value))
@@ -131,18 +132,18 @@ def _is_followed(op: Op) -> bool:
 
 
 def _users(program: Program, value: int) -> list[OperandUse]:
-    """Uses of a value; of what a loop carries, of what it results in."""
+    """Uses of a value; for a loop's carry, uses of the loop's result."""
     made_by_loop = program.ops[program.producer[value]].name == CARRY
     return read_behind(program, value) if made_by_loop else program.users[value]
 
 
 def _home(program: Program, op: Op) -> int:
-    """The loop in which an op's result is to be had, -1 outside loops."""
+    """The loop in which an op's result is available, -1 outside loops."""
     return program.loops[op.loop].parent if op.name == CARRY else op.loop
 
 
 def ops_of(accumulations: Iterable[Accumulation]) -> frozenset[int]:
-    """Ops that lie as the carries do: these, and all on the way to them."""
+    """Ops that share the sharding of the carries: the carries and the ops on the paths to them."""
     return frozenset(op for one in accumulations for op in (one.carry, *(use.op for use in one.path)))
 
 
@@ -152,12 +153,12 @@ def left_open(
     first: Iterable[Sharding],
     carried: Sharding,
 ) -> tuple[Left, ...]:
-    """What stays partial of the sums that a loop adds to what it carries; nothing where they are not partial alike.
+    """The deferred reduction of each sum that a loop adds to a carry; empty if they are not partial alike.
 
     Args:
-        sums: the steps of each, and a function from the op of a step to what it iterates over. path: how each use on it
-            wants what it reads, and what the op that makes that iterates over; None where that is one of the sums.
-        first: how what reads each sum wants it. carried: how the carry lies.
+        sums: the steps of each, and a function from the op of a step to its iteration. path: for each use on the path,
+            the sharding it requires and the iteration of the op that produces its operand, None if that is one of the
+            sums. first: sharding that the reader of each sum requires. carried: sharding of the carry.
     """
     for wanted, maker in path:
         if maker is not None and (maker.shardings[0] != wanted or axes_of(wanted) != axes_of(carried)):
@@ -172,8 +173,9 @@ def left_open(
 
 
 def _left(steps: Steps, iteration_of: Callable[[int], Iteration], lies: Sharding) -> Left | None:
-    """What is left of one sum; None where its terms are not partial alike, or lie elsewhere than they are read."""
-    waiting: list[tuple[Sharding, Sharding, frozenset[int]]] = []  # as made; as partial; over which axes
+    """The deferred reduction of one sum; None if nothing is deferred, or if a term is resharded or partial
+    otherwise."""
+    waiting: list[tuple[Sharding, Sharding, frozenset[int]]] = []  # as made; while partial; over axes
     for does, op in steps:
         iteration = iteration_of(op)
         made = iteration.shardings[0]
@@ -198,18 +200,17 @@ def _left(steps: Steps, iteration_of: Callable[[int], Iteration], lies: Sharding
 
 
 def partial_carry(carry: Iteration, left: tuple[Left, ...]) -> Iteration:
-    """The carry as an op of the program around its loop: it leaves a partial result there, if anything is left."""
+    """The carry as an op of the surrounding program: its result is partial over the deferred axes, if there are any."""
     return replace(carry, reduced=left[0].axes) if left else carry
 
 
 def left_by_loops(
     sums: Sequence[Sum], accumulations: Sequence[Accumulation], iterations: Sequence[Iteration]
 ) -> tuple[dict[int, tuple[Left, ...]], list[Iteration]]:
-    """What stays partial: number of a carry -> what is left of each of its sums; and [ops] what each iterates over
-    where that is known."""
+    """(op number of a carry -> deferred reduction of each of its sums, [ops] iterations with those carries partial)."""
     made, found = list(iterations), {}
     steps = {each.end: each.steps for each in sums}
-    for one in reversed(accumulations):  # a loop within another one comes behind it
+    for one in reversed(accumulations):  # inner loops first
         if not all(end in steps for end in one.ends):
             continue
         added = [(steps[end], made.__getitem__) for end in one.ends]

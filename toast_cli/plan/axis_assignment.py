@@ -1,17 +1,16 @@
-"""How mesh axes are assigned in an op, decision after decision: who gets which axis, and where partial results go.
+"""Assigns mesh axes to the slots of one op, decision by decision, and decides where its partial results are scattered.
 
 For every op and every mesh axis, the first decision whose group has an eligible slot in that op wins the axis there.
-Eligible: the shards divide every extent, the op does not need the slot whole, it lies on the chosen side of its
-conflict, and every slot that is major to it in some dimension is already fully split. Results of an op in which an
-axis splits what is summed are partial; they are reduce-scattered where a decision wants that axis on one of their own
-dimensions, all-reduced otherwise.
+Eligible: the shards divide every extent, the op does not need the slot whole, it is on the chosen side of its conflict,
+and every slot that is major to it in some dimension is already fully split. If an axis splits a reduced slot, the op's
+results are partial over it; they are reduce-scattered where a decision wants that axis on one of their own dimensions,
+and all-reduced otherwise.
 
-`Replicate` frees axes that other decisions would take, so all `Replicate`s of a plan come before the others here; then
-nothing is ever taken back, and what an op has made of the first decisions of a plan is all that has to be known of
-them. Such states are few, however many plans there are: most decisions find the axis taken, and orders that come to the
-same lead to the same state. Nor do they depend on much of the op: whatever its arrays are called and however large they
-are, ops whose slots can be split alike go through the same states, in all layers and on all sides of a program. So each
-is worked out once.
+`Replicate` frees axes that other decisions would take, so it is applied before all `Shard`s. An assignment is then
+never undone, and the state of an op after the first decisions of a plan is all that later ones depend on. There are few
+states, however many plans there are: most decisions find their axis taken, and equivalent orders lead to the same
+state. Ops whose slots can be split alike share states, whatever the names and sizes of their arrays, so each state is
+computed once.
 
 Enters: an `OpPattern` and a plan. Leaves: a `Choice`.
 """
@@ -31,22 +30,22 @@ START = 0  # the state in which nothing is decided
 
 
 class AxisClaim(NamedTuple):
-    """What a decision comes to in one op. slots: those that the axis may split, the first choice first; none: nobody is
-    to have it."""
+    """The effect of a decision on one op. slots: those that the axis may split, in order of preference; empty if no
+    decision may use the axis."""
 
     axis: int
     slots: tuple[int, ...]
 
 
 class SplitRules(NamedTuple):
-    """All about an op that says who gets which axis.
+    """The properties of an op that decide which slots an axis may split.
 
     Attributes:
         limits: [slots] number that the shards must divide. full: [slots] shards that split it fully; 0 where none do.
-        majors: [slots] slots that must be fully split before. whole: slots that the op needs whole.
+        majors: [slots] slots that must be fully split first. whole: slots that the op needs whole.
         summed: slots over which results are partial. results: slots of each result's dimensions; none where nothing is
             summed.
-        space: of a convolution with windows. closed: axes that nobody can have.
+        space: slots of a windowed convolution. closed: axes that no decision may use.
     """
 
     limits: tuple[int, ...]
@@ -60,12 +59,12 @@ class SplitRules(NamedTuple):
 
 
 class AssignmentState(NamedTuple):
-    """What an op has made of some decisions, as far as those to come can tell: equal ones have the same future.
+    """State of an op after some decisions; equal states behave alike under all further decisions.
 
     Attributes:
         slot_axes: [slots] mesh axes that split each.
-        gone: axes that no further decision can have, because they are assigned or not to be.
-        waiting: claims by which a partial result may yet be scattered, axis after axis, those for one axis in order.
+        gone: axes that no further decision can use, because they are assigned or excluded.
+        waiting: claims by which a partial result may still be reduce-scattered, sorted by axis, then by priority.
     """
 
     slot_axes: SlotAxes
@@ -74,7 +73,8 @@ class AssignmentState(NamedTuple):
 
 
 class AxisAssigner:
-    """Ops of one set of rules on a mesh of these sizes. States and choices are numbered as they are met."""
+    """Assigns axes in ops with the same rules, on a mesh with these axis sizes. Numbers states and choices as it meets
+    them."""
 
     def __init__(self, rules: SplitRules, sizes: tuple[int, ...]) -> None:
         self.rules, self._sizes = rules, sizes
@@ -88,14 +88,14 @@ class AxisAssigner:
         self._enter(AssignmentState(((),) * len(rules.limits), rules.closed, ()))
 
     def after(self, state: int, claim: AxisClaim) -> int:
-        """The state that one more claim leads to."""
+        """The state after one more claim."""
         found = self._after[state].get(claim)
         if found is None:
             found = self._after[state][claim] = self._enter(self._claim(self._states[state], claim))
         return found
 
     def choice(self, state: int) -> int:
-        """Number of the choice where nothing more is decided."""
+        """Number of the choice in this state, without further decisions."""
         found = self._chosen.get(state)
         if found is None:
             choice = self._settle(self._states[state])
@@ -165,16 +165,16 @@ class AxisAssigner:
         own: dict[int, tuple[int, ...]],
         dims: tuple[tuple[int, ...], ...],
     ) -> int:
-        """The slot of a result on which the first interested decision wants `axis`, which the result is partial over,
-        or NOWHERE."""
+        """The slot along which a result that is partial over `axis` is reduce-scattered, by the first claim that can;
+        else NOWHERE."""
         for slot in (slot for claim in waiting if claim.axis == axis for slot in claim.slots):
             if slot in own and self._room(slot, own, dims, self._sizes[axis]):
                 return slot
         return NOWHERE
 
     def _room(self, slot: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...], more: int) -> bool:
-        """Whether `slot` of a result can be split `more` times further: it divides, and majors in its dimension are
-        used up."""
+        """Whether `slot` of a result can be split into `more` times as many shards: they divide it, and the slots major
+        to it are fully split."""
         rules, sizes = self.rules, self._sizes
         if rules.limits[slot] % (_count(own[slot], sizes) * more):
             return False
@@ -183,7 +183,7 @@ class AxisAssigner:
 
 
 class AxisAssigners:
-    """The assigners of a problem and of all made from it: rules and sizes are all that matters to one."""
+    """Memo of assigners by rules and axis sizes, shared by a problem and all problems derived from it."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[SplitRules, tuple[int, ...]], AxisAssigner] = {}
@@ -198,7 +198,7 @@ class AxisAssigners:
 def rules_of(
     form: Form, space: Space | None, sizes: tuple[int, ...], closed: frozenset[int] = frozenset()
 ) -> SplitRules:
-    """What counts of a form on a mesh of these sizes: shards are products of some of them."""
+    """The split rules of a form on a mesh with these axis sizes, whose products are the possible shard counts."""
     devices = prod(sizes)
     summed = tuple([slot for slot, kind in enumerate(form.kinds) if kind is SlotKind.REDUCTION])
     return SplitRules(
@@ -214,18 +214,18 @@ def rules_of(
 
 
 def _scattered(form: Form) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Slots of each result's dimensions; of those that a sum cannot be scattered along, none."""
+    """Slots of each result's dimensions; none for dimensions along which a sum cannot be scattered."""
     return tuple(tuple(() if form.uneven.intersection(slots) else slots for slots in dims) for dims in form.results)
 
 
 def assigned_order(plan: Plan) -> Plan:
-    """The plan in the order in which it is to be assigned."""
+    """The plan in the order in which its decisions are applied."""
     return tuple(sorted(plan, key=_turn))
 
 
 def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) -> AxisClaim | None:
-    """What a decision comes to in ops of a pattern; None if nothing. resolutions: resolution group -> its place in
-    `Shard.sides`."""
+    """The claim of a decision on ops of a pattern; None if it does not affect them. resolutions: resolution group ->
+    its place in `Shard.sides`."""
     if isinstance(decision, Replicate):
         roles = pattern.role, pattern.kind, pattern.loop_role
         return AxisClaim(decision.axis, ()) if decision.role in roles else None
@@ -265,8 +265,8 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
 
 
 def is_looked_up_by(pattern: OpPattern, group: int) -> bool:
-    """Whether ops of a pattern look up rows of a table by indices that have this group, which the table has not; or
-    scatter into it by such indices."""
+    """Whether ops of a pattern gather rows of a table, or scatter into it, by indices that have this group while the
+    table does not."""
     slots = [slot for slot, other in enumerate(pattern.groups) if other == group]
     return bool(slots) and pattern.looked_up.issuperset(slots)
 

@@ -1,7 +1,7 @@
 """`DecisionSpace`: the decisions a search may take for one program on one mesh.
 
-A few to begin with (`choices`), those that differ from one in a single thing (`variants`), and decisions to keep one
-kind of arguments whole (`rests`). What the plans mean that are made of them is none of its business.
+It lists initial decisions (`choices`), those that differ from a given one in a single respect (`variants`), and
+decisions to replicate one kind of arguments (`rests`). It does not interpret plans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DecisionSpace:
             in `roles`.
         closed: mesh axes about which nothing may be decided.
         working: patterns whose ops do arithmetic, in ascending order.
-        taking_back: decisions that would undo what every plan starts with.
+        taking_back: decisions that would undo one of the problem's fixed decisions.
     """
 
     program: Program
@@ -49,8 +49,8 @@ class DecisionSpace:
 
     @cached_property
     def choices(self) -> tuple[Decision, ...]:
-        """What a plan may be extended by, in canonical order: every group over every axis that could do something
-        there, each on few sides. `variants` lead to the rest of the space."""
+        """Decisions by which a search may extend a plan, in canonical order: every group over every axis that can split
+        it, with a few choices of sides. `variants` leads to the rest of the space."""
         found: list[Decision] = []
         useful, meets = self._useful_groups(), self.met_elsewhere
         for axis, size in enumerate(self.mesh.sizes):
@@ -79,8 +79,8 @@ class DecisionSpace:
 
     @cached_property
     def met_elsewhere(self) -> dict[int, list[int]]:
-        """For groups that are a batch dimension of products with weights (experts): groups that other products have
-        together with them, but none of those does."""
+        """Group that is a batch dimension of contractions with weights (experts) -> groups that occur with it in other
+        contractions, but in none of those."""
         origin = views(self.program)
         roles = {value for value, k in origin.items() if self.roles[self.argument_role[k]] == WEIGHTS}
         with_weights: dict[int, set[int]] = defaultdict(set)
@@ -99,8 +99,8 @@ class DecisionSpace:
         return {g: sorted(elsewhere[g] - met) for g, met in with_weights.items()}
 
     def _sides(self, group: int) -> list[tuple[int, ...]]:
-        """Choices of sides to begin with: all resolution groups of the group on side k, or all left alone. `variants`
-        are the others."""
+        """Initial choices of sides: all resolution groups of the group on side k, or all `ASIDE`. `variants` lists the
+        others."""
         counts = self._side_counts(group)
         if not counts:
             return [()]
@@ -108,11 +108,11 @@ class DecisionSpace:
         return list(dict.fromkeys([*found, (ASIDE,) * len(counts)]))
 
     def _side_counts(self, group: int) -> list[int]:
-        """[resolution groups of the group] sides of each."""
+        """[resolution groups of the group] number of sides of each."""
         return [self.dimensions.resolutions[r].sides for r in self.dimensions.groups[group].resolutions]
 
     def variants(self, decision: Decision) -> list[Decision]:
-        """Decisions that differ in one thing only: the side of one conflict, or what they leave. `parts` are others."""
+        """Decisions that differ in the side of one conflict, or in `unless`. `parts` lists those with `only`."""
         if not isinstance(decision, Shard):
             return []
         found: list[Decision] = []
@@ -123,14 +123,14 @@ class DecisionSpace:
         return [d for d in found if d != decision]
 
     def parts(self, decision: Decision) -> list[Decision]:
-        """The same decision as it holds in a part of the program only (`Shard.only`), in each there is."""
+        """The same decision restricted to a part of the program (`Shard.only`), once for each possible part."""
         if not isinstance(decision, Shard):
             return []
         found = [decision._replace(unless=NOWHERE, only=scope) for scope in self._within(decision.group)]
         return [d for d in found if d != decision]
 
     def offers(self, decision: Decision) -> bool:
-        """Whether a search may decide so: `choices`, and all that `variants` and `parts` lead to from them."""
+        """Whether a search may take a decision: `choices`, `rests`, and all that `variants` and `parts` lead to."""
         if isinstance(decision, Replicate):
             return decision in self._offered or decision in self.rests
         if decision in self._offered:
@@ -149,8 +149,8 @@ class DecisionSpace:
 
     @cached_property
     def rests(self) -> dict[Replicate, frozenset[int]]:
-        """Decisions to keep one kind of arguments whole that are in no `choices` -> groups those have that could
-        be split over the axis."""
+        """Decisions to replicate one kind of arguments that `choices` lacks -> groups of those arguments that could be
+        split over the axis."""
         found: dict[Replicate, set[int]] = defaultdict(set)
         shards = {d[:2] for d in self.choices if isinstance(d, Shard)}
         for number, kind in enumerate(self.argument_kind):
@@ -169,26 +169,25 @@ class DecisionSpace:
         return frozenset(self.choices)
 
     def _scopes(self, group: int) -> tuple[int, ...]:
-        """What `Shard.unless` can be for a group."""
+        """Possible values of `Shard.unless` for a group."""
         found = (*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))
         return (NOWHERE, *dict.fromkeys(found), *((LOOK_UPS,) if group in self._looked_up else ()))
 
     @cached_property
     def _looked_up(self) -> frozenset[int]:
-        """Groups of the indices of look-ups, which the tables have not."""
+        """Groups that the indices of some look-up have and its table does not."""
         return frozenset(
             group for pattern in self.patterns for group in set(pattern.groups) if is_looked_up_by(pattern, group)
         )
 
     def _within(self, group: int) -> tuple[int, ...]:
-        """What `Shard.only` can be for a group."""
+        """Possible values of `Shard.only` for a group."""
         return tuple(scope for scope in self._parts_of_work.get(group, ()) if scope != SUMMED)
 
     @cached_property
     def _parts_of_work(self) -> dict[int, list[int]]:
-        """Group -> what takes its products and convolutions apart: groups that some of them have and others do
-        not, and `SUMMED` where some sum over it and others do not. Of those that leave the same ones the first
-        stands for all."""
+        """Group -> scopes that separate the working ops that have it: groups that only some of these ops have, and
+        `SUMMED` if only some sum over the group. Of scopes that separate the ops alike, only the first is listed."""
         products: dict[int, list[int]] = defaultdict(list)
         for number in self.working:
             for group in set(self.patterns[number].groups):

@@ -6,28 +6,27 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 NOWHERE = -1
-# In place of a side: ops that take part in the conflict are left to other decisions.
+# In place of a side: the decision does not apply to ops that take part in the conflict.
 ASIDE = -1
-# In place of a group in `Shard.unless`: ops that sum over the decision's own group are left to other decisions.
+# In place of a group in `Shard.unless`: the decision does not apply to ops that sum over its own group.
 SUMMED = -2
-# In place of a group in `Shard.unless`: look-ups in tables, and their gradients, are left to other decisions.
+# In place of a group in `Shard.unless`: the decision does not apply to look-ups in tables and their gradients.
 LOOK_UPS = -3
 
 
 class Shard(NamedTuple):
-    """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict,
-    or `ASIDE`.
+    """Splits class group `group` over mesh axis `axis`; sides: [the group's resolutions] the side taken in each
+    conflict, or `ASIDE`.
 
-    Three things restrict a decision to a part of the program, and what it leaves is there for decisions behind it.
-    `ASIDE` leaves the ops of one kind of conflict: the sequence has the axis everywhere but in attention, and there the
-    heads have it (Ulysses). `unless` leaves the ops that have that group: experts get the axis ahead of the batch, but
-    not where tokens are still in sequence (routing, dispatch, combine). With `SUMMED` it leaves the ops that sum over
-    the group: what they read is gathered, where else their results would be added up. With `LOOK_UPS` it leaves gathers
-    and scatters: the batch has the axis everywhere but where embeddings are looked up, and there the features have it,
-    so that neither the table is gathered nor its gradient reduced. `only` leaves all ops that do
-    not have that group: the batch has the axis where there are heads, so that each device reads a part of the cache,
-    and nowhere else. At the borders of such a part arrays travel from one sharding to the other, mostly in an
-    all-to-all.
+    Three fields restrict a decision to a part of the program and leave the axis to later decisions elsewhere. `ASIDE`
+    exempts the ops of one kind of conflict: the sequence has the axis everywhere but in attention, where the heads have
+    it (Ulysses). `unless` exempts the ops that have that group: experts get the axis ahead of the batch, but not where
+    tokens are still in sequence (routing, dispatch, combine). `SUMMED` exempts the ops that sum over the group: their
+    operands are gathered, instead of their results being reduced. `LOOK_UPS` exempts gathers and scatters: the batch
+    has the axis everywhere but in embedding look-ups, where the features have it, so that neither the table is gathered
+    nor its gradient reduced. `only` exempts all ops that do not have that group: the batch has the axis only where
+    there are heads, so that each device reads a part of the cache. At the borders of such a part arrays are resharded,
+    mostly by an all-to-all.
     """
 
     group: int
@@ -38,7 +37,7 @@ class Shard(NamedTuple):
 
 
 class Replicate(NamedTuple):
-    """Do not keep the arguments of group `role` split over `axis` at rest (what separates ZeRO-1/2 from ZeRO-3)."""
+    """Stores the arguments of group `role` replicated over `axis` (the difference between ZeRO-1/2 and ZeRO-3)."""
 
     role: int
     axis: int
@@ -48,18 +47,18 @@ Decision = Shard | Replicate
 Plan = tuple[Decision, ...]
 
 
-# Whether no op can tell which of two decisions came first.
+# Whether the order of two decisions makes no difference to any op.
 Commute = Callable[[Shard, Shard], bool]
 
 
 def independent(a: Shard, b: Shard) -> bool:
-    """Decisions of which this can be said whatever the program: neither the axis nor the group is the same."""
+    """Whether two decisions commute in every program: neither the axis nor the group is the same."""
     return a.axis != b.axis and a.group != b.group
 
 
 def canonical(plan: Plan, commute: Commute = independent) -> Plan:
-    """The one order that stands for all equivalent ones: the lexicographically first of those that only exchange
-    neighbours that commute (the normal form of a trace). `Replicate` commutes with everything and stands behind those.
+    """The canonical order of a plan: the lexicographically first one that exchanging commuting neighbours leads to (the
+    normal form of a trace). `Replicate` commutes with everything and comes last.
     """
     ordered: list[Shard] = []
     keys: list[_Key] = []

@@ -1,7 +1,7 @@
-"""Goals: which figures of a plan are to be small, the most important first, and what bounds others must keep.
+"""Goals: the figures of a plan to minimise, the most important first, and upper bounds on others.
 
-Enters: `--minimise` and `--subject-to` as people write them. Leaves: a `Goal`. What a figure comes to under a plan is
-for `cost` to say, which of two plans is better for `search.objective`.
+Enters: `--minimise` and `--subject-to` as people write them. Leaves: a `Goal`. `cost` computes the figures of a plan;
+`search.objective` compares plans by them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PEAK_MEMORY = Figure("peak_memory")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`minimise`: the second figure counts where plans are equal in the first, and so on. Device memory is a bound
-    always."""
+    """`minimise`: the second figure counts where plans are equal in the first, and so on. Device memory is always a
+    bound."""
 
     minimise: tuple[Figure, ...] = (STEP_TIME,)
     bounds: tuple[Bound, ...] = ()

@@ -1,14 +1,13 @@
-"""What devices send each other when a dimension is split along which an op reads neighbours, or other places: windows,
-slices, paddings.
+"""Halo exchange: the transfers needed when an op reads a split dimension through windows, slices or paddings.
 
-Each device needs a stretch of the operand: its own shard, more on either side (a halo), or something else altogether.
-XLA's partitioner sends what is missing in collective-permutes, one for each shard to the left and to the right that
-somebody needs a part of, as wide as the widest part; where stretches are far from home and short it sends piece by
-piece; and where nearly everything would be sent it gathers the operand instead. (As read in `ExchangeHalo`,
-`ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD partitioner, 2025.)
+Each device needs a range of the operand: its own shard, a halo on either side, or a range elsewhere. XLA's partitioner
+sends the missing elements in collective-permutes, one for each distance in shards to the left and to the right, as wide
+as the widest part needed; it sends short, distant ranges piece by piece; and it gathers the operand where nearly all of
+it would be sent. (As read in `ExchangeHalo`, `ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD
+partitioner, 2025.)
 
-Enters: a `Window` and into how many shards its dimension is split, or all that reads one array. Leaves: the permutes,
-each with who sends which elements to whom, or the collectives with their bytes.
+Enters: a `Window` and the number of shards of its dimension, or all reads of one array. Leaves: the permutes with their
+senders, receivers and elements, or the collectives with their bytes.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from toast_cli.plan.reshard import GATHER, PERMUTE
 from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import Op, Program, Window
 
-# [shards] first and last element (excluded) of the operand that each needs; there may be fewer on its ends.
+# [shards] first and last element (excluded) of the operand that each needs; a range may extend beyond the array.
 Stretches = tuple[tuple[int, int], ...]
-# Stretches this much shorter than the longest way to them are sent piece by piece.
+# Ranges shorter than the distance to them by this factor are sent piece by piece.
 _FAR = 2
 
 
 class Permute(NamedTuple):
-    """A collective-permute. first, last (excluded): which elements of its shard each sender sends. pairs: (sender,
-    receiver), both as numbers of shards; none where only what lies outside of the array is so far away."""
+    """A collective-permute. first, last (excluded): range of its shard that each sender sends. pairs: (sender,
+    receiver) shard numbers; empty if only positions outside the array are at this distance."""
 
     first: int
     last: int
@@ -40,8 +39,7 @@ class Permute(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A collective by which devices send each other what they read of their neighbours'. bytes: of its result on each
-    device."""
+    """A collective that fetches elements from other devices. bytes: of its result on each device."""
 
     kind: str
     axes: tuple[int, ...]
@@ -49,8 +47,8 @@ class Exchange(NamedTuple):
 
 
 class WindowRead(NamedTuple):
-    """How an op reads its first operand through windows. at: the sharding it needs it in. summed: the dimensions of it
-    along which the op adds up over what devices have."""
+    """How an op reads its first operand through windows. at: the sharding it requires. summed: operand dimensions over
+    which the op sums across devices."""
 
     windows: tuple[Window, ...]
     at: Sharding
@@ -66,10 +64,10 @@ def read_of(windows: tuple[Window, ...], iteration: Iteration) -> WindowRead:
 def neighbours(
     whole_bytes: float, reads: Sequence[WindowRead], sizes: tuple[int, ...]
 ) -> list[tuple[Exchange, list[int]]]:
-    """What devices send each other of one array for all ops that read it through windows, each with the places of the
-    reads it serves.
+    """The halo exchanges of one array for all ops that read it through windows, each with the indices of the reads it
+    serves.
 
-    Ops that read it alike share what is sent, as in XLA's partitioner; windows that differ in anything do not.
+    Identical reads share an exchange, as in XLA's partitioner.
     """
     alike: dict[WindowRead, list[int]] = {}
     for place, read in enumerate(reads):
@@ -100,8 +98,8 @@ def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> It
 
 @lru_cache(maxsize=10_000)
 def crossed_by(pairs: tuple[tuple[int, int], ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the axes that split a dimension, major to minor, those along which shards that send each other something
-    differ."""
+    """The axes along which the sender and receiver of some pair differ. axes: those that split the dimension, major to
+    minor."""
     crossed = []
     inner = shards((axes,), sizes)
     for axis in axes:
@@ -112,7 +110,7 @@ def crossed_by(pairs: tuple[tuple[int, int], ...], axes: tuple[int, ...], sizes:
 
 
 def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
-    """Ops that read a value through windows, by loop: what is sent in one loop, or branch, is of no use in another."""
+    """Ops that read a value through windows, grouped by loop and branch: exchanges are not shared between these."""
     found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for number, position in program.users[value]:
         op = program.ops[number]
@@ -124,8 +122,8 @@ def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
 def rotations(
     op: Op, whole_bytes: float, kinds: Sequence[SlotKind], iteration: Iteration, sizes: tuple[int, ...]
 ) -> Iterator[Exchange]:
-    """What devices send each other of an op's result, of so many bytes, where it moves elements about without windows:
-    all of it at once, along however many dimensions. kinds: [slots] of the op's form."""
+    """The collective-permute of an op that moves elements without windows, over all axes that split a permuted slot.
+    whole_bytes: of its result. kinds: [slots] of the op's form."""
     slots = zip(iteration.slot_axes, kinds, strict=True)
     moved = tuple(axis for axes, kind in slots if kind is SlotKind.PERMUTATION for axis in axes)
     if moved and not op.kind.windowed:
@@ -137,19 +135,19 @@ def exchanged(window: Window, shards: int, *, summed: bool = False) -> tuple[Per
     """The collective-permutes along the window's dimension; None where the operand is gathered instead.
 
     Args:
-        summed: the kernel is split alike, each device sums up over its part of it, and the result is whole.
+        summed: the kernel is split alike, and each device computes a partial sum of the whole result.
     """
     needed = stretches(window, shards, summed=summed)
     return None if needed is None else permutes(needed, window.inputs)
 
 
 def stretches(window: Window, shards: int, *, summed: bool = False) -> Stretches | None:
-    """What each device needs along the window's dimension; None for windows that XLA does not split so."""
+    """Range that each device needs along the window's dimension; None for windows that XLA does not split."""
     return contracted(window, shards) if summed else tiled(window, shards)
 
 
 def permutes(needed: Stretches, elements: int) -> tuple[Permute, ...] | None:
-    """The same for any stretches of a dimension of so many elements."""
+    """The collective-permutes for these ranges of a dimension of that size; None where the operand is gathered."""
     shards = len(needed)
     shard = ceil(elements / shards)
     left = [k * shard - first for k, (first, _) in enumerate(needed)]
@@ -161,7 +159,7 @@ def permutes(needed: Stretches, elements: int) -> tuple[Permute, ...] | None:
 
 
 def tiled(window: Window, shards: int) -> Stretches | None:
-    """What each device needs for its part of the results; None for windows that XLA does not split so."""
+    """Range that each device needs to compute its shard of the result; None for windows that XLA does not split."""
     own = ceil(window.outputs / shards)
     step, holes = window.stride * own, window.dilation - 1
     if window.stride > 1 and step % window.dilation:
@@ -179,7 +177,7 @@ def tiled(window: Window, shards: int) -> Stretches | None:
 
 
 def contracted(window: Window, shards: int) -> Stretches | None:
-    """What each device needs for all results, of its part of the kernel."""
+    """Range that each device needs to apply its shard of the kernel to the whole result; None for dilated operands."""
     if window.dilation != 1:
         return None
     own = ceil(window.size / shards)
@@ -188,13 +186,13 @@ def contracted(window: Window, shards: int) -> Stretches | None:
 
 
 def halos(left: list[int], right: list[int], shard: int) -> tuple[Permute, ...] | None:
-    """Permutes that bring each device what it needs on either side, [shards] elements (negative: not even all of its
-    own)."""
+    """Permutes that fetch the halos; None where the operand is gathered. left, right: [shards] halo elements (negative:
+    the device does not need all of its own shard)."""
     count = len(left)
     widest_left, widest_right = max(left[1:]), max(right[:-1])
     if widest_left + widest_right + shard >= count * shard and max(widest_left, widest_right) > shard:
         return None
-    begin, end = -max(left), shard + max(right)  # what anybody needs, from the first element of its own shard on
+    begin, end = -max(left), shard + max(right)  # union of all ranges, relative to the shard's first element
     if begin >= end:
         return None
     found = [
@@ -219,8 +217,8 @@ def halos(left: list[int], right: list[int], shard: int) -> tuple[Permute, ...] 
 
 
 def pieces(needed: Stretches, shard: int, elements: int) -> tuple[Permute, ...]:
-    """Permutes that send pieces of shards: in each every device sends one at most and receives one at most, all as wide
-    as their union."""
+    """Permutes that send pieces of shards: in each permute a device sends and receives at most one piece, all padded to
+    the union of the pieces."""
     waiting: list[list[tuple[int, int, int, int]]] = [
         [] for _ in needed
     ]  # [source] (place in the stretch, receiver, first, last)

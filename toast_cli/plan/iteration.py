@@ -1,4 +1,4 @@
-"""What one op computes on: how its arrays lie once it is settled which axis splits what (see `axis_assignment`).
+"""Shardings of an op's operands and results, given the axes that split its slots (see `axis_assignment`).
 
 Enters: an `OpPattern` and a `Choice`. Leaves: an `Iteration`.
 """
@@ -19,8 +19,8 @@ PinnedSharding = tuple[tuple[int, ...] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Slots of a convolution that has windows. tiled: of its image and its result, reached over by windows; summed: of
-    its image and its kernel, likewise; contracted: what else both have; kernel: of the kernel, all but windows."""
+    """Slots of a windowed convolution. tiled: windowed slots of image and result. summed: windowed slots of image and
+    kernel. contracted: other slots of image and kernel. kernel: slots of the kernel without windows."""
 
     tiled: frozenset[int]
     summed: frozenset[int]
@@ -34,10 +34,10 @@ class OpPattern:
 
     groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
     role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its
-        buffer. kind: the same of its kind of arguments (see `Problem.roles`). loop_role: a third one, see
+        buffer. kind: its kind of arguments (see `Problem.roles`). loop_role: a third role, see
         `loop_reads.weight_views`.
-    result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
-    closed: mesh axes that cannot split it, those over which a manual region is. looked_up: slots of the indices of
+    result_pins, operand_pins: pinned shardings, per array, or None. space: slots of a windowed convolution.
+    closed: mesh axes that cannot split it, such as those of a manual region. looked_up: slots of the indices of
         a look-up in a table, or of a scatter into one, that are no dimensions of the table.
     """
 
@@ -52,8 +52,7 @@ class OpPattern:
     closed: frozenset[int] = frozenset()
     loop_role: int = NO_ROLE
     looked_up: frozenset[int] = frozenset()
-    # (group, sides, scope if that is no group) -> slots in the order in which they are tried, as far as known: plans
-    # ask for the same few again and again.
+    # Memo: (group, sides, scope if that is no group) -> slots in the order in which they are tried.
     candidates: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -61,17 +60,17 @@ class OpPattern:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One op under one plan.
+    """The shardings of one op under one plan.
 
     Attributes:
         slot_axes: [slots] mesh axes that split each.
         operands: [operands] sharding each must have.
         computed: [results] sharding the op computes each in. reduced_to: [results] sharding once reductions are
-            resolved. shardings: [results] the same, but as pinned where a result is.
+            resolved. shardings: [results] the same with pins applied.
         reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
         cuts: `operands` without axes that split a padded dimension, along which no sum is scattered; None where no
             operand has one.
-        number: which of the iterations of its `IterationMemo` it is; -1 for one that is in none.
+        number: its number in an `IterationMemo`; -1 if it is in none.
     """
 
     slot_axes: SlotAxes
@@ -85,17 +84,17 @@ class Iteration:
     number: int = field(default=-1, repr=False, compare=False)
 
     def cut(self, operand: int) -> Sharding:
-        """How it cuts an operand that is a sum."""
+        """Sharding along which a sum that is read as this operand may be reduce-scattered."""
         return self.operands[operand] if self.cuts is None else self.cuts[operand]
 
 
-# What an op makes of a plan, all else follows from it: [slots] the axes that split each, and per result, for each axis
-# it is partial over, the slot to scatter it on (NOWHERE: all-reduce it).
+# The axis assignment of an op, which determines its iteration: [slots] the axes that split each, and per result, for
+# each axis it is partial over, the slot to scatter it on (NOWHERE: all-reduce it).
 Choice = tuple[SlotAxes, tuple[tuple[int, ...], ...]]
 
 
 def decisive(pattern: OpPattern) -> tuple[object, ...]:
-    """What a choice depends on: patterns that agree in it make the same one under every plan."""
+    """The parts of a pattern that determine its choice: patterns that agree in them choose alike under every plan."""
     form = pattern.form
     sums = form.results if SlotKind.REDUCTION in form.kinds else ()
     return (
@@ -145,9 +144,9 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     reduced_to = tuple(shardings)
     if pattern.result_pins:
         shardings = [pinned(at, pin) for at, pin in zip(shardings, pattern.result_pins, strict=True)]
-        if pattern.closed:  # a region makes its results as its boundary says
+        if pattern.closed:  # a region's results have its boundary shardings
             computed = reduced_to = tuple(shardings)
-        if not operands and not partial:  # an argument: it simply rests as pinned
+        if not operands and not partial:  # an argument: it is stored as pinned
             computed = reduced_to = tuple(shardings)
     even = [() if slot in form.uneven else axes for slot, axes in enumerate(slot_axes)]
     cuts = tuple(sharding(dims, even) for dims in form.operands) if form.uneven else None
@@ -156,7 +155,7 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
 
 
 def axes_summed_over(kinds: Sequence[SlotKind], slot_axes: SlotAxes) -> list[int]:
-    """Axes over which the results of an op so split are partial, in the order in which they split what is summed."""
+    """Axes over which an op's results are partial: those that split its reduction slots, in that order."""
     return [axis for kind, axes in zip(kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for axis in axes]
 
 
@@ -166,13 +165,12 @@ def _along(slots: tuple[int, ...], slot_axes: Sequence[tuple[int, ...]]) -> tupl
 
 
 def _pin_further(sharding: Sharding, pin: PinnedSharding | None) -> Sharding:
-    """`sharding` with what is pinned in front of each dimension: a region splits its pieces further, over other
-    axes."""
+    """`sharding` with the pinned axes first in each dimension: a manual region splits its shards further."""
     return sharding if pin is None else tuple((*(want or ()), *axes) for axes, want in zip(sharding, pin, strict=True))
 
 
 def _pin(sharding: Sharding, pin: PinnedSharding | None) -> Sharding:
-    """`sharding` with the pinned dimensions as pinned; axes a pin takes leave the open dimensions."""
+    """`sharding` with the pinned dimensions replaced; axes used by a pin are removed from the open dimensions."""
     if pin is None:
         return sharding
     taken = {axis for axes in pin if axes is not None for axis in axes}

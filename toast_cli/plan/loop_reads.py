@@ -1,14 +1,14 @@
-"""Gathers of what loops only read: made in each trip and freed, or once before the loop and held.
+"""All-gathers of arrays that loops only read: in each trip, or once before the loop.
 
-By default a loop gathers in each trip (see `reshard.hops_ahead` for what it never does). `Replicate` of the role
-`LOOP_READS` over an axis takes gathers over that axis before the outermost of the loops that only read the array. That
-saves collectives, and the gathered copy is in memory while those loops run.
+By default a loop gathers in each trip (see `reshard.hops_ahead` for the exceptions). `Replicate` of the role
+`LOOP_READS` over an axis hoists gathers over that axis out of all loops that only read the array. That saves
+collectives, but the gathered copy is in memory while those loops run.
 
-Of weights a loop often reads a view that it makes itself in each trip: it converts them, or takes those of one layer
-where a loop over layers stands in one over microbatches. With that decision such a view is made of the whole weight, so
-that the weight is what is gathered.
+A loop often reads a view of a weight that it makes itself in each trip: a conversion, or the slice of one layer in a
+loop over layers within one over microbatches. With that decision the whole weight is gathered, and the view is made of
+it.
 
-Enters: a program, or a plan. Leaves: the values that such a decision can be about, and the axes that a plan has it for.
+Enters: a program, or a plan. Leaves: the values that such a decision can affect, or the axes of a plan's decisions.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from toast_cli.program.ops import DYNAMIC_SLICE
 from toast_cli.program.regions import all_readings, readings
 from toast_cli.program.roles import views
 
-# The role of what loops only read, for `Replicate`.
+# The role of loop-invariant arrays, for `Replicate`.
 LOOP_READS = "what loops read"
-# In place of an op pattern: the edges of all loops, which have that decision of their own.
+# In place of an op pattern: stands for the edges of all loops, to which that decision applies.
 LOOP_EDGES = -1
 
 
 def read_in_trips(program: Program, free: Sequence[bool]) -> Iterator[int]:
-    """Values that a loop only reads, all of it in each of several trips, so that it would gather them in each.
+    """Loop-invariant values that a loop reads whole in each of several trips, so that it would gather them in each.
 
     Args:
-        free: [values] made from constants alone, which nobody gathers.
+        free: [values] made from constants alone, which are never gathered.
     """
     if not program.loops:
         return
@@ -45,8 +45,8 @@ def read_in_trips(program: Program, free: Sequence[bool]) -> Iterator[int]:
 
 
 def weight_views(program: Program, weights: Sequence[int]) -> frozenset[int]:
-    """Numbers of the ops that make a view of a weight again in each of several trips of a loop that does not make the
-    weight. Of one that takes another piece in each trip it has to be a loop around that one.
+    """Numbers of the ops that make the same view of a loop-invariant weight in several trips. A view that slices
+    another piece in each trip counts only if an outer loop repeats it.
 
     Args:
         weights: values.
@@ -71,11 +71,11 @@ def weight_views(program: Program, weights: Sequence[int]) -> frozenset[int]:
 
 
 def held_over(roles: Sequence[str], plan: Plan) -> frozenset[int]:
-    """Axes over which a plan gathers what loops only read before them."""
+    """Axes over which a plan gathers loop-invariant arrays before the loops."""
     return frozenset(d.axis for d in plan if isinstance(d, Replicate) and roles[d.role] == LOOP_READS)
 
 
 def edges(sizes: tuple[int, ...], held: Collection[int]) -> Iteration:
-    """What stands for `LOOP_EDGES` where that is gathered before loops over these axes: a slot for each mesh axis,
-    which the axis splits. sizes: of the mesh axes."""
+    """The iteration of `LOOP_EDGES`: one slot per mesh axis, split by that axis if it is in `held`. sizes: of the mesh
+    axes."""
     return Iteration(tuple([(axis,) if axis in held else () for axis in range(len(sizes))]), (), (), (), (), (), ())

@@ -1,5 +1,5 @@
-"""Lowers a plan over the whole program: what every op computes on, how every value lies, and every collective. The
-rules are those of `iteration`, `partials`, `reshard` and `halo`; this file asks them op by op.
+"""Lowers a plan to the whole program: every op's iteration, every value's sharding, and every collective. The rules are
+those of `iteration`, `partials`, `reshard` and `halo`; this file applies them op by op.
 
 Enters: a `Problem` and a plan. Leaves: a `PartitionedProgram`.
 """
@@ -40,15 +40,15 @@ from toast_cli.program.sums import Sum, readers
 
 
 def lower(problem: Problem, plan: Plan) -> PartitionedProgram:
-    """What `plan` means for every op, value and use of the program."""
+    """The shardings and collectives of every op, value and use of the program under `plan`."""
     return _Lowering(problem, plan).program()
 
 
 @dataclass(frozen=True)
 class _Reduced:
-    """A part of a sum that is reduced in one go. value: what is reduced. op: the first term's. inside: values that stay
-    partial on the way to it. cut: axes by which uses on the way cut it. readers: all uses of the sum; none where only a
-    part of it is reduced. apart: see `Reduction.apart`."""
+    """A part of a sum that one reduction completes. value: the reduced value. op: op of the first term. inside:
+    intermediate values, which stay partial. cut: axes by which uses of those split it. readers: all uses of the sum;
+    none where only a part of it is reduced. apart: see `Reduction.apart`."""
 
     value: int
     op: int
@@ -61,7 +61,7 @@ class _Reduced:
 
 
 def _uncut(part: Reduction) -> Partial:
-    """How what is reduced lies and what becomes of it before any use cuts it."""
+    """The reduction with the axes of `cut_before` all-reduced instead of scattered."""
     at, to, reduced = part.partial
     before = axes_of(part.cut_before)
     return Partial(at, without(to, before), (*before, *reduced))
@@ -76,7 +76,7 @@ class _Lowering:
             problem.sums, problem.accumulations, [iterated[pattern] for pattern in problem.op_pattern]
         )
         self._iterations = tuple(found)
-        # the end of a sum -> what a loop leaves of it, and in which carry
+        # # the end of a sum -> its deferred reduction, and the loop-carried sum it belongs to
         self._open = {
             end: (left, one)
             for one in problem.accumulations
@@ -141,7 +141,7 @@ class _Lowering:
         return settled(self._program, lowered)
 
     def _apart(self, value: int) -> bool:
-        """Whether a value is scattered in two steps where it is reduced by itself."""
+        """Whether a value that is reduced on its own is reduce-scattered in two steps."""
         number = self._program.producer[value]
         op = self._program.ops[number]
         return scattered_apart(op, 1, self._iterations[number], op.results.index(value), self._sizes)
@@ -154,7 +154,7 @@ class _Lowering:
         partial: dict[int, tuple[int, ...]],
         added: dict[int, int],
     ) -> Iterator[int]:
-        """Enters what loops leave partial; values that stay so on the way to a carry."""
+        """Records the reductions that loops defer; yields the values that stay partial on the way to a carry."""
         ops, steps = self._program.ops, {each.end: each.steps for each in self._problem.sums}
         for end, (left, one) in self._open.items():
             (carried,) = ops[one.carry].results
@@ -184,7 +184,7 @@ class _Lowering:
         computed: dict[int, Sharding],
         required: dict[tuple[int, int], Sharding],
     ) -> None:
-        """Enters how a carry lies once it is reduced behind its loop: as all that read it want it."""
+        """Records the sharding of a carry that is reduced after its loop, if all its readers agree on one."""
         uses = readers(self._program, carried)
         lies = self._made[carried]
         cut = cut_by_readers(over, [self._iterations[op].cut(k) for op, k in uses])
@@ -200,7 +200,7 @@ class _Lowering:
                 required[use] = sharding
 
     def _reduced(self, of: Sum) -> Iterator[_Reduced]:
-        """What is reduced of a sum."""
+        """The parts of a sum that are reduced."""
         ops = self._program.ops
         if of.end in self._open:
             scattered = self._open[of.end][0].scattered
@@ -221,7 +221,7 @@ class _Lowering:
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def _unpadded(self, collective: Collective) -> Collective:
-        """Only dimensions that are split are padded, before or behind the collective."""
+        """The collective without the padding of dimensions that are split neither before nor after it."""
         value = self._program.values[collective.value]
         if value.written is None:
             return collective
@@ -245,7 +245,7 @@ class _Lowering:
                 yield from self._reshards(value, uses)
 
     def _completions(self, part: _Reduced) -> Iterator[Collective]:
-        """Of a sum, or part of one."""
+        """Collectives that complete a sum, or a part of one."""
         op = self._program.ops[part.op]
         wanted = [self._iterations[reader].cut(k) for reader, k in part.readers]
         cut = in_turn((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
@@ -254,7 +254,7 @@ class _Lowering:
             yield self._completion(hop, part.op, part.value)
 
     def _results(self, number: int) -> Iterator[Collective]:
-        """Of the partial results of an op that are in no sum: of several, or pinned."""
+        """Collectives that complete an op's partial results outside sums: one of several results, or a pinned one."""
         op, iteration = self._program.ops[number], self._iterations[number]
         for k, value in enumerate(op.results):
             partial = partial_of(iteration, k)
@@ -274,7 +274,7 @@ class _Lowering:
         )
 
     def _pinned(self, number: int) -> Iterator[Collective]:
-        """Reshards to where results are pinned."""
+        """Reshards of results to their pinned shardings."""
         op, iteration = self._program.ops[number], self._iterations[number]
         for value, source, target in zip(op.results, iteration.reduced_to, iteration.shardings, strict=True):
             if source != target:
@@ -293,7 +293,7 @@ class _Lowering:
             yield Collective(kind, axes, value, number, at, at, local, op.trips, op.loop, "inside", "neighbours")
 
     def _spread(self, number: int) -> Iterator[Collective]:
-        """Of what one device makes for all."""
+        """All-reduces of results that one device computes for all."""
         op, iteration = self._program.ops[number], self._iterations[number]
         unreduced = self._problem.not_reduced
         sizes = [0 if value in unreduced else self._program.values[value].bytes for value in op.results]
@@ -304,7 +304,7 @@ class _Lowering:
             )
 
     def _neighbours(self, value: int) -> Iterator[Collective]:
-        """Of what is read through windows, for all that read it so in one loop."""
+        """Halo exchanges of a value, shared by its readers in one loop."""
         ops, size = self._program.ops, self._program.values[value].bytes
         for loop, numbers in windowed(self._program, value):
             reads = [read_of(ops[number].windows, self._iterations[number]) for number in numbers]
@@ -314,7 +314,7 @@ class _Lowering:
                 yield Collective(kind, axes, value, served[0], at, at, local, runs, loop, "inside", "neighbours", uses)
 
     def _reshards(self, value: int, uses: list[tuple[int, int]]) -> Iterator[Collective]:
-        """Between where an array is made and where it is read."""
+        """Reshards between the producer of a value and its uses."""
         program = self._program
         if value in self._open:
             return

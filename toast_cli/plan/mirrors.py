@@ -1,7 +1,7 @@
 """Un-mirroring: lets the first and the last of a group of mirrored classes be decided apart from the others.
 
-A group holds the classes that look alike, one per layer (every layer's d_ff). Enters: a problem and the groups to take
-apart.
+A group holds the classes that look alike, one per layer (every layer's d_ff). Enters: a problem and the groups to
+un-mirror.
 Leaves: the same problem with the first class, and the last where there are three or more, as groups of their own; the
 others keep their group's number, so a plan for the one problem is easily made one for the other.
 """
@@ -22,13 +22,13 @@ _NAMED = 4  # members a group names
 
 
 def mirrored_groups(problem: Problem) -> list[int]:
-    """Groups that can be taken apart: of several classes, and without conflicts that tie them together."""
+    """Groups that can be un-mirrored: those of several classes without conflicts that tie these together."""
     groups = problem.dimensions.groups
     return [number for number, group in enumerate(groups) if len(group.classes) > 1 and not group.resolutions]
 
 
 def unmirror(problem: Problem, apart: Iterable[int]) -> tuple[Problem, Parts]:
-    """The problem with these groups taken apart."""
+    """The problem with these groups un-mirrored, and the groups split off each of them."""
     dimensions = problem.dimensions
     groups, class_group = list(dimensions.groups), list(dimensions.class_group)
     parts: Parts = {}
@@ -46,7 +46,7 @@ def unmirror(problem: Problem, apart: Iterable[int]) -> tuple[Problem, Parts]:
 
 
 def taken_apart(plan: Plan, parts: Parts) -> Plan:
-    """A plan for the mirrored problem as one that means the same for the other."""
+    """Translates a plan for the mirrored problem into an equivalent one for the un-mirrored problem."""
     found: list[Decision] = []
     for decision in plan:
         found.append(decision)

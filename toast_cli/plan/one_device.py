@@ -1,7 +1,8 @@
-"""What one device makes for all: results of host callbacks, and random numbers of `stablehlo.rng`.
+"""Ops that one device runs for all: host callbacks, and random numbers of `stablehlo.rng`.
 
-XLA's partitioner runs such an op on one device, has zeros on the others, and all-reduces the result. Random numbers are
-made so by each group of devices that are to have the same. (`HandleSingleDevice`, `HandleRng` of XLA's partitioner.)
+XLA's partitioner runs such an op on one device, uses zeros on the others, and all-reduces the result. For random
+numbers it does so in each group of devices that hold the same shard. (`HandleSingleDevice`, `HandleRng` of XLA's
+partitioner.)
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from toast_cli.program.ops import ADD, RNG
 
 
 def not_reduced(program: Program) -> frozenset[int]:
-    """Results of such ops that need no all-reduce of their own: nobody reads them, or all that is done with them is to
-    add them to others, and XLA reduces the sum (see `partials`)."""
+    """Results of such ops that need no all-reduce of their own: they have no readers, or they are only added to others
+    and XLA reduces the sum (see `partials`)."""
     found: set[int] = set()
-    added: dict[int, int] = {}  # a sum that is read once -> the one of its terms that stands for all
+    added: dict[int, int] = {}  # a sum with one reader -> the term whose all-reduce is counted for it
     for op in program.ops:
         if op.one_device:
             found.update(value for value in op.results if not program.users[value])

@@ -1,17 +1,18 @@
-"""Partial results and what completes them: which are added up before they are reduced, over which axes, how, and where.
+"""Partial sums and the collectives that complete them: which are added before they are reduced, over which axes, and
+where.
 
-A value is partial over a mesh axis where its op adds up over a dimension which that axis splits: each device holds a
-term of it. An all-reduce completes it, or a reduce-scatter where it is to lie split over that axis. Partial values that
-are added up (see `program.sums`) are reduced once, at the end of the sum, if all terms are partial over the same axes,
-lie alike and are to lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where nobody else
-reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial over
-other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else where both are
-scattered, unless over one axis while they are reduced over no other (see `sums.scatters_into`).
+A value is partial over a mesh axis where its op reduces a dimension which that axis splits: each device holds a term of
+it. An all-reduce completes it, or a reduce-scatter where its sharding is to use that axis. Partial values that are
+added (see `program.sums`) are reduced once, at the end of the sum, if all terms are partial over the same axes, with
+the same sharding before and after: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where the terms
+have no other readers (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial
+over other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else where both
+are scattered, unless over one axis while they are reduced over no other (see `sums.scatters_into`).
 
-These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the
-incremental evaluator for every kind of sum; nobody else decides what becomes of a partial result.
+These rules are pure functions of the iterations of the ops involved. Lowering applies them to every sum of a program,
+the incremental evaluator to every kind of sum.
 
-Enters: a sum and what its ops iterate over. Leaves: `Reduction`s of parts of it, and the `Hop`s that complete them.
+Enters: a sum and the iterations of its ops. Leaves: `Reduction`s of parts of it, and the `Hop`s that complete them.
 
 A worked example: the docstring of `toast_cli.plan`.
 """
@@ -39,11 +40,11 @@ from toast_cli.program.sums import Does, Steps
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
 
-Cuts = tuple[tuple[int, ...], ...]  # axes along which uses cut a total, one use and dimension after the other
+Cuts = tuple[tuple[int, ...], ...]  # axes by which uses split a total, ordered by use and dimension
 
 
 class Partial(NamedTuple):
-    """How a partial value lies and what it is to become.
+    """A partial value and the reduction that completes it.
 
     Attributes:
         at: its sharding while it is partial. to: the one it is to have; axes that `to` has and `at` has not are
@@ -57,16 +58,14 @@ class Partial(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """Terms of a sum that are reduced in one go.
+    """Terms of a sum that one reduction completes.
 
     Attributes:
-        first: place of its first term in the sum's steps. added: of its last addition; `first` again where it is one
-            term.
-        terms: how many it has. whole: it is all of the sum, so that the sum's end is what is reduced.
-        partial: how it lies at `added` and what it becomes. cut: axes it is reduced over by which uses behind `added`
-            cut it.
-        cut_before: the same of uses before `added`; what it becomes has them. into: some addition of what
-            is scattered over devices is a scatter into the other side.
+        first: index of its first term in the sum's steps. added: index of its last addition; `first` for a single term.
+        terms: how many it has. whole: it comprises the whole sum, so that the end of the sum is reduced.
+        partial: the partial value at `added`. cut: reduced axes by which uses after `added` split it.
+        cut_before: the same for uses before `added`; `partial.to` includes them. into: some addition of a scattered
+            value is a scatter into its other operand.
     """
 
     first: int
@@ -80,14 +79,13 @@ class Reduction(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether its terms stay apart for the partitioner; the compiler adds up their reductions afterwards."""
+        """Whether the partitioner reduces its terms separately; the compiler merges these reductions afterwards."""
         return self.into or bool(self.cut_before)
 
 
 class Hop(NamedTuple):
-    """One collective that completes a partial value. fraction: of the whole array that is its result on each device.
-    before, after: shardings of the value; None where it comes to lie as its readers, which see it in another form, cut
-    it."""
+    """One collective that completes a partial value. fraction: of the whole array that its result is on each device.
+    before, after: shardings of the value; None where readers that see it through a view determine it."""
 
     kind: str
     axes: tuple[int, ...]
@@ -96,12 +94,13 @@ class Hop(NamedTuple):
     after: Sharding | None
 
 
-# -- what a plan leaves of a sum to be reduced -------------------------------------------------------------------------
+# -- the reductions of a sum -------------------------------------------------------------------------------------------
 
 
 class _Open(NamedTuple):
-    """A part of a sum that may yet grow: a `Reduction` to be. partial: as it lies here; None where the value is
-    complete. at_addition: as it lay at `added`. viewed: a term is seen through a view. The others: see `Reduction`."""
+    """A part of a sum that may still grow into a `Reduction`. partial: the partial value at this step; None where it is
+    complete. at_addition: the partial value at `added`. viewed: a term is read through a view. The others: see
+    `Reduction`."""
 
     partial: Partial | None
     first: int
@@ -115,7 +114,7 @@ class _Open(NamedTuple):
 
 
 def reductions_of(steps: Steps, iteration_of: Callable[[int], Iteration]) -> Iterator[Reduction]:
-    """What is reduced of a sum, and of which terms. iteration_of: what the op of each step iterates over."""
+    """The reductions that complete a sum. iteration_of: iteration of the op of each step."""
     if len(steps) == 1:  # as most are
         yield from _closed(_Open(partial := partial_of(iteration_of(steps[0].op)), 0, 0, partial), whole=True)
         return
@@ -139,7 +138,7 @@ def reductions_of(steps: Steps, iteration_of: Callable[[int], Iteration]) -> Ite
 
 
 def partial_of(iteration: Iteration, k: int = 0) -> Partial | None:
-    """How result k of an op lies and what becomes of it; None where it is complete."""
+    """Result k of an op as a partial value; None where it is complete."""
     if not iteration.reduced and not iteration.scattered[k]:
         return None
     return Partial(iteration.computed[k], iteration.reduced_to[k], iteration.reduced)
@@ -153,9 +152,9 @@ def _closed(part: _Open, *, whole: bool) -> Iterator[Reduction]:
 
 
 def _read_in(part: _Open, user: Iteration) -> tuple[_Open | None, _Open]:
-    """The part as the first operand of a use, and as it is reduced if it ends there. Of axes that it is reduced over
-    and that split the operand, besides all that split it now, each device keeps a piece of the total. None where it has
-    to be resharded besides, or is complete."""
+    """(the part as the first operand of a use, the part as it is reduced if it ends there). Axes that it is reduced
+    over and that also split the operand become reduce-scattered. The first is None if the part is complete or has to be
+    resharded as well."""
     partial, required = part.partial, user.operands[0]
     if partial is None or partial.to == required:
         return (part if partial else None), part
@@ -182,7 +181,7 @@ def _viewed(part: _Open | None, iteration: Iteration) -> _Open | None:
 
 
 def _added(left: _Open | None, right: _Open | None, place: int, iteration: Iteration, does: Does) -> _Open | None:
-    """Both parts as one; None where they are not partial alike."""
+    """The sum of both parts; None where they are not partial alike."""
     if left is None or right is None or left.partial is None or right.partial is None:
         return None
     one, other, needed = left.partial, right.partial, iteration.operands
@@ -202,16 +201,16 @@ def _scattered_once(partial: Partial) -> bool:
     return not partial.reduced and len(axes_of(partial.to)) == len(axes_of(partial.at)) + 1
 
 
-# -- how it is reduced -------------------------------------------------------------------------------------------------
+# -- the collectives of a reduction ------------------------------------------------------------------------------------
 
 
 class Completion(NamedTuple):
     """How a partial value is completed.
 
     Attributes:
-        apart: scattered in steps (see `scattered_apart`), not over all axes at once; what is scattered along several
-            dimensions is all-reduced otherwise. beside: scattered over some axes
-            where it is all-reduced over others (see `scattered_beside`). gathers: see `gathers_terms`.
+        apart: reduce-scattered in steps (see `scattered_apart`), not over all axes at once; otherwise a value scattered
+            along several dimensions is all-reduced. beside: reduce-scattered over some axes and all-reduced over others
+            (see `scattered_beside`). gathers: see `gathers_terms`.
     """
 
     apart: bool
@@ -222,8 +221,7 @@ class Completion(NamedTuple):
 def completion_of(
     op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...], terms: int = 1, *, apart: bool = False
 ) -> Completion:
-    """How partial result k of an op is completed, together with as many other terms of a sum. apart: see
-    `Reduction.apart`."""
+    """How partial result k of an op is completed, in a reduction of that many terms. apart: see `Reduction.apart`."""
     beside = scattered_beside(op, 1 if apart else terms, iteration, k, sizes)
     return Completion(scattered_apart(op, terms, iteration, k, sizes), beside, gathers_terms(op))
 
@@ -231,15 +229,14 @@ def completion_of(
 def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cuts = ()) -> Iterator[Hop]:
     """The collectives that complete a partial value, in order.
 
-    XLA writes one all-reduce over all axes that a value is reduced over, of which each device takes its piece, and
-    makes a reduce-scatter of it where that is one piece along one dimension. An all-reduce stays where devices keep the
-    same piece, where pieces lie along several dimensions, and where a piece is taken of a piece; unless the value is
-    scattered `beside`. XLA:TPU and XLA:GPU do so alike (libtpu 0.0.42.1, jaxlib 0.10.2; products, sums of two products,
-    gradients of look-ups and reductions on v4-32, v5e-16 and 8 H100).
+    XLA writes one all-reduce over all reduced axes and a slice on each device, and makes a reduce-scatter of both where
+    the slice is along one dimension. The all-reduce stays where devices keep the same slice, where slices are along
+    several dimensions, and where a slice is sliced again; unless the value is scattered `beside`. XLA:TPU and XLA:GPU
+    do so alike (libtpu 0.0.42.1, jaxlib 0.10.2; products, sums of two products, gradients of look-ups and reductions on
+    v4-32, v5e-16 and 8 H100).
 
     Args:
-        cut: axes it is all-reduced over and then cut along by all who read it (see `cut_by_readers`): a reduce-scatter
-            of that.
+        cut: all-reduced axes by which all readers then split it (see `cut_by_readers`), which makes a reduce-scatter.
     """
     at, to, reduced = partial
     over_dims = [axes for axes in _over(at, to) if axes]
@@ -266,15 +263,15 @@ def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cu
 
 
 def in_steps(op: Op) -> bool:
-    """Whether a partial result of an op may be scattered in steps where it is added to no others: a product's or a
+    """Whether a partial result that is added to no others may be reduce-scattered in steps: a contraction's or a
     loop's."""
     return op.kind.matrix_unit or op.name == CARRY
 
 
 def scattered_apart(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether partial result k of an op is scattered over several axes in two steps (see `sharding.scattered_in`). A
-    product need not be where one will do, and cannot be where it is reduced over further axes; a convolution cannot be
-    along one dimension, where XLA takes a piece of a piece for one piece of an all-reduce."""
+    contraction is not where one step suffices or where it is also all-reduced; a convolution is not along one
+    dimension, where XLA would merge both slices into one slice of an all-reduce."""
     if op.name != CARRY and (iteration.reduced or in_one_step(iteration, k, sizes)):
         return False
     if op.name not in (DOT_GENERAL, CARRY):
@@ -285,16 +282,16 @@ def scattered_apart(op: Op, terms: int, iteration: Iteration, k: int, sizes: tup
 
 
 def scattered_beside(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
-    """Whether partial result k of an op is scattered over some axes before it is all-reduced over others. XLA finds
-    that for the products it is left to itself with, and what a loop carries is reduced as it is written; a reduction, a
-    look-up's gradient, and a sum of several terms it reduces over all axes, and cuts."""
+    """Whether partial result k of an op is scattered over some axes before it is all-reduced over others. XLA does so
+    for contractions without a constraint, and for loop carries as they are written; it all-reduces a reduction, a
+    look-up's gradient and a sum of several terms over all axes, and slices."""
     return terms == 1 and (op.name == CARRY or found_by_partitioner(op, iteration, k, sizes))
 
 
 def in_one_step(iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
-    """Whether XLA:TPU scatters a product at once over all axes that it is scattered over: over one, or several that
-    come to split one dimension in the order in which they split what is summed, but not the whole mesh. For its
-    partitioner such axes are one."""
+    """Whether XLA:TPU reduce-scatters a contraction over all its scattered axes at once: one axis, or several that
+    split one dimension in the order in which they split the contracted one, but not the whole mesh. Its partitioner
+    treats such axes as one."""
     over = iteration.scattered[k]
     if not over:
         return False
@@ -303,19 +300,19 @@ def in_one_step(iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
 
 
 def gathers_terms(op: Op) -> bool:
-    """Whether every device gathers what each has found: for reductions with several results (an argmax), or with a body
-    that no all-reduce has."""
+    """Whether partial results are all-gathered and reduced locally: for reductions with several results (an argmax), or
+    with a body that no all-reduce has."""
     return op.name == REDUCE and (len(op.results) > 1 or op.detail not in REDUCERS)
 
 
 def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding], lies: Sharding | None = None) -> Cuts:
-    """Of the axes a value is reduced over, those by which all that read it cut it in the same way, dimension by
-    dimension, in the order in which they do: each device keeps a piece of the total.
+    """The reduced axes by which all readers split the value alike, per dimension, major to minor: each device keeps one
+    shard of the total.
 
     Args:
-        wanted: shardings in which its readers need it, or what it becomes by changes of form.
-        lies: how it lies besides. Where the readers need a dimension split by such an axis in place of axes that split
-            it and are to split nothing, it is sent elsewhere as it is, and not cut.
+        wanted: shardings that its readers require of it, or of a view of it.
+        lies: its current sharding. Where the readers need such an axis in place of those that now split the dimension,
+            the value is resharded, and the axis is not returned.
     """
     different = set(wanted)
     if len(different) != 1:
@@ -330,13 +327,13 @@ def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding], lies: S
 
 
 def by_dimension(axes: Collection[int], sharding: Sharding) -> Cuts:
-    """Those of some axes by which an array is split, in the order in which they split it, dimension by dimension."""
+    """Those of `axes` that split an array, per dimension, major to minor; dimensions without any are left out."""
     split = (tuple([axis for axis in dim if axis in axes]) for dim in sharding)
     return tuple([dim for dim in split if dim])
 
 
 def in_turn(cuts: Iterable[tuple[int, ...]]) -> Cuts:
-    """Cuts of several uses one after the other: each axis cuts once."""
+    """Cuts of several uses in order, with each axis only where it first occurs."""
     left: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for axes in cuts:
@@ -347,16 +344,15 @@ def in_turn(cuts: Iterable[tuple[int, ...]]) -> Cuts:
 
 
 def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
-    """Whether a product is reduced over some axes and scattered over others, and XLA, left to get from the sharding it
-    is computed in to the one it goes on in, scatters it first: of a product that is constrained in between it
-    all-reduces all over all these axes, and cuts. A product that is scattered only is constrained: XLA scatters it
-    either way, and left to itself XLA:TPU makes a slower loop of some (see docs/explanation/emitting.md).
+    """Whether a contraction is all-reduced over some axes and scattered over others, and XLA scatters it first if no
+    sharding constraint is in between; with one it all-reduces over all these axes, and slices. A contraction that is
+    only scattered is constrained: XLA scatters it either way, and without a constraint XLA:TPU makes a slower loop of
+    some (see docs/explanation/emitting.md).
 
-    It does for products in one step that keep the whole mesh busy and go on split along a dimension that was whole,
-    where the axes of each dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a
-    gather of everything and a slice. A reduction needs a constraint for another reason: what it reads is mostly
-    elementwise, and without one the sharding of the result may spread over all of that. Whether it does hangs on the
-    order in which propagation sees the operations, which is not XLA's. So does a sum, of which no op computes all.
+    XLA does so for contractions that use every mesh axis and are scattered in one step along a dimension that was
+    whole, where the axes of each dimension are in mesh order; otherwise it may all-reduce, gather everything and slice.
+    A reduction needs a constraint because its operand is mostly elementwise, and the sharding of the result may spread
+    over all of that, depending on the order of propagation. So does a sum, which no single op computes.
     """
     if op.name != DOT_GENERAL or not iteration.reduced or not in_one_step(iteration, k, sizes):
         return False

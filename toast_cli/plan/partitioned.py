@@ -1,6 +1,6 @@
-"""`PartitionedProgram`: the one meaning of a plan, for every op, every value and every use of it.
+"""`PartitionedProgram`: a plan lowered to the shardings of every op, value and use, and to collectives.
 
-Enters: nothing; `lower` fills it in. Emit prints it, explain and report read it, and cost prices what it says.
+Enters: nothing; `lower` fills it in. Emit prints it, explain and report read it, and cost prices it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from toast_cli.plan.accumulation import Left
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements, scattered_in
 
-# Why a collective is there: a partial result is completed, a use needs another sharding, so does a pin on a result, or
-# an op reads what neighbours have.
+# Why a collective is there: a partial sum, a use or a pin that needs another sharding, a halo exchange, or an op that
+# one device runs for all.
 Reason = Literal["partial", "reshard", "pin", "neighbours", "one device"]
-# Where a collective stands with regard to `loop`, the innermost one around the op it belongs to: in each trip, or once
-# before or behind the loop.
+# Position of a collective relative to `loop`, the innermost loop around its op: in each trip, or once before or after
+# the loop.
 Edge = Literal["inside", "before", "behind"]
 
 
@@ -27,12 +27,11 @@ class Collective:
 
     Attributes:
         kind: all-reduce, reduce-scatter, all-gather, all-to-all or collective-permute. axes: of the mesh.
-        value: whose array it communicates. op: the one that makes or needs it.
-        before, after: the value's sharding on either side; None where it comes to lie as readers that see it in another
-            form cut it.
+        value: the array it communicates. op: the one that makes or needs it.
+        before, after: the value's sharding on either side; None where readers that see it through a view determine it.
         local_bytes: of its result on each device. runs: in one run of the program. loop, edge: where it runs; -1
             outside loops.
-        reason: why it is there. uses: (op, operand position) of those it serves; none where it serves all.
+        reason: why it is there. uses: (op, operand position) of the uses it serves; none where it serves all.
     """
 
     kind: str
@@ -55,26 +54,26 @@ class PartitionedProgram:
 
     Attributes:
         axis_names, axis_sizes: of the mesh, in order; shardings name axes by number.
-        shardings: [values] the sharding each value has once its op, and the reduction it leaves behind, are done.
-        computed: the sharding in which the op itself computes a value, where that differs from `shardings` (the value
-            is partial there, and a reduce-scatter takes it to `shardings`).
+        shardings: [values] the sharding of each value after its op and the op's reduction. computed: the sharding in
+        which the op itself computes a value, where that differs from `shardings` (the value is partial there, and a
+        reduce-scatter takes it to `shardings`).
         required: (op number, operand position) -> the sharding that use needs, where that differs from the value's: a
             reshard sits on this edge.
-        at_once: values in `computed` that are scattered over all their axes at once: sums of values computed alike, and
-            what is no product.
+        at_once: values in `computed` that are reduce-scattered over all their axes at once: sums, and results of ops
+            that are no contractions.
         convolved: values in `computed` that a convolution makes.
-        paths: of values in `computed` the shardings they go through where that is known, see `path`.
-        iterations: [ops] what each computes on. partial: value -> mesh axes over which it is still partial where it is
-            made, where there are any: each device holds a term of it.
-        added: value -> the one at the end of the sum that it is added up in: it stays partial, and is reduced there.
-            Terms of sums that the compiler reduces once of its own accord, though each is written to be reduced (see
-            `sums.scatters_into`), are not among them.
-        carried: op number of a loop's carry -> what each trip leaves of a sum for it, see `plan.accumulation`.
-            `computed` says how it lies in the loop, `shardings` how it lies once it is reduced behind it.
+        paths: value in `computed` -> the shardings it goes through, where that is known; see `path`.
+        iterations: [ops] iteration of each. partial: value -> mesh axes over which its op leaves it partial (each
+            device holds a term of it); complete values are missing.
+        added: value -> the value at the end of its sum: it stays partial, and is reduced there. Terms of sums that the
+            compiler reduces once by itself, though each is written to be reduced (see `sums.scatters_into`), are not
+            among them.
+        carried: op number of a loop's carry -> its deferred reduction, see `plan.accumulation`. `computed` has its
+            sharding in the loop, `shardings` the one after the reduction behind the loop.
         summed: values that stay partial on the way to such a carry.
         found: values in `computed` that XLA's partitioner takes to `shardings` by itself (see
             `partials.found_by_partitioner`).
-        held: axes over which what loops only read is gathered before them, see `plan.loop_reads`.
+        held: axes over which loop-invariant arrays are gathered before loops, see `plan.loop_reads`.
         collectives: all of them, as the partitioner writes them, in program order.
     """
 
@@ -96,17 +95,16 @@ class PartitionedProgram:
     collectives: tuple[Collective, ...] = ()
 
     def path(self, value: int) -> tuple[Sharding, ...]:
-        """Shardings a value goes through from where it is computed to where it stays.
+        """Shardings a value goes through, from the one it is computed in to its final one.
 
-        A product's reduce-scatter over several axes goes in one step where they come to split one dimension (see
+        A contraction's reduce-scatter over several axes takes one step where they split one dimension (see
         `partials.in_one_step`), else in two, in the order in which they split each dimension, and never through the
         whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, in two steps it writes
         reduce-scatters (see `scattered_in`). A sum of partial values stays whole until its end, so that there is one
         reduction and not one a term; and so does the gradient of a look-up: half split, XLA may find it cheaper to
-        gather all updates. A convolution whose result is scattered over three axes or more says in which
-        sharding it is computed: asked for a finer one, XLA gathers its operands along the batch (over two, XLA:TPU
-        reduces over both at once when told so); and so does a product that is asked for one with axes out of the mesh's
-        order.
+        gather all updates. A convolution whose result is scattered over three axes or more is constrained to the
+        sharding it is computed in: with a finer constraint, XLA gathers its operands along the batch (over two axes,
+        XLA:TPU then reduces over both at once). So is a contraction whose next sharding has axes out of mesh order.
         """
         if value in self.paths:
             return self.paths[value]

@@ -1,4 +1,4 @@
-"""Gathers ops that are split alike into patterns, and so makes a `Problem` of a program on a mesh."""
+"""Makes a `Problem` of a program on a mesh: ops that every plan splits alike share a pattern."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def make_problem(
     stated: Pins = NO_PINS,
     workarounds: Workarounds = ALL,
 ) -> Problem:
-    """Gathers ops into patterns.
+    """The problem of partitioning `program` over `mesh`.
 
     Args:
-        wishes: the user's `PATTERN=data,None` pins for arguments and results. stated: what the program itself insists
-            on.
+        wishes: the user's `PATTERN=data,None` pins for arguments and results. stated: shardings that the program itself
+            states.
     """
     free = remade_values(program)
     dimensions = split_as_read(program, dimensions, free)
@@ -113,8 +113,8 @@ def _looked_up(op: Op, form: Form) -> frozenset[int]:
 def _closed_axes(
     op: Op, mesh: Mesh, manual: tuple[str, ...] | None, pins: tuple[PinnedSharding | None, ...]
 ) -> frozenset[int]:
-    """Mesh axes over which an op is manual, all where it calls them otherwise, and others that its boundary names.
-    manual: their names, where known."""
+    """Mesh axes of an op's manual region and those its boundary names; all axes if the region's axes have names that
+    the mesh lacks. manual: names of the region's axes, where known."""
     if op.region is None:
         return frozenset()
     names = op.region.axes if manual is None else manual
@@ -125,10 +125,11 @@ def _closed_axes(
 
 
 def _lies_as(program: Program, value: int, argument: int, role: str) -> bool:
-    """Whether a view of an argument is to lie as the argument does at rest.
+    """Whether a view of an argument has the sharding in which the argument is stored.
 
-    A weight's is, unless it is larger (a bias that is spread over a batch). Of inputs none of another shape or type is,
-    so that an input that is stored whole is cut first: XLA lays out and converts all of it before it takes a slice.
+    A view of a weight has it, unless it is larger (a bias that is broadcast over a batch). A view of an input with
+    another shape or type does not, so that a replicated input is sliced first: XLA lays out and converts all of it
+    before it takes a slice.
     """
     view, whole = program.values[value], program.values[program.arguments[argument].value]
     return view == whole if role == INPUTS else view.elements <= whole.elements
@@ -137,7 +138,7 @@ def _lies_as(program: Program, value: int, argument: int, role: str) -> bool:
 def _accumulations(
     program: Program, dimensions: Dimensions, pins: Mapping[int, PinnedSharding]
 ) -> tuple[Accumulation, ...]:
-    """What loops add up, as far as no pin binds it."""
+    """The loop-carried sums that no pin binds."""
     if not program.loops or any(value.written for value in program.values):  # regions have no uneven shards
         return ()
     found = find_accumulations(
@@ -157,8 +158,8 @@ def _kinds_of_arguments(
     argument_role: tuple[int, ...],
     pins: Mapping[int, PinnedSharding],
 ) -> tuple[list[str], tuple[int, ...]]:
-    """(names of the kinds of arguments that are not all of their role, [arguments] number of each one's kind,
-    behind those of the roles). Arguments of one kind have the same dimensions: that weight of every layer."""
+    """(names of the kinds of arguments that are not all of their role, [arguments] number of each one's kind, after
+    those of the roles). Arguments of one kind have the same dimensions, such as one weight in every layer."""
     members: dict[object, list[int]] = defaultdict(list)
     for number, argument in enumerate(program.arguments):
         groups = tuple(dimensions.class_group[c] for c in dimensions.slot_classes[number])
@@ -178,7 +179,7 @@ def _kinds_of_arguments(
 
 
 def _space(op: Op, form: Form) -> Space | None:
-    """What a convolution's windows reach over; None for anything else."""
+    """The slots of a windowed convolution; None for other ops."""
     if op.name != CONVOLUTION or not op.windows:
         return None
     image, kernel, result = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))

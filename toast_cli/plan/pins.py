@@ -1,4 +1,4 @@
-"""Pins: shardings that somebody has decided already, the program itself or the user with `--pin`.
+"""Pins: shardings fixed in advance, by the program itself or by the user with `--pin`.
 
 Enters: pins by axis name. Leaves: the same by axis number of one mesh, per value and per use.
 """
@@ -51,7 +51,7 @@ def number_pins(
 
 
 def unused_pins(program: Program, wishes: tuple[str, ...]) -> tuple[str, ...]:
-    """A sentence for each wish that decides nothing: it leaves everything open, or later ones say all that it says."""
+    """A message for each pin without effect: it leaves every dimension open, or later pins override it."""
     matched = []
     for wish in wishes:
         pattern, pin = parse_pin(wish)

@@ -34,7 +34,7 @@ from toast_cli.program.model import Program
 from toast_cli.program.roles import WEIGHTS
 from toast_cli.program.sums import Sum, SumStep, adds_up, find_sums
 
-CANONICAL_KEPT = 50_000  # plans of which it is remembered what stands for them
+CANONICAL_KEPT = 50_000  # plans whose canonical order is memoised
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Problem:
 
     Attributes:
         patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
-        roles: names of the argument groups (`weights`, `state`, `inputs`), behind them of kinds of arguments with the
-            same dimensions, and last `ACCUMULATORS` where loops add something up and `LOOP_READS` where they read in
-            each trip what they do not make. argument_role, argument_kind: [arguments] numbers in `roles`; where a role
-            has one kind, both are the role's.
+        roles: names of the argument groups (`weights`, `state`, `inputs`), then of kinds of arguments with the same
+            dimensions, and last `ACCUMULATORS` if there are loop-carried sums and `LOOP_READS` if loops read
+            loop-invariant arrays in each trip. argument_role, argument_kind: [arguments] numbers in `roles`; where a
+            role has one kind, both are the role's.
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
-        fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
-        workarounds: what plans keep away from because the partitioner gets it wrong.
-        goal: what the search is to minimise, within what bounds. closed: mesh axes it may not decide anything about.
-        mirrored: the problem with every layer decided alike that this one was made from, if it was, and the groups that
-            each of its groups has become (see `mirrors`).
-        accumulations: what loops add up, see `plan.accumulation`.
-        axis_assigners: what is known of how ops assign axes; problems made from this one know it too.
+        fixed: decisions every plan starts with. notices: messages about stated shardings that this mesh cannot hold.
+        workarounds: partitioner bugs that plans avoid.
+        goal: what the search minimises, and its bounds. closed: mesh axes it may not decide about. mirrored: the
+        problem this one was derived from, if any, which decides all layers alike, and the groups split off each of its
+        groups (see `mirrors`).
+        accumulations: the loop-carried sums, see `plan.accumulation`.
+        axis_assigners: memo of axis assignments, shared with problems derived from this one.
     """
 
     program: Program
@@ -78,11 +78,11 @@ class Problem:
     axis_assigners: AxisAssigners = field(default_factory=AxisAssigners, repr=False, compare=False)
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
-        """What ops of one pattern compute on under `plan`."""
+        """The shardings of ops of one pattern under `plan`."""
         return lay_out(self.patterns[pattern], self.choice(pattern, plan))
 
     def choice(self, pattern: int, plan: Plan) -> Choice:
-        """Who gets which axis in ops of one pattern under `plan`."""
+        """The axis assignment of ops of one pattern under `plan`."""
         groups = self.pattern_groups[pattern]
         key = pattern, tuple([d for d in plan if not isinstance(d, Shard) or d.group in groups])
         found = self._choices.get(key)
@@ -104,7 +104,7 @@ class Problem:
 
     @cached_property
     def assigners(self) -> tuple[AxisAssigner, ...]:
-        """[patterns] what says who gets which axis in their ops."""
+        """[patterns] axis assigner of each."""
         sizes = self.mesh.sizes
         known: dict[tuple[Form, Space | None, frozenset[int]], AxisAssigner] = {}
         for pattern in self.patterns:
@@ -114,8 +114,8 @@ class Problem:
         return tuple(known[pattern.form, pattern.space, pattern.closed] for pattern in self.patterns)
 
     def left_to(self, decision: Decision, to: Decision) -> frozenset[int]:
-        """Other groups of the look-ups and ops doing arithmetic that one decision splits and another about the same
-        group leaves alone: one of them may have the axis there."""
+        """Other groups of the look-ups and arithmetic ops that `decision` splits and `to`, about the same group, does
+        not: candidates for the axis there."""
         key = decision._replace(axis=0), to._replace(axis=0)
         if key not in self._left_to:
             self._left_to[key] = frozenset(
@@ -144,7 +144,7 @@ class Problem:
 
     @cached_property
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
-        """[patterns] what says how each chooses: equal ones choose alike under every plan."""
+        """[patterns] key of each pattern's choices: patterns with equal keys choose alike under every plan."""
         return tuple(
             (p.groups, p.strands, p.role, p.kind, p.loop_role, p.looked_up, s.rules)
             for p, s in zip(self.patterns, self.assigners, strict=True)
@@ -152,7 +152,7 @@ class Problem:
 
     @cached_property
     def unlike_patterns(self) -> dict[int, list[int]]:
-        """Group -> patterns that have it, of those that make the same of every plan only one."""
+        """Group -> patterns that have it, one of each set that chooses alike under every plan."""
         found: dict[int, dict[object, int]] = defaultdict(dict)
         for number, pattern in enumerate(self.patterns):
             for group in set(pattern.groups):
@@ -161,27 +161,27 @@ class Problem:
 
     @cached_property
     def reach(self) -> float:
-        """Unlike patterns that a decision to split something matters to, on average."""
+        """Average number of unlike patterns that a `Shard` affects."""
         reached = [len(self.unlike_patterns[d.group]) for d in self.decisions.choices if isinstance(d, Shard)]
         return sum(reached) / len(reached) if reached else 0.0
 
     @cached_property
     def pattern_groups(self) -> tuple[frozenset[int], ...]:
-        """[patterns] class groups that matter to each."""
+        """[patterns] class groups of each."""
         return tuple(frozenset(p.groups) for p in self.patterns)
 
     def commute(self, a: Shard, b: Shard) -> bool:
-        """Whether no op of this program can tell which of the two decisions came first."""
+        """Whether the order of the two decisions makes no difference to any op of this program."""
         pair = (a.group, b.group)
         return pair not in self._meeting or (a.axis != b.axis and a.group != b.group and pair not in self._nested)
 
     def canonical(self, plan: Plan) -> Plan:
-        """The one order that stands for all that mean the same here; decisions every plan starts with stay in front."""
+        """The canonical order among the equivalent ones of a plan; fixed decisions stay in front."""
         return self._canonical(plan)
 
     @cached_property
     def _canonical(self) -> Callable[[Plan], Plan]:
-        """Searches come back to the same plans, so that answers are remembered."""
+        """Memoised `canonical`: searches come back to the same plans."""
 
         @lru_cache(maxsize=CANONICAL_KEPT)
         def ordered(plan: Plan) -> Plan:
@@ -199,7 +199,7 @@ class Problem:
     @cached_property
     def _nested(self) -> frozenset[tuple[int, int]]:
         """Pairs of groups, in both orders, one of which is major to the other in some dimension of some op: a minor
-        name may be split only once its majors are."""
+        slot may be split only once its majors are."""
         found: set[tuple[int, int]] = set()
         for pattern in self.patterns:
             for minor, majors in enumerate(pattern.form.majors):
@@ -209,8 +209,8 @@ class Problem:
 
     @cached_property
     def sums(self) -> tuple[Sum, ...]:
-        """The program's sums of what may be partial, those of one term too: of every op that leaves one result, which
-        no pin binds."""
+        """The program's sums of values that may be partial, including single terms: every unpinned result of an op with
+        a reduction and one result."""
         ops, partial = self.program.ops, [self._can_be_partial(number) for number in range(len(self.program.ops))]
         terms = [can and adds_up(op) for can, op in zip(partial, ops, strict=True)]
         others = [number for number, can in enumerate(partial) if can and not terms[number]]
@@ -240,7 +240,7 @@ class Problem:
         return covered
 
     def work_along(self, ways: int) -> dict[int, float]:
-        """Group -> arithmetic of the ops that can be split along it `ways` ways."""
+        """Group -> flops of the ops that can be split along it into `ways` shards."""
         work: dict[int, float] = defaultdict(float)
         for number, flops in self.pattern_work.items():
             groups, form = self.patterns[number].groups, self.patterns[number].form
@@ -254,7 +254,7 @@ class Problem:
 
     @cached_property
     def pattern_work(self) -> dict[int, float]:
-        """Pattern -> arithmetic of its ops."""
+        """Pattern -> flops of its ops in one run."""
         work: dict[int, float] = defaultdict(float)
         for op, number in zip(self.program.ops, self.op_pattern, strict=True):
             if op.flops:
@@ -263,8 +263,8 @@ class Problem:
 
     @cached_property
     def names_axes(self) -> bool:
-        """Whether the program or the user says something of single mesh axes: pins, goals, decisions to begin with,
-        manual regions. Axes that are alike cannot be exchanged then."""
+        """Whether the program or the user refers to single mesh axes: pins, goals, fixed decisions, manual regions.
+        Equal axes are not interchangeable then."""
         said = self.fixed or self.closed or self.goal.axes
         return bool(said) or any(p.closed or any(p.result_pins) or any(p.operand_pins) for p in self.patterns)
 
@@ -286,7 +286,7 @@ class Problem:
         )
 
     def _taking_back(self) -> frozenset[Replicate]:
-        """Decisions by which arguments would rest whole over an axis that `fixed` splits them over."""
+        """`Replicate` decisions that would undo a split of arguments by `fixed`."""
         found: set[Replicate] = set()
         for argument in range(len(self.program.arguments)) if self.fixed else ():
             pattern = self.op_pattern[argument]

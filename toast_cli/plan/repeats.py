@@ -1,6 +1,6 @@
-"""Ops that only make an array larger for a product to read: they repeat it (keys and values for the heads that share
-them) or convert it to a wider type. Each is split as the product splits what it reads, so that what has to be moved is
-moved while it is small.
+"""Ops that only enlarge an array for a contraction to read: they repeat it (keys and values for the heads that share
+them) or convert it to a wider type. Each is sharded as the contraction shards its operand, so that the small array is
+resharded, not the large one.
 
 Enters: a program and its dimensions. Leaves: the dimensions, with these ops described in the slots of the product.
 """
@@ -40,8 +40,8 @@ def _enlarges(program: Program, op: Op) -> bool:
 
 
 def _way_to_product(program: Program, number: int) -> tuple[list[int], int | None, int]:
-    """The ops from this one on that only change an array's form or type, the first product that reads what they make,
-    and as which operand."""
+    """(ops from this one on that only change an array's shape or type, first contraction that reads their result,
+    operand position)."""
     way = [number]
     while uses := program.users[program.ops[way[-1]].results[0]]:
         reader, position = min(uses)
@@ -54,7 +54,7 @@ def _way_to_product(program: Program, number: int) -> tuple[list[int], int | Non
 
 
 def _along(way: list[int], forms: Sequence[Form], product: Form, position: int) -> list[tuple[int, Form]]:
-    """The forms of the ops of a way in the slots of the product; none where dimensions do not line up."""
+    """(op, its form in the slots of the contraction) for each op of a path; empty where dimensions do not line up."""
     found: list[tuple[int, Form]] = []
     kinds = tuple([SlotKind.SUMMED_LATER if kind is SlotKind.REDUCTION else kind for kind in product.kinds])
     read: Dims = product.operands[position]

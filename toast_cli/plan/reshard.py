@@ -1,16 +1,15 @@
-"""How an array gets from one sharding to another: slices (free), all-to-alls, permutes and all-gathers, the cheapest
-way found.
+"""Resharding: the cheapest sequence of slices (free), all-to-alls, permutes and all-gathers between two shardings.
 
-XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so whoever
-writes the program says the shardings on the way (`waypoints`), and then the steps are the ones listed here.
+XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so the
+emitted program constrains the intermediate shardings (`waypoints`).
 
-Uses of one array that need the same sharding share one reshard, but not across the bounds of a loop: what a loop
-gathers it gathers in each trip. Steps before the first gather make nothing larger: what a loop only reads takes them
-once, ahead of the loop. So do gathers of what a loop takes another piece of in each trip: it would gather all of it for
-every piece. And so do gathers over axes that a plan says so of (see `loop_reads`).
+Uses of one array that need the same sharding share one reshard, but not across the edges of a loop: a loop gathers in
+each trip. For an array that a loop only reads, steps before the first gather, which do not enlarge it, run once, ahead
+of the loop. So do gathers of an array that the loop slices differently in each trip, and gathers over axes for which
+the plan says so (see `loop_reads`).
 
 Enters: two shardings of one array, or the one it is made in and those its uses need. Leaves: the collectives in order,
-the shardings in between that have to be spelled out, and how often each collective runs.
+the intermediate shardings to constrain, and how often each collective runs.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from typing import NamedTuple, TypeVar
 from toast_cli.plan.sharding import Sharding, shards
 
 SLICE, GATHER, EXCHANGE, PERMUTE = "slice", "all-gather", "all-to-all", "collective-permute"
-# Dimensions split by more axes than this are not put into every possible order: what is not wanted is gathered with
-# what is.
+# All orders of a dimension's axes are tried for up to this many; with more, unwanted axes are gathered along with
+# wanted ones.
 MOST_REORDERED = 3
 
 
@@ -40,13 +39,13 @@ class ReshardStep:
 
 
 ReshardHop = tuple[ReshardStep, Sharding]  # a step and the sharding it leads to
-# The number of a hop and the hops up to the next sharding that is spelled out: what makes it the same for two copies.
+# The number of a hop and the hops up to the next constrained sharding: copies share a hop where these are equal.
 Way = tuple[int, tuple[ReshardHop, ...]]
 
 
 class Copy(NamedTuple):
-    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `hops`, of which some communicate, and
-    the first `ahead` are taken ahead of loops that only read the array."""
+    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `hops`, the first `ahead` of which run
+    ahead of loops that only read the array."""
 
     sharding: Sharding
     places: tuple[int, ...]
@@ -55,12 +54,11 @@ class Copy(NamedTuple):
 
 
 class ShardingMove(NamedTuple):
-    """One collective on the way to a copy, or to several.
+    """One collective of a reshard, shared by one or more copies.
 
     Attributes:
-        before, after: shardings on either side; the first step of a way starts where the array is made.
-        places: of the uses that it serves. ahead: it stands before the loops that only read the array, see
-            `hops_ahead`.
+        before, after: shardings on either side; the first step starts from the sharding in which the array is made.
+        places: of the uses that it serves. ahead: it runs before the loops that only read the array, see `hops_ahead`.
     """
 
     step: ReshardStep
@@ -70,14 +68,14 @@ class ShardingMove(NamedTuple):
     ahead: bool
 
 
-_Queued = tuple[float, int, Sharding, tuple[ReshardHop, ...]]  # bytes moved so far, hops, where they led, the hops
+_Queued = tuple[float, int, Sharding, tuple[ReshardHop, ...]]  # bytes moved, number of hops, sharding reached, hops
 
 
 @lru_cache(maxsize=200_000)
 def reshard_steps(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[ReshardStep, ...]:
-    """Collectives that take an array laid out as `source` to `target`; `sizes` [axes] of the mesh.
+    """Collectives that reshard an array from `source` to `target`; `sizes` [axes] of the mesh.
 
     Given the `shape` of the array, no dimension is cut unevenly on the way, which would pad it.
     """
@@ -92,9 +90,9 @@ def copies_of(
     whole_ahead: Sequence[bool | None] | None = None,
     held: Collection[int] = (),
 ) -> list[Copy]:
-    """The reshards of an array made as `made`, where getting there communicates. needed: [uses] sharding that each
-    needs. whole_ahead: [uses] see `regions.Reading`; uses in no loop share the copy that stands ahead of loops. held:
-    see `hops_ahead`."""
+    """The resharded copies of an array made as `made` that need communication. needed: [uses] sharding that each needs.
+    whole_ahead: [uses] see `regions.Reading`; uses outside loops share the copy made ahead of loops. held: see
+    `hops_ahead`."""
     wanted: dict[tuple[Sharding, bool], list[int]] = {}
     wholly = whole_ahead or [None] * len(needed)
     if held:
@@ -118,7 +116,7 @@ def copy_of(
     whole_ahead: bool | None,
     held: Collection[int] = (),
 ) -> Copy:
-    """A copy for uses of which each takes pieces in loops, or none does."""
+    """The copy that serves these uses. whole_ahead, held: see `hops_ahead`."""
     return Copy(sharding, tuple(places), hops, hops_ahead(hops, whole_ahead=bool(whole_ahead), held=held))
 
 
@@ -130,11 +128,10 @@ def communicates(hops: tuple[ReshardHop, ...]) -> bool:
 def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
     """The collectives that make the copies of an array that is made as `made`.
 
-    Copies whose ways begin alike share that part, up to a sharding that is spelled out in both (see `waypoints`): what
-    is gathered for one and then cut is gathered for the other as well. XLA's partitioner keeps an array in every
-    sharding that it was asked for.
+    Copies whose hops begin alike share those, up to a sharding that both constrain (see `waypoints`): XLA's partitioner
+    keeps an array in every sharding that it was asked for.
     """
-    served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a hop and its way, and whether it stands ahead -> uses
+    served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a hop and its way, and whether it runs ahead -> uses
     ways = [ways_of(copy.hops, copy.ahead) for copy in copies]
     for copy, way in zip(copies, ways, strict=True):
         for k, hop in enumerate(way):
@@ -149,8 +146,8 @@ def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
 
 
 def ways_of(hops: tuple[ReshardHop, ...], ahead: int = 0) -> list[Way]:
-    """[hops] its number, and the hops up to the next sharding that is spelled out: also the one in which the array goes
-    into a loop, where some of the hops are taken ahead of it."""
+    """[hops] its number, and the hops up to the next constrained sharding, or up to the loop's edge where the first
+    `ahead` hops run ahead of a loop."""
     ends = sorted({*stations(hops), ahead or len(hops), len(hops)})
     return [(k, hops[: next(end for end in ends if end > k)]) for k in range(len(hops))]
 
@@ -168,10 +165,9 @@ def runs_by_region(uses: Iterable[tuple[Region, float]]) -> dict[Region, float]:
 
 
 def hops_ahead(hops: tuple[ReshardHop, ...], *, whole_ahead: bool = False, held: Collection[int] = ()) -> int:
-    """How many hops of a way are taken before a loop where the loop only reads the array: the all-to-alls and permutes,
-    and slices on the way to them, before the first gather. None of them makes it larger than it is, so that there is
-    nothing to be saved by taking them in each trip. All of them where the loop takes another piece of it in each
-    trip, or where it is a vector. Gathers over axes that are `held` are taken before the loop as well."""
+    """Number of hops that run ahead of a loop that only reads the array: all-to-alls, permutes and the slices before
+    them, up to the first gather. They do not enlarge the array, so repeating them in each trip would save no memory.
+    All hops do with `whole_ahead`. Gathers over axes in `held` run ahead of the loop as well."""
     in_trips = (k for k, (step, _) in enumerate(hops) if step.kind == GATHER and not set(step.axes).issubset(held))
     stop = None if whole_ahead else next(in_trips, None)
     if stop is None:
@@ -180,7 +176,7 @@ def hops_ahead(hops: tuple[ReshardHop, ...], *, whole_ahead: bool = False, held:
 
 
 def gathers_over(hops: tuple[ReshardHop, ...], axes: Collection[int]) -> bool:
-    """Whether a way has gathers, none of which is over any other axis."""
+    """Whether the hops have gathers, and only over these axes."""
     over = [step.axes for step, _ in hops if step.kind == GATHER]
     return bool(over) and all(set(each).issubset(axes) for each in over)
 
@@ -189,13 +185,13 @@ def gathers_over(hops: tuple[ReshardHop, ...], axes: Collection[int]) -> bool:
 def waypoints(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[Sharding, ...]:
-    """Shardings between the two without which XLA would not find its way; none where it takes one step."""
+    """Intermediate shardings that must be constrained for XLA to take this route; none where it takes one step."""
     hops = route(source, target, sizes, shape)
     return tuple([hops[end - 1][1] for end in stations(hops)])
 
 
 class Stretch(NamedTuple):
-    """A stretch of a way, with the shardings that have to be spelled out on it (see `waypoints`)."""
+    """A part of a reshard, with the intermediate shardings to constrain (see `waypoints`)."""
 
     start: Sharding
     end: Sharding
@@ -211,7 +207,7 @@ def stretches(
     whole_ahead: bool = False,
     held: Collection[int] = (),
 ) -> tuple[Stretch | None, Stretch | None]:
-    """Of a way what is taken ahead of loops that only read the array (see `hops_ahead`), and the rest."""
+    """(hops ahead of loops that only read the array, see `hops_ahead`; the rest). None for an empty part."""
     hops = route(source, target, sizes, shape)
     count = hops_ahead(hops, whole_ahead=whole_ahead, held=held)
     along = {stop: hops[stop - 1][1] for stop in stations(hops)}
@@ -224,7 +220,7 @@ def stretches(
 
 
 def stations(hops: tuple[ReshardHop, ...]) -> list[int]:
-    """After how many hops the shardings stand that have to be spelled out on a way; see `waypoints`."""
+    """Numbers of hops after which the sharding has to be constrained; see `waypoints`."""
     kinds = [step.kind for step, _ in hops]
     moves = set(kinds) - {SLICE}
     one = len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}  # gathers XLA takes in one go
@@ -238,7 +234,7 @@ def route(
 ) -> tuple[ReshardHop, ...]:
     """Steps from one sharding to the other, each with the sharding it leads to; slices too.
 
-    That is the way for any array, unless it cuts this one unevenly; then the best of those that do not.
+    The cheapest route whatever the shape; if it cuts this shape unevenly, the cheapest that does not.
     """
     hops = _route(source, target, sizes)
     if shape is None or all(is_even(at, shape, sizes) for _, at in hops[:-1]):
@@ -298,7 +294,7 @@ def _is_allowed(
 
 
 def _hops(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bool) -> Iterator[ReshardHop]:
-    """What one step can do that may lead to the target; gathers what has a place there only if `may_gather`."""
+    """Single steps that may lead to the target; gathers axes that the target uses only if `may_gather`."""
     home = {axis: dim for dim, axes in enumerate(target) for axis in axes}
     present = {axis for axes in at for axis in axes}
     local = 1 / shards(at, sizes)
@@ -334,7 +330,7 @@ def _is_cut_further(at: Sharding, target: Sharding, sizes: tuple[int, ...]) -> b
 
 
 def _unlike(have: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes of either after those they begin with alike."""
+    """Axes of both after their common prefix."""
     same = next((k for k, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
     return have[same:] + want[same:]
 

@@ -1,9 +1,8 @@
-"""Plans that outlive a program: decisions with what their groups were like go into a file, and onto a changed program
-out of it.
+"""Saved plans: writes decisions to a file with a description of their groups, and applies them to a changed program.
 
 Enters: a `Problem` and its `Plan`, or a saved plan and another `Problem`. Leaves: JSON of schema "toast.plan/1", or the
-plan there and what did not carry over. A group is known again by what it is made of, never by number: which arguments
-have it, what it is to the ops that do the work, its role, name and size.
+plan there and messages about what did not carry over. A group is matched by its properties, never by number: the
+arguments that have it, its places in working ops, its role, name and size.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from toast_cli.program.roles import ROLES
 from toast_cli.request import Recompute
 
 SCHEMA = "toast.plan/1"
-# How alike two groups must be, of 1, to be taken for one.
+# Least likeness (0 to 1) of two groups that are matched.
 LIKENESS = 0.5
 _WEIGHTS = {"members": 3.0, "uses": 3.0, "role": 2.0, "name": 1.0, "size": 1.0}
 _MAKE_ONE = "make one with `toast partition --save-plan FILE`"
@@ -34,7 +33,7 @@ _MAKE_ONE = "make one with `toast partition --save-plan FILE`"
 
 @dataclass(frozen=True)
 class Traits:
-    """What a group of dimensions is known by.
+    """The properties by which a group of dimensions is matched.
 
     Attributes:
         name, role, size: as the analysis has them. members: argument dimensions that have it, numbers in their paths
@@ -66,9 +65,9 @@ class SavedDecision:
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan by itself. program: the module's name. axes: of the mesh it was made for, slowest first. parted: it is of
-    the program with its fused products taken apart. microbatches: of that with its batch in so many parts.
-    recompute: of that with these values computed again in the backward pass."""
+    """A plan read from a file. program: the module's name. axes: of the mesh it was made for, slowest first. parted:
+    the program has its fused contractions split. microbatches: number of parts of its batch. recompute: the values it
+    rematerialises in the backward pass."""
 
     program: str
     axes: dict[str, int]
@@ -121,8 +120,8 @@ def read_plan(path: str) -> SavedPlan:
 
 
 def apply_plan(problem: Problem, saved: SavedPlan, *, complete: bool = False) -> Problem:
-    """The problem with the saved decisions fixed, and what did not carry over among its notices. complete: a search may
-    add to them."""
+    """The problem with the saved decisions fixed, and notices about those that did not carry over. complete: a search
+    may add to them."""
     plan, notes = carried_over(problem, saved)
     closed = problem.closed if complete else frozenset(range(len(problem.mesh.names)))
     notices = (*(f"{saved.path}: {note}" for note in notes), *problem.notices)
@@ -130,7 +129,7 @@ def apply_plan(problem: Problem, saved: SavedPlan, *, complete: bool = False) ->
 
 
 def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
-    """(what the saved decisions are here, a sentence for each thing that is not as it was)."""
+    """(the saved decisions as decisions of this problem, a message for each difference)."""
     sizes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     wanted = [t for d in saved.decisions for t in (d.group, d.unless, d.only) if t is not None]
     found = match(wanted, traits_of(problem))
@@ -155,8 +154,8 @@ def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
 
 
 def match(saved: Iterable[Traits], now: list[Traits]) -> dict[Traits, int]:
-    """Which group each saved one is, by number; groups like none are missing. The most alike are paired first, each
-    once."""
+    """Saved group -> number of the group it matches; groups without a match are missing. The most alike are paired
+    first, each once."""
     wanted = list(dict.fromkeys(saved))
     pairs = [(likeness(old, new), a, b) for a, old in enumerate(wanted) for b, new in enumerate(now)]
     found: dict[Traits, int] = {}
@@ -167,7 +166,7 @@ def match(saved: Iterable[Traits], now: list[Traits]) -> dict[Traits, int]:
 
 
 def likeness(old: Traits, new: Traits) -> float:
-    """From 0 to 1; what neither knows anything about does not count."""
+    """Likeness from 0 to 1; properties that neither has are ignored."""
     parts = {
         "members": _overlap(old.members, new.members),
         "uses": _overlap(old.uses, new.uses),
@@ -180,7 +179,7 @@ def likeness(old: Traits, new: Traits) -> float:
 
 
 def traits_of(problem: Problem) -> list[Traits]:
-    """[groups] what each is known by."""
+    """[groups] traits of each."""
     members: dict[int, set[str]] = defaultdict(set)
     uses: dict[int, set[str]] = defaultdict(set)
     for number, argument in enumerate(problem.program.arguments):
@@ -209,8 +208,7 @@ def _slots(problem: Problem, op: int) -> Any:
 
 
 def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int]) -> tuple[Decision | None, str]:
-    """(the decision here, empty); (None, why) where there is none. Sides of conflicts that are new here are the first
-    ones."""
+    """(the decision in this problem, empty), or (None, reason). Conflicts that are new here take their first side."""
     names = problem.mesh.names
     if decision.axis not in names:
         return None, f"this mesh has {', '.join(names)}"
@@ -235,7 +233,7 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
 
 
 def _changes(old: Traits, new: Group) -> list[str]:
-    """What is no longer as it was with a group."""
+    """A message for each change of a group's name or size."""
     changes = []
     if new.name != old.name:
         changes.append(f"{old.name} is called {new.name} here")
@@ -251,7 +249,7 @@ def _words(decision: SavedDecision) -> str:
 
 
 def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
-    """Shared of all; None where there is nothing at all."""
+    """Jaccard index of both; None where both are empty."""
     together = set(old) | set(new)
     return len(set(old) & set(new)) / len(together) if together else None
 
@@ -260,7 +258,7 @@ def _decision(facts: Any) -> SavedDecision:
     group, unless = (None if facts[key] is None else _traits(facts[key]) for key in ("group", "unless"))
     if group is None and not facts["arguments"]:
         raise TypeError("a decision is about no dimension and no arguments")
-    only = None if facts.get("only") is None else _traits(facts["only"])  # files of before do not have it
+    only = None if facts.get("only") is None else _traits(facts["only"])  # older files do not have it
     return SavedDecision(
         _text(facts["axis"]),
         group,

@@ -1,9 +1,9 @@
-"""Values made from constants alone lie as those who read them want.
+"""Gives values made from constants alone the shardings that their uses require.
 
 Enters: a program and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which each such value has the sharding
-that its uses require. Making one anew costs nothing, so the sharding a plan gives it means nothing; but HLO keeps one
-copy of it, and so does a loop that it is handed through. Where uses disagree about something that further values are
-made from, it is whole everywhere, for each to cut its part from.
+that its uses require. Recomputing one costs nothing, so the sharding a plan gives it does not matter; but HLO, and a
+loop that it is passed through, keeps one copy of it. Where uses disagree and other such values are derived from it, it
+is replicated, and each use slices it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toast_cli.program.rematerialised import remade_values
 
 
 def settled(program: Program, lowered: PartitionedProgram) -> PartitionedProgram:
-    """The same plan for all values but those made from constants."""
+    """The program with new shardings for values made from constants alone."""
     remade = remade_values(program)
     shardings = list(lowered.shardings)
     required = dict(lowered.required)

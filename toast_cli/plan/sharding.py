@@ -1,4 +1,4 @@
-"""Shardings: where the pieces of one array lie on the mesh.
+"""Shardings: how one array is split over the mesh.
 
 A `Sharding` has one entry per dimension: the mesh axes (by number) that split it, major to minor. An axis occurs at
 most once.
@@ -22,7 +22,7 @@ def replicated(rank: int) -> Sharding:
 
 @lru_cache(maxsize=200_000)
 def shards(sharding: Sharding, sizes: tuple[int, ...]) -> int:
-    """Into how many different pieces the array is cut; `sizes` [axes] are the mesh axis sizes."""
+    """The number of different shards of the array; `sizes` [axes] are the mesh axis sizes."""
     count = 1
     for axes in sharding:
         for axis in axes:
@@ -41,12 +41,12 @@ def refines(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def in_mesh_order(sharding: Sharding) -> bool:
-    """Whether the axes of every dimension stand in the order they have in the mesh."""
+    """Whether the axes of every dimension are in mesh order."""
     return all(list(axes) == sorted(axes) for axes in sharding)
 
 
 def scattered_in(over: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Over which axes a product is scattered at once, in two steps at most.
+    """The axes of each step of a contraction's reduce-scatter, in two steps at most.
 
     XLA:TPU makes two reduce-scatters as they are written, each over axes that split one dimension in the mesh's order.
     A step over two dimensions, or over axes in another order, becomes an all-reduce, and so do all steps after the
@@ -69,7 +69,7 @@ def scattered_in(over: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[tu
 
 
 def _halves(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes in two parts, of which the larger joins as few devices as can be."""
+    """The axes in two parts, with as few devices as possible in the larger."""
     parts = [(axes[:count], axes[count:]) for count in range(len(axes), 0, -1)]
     return min(parts, key=lambda both: max(prod(sizes[axis] for axis in part) for part in both))
 
@@ -97,15 +97,15 @@ def split_further(sharding: Sharding, target: Sharding, axes: Iterable[int]) -> 
 
 
 def is_uneven(value: Value, sharding: Sharding) -> bool:
-    """Whether an array so split is padded."""
+    """Whether an array is padded in this sharding."""
     return value.written is not None and any(
         axes and own != size for own, size, axes in zip(value.written, value.shape, sharding, strict=True)
     )
 
 
 def written_part(value: Value, *lies: Sharding | None) -> float:
-    """The part of a padded array that devices send each other: it is padded only along dimensions that are split, in
-    any of these shardings."""
+    """The fraction of a padded array that a collective moves: only dimensions that are split in one of these shardings
+    are padded."""
     if value.written is None:
         return 1.0
     split = [any(at is not None and at[dim] for at in lies) for dim in range(len(value.shape))]

@@ -1,7 +1,7 @@
-"""What plans keep away from because a partitioner gets it wrong.
+"""Workarounds: shardings that plans avoid because the partitioner computes wrong results for them.
 
-Enters: what an op has spent axes on. Leaves: the same without what would come out wrong. Which work-arounds a version
-needs is told by `compiler.partitioner`; here they are data.
+Enters: the axes of an op's slots. Leaves: the same without those that would come out wrong. `compiler.partitioner` says
+which workarounds a version needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from toast_cli.plan.iteration import SlotAxes, Space
 
 @dataclass(frozen=True, slots=True)
 class Workarounds:
-    """Which are needed. split_space: see `without_split_space`."""
+    """The workarounds in use. split_space: see `without_split_space`."""
 
     split_space: bool = True
 
@@ -22,11 +22,11 @@ ALL = Workarounds()
 
 
 def without_split_space(space: Space, slot_axes: SlotAxes, sizes: tuple[int, ...]) -> SlotAxes:
-    """The axes of a convolution without those that split space where XLA's partitioner would not go along.
+    """The axes of a convolution's slots without those that split space where XLA's partitioner computes a wrong result.
 
-    Where image and kernel are both split, and space is, it splits the kernel in space as well and adds up over all
-    devices. Those that hold the same pieces, because an axis does not split what is added up, then count several times:
-    a gradient comes out doubled (jaxlib 0.10.2).
+    Where image and kernel are both split, and space is, it splits the kernel in space as well and sums over all
+    devices. Devices that hold the same pieces, because an axis does not split the summed dimensions, then count several
+    times: a gradient comes out doubled (jaxlib 0.10.2).
     """
 
     def spent(slots: frozenset[int]) -> set[int]:

@@ -1,4 +1,4 @@
-"""The program as plain frozen data: what the analysis, the plan, the cost model and the search see.
+"""The program as plain frozen data, for the analysis, the plan, the cost model and the search.
 
 Enters: nothing from MLIR (the frontend builds a `Program`). Leaves: `Program`, `Op`, `Value`, `Rule`.
 """

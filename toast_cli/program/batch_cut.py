@@ -1,14 +1,14 @@
-"""Where the batch is in each array of a step, and which arrays are sums over it. Values are one of:
+"""Locates the batch dimension in each array of a step, and the arrays that are sums over it. Values are one of:
 
 * whole: the same for every part;
 * a `Cut`: it has the batch dimension, of which the loop works on one part at a time;
-* a sum: each part makes a term of it, and nothing but linear ops are between the term and the sum;
-* later: known behind the loop only.
+* a sum: each part computes a term of it, with only linear ops between the term and the sum;
+* later: known only after the loop.
 
-Where an op inside the loop needs a sum (batch norm's mean), the numbers of parts would differ from those of the batch:
-the op is named and the program keeps its batch.
+If an op inside the loop needs a sum (batch norm's mean), microbatches would change the result: an error names the op,
+and the program keeps its batch.
 
-Enters: an op and the states of what it reads. Leaves: the states of what it makes, or raises `WholeBatchError`.
+Enters: an op and the states of its operands. Leaves: the states of its results, or raises `WholeBatchError`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class WholeBatchError(Exception):
 
 
 class NeedsSumError(WholeBatchError):
-    """An op inside the loop that reads a value which is known behind it only."""
+    """An op inside the loop that reads a value known only after it."""
 
     def __init__(self, op: int, value: int) -> None:
         super().__init__(op, "reads a sum over the whole batch and examples of it")
@@ -86,12 +86,12 @@ class NeedsSumError(WholeBatchError):
 
 
 class CutRules:
-    """What each op makes of a batch that is cut in parts.
+    """Propagation rules of each op for a batch that is cut into parts.
 
     Attributes:
         states: [values] None where nothing is known yet; filled in by the caller.
-        narrowed: values that the loop makes from nothing that depends on an example, and is to make one part of.
-        read_cut: is told of each operand (op, position) that is whole and read one part at a time.
+        narrowed: values computed in the loop that depend on no example, of which the loop computes one part at a time.
+        read_cut: called for each operand (op, position) that is whole but read one part at a time.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CutRules:
         self._narrowed, self._read_cut = narrowed, read_cut
 
     def result(self, number: int, final: bool = False) -> dict[int, State]:
-        """What an op makes; nothing yet where it is not known what it reads. final: note what is read cut."""
+        """States of an op's results; empty while those of its operands are unknown. final: also call `read_cut`."""
         op = self._program.ops[number]
         read = [self._states[v] for v in op.operands]
         if op.name in (CARRY, JOIN):
@@ -142,7 +142,7 @@ class CutRules:
         return dict.fromkeys(op.results, SUM if SUM in known else WHOLE if WHOLE in known else ZERO)
 
     def _through(self, number: int, op: Op, read: list[State], final: bool) -> dict[int, State]:
-        """What an op makes that reads a cut array."""
+        """States of the results of an op that reads a cut array."""
         program, rule = self._program, op.rule
         if not (op.kind.elementwise or op.name in _CUTTABLE) or op.opaque or op.one_device:
             raise WholeBatchError(number, "is written for the whole batch")
@@ -176,7 +176,7 @@ class CutRules:
         return made
 
     def _narrow(self, number: int, op: Op, final: bool) -> dict[int, State]:
-        """One part of what an op makes that reads nothing cut: it reads that part of its operands."""
+        """State of a narrowed result: the op reads only the corresponding part of its operands."""
         (value,) = op.results
         program, rule, cut = self._program, op.rule, self._narrowed[value]
         place = self._located(rule.results[0], rule.sizes, program.values[value].shape, cut)
@@ -202,7 +202,7 @@ class CutRules:
     def _located(
         self, factors: ValueFactors, sizes: tuple[int, ...], shape: tuple[int, ...], cut: Cut
     ) -> tuple[int, int] | None:
-        """The factor that has a cut, and how far apart its steps are in it."""
+        """(factor that contains a cut, stride of the cut within it), or None."""
         if not factors or prod(sizes[f] for f in factors[cut.dim]) != shape[cut.dim]:
             return None
         behind = 1
@@ -222,7 +222,7 @@ class CutRules:
         factor: int,
         inner: int,
     ) -> Cut | None:
-        """Where an array has a factor."""
+        """The cut of an array along a factor; None if it lacks the factor."""
         dims = [dim for dim, held in enumerate(factors) if factor in held]
         if not dims:
             return None
@@ -233,7 +233,7 @@ class CutRules:
 
 
 def _is_linear(op: Op, read: list[State], program: Program) -> bool:
-    """Whether the sum over parts of an op's result is its result of the sums."""
+    """Whether an op is linear: the sum of its results over all parts equals its result for the summed operands."""
     dtypes = [program.values[v].dtype for v in (*op.operands, *op.results)]
     result = dtypes[-1]
     sums = [s == SUM for s in read]

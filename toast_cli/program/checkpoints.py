@@ -1,8 +1,8 @@
-"""Where to cut the forward pass of a step into segments that are computed again one by one in the backward pass.
+"""Chooses the cuts between segments of the forward pass that the backward pass rematerialises one by one.
 
-What is alive at a cut is kept, and all else in a segment is computed again from it (Chen et al., "Training Deep Nets
-with Sublinear Memory Cost", 2016). The cuts are those for which what is kept and the largest segment need the fewest
-bytes: between the layers of a deep network.
+Values alive at a cut are kept, and all others in a segment are recomputed from them (Chen et al., "Training Deep Nets
+with Sublinear Memory Cost", 2016). The cuts minimise the bytes of the kept values plus the largest segment: they fall
+between the layers of a deep network.
 
 Enters: when each value of the forward pass is made and read. Leaves: the cuts.
 """
@@ -15,16 +15,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-_STEP = 1.2  # between the largest segments that are tried
+_STEP = 1.2  # ratio of successive bounds on the largest segment
 
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """Of each value of the forward pass.
+    """Lifetimes of the values of the forward pass.
 
     Attributes:
-        made: the statement that makes it. last: the last one of the forward pass that reads it. saved: whether the
-            backward pass reads it. bytes: its size.
+        made: statement that computes it. last: last statement of the forward pass that reads it. saved: whether the
+            backward pass reads it.
     """
 
     made: NDArray[np.int64]  # [values]
@@ -35,8 +35,8 @@ class Lifetimes:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """cuts: statements in front of which a segment ends. kept: bytes alive at them. largest: bytes that the largest
-    segment saves."""
+    """Chosen cuts. cuts: statements before which a segment ends. kept: bytes alive at the cuts. largest: bytes that the
+    largest segment saves."""
 
     cuts: tuple[int, ...]
     kept: int
@@ -59,7 +59,7 @@ def checkpoints(lifetimes: Lifetimes, end: int) -> Checkpoints:
 
 
 def _candidates(lifetimes: Lifetimes, end: int) -> list[int]:
-    """Places where less is alive than before, and not more than after: 0, then local minima."""
+    """Candidate cuts: 0, then the local minima of the live bytes."""
     change = np.zeros(end + 2, dtype=np.int64)
     np.add.at(change, lifetimes.made + 1, lifetimes.bytes)
     np.add.at(change, np.maximum(lifetimes.last, lifetimes.made) + 1, -lifetimes.bytes)
@@ -74,11 +74,11 @@ def _candidates(lifetimes: Lifetimes, end: int) -> list[int]:
 
 
 def _costs(lifetimes: Lifetimes, cuts: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[cut, later cut] bytes alive at the later cut that are made after the first; bytes saved between them of what is
-    not alive at the later one."""
+    """([later cut, cut] bytes made after the cut and alive at the later one, [cut, later cut] bytes saved between them
+    and not alive at the later one)."""
     count = len(cuts)
     kept, inner = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
-    part = np.searchsorted(cuts, lifetimes.made, side="right") - 1  # the cut after which each value is made
+    part = np.searchsorted(cuts, lifetimes.made, side="right") - 1  # [values] last cut before its statement
     for later in range(1, count):
         before = lifetimes.made < cuts[later]
         alive = before & (lifetimes.last >= cuts[later])
@@ -89,7 +89,7 @@ def _costs(lifetimes: Lifetimes, cuts: list[int]) -> tuple[NDArray[np.int64], ND
 
 
 def _chain(kept: NDArray[np.int64], inner: NDArray[np.int64], cap: float) -> tuple[float, list[int]]:
-    """The cuts with the fewest bytes kept of which no segment saves more than `cap`."""
+    """(bytes kept, cuts) with the fewest bytes kept such that no segment saves more than `cap` bytes."""
     count = len(inner)
     total = np.full(count, np.inf)
     total[0], before = 0, np.zeros(count, dtype=np.int64)

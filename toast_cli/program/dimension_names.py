@@ -1,4 +1,4 @@
-"""What users call the dimensions of their arguments: logical axis names as Flax, MaxText and others write them.
+"""User-given names of argument dimensions: logical axis names as in Flax, MaxText and others.
 
 Enters: a `Program` and wishes, `PATTERN=embed,mlp` each. Leaves: the program with these names on its arguments.
 """
@@ -17,9 +17,9 @@ _OPTION = "--names"
 def with_dimension_names(program: Program, wishes: tuple[str, ...]) -> Program:
     """The program with these names on its arguments' dimensions; a later wish overrides an earlier one.
 
-    A pattern means the arguments that `--pin` would mean, and all whose path ends in it (`params/dense/kernel`). An
-    entry `None`, `?` or nothing leaves a dimension unnamed. Raises `UsageError` for a wish that does not parse or
-    matches nothing.
+    A pattern matches the arguments that it would match in `--pin`, and all whose path ends in it
+    (`params/dense/kernel`). An entry `None`, `?` or nothing leaves a dimension unnamed. Raises `UsageError` for a wish
+    that does not parse or matches nothing.
     """
     if not wishes:
         return program

@@ -1,4 +1,4 @@
-"""Disjoint sets (union-find): what has been said to belong together, directly or by way of others."""
+"""Disjoint sets (union-find)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Member = TypeVar("Member", bound=Hashable)
 
 
 class DisjointSets(Generic[Member]):
-    """Sets of items, each known by one of its members, the representative.
+    """Disjoint sets of items, each identified by one of its members, the representative.
 
-    An item not heard of before is a set of its own.
+    An unknown item is a set of its own.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class DisjointSets(Generic[Member]):
         parent = self._parent
         above = parent.setdefault(item, item)
         while above != item:
-            parent[item] = above = parent[above]  # halves the way for those who come later
+            parent[item] = above = parent[above]  # path halving
             item, above = above, parent[above]
         return item
 
     def union(self, first: Member, second: Member) -> bool:
-        """Joins the sets of two items; the representative of the first one's stays.
+        """Merges the sets of two items; the representative of the first one's set stays.
 
         False where they were one set already.
         """

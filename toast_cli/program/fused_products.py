@@ -1,12 +1,12 @@
-"""Fused products: one product with a weight that computes several things side by side, which slices take apart.
+"""Fused products: one product with a weight that computes several arrays side by side, which slices separate.
 
 Queries, keys and values of an attention layer, gate and value of a gated perceptron, the gates of a recurrence: their
 widths follow each other in one dimension of n parts, and no sharding of that dimension gives each device its share of
-every part. Written as two dimensions, parts and width, the width can be split like any other. Backward, cotangents are
-put side by side again (concatenations, paddings) for the product's own gradients.
+every part. Written as two dimensions, parts and width, the width can be split like any other. In the backward pass,
+cotangents are concatenated (or padded) again for the product's own gradients.
 
-Enters: a `Program`. Leaves: which dimensions of which values are to be two, and in which ops (`Parts`), or None where
-nothing is fused. Arguments and results stay as they are; weights are taken apart where products read them.
+Enters: a `Program`. Leaves: the dimensions of values to split into two, and the ops to rewrite (`Parts`), or None where
+nothing is fused. Arguments and results stay as they are; weights are reshaped where products read them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from toast_cli.program.ops import (
 Place = tuple[int, int]  # value, dimension
 Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension
 
-# What passes parts on as they are; products and reductions can have them and pass none on.
+# Ops that propagate parts; products and reductions can have parts but do not propagate them.
 _PASSING = frozenset(
     [BARRIER, BROADCAST_IN_DIM, CARRY, CONCATENATE, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, PAD, RESHAPE, SLICE, TRANSPOSE]
 )
@@ -47,15 +47,14 @@ _BODIES = frozenset(["stablehlo.map"])  # elementwise, with shapes in their regi
 
 @dataclass(frozen=True)
 class Parts:
-    """values: value -> dimension -> elements of each part. ops: op -> position -> the same: what is to be written
-    anew."""
+    """values: value -> dimension -> elements of each part. ops: op to rewrite -> position -> elements of each part."""
 
     values: dict[int, dict[int, int]]
     ops: dict[int, dict[Position, int]]
 
 
 def fused_parts(program: Program) -> Parts | None:
-    """What there is to take apart."""
+    """The fused products of a program, None if there are none."""
     return _Search(program).parts()
 
 
@@ -82,7 +81,7 @@ class _Search:
         ops = self._grown(width, values)
         return Parts(dict(values), ops) if ops else None
 
-    # -- what is linked --------------------------------------------------------------------------------------------
+    # -- linked positions ------------------------------------------------------------------------------------------
 
     def _arrays(self, op: Op) -> tuple[int, ...]:
         return op.operands + op.results
@@ -93,7 +92,7 @@ class _Search:
             yield number
 
     def _along(self, number: int, place: Place) -> list[Position]:
-        """Positions of an op that have the dimension of a place that it reads or makes."""
+        """Positions of an op's arrays that share the dimension of a place."""
         op, (value, dim) = self._program.ops[number], place
         arrays = self._arrays(op)
         size = self._program.values[value].shape[dim]
@@ -104,7 +103,8 @@ class _Search:
         return [(array, dim) for array in at]
 
     def _cuts(self, number: int) -> list[tuple[Place, int]]:
-        """The whole that an op takes a slice of or puts together, and what all its pieces are multiples of."""
+        """(array and dimension that an op slices, pads or concatenates to; common divisor of the pieces' sizes and
+        offsets)."""
         op = self._program.ops[number]
         if op.name in (SLICE, PAD):
             whole = op.operands[0] if op.name == SLICE else op.results[0]
@@ -124,10 +124,10 @@ class _Search:
             ]
         return []
 
-    # -- what is fused ---------------------------------------------------------------------------------------------
+    # -- fused products --------------------------------------------------------------------------------------------
 
     def _products_behind(self, place: Place, known: set[Place]) -> list[Place]:
-        """Results of products with weights that the whole of a slice is made of, element by element."""
+        """Results of products with weights that a sliced array is computed from, element by element."""
         found: list[Place] = []
         waiting = [place]
         while waiting:
@@ -146,8 +146,7 @@ class _Search:
         return found
 
     def _has_weight(self, product: Op, dim: int) -> bool:
-        """Whether a dimension of a product's result is a weight's, and the first of those that are the weight's
-        alone."""
+        """Whether a dimension of a product's result is the first one that only the weight has."""
         made = product.rule.results[0]
         for operand, other in ((0, 1), (1, 0)):
             shared = {f for factors in product.rule.operands[other] for f in factors}
@@ -157,8 +156,8 @@ class _Search:
         return False
 
     def _family(self, start: Place) -> dict[Place, int]:
-        """Every place that has the dimension of this one, with the size of the parts that all cuts of it allow; empty
-        where they leave none."""
+        """Every place that shares the dimension of this one -> size of the parts that all cuts of it allow; empty if
+        there is none."""
         family, waiting, width = {start}, [start], 0
         while waiting:
             here = waiting.pop()
@@ -174,10 +173,10 @@ class _Search:
         whole = self._program.values[start[0]].shape[start[1]]
         return dict.fromkeys(family, width) if width * width >= whole else {}
 
-    # -- what is written anew --------------------------------------------------------------------------------------
+    # -- ops to rewrite --------------------------------------------------------------------------------------------
 
     def _grown(self, width: dict[Place, int], values: dict[int, dict[int, int]]) -> dict[int, dict[Position, int]]:
-        """Ops to be written anew: those that cut, and what parts reach from there. Fills `values`."""
+        """Ops to rewrite: those that cut, and those that parts propagate to. Fills `values`."""
         passed: set[int] = set()
         waiting = [place for number in range(len(self._program.ops)) for place, _ in self._cuts(number)]
         waiting = [place for place in waiting if place in width]
@@ -190,7 +189,7 @@ class _Search:
             for number in self._touching(value):
                 op = self._program.ops[number]
                 if made_of_arguments and value not in op.results and here not in dict(self._cuts(number)):
-                    continue  # what else reads a weight or a bias: its update
+                    continue  # another reader of a weight or a bias: its update
                 if self._passes(number, here):
                     passed.add(number)
                     arrays = self._arrays(op)
@@ -211,7 +210,7 @@ class _Search:
             ops.setdefault(number, {}).update(dict.fromkeys(at, size))
 
     def _out_of_loops(self, values: dict[int, dict[int, int]], ops: dict[int, dict[Position, int]]) -> None:
-        """A weight that a loop only reads is taken apart in front of it, once."""
+        """Moves the reshape of a loop-invariant weight before the loop."""
         program = self._program
         waiting = [number for number in ops if program.ops[number].loop >= 0]
         while waiting:
@@ -239,7 +238,7 @@ class _Search:
         return [array for array, value in enumerate(arrays) if self._program.values[value].shape]
 
     def _passes(self, number: int, place: Place) -> bool:
-        """Whether an op can hand on the parts of a dimension, in all that it reads and makes."""
+        """Whether an op can propagate the parts of a dimension to all its operands and results."""
         op = self._program.ops[number]
         if op.name == BROADCAST_IN_DIM or place in dict(self._cuts(number)):
             return True
@@ -251,7 +250,7 @@ class _Search:
 
 @lru_cache(maxsize=10_000)
 def alone(rule: Rule) -> tuple[tuple[Position, ...], ...]:
-    """Per factor the positions of dimensions that are this factor and nothing else."""
+    """Per factor, the positions of dimensions that consist of this factor only."""
     found: dict[int, list[Position]] = defaultdict(list)
     for array, dims in enumerate(rule.operands + rule.results):
         for dim, factors in enumerate(dims):
@@ -261,7 +260,7 @@ def alone(rule: Rule) -> tuple[tuple[Position, ...], ...]:
 
 
 def _made_of_arguments(program: Program) -> set[int]:
-    """Values that arguments and constants are converted, moved or put together to, and nothing is computed for."""
+    """Values that are only conversions, rearrangements or concatenations of arguments and constants."""
     found: set[int] = set()
     for op in program.ops:
         plain = op.kind.rearranges or op.kind.identity or op.name in (ARGUMENT, "stablehlo.convert")

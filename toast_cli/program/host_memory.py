@@ -1,7 +1,7 @@
-"""Which arrays of a program lie in the host's memory.
+"""Finds the arrays of a program that are in host memory.
 
-Arguments that the program says lie there, what is moved there, and what is updated with, carried as, cut from or a view
-of such an array, until a part of it is moved to the device. XLA moves nothing else.
+These are arguments that the program places there, arrays moved there, and updates, loop carries, slices and views of
+such arrays, until a part is moved to the device. XLA moves nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_transfer(op: Op) -> bool:
 
 
 def only_moves(program: Program) -> Program:
-    """The program in which what moves an array to the memory that it lies in is an identity."""
+    """The program with transfers of an array to the memory that it is in already replaced by identities."""
     there = on_host(program)
     ops = tuple(
         replace(op, name=BARRIER, detail="") if is_transfer(op) and _lies_there(op, there) else op for op in program.ops
@@ -35,7 +35,7 @@ def _lies_there(op: Op, there: frozenset[int]) -> bool:
 
 
 def replacing(program: Program, results: Iterable[int]) -> frozenset[int]:
-    """Numbers of the values that these `toast.result` ops return, also by way of identities."""
+    """Values that these `toast.result` ops return, directly or through identities."""
     found: set[int] = set()
     for number in results:
         value = program.ops[number].operands[0]
@@ -48,14 +48,14 @@ def replacing(program: Program, results: Iterable[int]) -> frozenset[int]:
 
 @once
 def moved(program: Program) -> frozenset[int]:
-    """Numbers of the values in device memory that come from the host's, or are moved there."""
+    """Values in device memory that are transferred from or to host memory."""
     transfers = [op for op in program.ops if is_transfer(op)]
     return frozenset((op.operands if op.detail == TO_HOST else op.results)[0] for op in transfers)
 
 
 @once
 def on_host(program: Program) -> frozenset[int]:
-    """Numbers of the values that lie there."""
+    """Values in host memory."""
     found = {argument.value for argument in program.arguments if argument.on_host}
     found |= {op.results[0] for op in program.ops if op.detail == TO_HOST}
     waiting = list(found)
@@ -72,7 +72,7 @@ def on_host(program: Program) -> frozenset[int]:
             if _stays(op, position):
                 add(op.results[0])
         maker = program.ops[program.producer[value]]
-        # What a loop updates there begins there.
+        # The initial value of an array that a loop updates there is there, too.
         if maker.name == CARRY or maker.kind.updates:
             start = maker.operands[0]
             if all(use[0] == program.producer[value] for use in program.users[start]) and not _given(program, start):
@@ -81,7 +81,7 @@ def on_host(program: Program) -> frozenset[int]:
 
 
 def _stays(op: Op, position: int) -> bool:
-    """Whether what an op makes of an array in the host's memory lies there as well."""
+    """Whether an op's result is in host memory if this operand is."""
     if op.name == DYNAMIC_UPDATE_SLICE:
         return position < 2
     if op.name in (DYNAMIC_SLICE, SLICE):

@@ -1,11 +1,11 @@
-"""Which part of a step can be run once for each part of its batch, with gradients added up.
+"""Microbatches: finds the part of a step that can run once for each part of its batch, with accumulated gradients.
 
-Ops fall into three groups. Those *before* the loop depend on no example (or only on the inputs, where a sum over the
-whole batch is cheap: how many tokens count). Those *inside* work on one part of the batch at a time. Those *after* need
-sums over the whole batch: the optimiser, the norm of the gradients. `batch_cut` says where the batch is in each array.
+Ops fall into three groups. Ops *before* the loop depend on no example, or are cheap sums over the whole batch of inputs
+(such as the number of tokens). Ops *inside* work on one part of the batch at a time. Ops *after* need sums over the
+whole batch: the optimiser, the norm of the gradients. `batch_cut` locates the batch in each array.
 
-Enters: a program, each op with the number of the statement of the module that it belongs to (a loop is one statement).
-Leaves: a `Split`, or raises `WholeBatchError`.
+Enters: a program, with the number of each op's statement in the module (a loop is one statement). Leaves: a `Split`, or
+raises `WholeBatchError`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from toast_cli.program.ops import (
     RESULT,
 )
 
-# The share of the arithmetic on examples and sums of them that has to be inside the loop.
+# Least fraction of the flops on examples and their sums that must be inside the loop.
 MOST = 0.8
 
 
 class _ReadCutError(Exception):
-    """A value that is the same for every part, but read one part at a time. inside: made in the loop, not before."""
+    """A value that is equal for all parts, but read one part at a time. inside: it is computed in the loop, not
+    before."""
 
     def __init__(self, value: int, cut: Cut, *, inside: bool) -> None:
         self.value, self.cut, self.inside = value, cut, inside
@@ -49,13 +50,13 @@ class _ReadCutError(Exception):
 
 @dataclass(frozen=True)
 class Split:
-    """How a step is run in parts.
+    """A step divided into parts of its batch.
 
     Attributes:
-        states: [values]. inside: statements of the loop. after: statements behind it; all others are before it.
-        read_cut: values made before the loop, of which it reads one part at a time.
-        remade: (op, operand) that reads a value which the loop makes for itself with fewer elements, and its cut.
-        leaving: values made inside that are read behind the loop, or are results.
+        states: [values]. inside: statements in the loop. after: statements after it; all others are before it.
+        read_cut: values computed before the loop that it reads one part at a time.
+        remade: (op, operand) whose value the loop recomputes with fewer elements -> its cut. leaving: values computed
+        inside that are read after the loop, or are results.
     """
 
     parts: int
@@ -72,10 +73,10 @@ class Statements:
     """A program as statements of its module's entry function.
 
     Attributes:
-        program: with all ops of the module, also those whose results nobody needs.
+        program: with all ops of the module, including unused ones.
         of_op: [ops] number of the statement, -1 for arguments.
-        read_directly: whether an operand of an op is, in the module, the very value that an op makes.
-        deciding: statement -> values that say which of its branches runs.
+        read_directly: whether an operand is, in the module, directly the result of an op.
+        deciding: statement -> values that select its branch.
     """
 
     program: Program
@@ -85,7 +86,7 @@ class Statements:
 
 
 def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> Split:
-    """The split of a step along a dimension of an argument. Raises `WholeBatchError` where an op needs all examples."""
+    """The split of a step along a dimension of an argument. Raises `WholeBatchError` if an op needs all examples."""
     seeds, forced = {statements.program.arguments[argument].value: Cut(dim)}, set[int]()
     narrowed: dict[int, Cut] = {}
     for _ in range(len(statements.program.ops) + 1):
@@ -105,7 +106,7 @@ def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> 
 
 
 def _cheap(statements: Statements, value: int) -> set[int]:
-    """The ops that make a value from arguments, where they are few and light; else none."""
+    """The ops that compute a value from arguments, if all are cheap; else empty."""
     program = statements.program
     found, stack = set[int](), [value]
     while stack:
@@ -121,11 +122,11 @@ def _cheap(statements: Statements, value: int) -> set[int]:
 
 
 class _Splitter:
-    """Goes through the statements of a program once, in order.
+    """Assigns each statement of a program, in order, to before, inside or after the loop.
 
     Args:
-        seeds: arguments, and values made before the loop, that are read one part at a time. narrowed: see `CutRules`.
-        forced: ops to do before the loop.
+        seeds: arguments, and values computed before the loop, that are read one part at a time. narrowed: see
+        `CutRules`. forced: ops to run before the loop.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class _Splitter:
         self._seeds, self._forced, self._parts = seeds, forced, parts
         self._states: list[State | None] = [None] * len(self._program.values)
         self._rules = CutRules(self._program, parts, self._states, narrowed, self._read_cut)
-        self._place: dict[int, str] = {}  # statement -> "before", "inside", "after"; open where it is a linear op
+        self._place: dict[int, str] = {}  # statement -> "before", "inside", "after"; undecided for linear ops
         self._remade: dict[tuple[int, int], Cut] = {}
         self._ops: dict[int, list[int]] = defaultdict(list)
         for number, statement in enumerate(statements.of_op):
@@ -219,7 +220,7 @@ class _Splitter:
                     if self._place.get(statement) == "before":
                         states[value] = self._seeds[value]
                     elif states[value] == self._seeds[value]:
-                        del self._seeds[value]  # another array that it is made from is read in parts by now
+                        del self._seeds[value]  # by now an array it depends on is read in parts
                     else:
                         raise WholeBatchError(n, "makes what is read in parts from what depends on the batch")
 
@@ -230,7 +231,7 @@ class _Splitter:
                 self._states[value] = state
 
     def _inside(self, statement: int) -> None:
-        """The states within a loop, a branch or a barrier that reads what is cut."""
+        """Computes the states within a loop, branch or barrier that reads a cut value."""
         program, states = self._program, self._states
         self._place[statement] = "inside"
         changed = True
@@ -252,7 +253,7 @@ class _Splitter:
                 raise NeedsSumError(self._ops[statement][0], value)
 
     def _read_cut(self, number: int, position: int, cut: Cut) -> None:
-        """Notes that an operand that is whole is read in parts."""
+        """Records that a whole operand is read in parts."""
         program, value = self._program, self._program.ops[number].operands[position]
         maker = program.ops[program.producer[value]]
         if self._statements.read_directly(number, position) and _can_be_made_smaller(maker, cut, program):
@@ -265,7 +266,8 @@ class _Splitter:
             raise WholeBatchError(program.producer[value], "makes something for the whole batch in each part's loop")
 
     def _settle(self, open_: list[int]) -> None:
-        """Places linear ops on sums: inside where the loop needs them or no more leaves it then; else behind it."""
+        """Places linear ops on sums: inside if the loop needs them or if that does not enlarge its results; else after
+        it."""
         program, of_op = self._program, self._statements.of_op
         for statement in open_:
             (number,) = self._ops[statement]
@@ -283,7 +285,7 @@ class _Splitter:
 
 
 def _can_be_made_smaller(op: Op, cut: Cut, program: Program) -> bool:
-    """Whether every part of an array is alike, so that the op makes it with fewer elements."""
+    """Whether all parts of an op's result are equal, so that it can be computed with fewer elements."""
     if op.name == BROADCAST_IN_DIM:
         factors = {f for f in op.rule.results[0][cut.dim] if op.rule.sizes[f] > 1}
         return not factors & {f for held in op.rule.operands[0] for f in held}

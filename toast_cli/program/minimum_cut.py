@@ -1,7 +1,7 @@
-"""Which values to keep so that others can be computed from them, with the fewest bytes kept: a minimum cut, as in the
-recomputation of min-cut partitioners (PyTorch's AOTAutograd).
+"""Minimum cut: the values to keep, with the fewest bytes, so that all needed ones can be recomputed (as in the min-cut
+partitioner of PyTorch's AOTAutograd).
 
-Enters: what each value is made from. Leaves: the values to keep.
+Enters: the operands of each value. Leaves: the values to keep.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-_TOTAL = 1 << 28  # units that all bytes together are counted in: scipy's capacities have 32 bits
+_TOTAL = 1 << 28  # scale of the total bytes: scipy's capacities have 32 bits
 _UNLIMITED = 1 << 30
 
 
 def least_kept(
     made_from: Sequence[Sequence[int] | None], sizes: Sequence[int], needed: Collection[int]
 ) -> frozenset[int]:
-    """The values to keep, of the fewest bytes; of equal ones those that leave the least to compute.
+    """The values to keep, with the fewest bytes; of equal cuts the one with least recomputation.
 
     Args:
-        made_from: [values] the values that each is computed from; none where it is always at hand, None where it cannot
-            be computed again.
+        made_from: [values] operands of each; empty if it is always available, None if it cannot be recomputed.
         sizes: [values] bytes.
     """
     if not needed:

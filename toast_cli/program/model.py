@@ -1,8 +1,7 @@
 """`Program`: one flat list of ops over numbered values, with every op's sharding rule.
 
-Calls and composites are already inlined. Regions (`while`, `case`, `if`) are flattened in program order; what flows
-into and out of them is written with three kinds of op of our own, each an identity as far as dimensions go, so that
-nothing downstream needs a special case:
+Calls and composites are already inlined. Regions (`while`, `case`, `if`) are flattened in program order; values enter
+and leave them through ops of our own, each an identity for dimensions, so that nothing downstream needs a special case:
 
 * `toast.argument` (no operands, one result): an argument of the entry function.
 * `toast.carry` (operands: the value a loop starts with, the value each iteration yields; one result): the value a
@@ -23,7 +22,7 @@ from typing import TypeVar
 from toast_cli.program.ops import CUSTOM_CALL, DOT_GENERAL, OP_KINDS, OpKind, kind_of
 
 T = TypeVar("T")
-# A dimension is an ordered product of factors, major to minor; () for a dimension no factor speaks of.
+# A dimension is an ordered product of factors, major to minor; () for a dimension without factors.
 DimFactors = tuple[int, ...]
 # Per dimension of one operand or result.
 ValueFactors = tuple[DimFactors, ...]
@@ -40,11 +39,11 @@ DTYPE_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one op's dimensions correspond, as Shardy states it: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
+    """An op's sharding rule, as in Shardy: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
 
     Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the first
-    three sets pass through. uneven: factors whose size is padded, see `dimensions.padded`. Rules are looked up once for
-    each op, so each keeps its hash.
+    three sets pass through. uneven: factors whose size is padded, see `dimensions.padded`. Rules are dictionary keys
+    for every op, so the hash is stored.
     """
 
     sizes: tuple[int, ...]
@@ -65,20 +64,20 @@ class Rule:
 
     @property
     def only_scales(self) -> bool:
-        """Of a contraction: whether it adds up nothing and one operand has no dimension that the other has not."""
+        """For a contraction: whether it sums over nothing and all dimensions of one operand are in the other."""
         first, second = self._occupied
         nothing_added = all(self.sizes[factor] <= 1 for factor in self.reduction)
         return nothing_added and bool(first or second) and (first <= second or second <= first)
 
     @property
     def with_vector(self) -> bool:
-        """Of a contraction: whether one operand has no dimension that the other has not."""
+        """For a contraction: whether all dimensions of one operand are in the other."""
         first, second = self._occupied
         return first <= second or second <= first
 
     @property
     def _occupied(self) -> tuple[set[int], set[int]]:
-        """Factors of more than one element of the first operand, and of the second."""
+        """(factors of more than one element of the first operand, of the second)."""
         first, second = ({f for dim in dims for f in dim if self.sizes[f] > 1} for dims in self.operands[:2])
         return first, second
 
@@ -110,12 +109,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a dimension of an op's result comes from one of its first operand: each of `outputs` elements from a window
-    of that, `stride` apart.
+    """A windowed dimension: each of `outputs` elements of the result depends on a window of the first operand's
+    dimension; windows are `stride` apart.
 
-    Before that, `dilation` - 1 holes are put between the operand's elements (`inputs` of them), and `low` elements in
-    front (a negative number are cut off). A window has `size` elements, `spread` apart. kernel_dim: the dimension of
-    the second operand that they are multiplied with, or -1.
+    First, `dilation` - 1 holes are inserted between the operand's `inputs` elements, and `low` elements are padded in
+    front (or cut off, if negative). A window has `size` elements, `spread` apart. kernel_dim: the dimension of the
+    second operand that they are multiplied with, or -1.
     """
 
     operand_dim: int
@@ -132,11 +131,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What devices exchange in one op of a manual region.
+    """The communication of one op of a manual region.
 
     Attributes:
-        kind: "all-reduce" and the like. groups: numbers of the devices that communicate with each other; none where all
-            do; of a collective-permute, source and target of each message. pairs: they are such.
+        kind: "all-reduce" and the like. groups: device numbers of each communicating group; empty if all devices form
+            one; for a collective-permute, (source, target) pairs. pairs: whether groups are such pairs.
         place: location of the op, as the module has it.
     """
 
@@ -151,15 +150,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class HandWritten:
-    """A hand-written kernel (Pallas, cuDNN, Triton), which is one op of a program.
+    """A hand-written kernel (Pallas, cuDNN, Triton) that is one op of a program.
 
     Attributes:
-        name: of the kernel, as its author called it. kind: "mosaic", "cudnn" or "" for one that nothing is known of.
-        products: arithmetic of one run on the matrix unit, on unsharded shapes; a multiply-add counts 2. vector: other
-            arithmetic.
-        bytes: read from memory and written to it. What a kernel holds on the chip does not count.
-        axes: [factors of the op's rule] the axis of the kernel's grid that a factor is a part of, -1 for none; of an
-            attention of cuDNN, the dimension of its scores. Factors behind the last of them stay whole.
+        name: the author's name of the kernel. kind: "mosaic", "cudnn", or "" if unknown. products: matrix-unit flops of
+        one run, on unsharded shapes; a multiply-add counts 2. vector: other flops.
+        bytes: read from memory and written to it, without on-chip traffic.
+        axes: [factors of the op's rule] axis of the kernel's grid that a factor belongs to, -1 for none; for cuDNN
+            attention, dimension of its scores. Factors beyond the end of the tuple stay whole.
     """
 
     name: str
@@ -176,11 +174,11 @@ class HandWritten:
 
 @dataclass(frozen=True)
 class ManualRegion:
-    """What a manual region (`shard_map`) does on each device of its axes.
+    """The per-device program of a manual region (`shard_map`).
 
     Attributes:
-        axes: names of the mesh axes over which it is manual, as the region has them.
-        body: the region as a program, on local shapes. exchanges: ops of it that communicate -> what they exchange.
+        axes: names of the mesh axes over which it is manual, as in the module.
+        body: the region as a program, on local shapes. exchanges: op of the body that communicates -> its exchange.
     """
 
     axes: tuple[str, ...]
@@ -199,16 +197,16 @@ class Op:
             branch out of n counts 1/n).
         loop: number in `Program.loops` of the innermost loop around it, -1 outside loops.
         flops: arithmetic operations on the unsharded shapes, one run; a fused multiply-add counts 2.
-        detail: what else tells ops of one name apart (a custom call's target, a reduction's body op); else empty.
-        kind: what is true of every op of this name, or of custom calls of this target where the table has it; of a
+        detail: distinguishes ops of one name (a custom call's target, a reduction's body op); else empty.
+        kind: properties of all ops of this name, or of custom calls of this target if the table has it; for a
             contraction that contracts nothing, see `OpKind.scaling`.
-        windows: of its dimensions of which an element of the result reads a neighbourhood, or one at another place.
-        opaque: nobody knows how to split it; it is computed whole everywhere and the report lists it.
+        windows: its dimensions along which a result element reads a neighbourhood, or an element at another position.
+        opaque: it has no sharding rule; it is computed whole on every device, and the report lists it.
         branches: numbers of the branches of `case` and `if` around it, within its loop, outermost first; operand k of a
             `toast.join` is read in the k-th branch from the last of them on.
-        region: what is in it, of a manual region.
-        one_device: it runs on one device, from which others have what they read of its results (a host callback).
-        kernel: what is known of it, of a hand-written kernel.
+        region: the body, for a manual region.
+        one_device: it runs on one device, which sends its results to the others (a host callback). kernel: properties
+        of a hand-written kernel.
     """
 
     name: str
@@ -234,8 +232,8 @@ class Op:
 
     @property
     def multiplies_by_vector(self) -> bool:
-        """Whether it is a contraction with a vector, or with one for each number of a batch: XLA:TPU multiplies element
-        by element and adds up, in the type that it is given."""
+        """Whether it is a (batched) matrix-vector contraction, which XLA:TPU computes elementwise with a sum, in the
+        operands' type."""
         return self.name == DOT_GENERAL and self.rule.with_vector
 
 
@@ -243,8 +241,8 @@ class Op:
 class Loop:
     """A `while`: ops [first, last) of the program are its carries, condition and body.
 
-    `trips` is its own trip count; `trips_known` is False where data decides it: then it is the most it can be, or 1
-    where there is no limit.
+    `trips` is its own trip count; `trips_known` is False if it depends on data; then `trips` is an upper bound, or 1 if
+    there is none.
     """
 
     parent: int
@@ -256,17 +254,15 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of the entry function, in order. `path` is its name in the user's tree where known (`params['w']`).
+    """An argument of the entry function, in order. `path` is its path in the user's tree, if known (`params['w']`).
 
     Attributes:
-        aliased_result: number of the result whose buffer this argument's buffer becomes; -1 when none.
-        dimension_names: [dimensions] what the user calls each ("embed"), "" where nothing was said; empty when nothing
-            was.
-        stated_axes: [dimensions] the mesh axis that the program itself splits it over, "" where it says none; empty
-            likewise.
-        on_host: it lies in the host's memory.
-        used_in: what reads it first, in a module that the program names (`encoder/attention/dot_general`), where it has
-            no path; else empty.
+        aliased_result: number of the result that reuses this argument's buffer; -1 for none.
+        dimension_names: [dimensions] the user's names ("embed"), "" for none; empty if there are none at all.
+        stated_axes: [dimensions] mesh axis that the program itself splits it over, "" for none; empty likewise.
+        on_host: it is in host memory.
+        used_in: for an argument without a path, its first reader in a named module (`encoder/attention/dot_general`);
+            else empty.
     """
 
     value: int
@@ -280,20 +276,20 @@ class Argument:
 
     @property
     def label(self) -> str:
-        """What people are told of it; empty where nothing is known."""
+        """Its name in reports; empty if unknown."""
         return self.path or self.used_in
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A result of the entry function, in order. `path` as `jax.result_info` says, else empty."""
+    """A result of the entry function, in order. `path` as in `jax.result_info`, else empty."""
 
     value: int
     path: str
 
 
 def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
-    """A function of a program that works out its answer once for each program; nobody may change the answer."""
+    """Memoises a function of a program, once per program; callers must not mutate the answer."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
@@ -312,10 +308,10 @@ class Program:
     """A whole program; see the module docstring for how control flow is written.
 
     Attributes:
-        parted: it is not as the user wrote it: fused products are taken apart in it (see `fused_products`), dimensions
-            merged in another order (see `dimensions.merged`), or sizes padded (see `dimensions.padded`).
-        microbatches: in how many parts it runs its batch, which the user's runs as a whole (see `microbatches`).
-        recompute: what its backward pass computes again and the user's does not, a `request.Recompute`.
+        parted: it differs from the user's program: fused products are split (see `fused_products`), dimensions merged
+            in another order (see `dimensions.merged`), or sizes padded (see `dimensions.padded`).
+        microbatches: number of parts of its batch (see `microbatches`); 1 as the user wrote it. recompute: values that
+        its backward pass rematerialises and the user's does not, a `request.Recompute`.
     """
 
     name: str

@@ -1,12 +1,11 @@
-"""What kind of op each op is: one row per op, and the only table of this sort.
+"""Properties of ops: one row per op, and the only such table.
 
-Enters: a dialect name. Leaves: its `OpKind`, which `Op.kind` holds. Everything that asks for a group of ops
-(elementwise ops, views, ops of the matrix unit) asks for a property of this. Where a step treats one single op in its
-own way it names that op.
+Enters: a dialect name. Leaves: its `OpKind`, which `Op.kind` holds. All code that needs a group of ops (elementwise
+ops, views, ops of the matrix unit) uses a property of it. Code that treats a single op specially names that op.
 
-How it is drawn: StableHLO's specification says what is elementwise and what only moves elements; XLA's
-`HloCostAnalysis` says what counts no arithmetic and what is transcendental; Shardy's pass
-`sdy-constant-or-scalar-splitter` says what it computes again for each use (a test asks it).
+Sources: StableHLO's specification for elementwise ops and ops that only move elements; XLA's `HloCostAnalysis` for ops
+without arithmetic and transcendental ones; Shardy's pass `sdy-constant-or-scalar-splitter` for ops recomputed for each
+use (a test checks that).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ TRANSPOSE = "stablehlo.transpose"
 # Bodies that devices can reduce with.
 REDUCERS = ("add", "multiply", "maximum", "minimum", "and", "or")
 
-# Ops of our own, for what flows into and out of the program and its regions; see `toast_cli.program.model`.
+# Ops of our own, for values that enter and leave the program and its regions; see `toast_cli.program.model`.
 ARGUMENT = "toast.argument"
 CARRY = "toast.carry"
 JOIN = "toast.join"
@@ -51,7 +50,7 @@ RESULT = "toast.result"
 
 @dataclass(frozen=True, eq=False)
 class OpKind:
-    """What is true of every op of one name.
+    """Properties of all ops of one name.
 
     Attributes:
         name: dialect name.
@@ -65,22 +64,21 @@ class OpKind:
             it where it is read.
         view: it rearranges one array in a way that is known before the program runs, and pads nothing.
         identity: its result is its operand.
-        contraction, convolution: it multiplies and adds up, in a chip's matrix unit.
+        contraction, convolution: it runs on a chip's matrix unit.
         scaling: a contraction that contracts nothing and multiplies each element of one operand with one of the other:
-            XLA makes a multiplication of it (`kind_of` says it of such ops only).
-        lookup: indices that the program computes say which rows it reads or updates (gather, scatter).
+            XLA turns it into a multiplication (only `kind_of` sets it).
+        lookup: it reads or updates rows that computed indices select (gather, scatter).
         reduction: it combines elements along dimensions with a body of its own.
-        takes_part: it reads only as much of its first operand as it makes.
-        in_place: XLA lets its result take over the buffer of its first operand.
+        takes_part: it reads only as much of its first operand as its result has.
+        in_place: XLA lets its result reuse the buffer of its first operand.
         updates: it writes a part of its first operand, as much as its update has.
-        computes_operands: its kernel computes what it reads, besides the ops for which that follows (see
-            `fuses_operands`).
-        no_arithmetic: it counts no arithmetic operations, besides the ops for which that follows (see
-            `computes_nothing`).
-        per_device: devices exchange something in it or are told apart by it.
-        whole: XLA computes it whole on every device, and what it reads is needed whole (a Fourier transform too,
-            whatever Shardy's rule for it says: fft_handler.cc).
-        windowed: an element of its result is made from a window of its first operand; `Op.windows` says from which.
+        computes_operands: its kernel fuses the computation of its operands; implied for further ops, see
+            `fuses_operands`.
+        no_arithmetic: it counts no flops; implied for further ops, see `computes_nothing`.
+        per_device: it communicates, or its result depends on the device.
+        whole: XLA computes it whole on every device from whole operands (a Fourier transform too, despite Shardy's rule
+            for it: fft_handler.cc).
+        windowed: an element of its result depends on a window of its first operand, see `Op.windows`.
     """
 
     name: str
@@ -109,12 +107,12 @@ class OpKind:
 
     @cached_property
     def matrix_unit(self) -> bool:
-        """Whether a chip's matrix unit does it."""
+        """Whether it runs on a chip's matrix unit."""
         return self.contraction or self.convolution
 
     @cached_property
     def heavy(self) -> bool:
-        """Whether it tells what a dimension is for: contractions, convolutions and look-ups."""
+        """Whether it is evidence for the role of a dimension: contractions, convolutions and look-ups."""
         return self.matrix_unit or self.lookup
 
     @cached_property
@@ -131,17 +129,17 @@ class OpKind:
 
     @cached_property
     def fuses_operands(self) -> bool:
-        """Whether its kernel computes what it reads."""
+        """Whether its kernel fuses the computation of its operands."""
         return self.matrix_unit or self.fusible or self.computes_operands
 
     @cached_property
     def rematerialised(self) -> bool:
-        """Whether Shardy makes it anew for each use where its operands are made from constants alone."""
+        """Whether Shardy recomputes it for each use if its operands are made from constants alone."""
         return self.elementwise or (self.view and self.name != TRANSPOSE)
 
     @cached_property
     def computes_nothing(self) -> bool:
-        """Whether it counts no arithmetic operations."""
+        """Whether it counts no flops."""
         return self.source or self.rearranges or self.identity or self.no_arithmetic
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -339,10 +337,10 @@ _BROADCASTING = "chlo.broadcast_"
 
 
 def kind_of(name: str, scaling: bool = False) -> OpKind:
-    """The kind of the op of a dialect name. Nothing is known of an op without a row but that Shardy's ops count no
-    arithmetic.
+    """The kind of the op of a dialect name. An op without a row has no properties, except that Shardy's ops count no
+    flops.
 
-    `chlo.broadcast_add` and the like are what they are without the prefix. scaling: it is a contraction that only
+    `chlo.broadcast_add` and the like have the kind of the op without the prefix. scaling: it is a contraction that only
     scales.
     """
     if scaling:

@@ -1,4 +1,4 @@
-"""Paths of arguments and results in the user's trees, and patterns that mean some of them."""
+"""Paths of arguments and results in the user's trees, and patterns that match them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 _KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+|\*)\]|\.([A-Za-z_]\w*)""")
-# What is not itself in a pattern: `*`, `{a,b}`, and the numbers that `1..17` and `0,3` stand for.
+# Special parts of a pattern: `*`, `{a,b}`, and number lists such as `1..17` and `0,3`.
 _SPECIAL = re.compile(
     r"(?P<any>\.?\*)|\{(?P<either>[^{}]*)\}|(?P<numbers>\d+(?:\.\.\d+)?(?:,\d+(?:\.\.\d+)?)+|\d+\.\.\d+)"
 )
 _LAYER = re.compile(r"(?<=/)\d+(?=/|$)")
 _WORD = re.compile(r"[a-z]\w*")
-MOST_NUMBERS = 10_000  # that a range stands for
+MOST_NUMBERS = 10_000  # in one range
 NEAREST = 4
 
 
 def matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
-    """Whether a pattern means this argument or result, by its number (`arg3`), its path as JAX writes it, or its path
+    """Whether a pattern matches this argument or result, by its number (`arg3`), its path as JAX writes it, or its path
     with slashes.
 
-    `*` (or `.*`) is any text, `{a,b}` is one of these texts, and `1..17` or `0,3` one of these numbers, so that what
-    reports show is a pattern. Everything else is itself, also brackets and quotes, of which paths are full.
+    `*` (or `.*`) is any text, `{a,b}` is one of these texts, and `1..17` or `0,3` one of these numbers, so that the
+    paths in reports are patterns. All other characters match themselves, including brackets and quotes.
     """
     if pattern == f"{kind}{index}":
         return True
@@ -36,12 +36,12 @@ def slash_path(path: str) -> str:
 
 
 def shown_path(path: str, index: int) -> str:
-    """How people are told of an argument: by its path with slashes, or as `arg3` where it has none."""
+    """The name of an argument in reports: its path with slashes, or `arg3` if it has none."""
     return slash_path(path) or f"arg{index}"
 
 
 def nearest_paths(pattern: str, paths: Iterable[str]) -> str:
-    """The arguments whose paths are most like a pattern that matches none: `params/layers/*/wq, params/embed`.
+    """The arguments whose paths are most similar to a pattern without a match: `params/layers/*/wq, params/embed`.
 
     Layers are one path. Words in common count first, then letters.
     """

@@ -1,6 +1,6 @@
-"""`Pins`: shardings that a program itself insists on, in axis names of the mesh chosen.
+"""`Pins`: shardings that a program itself fixes, in axis names of the chosen mesh.
 
-Manual regions always do; other shardings a program states are pins when they are kept on request.
+Manual regions always do; other shardings stated by a program are pins only if the user asks to keep them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ PinnedAxes = tuple[tuple[str, ...] | None, ...]
 
 @dataclass(frozen=True)
 class Pins:
-    """`values` [value number], `uses` [(op number, operand position)]; `notices` say what could not be carried over;
-    `manual`: axes of regions over some axes [op number], where the regions call them otherwise."""
+    """`values` [value number], `uses` [(op number, operand position)]; `notices`: messages about shardings that could
+    not be kept; `manual` [op number]: axes of manual regions, where their own names differ."""
 
     values: dict[int, PinnedAxes] = field(default_factory=dict)
     uses: dict[tuple[int, int], PinnedAxes] = field(default_factory=dict)

@@ -1,6 +1,7 @@
-"""Weights and data told apart by what they meet in products and look-ups.
+"""Tells weights from data by the products and look-ups that read them.
 
-Enters: a `Program`, and which arguments are known to be weights or data. Leaves: the same of all that products tell.
+Enters: a `Program`, and which arguments are known to be weights or data. Leaves: both sets, extended by what products
+imply.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ COMPONENT = re.compile(r"[A-Za-z_]\w*|\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]")
 
 
 def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tuple[set[int], set[int]]:
-    """(weights, data): what arguments are by what they meet in products and look-ups, those given included.
+    """(weights, data): arguments classified by the products and look-ups that read them, including the given ones.
 
-    What data is multiplied with is a weight (a frozen one, where others are trained). What only weights are multiplied
-    with is data, and so is what random numbers pick rows of. Of two arguments that meet and nothing else is known of,
-    the right one is the weight, unless the left one belongs to other weights.
+    A factor of data is a weight (a frozen one, if others are trained). A factor of weights only is data, and so is an
+    array whose rows random numbers pick. Of two otherwise unknown factors, the right one is the weight, unless the left
+    one is in a subtree of other weights.
 
     Args:
         trained, data: arguments that are known to be weights, and to be data (tokens, caches).
@@ -35,11 +36,11 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
     activation, noise = (1 << len(program.arguments) + k for k in range(2))
     given = is_weight = _bits(trained)
     is_data = _bits(data) | activation
-    made_of = [0] * len(program.values)  # [values] a bit for each argument that they are made of, or the two above
+    made_of = [0] * len(program.values)  # [values] bit set of the arguments each depends on, or of the two above
     for n, argument in enumerate(program.arguments):
         made_of[argument.value] = noise if program.values[argument.value].dtype == _KEY else 1 << n
     pairs: list[tuple[int, int]] = []
-    paired = 0  # all arguments in these
+    paired = 0  # bit set of all arguments in `pairs`
     for op in program.ops:
         sides = [made_of[v] for v in op.operands]
         made = 0
@@ -90,5 +91,5 @@ def _numbers(bits: int) -> set[int]:
 
 
 def argument_path(program: Program, number: int) -> list[str]:
-    """The components of an argument's path; one that nothing else has where there is none."""
+    """The components of an argument's path; a unique one if it has no path."""
     return COMPONENT.findall(program.arguments[number].path) or [f"#{number}"]

@@ -1,13 +1,12 @@
-"""Which arithmetic of a program is done a second time: what `jax.checkpoint` computes again in the backward pass.
+"""Detects rematerialisation: the flops that `jax.checkpoint` recomputes in the backward pass.
 
-Every value gets a number, and values that are computed alike from the same values get the same one (value numbering).
-An optimization barrier and a move to the host's memory or back
-do not change the number. What a loop stacks up trip by trip and another loop reads trip by
-trip is numbered like the array that was stacked, and so is a layer's slice of stacked weights in every loop. An op
-whose results are numbered already is recomputed if it is in another loop or if there is a barrier before it: XLA merges
-all other equal ops.
+Every value gets a number, and equal computations on equal operands get the same one (value numbering). An optimization
+barrier and a move to the host's memory or back
+do not change the number. An array that one loop stacks and another loop reads trip by trip is numbered like the stacked
+array, and so is a layer's slice of stacked weights in every loop. An op whose results are numbered already is
+recomputed if it is in another loop or if there is a barrier before it: XLA merges all other equal ops.
 
-Enters: a program. Leaves: the part of each op's arithmetic that is recomputed.
+Enters: a program. Leaves: the fraction of each op's flops that is recomputed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _Place = tuple[int, ...]  # numbers of the manual regions around an op, then of 
 
 @once
 def recomputed_parts(program: Program) -> tuple[float, ...]:
-    """[ops] the part of each op's arithmetic that an earlier op has done."""
+    """[ops] fraction of each op's flops that repeats an earlier op."""
     return _Numbering().parts(program, (), ())[0]
 
 
@@ -40,8 +39,8 @@ class _Numbering:
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
-        self._first: dict[Hashable, _Place] = {}  # what an op computes -> where it is computed first
-        # By number: the number and type before reshapes, of what a loop stacks up, and of a value inside a region.
+        self._first: dict[Hashable, _Place] = {}  # key of an op -> place of its first computation
+        # Number -> (number, type) before reshapes, of the array that a loop stacks, and of a value inside a region.
         self._before: dict[int, tuple[int, str]] = {}
         self._stacked: dict[int, tuple[int, str]] = {}
         self._inside: dict[int, tuple[int, str]] = {}
@@ -49,7 +48,7 @@ class _Numbering:
     def parts(
         self, program: Program, regions: _Place, arguments: Sequence[int]
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """The recomputed part of each op, and the number of each result. arguments: their numbers, in a region."""
+        """([ops] recomputed fraction, [results] numbers). arguments: numbers of a region's arguments."""
         number = [-1] * len(program.values)
         types = [str(value) for value in program.values]
         behind = [False] * len(program.values)  # a barrier
@@ -80,10 +79,10 @@ class _Numbering:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _key(self, op: Op, number: Sequence[int], types: Sequence[str]) -> Hashable:
-        """What ops that compute the same have in common."""
+        """The key of an op: equal for ops that compute the same results."""
         operands = tuple(number[v] for v in op.operands)
         results = tuple(types[v] for v in op.results)
-        if op.kernel is not None:  # in the backward pass the forward kernel keeps more results than in the forward pass
+        if op.kernel is not None:  # the same kernel has more results when run for the backward pass
             return op.kernel.products, results[:1], operands
         if op.name == DYNAMIC_SLICE and op.loop >= 0:
             operands = operands[:1]  # each trip reads its own slice
@@ -112,7 +111,7 @@ class _Numbering:
     def _region(
         self, op: Op, number: Sequence[int], types: Sequence[str], regions: _Place
     ) -> tuple[float, tuple[int, ...]]:
-        """The recomputed part of a manual region's arithmetic, and the numbers of its results."""
+        """(recomputed fraction of a manual region's flops, numbers of its results)."""
         assert op.region is not None
         body = op.region.body
         given = []

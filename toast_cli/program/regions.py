@@ -1,7 +1,6 @@
-"""Where arrays are read among loops and branches, and how often: what readers in one region want of an array is made
-once for all of them.
+"""Locates reads of arrays in loops and branches, and counts them: readers in one region share copies of an array.
 
-Enters: a program. Leaves: the region of each use, and of what can be made ahead of the loops that it stands in.
+Enters: a program. Leaves: the region of each use, and the outermost one where a copy for it can be made ahead of loops.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ class Region(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A region, and how often what is made there for a reader is made in one run."""
+    """A region, and how often a copy made there for a reader is made in one run."""
 
     region: Region
     runs: float
 
 
 class Reading(NamedTuple):
-    """One use. inside: where it finds what is made anew wherever it is read. ahead: where it finds what is made no
-    further in than need be, which is the same unless only loops stand between the use and where the array is made.
-    whole_ahead: all of it is made ahead of such loops, since they take a piece of it in each trip, or it is a vector (a
-    bias, a decay), which takes next to no memory; None where there are none."""
+    """One use. inside: region of the use. ahead: outermost region in which a copy for it can be made; the same unless
+    only loops are between the use and the array's producer. whole_ahead: the whole copy is made ahead of such loops,
+    because they slice it in each trip, or it is a vector (a bias, a decay), which takes little memory; None if there
+    are no such loops."""
 
     inside: Stop
     ahead: Stop
@@ -41,7 +40,7 @@ class Reading(NamedTuple):
 
 
 def trips_at(program: Program, op: int, position: int) -> float:
-    """How often operand `position` of an op is read in one run: a loop reads what it starts with once."""
+    """How often operand `position` of an op is read in one run; a loop reads its initial values once."""
     it = program.ops[op]
     return it.trips / max(1, program.loops[it.loop].trips) if it.name == CARRY and position == 0 else it.trips
 
@@ -62,15 +61,14 @@ def branches_at(program: Program, op: int, position: int) -> tuple[int, ...]:
 
 @once
 def all_readings(program: Program) -> list[list[Reading]]:
-    """[values][uses] where each use of each value finds what is made of it."""
+    """[values][uses] the reading of each use of each value."""
     return [readings(program, value, uses) for value, uses in enumerate(program.users)]
 
 
 def readings(program: Program, value: int, uses: Sequence[Use]) -> list[Reading]:
-    """[uses] where each of a value's uses, in program order, finds what is made of the value for it.
+    """[uses] the reading of each of a value's uses, in program order.
 
-    That is where the first of those in one block, or in branches within it, reads it. Branches beside each other share
-    nothing: each makes its own.
+    Uses in one block, or in branches within it, share the region of the first of them. Sibling branches share nothing.
     """
     is_vector = sum(size > 1 for size in program.values[value].shape) < 2
     found: list[Reading] = []
@@ -86,7 +84,7 @@ def readings(program: Program, value: int, uses: Sequence[Use]) -> list[Reading]
 
 
 def _ahead(program: Program, value: int, read: Region) -> Stop | None:
-    """Where a value that is read in `read` is made, if that is further out and only loops stand in between."""
+    """Where a value that is read in `read` is made, if only loops, at least one, are in between; else None."""
     made = _made(program, value, read.loop)
     if read.loop == made.region.loop:
         return None
@@ -97,8 +95,8 @@ def _ahead(program: Program, value: int, read: Region) -> Stop | None:
 
 
 def _made(program: Program, value: int, loop: int) -> Stop:
-    """Where those who read a value in `loop` find it made: what a loop carries is made in the loop for readers there,
-    and around it for those behind it."""
+    """Where a value is made, for readers in `loop`: a loop's carry is made in the loop for readers there, and around it
+    for readers after it."""
     number = program.producer[value]
     op = program.ops[number]
     if op.name == CARRY and not _is_within(program, loop, op.loop):

@@ -1,9 +1,9 @@
-"""Values made from constants alone, which Shardy makes anew for each of their uses.
+"""Values made from constants alone, which Shardy recomputes for each of their uses.
 
-Enters: a program. Leaves: which of its values are such, and the program in which they are added up whole. They have no
-sharding of their own: each use gets a copy in its sharding, so a reshard of one costs nothing and a sharding on one
-would only bind its uses together. Shardy's pass `sdy-constant-or-scalar-splitter` draws the line, and
-`OpKind.rematerialised` follows it.
+Enters: a program. Leaves: its values of this kind, and the program in which sums over only such values need them whole.
+They have no sharding of their own: each use gets a copy in its sharding, so a reshard of one costs nothing and a
+sharding on one would only bind its uses together. `OpKind.rematerialised` follows Shardy's pass
+`sdy-constant-or-scalar-splitter`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def remade_values(program: Program) -> tuple[bool, ...]:
 
 
 def expands_scalar(op: Op, program: Program) -> bool:
-    """A broadcast of a scalar, whatever the scalar comes from."""
+    """Whether an op is a broadcast of a scalar, constant or not."""
     return op.name == BROADCAST_IN_DIM and not program.values[op.operands[0]].shape
 
 
 def with_sums_whole(program: Program) -> Program:
-    """The program in which ops that add up such values alone need them whole. Nothing would bring a split to an op
-    whose operands take the sharding of each use, and no device has to wait for what it can make itself."""
+    """The program in which ops that sum over dimensions of such values alone need these whole. Their operands adapt to
+    any sharding, so nothing would propagate a split to them, and each device can compute them itself."""
     remade = remade_values(program)
     ops = list(program.ops)
     for number, op in enumerate(ops):

@@ -1,15 +1,14 @@
-"""Argument groups: which arguments are weights, which are other state that is carried from step to step, which are
-inputs.
+"""Argument groups: tells weights, other state carried from step to step, and inputs apart.
 
-Structure decides, names only say what belongs together. An argument is *carried* when a result is an update of it: a
-result that aliases it, or one of its type that elementwise ops, loops and branches make from it. Carried arguments on
-which some other result depends (the loss, the logits) are weights, and so is what contractions, convolutions and
-gathers read as such. Carried arguments on which no other result depends, and those that are overwritten in part (a
-cache), are state.
+Roles follow from structure; names only say which arguments belong together. An argument is *carried* if a result is an
+update of it: one that aliases it, or one of its type that elementwise ops, loops and branches compute from it. Carried
+arguments on which some other result depends (the loss, the logits) are weights, and so are arguments that contractions,
+convolutions and gathers read as weights. Carried arguments on which no other result depends, and those that are
+overwritten in part (a cache), are state.
 
-Some arguments tell nothing by themselves (a bias in an inference program). They take the role of the smallest subtree
-of paths around them that has one. A subtree whose parts play different roles (a train state with weights and moments)
-is taken apart.
+Some arguments have no evidence of their own (a bias in an inference program). They take the role of the smallest
+subtree of paths around them that has one. A subtree with several roles (a train state with weights and moments) is
+divided.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ _VIEWS = frozenset(
         "stablehlo.broadcast_in_dim",
     ]
 )
-# What an update adds to an array, or scales it by; what an array of the same type passes through on the way to a
-# result.
+# Ops by which an update is computed from an array of the same shape.
 _UPDATES = frozenset(
     [
         "stablehlo.add",
@@ -51,10 +49,10 @@ _UPDATES = frozenset(
         JOIN,
     ]
 )
-# What overwrites a part of an array, such as a cache.
+# Ops that overwrite a part of an array, such as a cache.
 _OVERWRITES = frozenset([DYNAMIC_UPDATE_SLICE])
 _UPDATE_STEPS = 8
-# A subtree is of one role when all else in it has no more than this share of the bytes.
+# A subtree has one role if all other roles in it have at most this fraction of the bytes.
 _IMPURITY = 0.1
 
 
@@ -72,11 +70,11 @@ def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def carried_results(program: Program) -> tuple[int, ...]:
-    """[arguments] number of the result that the next step is given in its place; -1 where there is none.
+    """[arguments] number of the result that replaces the argument in the next step; -1 for none.
 
-    It is the result that takes over the argument's buffer, else one that is an update of the argument, of its type, and
-    has its name in the user's tree: the end of its path, from behind the parameter's name on. Where nothing is donated
-    and names do not tell, results are in the order of the arguments that they replace.
+    It is the result that reuses the argument's buffer, else an update of the argument with its type and its path in the
+    user's tree, without the parameter's name. If nothing is donated and names do not match, results are in the order of
+    the arguments that they replace.
     """
     found = [argument.aliased_result for argument in program.arguments]
     taken = {number for number in found if number >= 0}
@@ -99,16 +97,16 @@ def carried_results(program: Program) -> tuple[int, ...]:
 
 
 def undonated(program: Program) -> list[int]:
-    """Arguments (by number) that one step hands to the next, and whose memory a result of their type could take; none
-    where the program donates anything."""
+    """Arguments (by number) that are carried to the next step but not donated; empty if the program donates
+    anything."""
     if any(argument.donated for argument in program.arguments):
         return []
     return [n for n, k in enumerate(carried_results(program)) if k >= 0]
 
 
 def _undonated(program: Program, found: list[int]) -> Iterator[tuple[int, int]]:
-    """(result, argument) of a step that donates nothing: the first argument of its type that it is an update of and
-    that has no result yet. found: [arguments] the results that are known."""
+    """(result, argument) pairs of a step that donates nothing: the first unmatched argument of its type that the result
+    updates. found: [arguments] the results that are known."""
     if any(argument.donated for argument in program.arguments):
         return
     sides = _sides_of_products(program)
@@ -125,8 +123,8 @@ def _undonated(program: Program, found: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def views(program: Program, of: Iterable[int] | None = None) -> dict[int, int]:
-    """Value -> the argument (by number) that it is a plain view of: converted, transposed, reshaped, sliced. of: values
-    of arguments, all of them unless given."""
+    """Value -> number of the argument that it is a plain view of: converted, transposed, reshaped, sliced. of: values
+    of the arguments to consider, all by default."""
     wanted = None if of is None else set(of)
     origin = {a.value: n for n, a in enumerate(program.arguments) if wanted is None or a.value in wanted}
     for op in program.ops:
@@ -135,15 +133,15 @@ def views(program: Program, of: Iterable[int] | None = None) -> dict[int, int]:
     return origin
 
 
-# ---------------------------------------------------------------- what is carried
+# ---------------------------------------------------------------- carried arguments
 
 
 def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[int]]:
     """Result (by number) -> the arguments it may be an update of.
 
-    A residual network returns an update of its input: what the first operand of a product is, beside a weight that
-    nothing updates, is not believed to be carried. It is where weights of other products are updated (a first layer
-    that is written weight times input).
+    A residual network returns an update of its input, so the first operand of a product with a weight that nothing
+    updates does not count as carried, unless weights of other products are updated (a first layer written as weight
+    times input).
     """
     number = {argument.value: n for n, argument in enumerate(program.arguments)}
     donated = {n for n, argument in enumerate(program.arguments) if argument.donated}
@@ -161,10 +159,9 @@ def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[in
 
 
 def _carried(program: Program, sides: list[tuple[int, ...]], updates: dict[int, set[int]]) -> set[int]:
-    """Arguments (by number) that one step hands to the next: donated, or updated by a result where some weight is.
+    """Arguments (by number) that one step hands to the next: donated, or updated by a result, if some weight is.
 
-    A buffer that is given away for scratch (a donated batch) is not carried: it aliases no result, and other arguments
-    are updated.
+    A buffer donated as scratch (a donated batch) is not carried: it aliases no result, while other arguments do.
     """
     updated: set[int] = set().union(*updates.values())
     if not updated & {n for found in sides for n in found}:
@@ -175,9 +172,9 @@ def _carried(program: Program, sides: list[tuple[int, ...]], updates: dict[int, 
 
 
 def _updated(program: Program, result: int) -> set[int]:
-    """Arrays of a result's shape that it is an update of, itself not.
+    """Arrays of a result's shape that it is an update of, without itself.
 
-    What a loop starts with is updated where each trip updates it: a cache whose rows are picked anew in each trip is
+    A loop's initial value is updated if each trip updates the carry: a cache whose rows each trip gathers anew is
     another array.
     """
 
@@ -190,7 +187,7 @@ def _updated(program: Program, result: int) -> set[int]:
 
 
 def _walked(program: Program, value: int, sources: Callable[[Op], Sequence[int]]) -> set[int]:
-    """A value, and those of its shape from which some steps lead to it."""
+    """A value, and the values of its shape that it is computed from within some steps."""
     wanted = program.values[value].shape
     frontier, seen = {value}, {value}
     for _ in range(_UPDATE_STEPS):
@@ -208,18 +205,18 @@ def _sources(op: Op) -> Sequence[int]:
     return op.operands[:1] if op.name in _OVERWRITES else ()
 
 
-# ---------------------------------------------------------------- what an argument tells by itself
+# ---------------------------------------------------------------- evidence of single arguments
 
 
 def _told(
     program: Program, sides: list[tuple[int, ...]], carried: set[int], updates: dict[int, set[int]]
 ) -> dict[int, str]:
-    """Argument (by number) -> its role, for those that tell one."""
+    """Argument number -> role, for arguments with evidence of their own."""
     read = {n for found in sides for n in found}
     updated: set[int] = set().union(*updates.values())
     needed = _needed_elsewhere(program, carried, updates)
     whole_numbers = {n for n, a in enumerate(program.arguments) if _counts(program.values[a.value].dtype)}
-    # What is handed on without being an update, and multiplied with a weight that is one, is a recurrence's hidden
+    # A carried argument that is no update itself, and is multiplied with an updated weight, is a recurrence's hidden
     # state.
     hidden = {n for found in sides if updated.intersection(found) for n in found if n in carried} - updated
     other_state = carried & (whole_numbers | _overwritten(program) | hidden)
@@ -230,7 +227,7 @@ def _told(
         if n in other_state:
             told[n] = STATE
         elif needed is not None and n not in needed:
-            # What is updated with the help of nothing but what no result depends on is a weight that nothing reads.
+            # An argument whose update only uses arguments that no result depends on is a weight that nothing reads.
             others = updates.get(replacement[n], set()) - {n}
             if not others or others & needed:
                 told[n] = STATE
@@ -246,14 +243,14 @@ def _told(
 
 
 def _counts(dtype: str) -> bool:
-    """Whether arrays of a type hold whole numbers that are no quantised weights."""
+    """Whether a type is an integer type other than those of quantised weights."""
     return dtype.startswith(("i", "ui")) and dtype not in ("i8", "i4", "i2", "ui8", "ui4", "ui2")
 
 
 def _among_data(program: Program, number: int, told: dict[int, str], carried: set[int]) -> bool:
-    """Whether an argument that products read, as if it was a weight, is one of a batch's arrays: a mask, coordinates.
+    """Whether an argument that products read like a weight is in fact an array of the batch: a mask, coordinates.
 
-    It is not carried where others are, and beside it in the user's tree is an input of as many elements.
+    It is not carried while others are, and an input in the same subtree has the same leading dimension.
     """
     around = argument_path(program, number)[:-1]
     if number in carried or told[number] != WEIGHTS or not around:
@@ -269,8 +266,8 @@ def _among_data(program: Program, number: int, told: dict[int, str], carried: se
 
 
 def _needed_elsewhere(program: Program, carried: set[int], updates: dict[int, set[int]]) -> set[int] | None:
-    """Arguments on which a result depends that hands none of them on (the loss); None where no such result depends on
-    what is carried."""
+    """Arguments on which some result other than the updates depends (the loss); None if no such result depends on
+    carried ones."""
     aliases = {argument.aliased_result for argument in program.arguments}
     kept = {k for k, arguments in updates.items() if arguments & carried} | aliases - {-1}
     new = _new_values(program, [program.results[k].value for k in kept])
@@ -286,8 +283,8 @@ def _needed_elsewhere(program: Program, carried: set[int], updates: dict[int, se
 
 
 def _new_values(program: Program, results: Iterable[int]) -> set[int]:
-    """What is made to take an argument's place: results, or what loops and branches yield for them. Metrics that are
-    worked out from these (the norm of the new weights) need all that the update needs, moments too."""
+    """New values of arguments: results, or the yields of loops and branches for them. Metrics computed from these (the
+    norm of the new weights) depend on all that the update depends on, including moments."""
     stack, seen, found = list(results), set[int](), set[int]()
     while stack:
         value = stack.pop()
@@ -303,7 +300,7 @@ def _new_values(program: Program, results: Iterable[int]) -> set[int]:
 def _overwritten(program: Program) -> set[int]:
     """Arguments (by number) of which one step overwrites a part."""
     number = {argument.value: n for n, argument in enumerate(program.arguments)}
-    for op in program.ops:  # a loop's own value stands for what it starts with
+    for op in program.ops:  # a carry stands for its initial value
         if op.name == CARRY and op.operands[0] in number:
             number[op.results[0]] = number[op.operands[0]]
     return {number[op.operands[0]] for op in program.ops if op.name in _OVERWRITES and op.operands[0] in number}
@@ -311,7 +308,7 @@ def _overwritten(program: Program) -> set[int]:
 
 def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
     """Per contraction, convolution (its kernel) or gather (its table): the arguments it reads, directly or through a
-    plain view. The product of an argument with itself (pairs of a mask) says nothing."""
+    plain view. The product of an argument with itself (pairs of a mask) is no evidence."""
     origin = views(program)
     read = [
         [origin[v] for v in op.operands[READERS[op.name]] if v in origin] for op in program.ops if op.name in READERS
@@ -319,17 +316,17 @@ def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
     return [tuple(numbers) if len(set(numbers)) == len(numbers) else () for numbers in read]
 
 
-# ---------------------------------------------------------------- what belongs together
+# ---------------------------------------------------------------- roles of subtrees
 
 
 def _spread(program: Program, told: dict[int, str], otherwise: list[str]) -> list[str]:
-    """[arguments] role: what its subtree of paths is; `otherwise` where nothing around an argument tells."""
+    """[arguments] role of its subtree of paths; `otherwise` if the subtree has no evidence."""
     roles = list(otherwise)
     paths = [argument_path(program, n) for n in range(len(program.arguments))]
     sizes = [max(1, program.values[argument.value].bytes) for argument in program.arguments]
 
     def judge(numbers: Iterable[int]) -> tuple[str, float]:
-        """The role of most bytes, and the share of the others."""
+        """(role of most bytes, fraction of the other roles)."""
         votes: dict[str, int] = defaultdict(int)
         for n in numbers:
             if n in told:

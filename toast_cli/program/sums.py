@@ -1,10 +1,10 @@
-"""Sums: values that are added up, and nothing else is made of on the way.
+"""Sums: trees of additions whose intermediate values have no other readers.
 
 The gradient of a block's input is such a sum, with a term for each projection that read it; so is the gradient of a
-weight that is used again and again. Which ops could be terms, and in which order they are added up, follows from the
-program alone; what a plan leaves partial of them is in `plan.partials`.
+weight that is used several times. The possible terms and the order of additions follow from the program alone;
+`plan.partials` says which of them a plan leaves partial.
 
-Enters: a program. Leaves: `Sum`s, and who reads what is added up.
+Enters: a program. Leaves: `Sum`s, and the readers of a value.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ADD, CARRY, CONVERT, REDUCE, SCATTER
 from toast_cli.program.rematerialised import expands_scalar
 
-# What a step of a sum does: brings in a term, sees the step before it through a view, or adds up the two before it.
-# "into" adds up as well, where one of the two is scattered into the other (see `scatters_into`).
+# Kind of a step: pushes a term, applies a view to the last entry, or adds the last two entries. "into" adds as well, if
+# one of the two is scattered into the other (see `scatters_into`).
 Does = Literal["term", "view", "add", "into"]
 
 
 class SumStep(NamedTuple):
-    """op: its number in the program, or of its pattern, as the user of a `Sum` needs it."""
+    """A step of a sum. op: number of the op in the program, or of its pattern."""
 
     does: Does
     op: int
@@ -34,7 +34,7 @@ Steps = tuple[SumStep, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """steps: in reverse Polish notation, with op numbers. end: the value that the sum is."""
+    """A sum. steps: in reverse Polish notation, with op numbers. end: the value of the sum."""
 
     steps: Steps
     end: int
@@ -45,12 +45,12 @@ class Sum:
 
 
 def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
-    """Every sum of results of such ops, as long as can be; those of one term too.
+    """Every maximal sum of results of such ops, including single terms.
 
     Args:
-        can_be_term: [ops] whether an op adds up over something that may be split, and leaves what it finds as it is.
+        can_be_term: [ops] whether an op sums over a dimension that may be split, and its result may stay partial.
     """
-    written: dict[int, list[SumStep]] = {}  # value -> the steps of the sum it is
+    written: dict[int, list[SumStep]] = {}  # value -> steps of its sum
     for number, op in enumerate(program.ops):
         if len(op.results) != 1:
             continue
@@ -69,19 +69,19 @@ def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
 
 
 def adds_up(op: Op) -> bool:
-    """Whether an op that combines elements adds them up."""
+    """Whether an op that combines elements does so by addition."""
     return not op.name.endswith(("reduce", "reduce_window", "scatter")) or op.detail == "add"
 
 
 def _read_only_here(program: Program, value: int, op: Op) -> bool:
     maker = program.ops[program.producer[value]]
-    if maker.name == CARRY:  # what a loop results in is a value of the program around it
+    if maker.name == CARRY:  # a loop's result is a value of the surrounding program
         return len(read_behind(program, value)) == 1 and program.loops[maker.loop].parent == op.loop
     return len(program.users[value]) == 1 and maker.loop == op.loop
 
 
 def read_behind(program: Program, carried: int) -> list[tuple[int, int]]:
-    """Uses of what a loop carries that read what the loop results in."""
+    """Uses of a loop's carry after the loop, which read the loop's result."""
     loop = program.loops[program.ops[program.producer[carried]].loop]
     return [use for use in program.users[carried] if not loop.first <= use[0] < loop.last]
 
@@ -91,23 +91,23 @@ def _read(op: Op) -> tuple[int, ...]:
 
 
 def is_view(op: Op, program: Program) -> bool:
-    """Whether an op only changes the form of its one operand: a sum over dimensions of size 1 does no more. A
-    conversion is none: it rounds."""
+    """Whether an op only changes the shape of its one operand; a sum over dimensions of size 1 does. A conversion does
+    not count, since it rounds."""
     if not op.kind.view and (op.name != REDUCE or len(op.results) > 1):
         return False
     return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
 
 
 def scatters_into(op: Op, program: Program) -> bool:
-    """Whether the op is an addition of which one side, and only one, is a scatter into an array made from constants.
+    """Whether the op is an addition with exactly one operand that is a scatter into an array made from constants.
 
-    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions, unless a constraint
-    stands in between, as one does behind every scatter that leaves a partial result (see
-    `emit.marks.scattered_terms`): sums of such are all-reduced once, as any others. Where both sides are
-    reduce-scattered, XLA adds up what both keep a piece of where it sees that the pieces are the same: not over several
-    axes (products are scattered in two steps and look-ups over all at once, see `plan.partials.completed`), not where
-    the array is split besides (the pieces' offsets are worked out in different ways), and not where a side is
-    transposed in between, as the gradient of a table is that is multiplied by as `x @ table.T`.
+    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions, unless a constraint is
+    in between, as after every scatter with a partial result (see
+    `emit.marks.scattered_terms`): such sums are all-reduced once, like any others. If both operands are
+    reduce-scattered, XLA adds the shards first where it sees that they are the same: not over several axes (products
+    are scattered in two steps and look-ups over all at once, see `plan.partials.completed`), not where the array is
+    also split otherwise (the shards' offsets are computed in different ways), and not where an operand is transposed in
+    between, as for the gradient of a table in `x @ table.T`.
     """
     return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
 
@@ -120,8 +120,8 @@ def _starts_anew(op: Op, program: Program) -> bool:
 
 
 def readers(program: Program, value: int) -> list[tuple[int, int]]:
-    """Uses of a value, or of what it becomes by a change of form and type that nobody else reads it for; of what a loop
-    results in, those of the value itself."""
+    """Uses of a value, looking through a view or conversion that is its only reader; for a loop's carry, the uses of
+    the loop's result."""
     if program.ops[program.producer[value]].name == CARRY:
         return read_behind(program, value)
     while len(uses := program.users[value]) == 1:

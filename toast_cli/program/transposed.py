@@ -1,6 +1,6 @@
-"""Values that nothing but a transpose reads.
+"""Values whose only reader is a transpose.
 
-Enters: a program and a value. Leaves: the transposed value, and where each dimension of it was before.
+Enters: a program and a value. Leaves: the transposed value, and the permutation.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from toast_cli.program.ops import TRANSPOSE
 
 @dataclass(frozen=True)
 class Transposed:
-    """What a transpose makes. op, value: its number, and its result's. order: [dimensions] of the result, which one
-    of the operand each is.
+    """The result of a transpose. op, value: numbers of the op and its result. order: [dimensions of the result] the
+    operand's dimension.
     """
 
     op: int
@@ -23,7 +23,7 @@ class Transposed:
 
 
 def transposed(program: Program, value: int) -> Transposed | None:
-    """What the one transpose makes that is all that reads a value, in the same loop; None where others do."""
+    """The transpose that is the only reader of a value, in the same loop; None if there are other readers."""
     readers = program.users[value]
     if len(readers) != 1:
         return None

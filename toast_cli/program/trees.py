@@ -1,6 +1,6 @@
-"""Trees of arrays told by paths: what a program from a file says about its arguments and results.
+"""Trees of arrays reconstructed from the paths of arguments and results in a program file.
 
-A path is what `jax.tree_util.keystr` writes, with the parameter's name in front: `state.params['w'][0]`.
+A path is the output of `jax.tree_util.keystr` after the parameter's name: `state.params['w'][0]`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _STEP = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[\"([^\"]*)\"\]|\[(\d+)\]|\.([A-Za
 
 
 def root_of(path: str) -> str:
-    """The parameter's name, or empty where the path begins otherwise."""
+    """The parameter's name, or "" if the path begins otherwise."""
     found = _ROOT.match(path)
     return found.group() if found else ""
 
 
 def below_root(path: str) -> str:
-    """What follows the parameter's name (`result` counts as one): `['w'][0]`."""
+    """The path after the parameter's name (`result` counts as one): `['w'][0]`."""
     return path[len(root_of(path)) :]
 
 
 def tree_of(paths: Sequence[str], leaves: Sequence[Any], known: dict[frozenset[str], Any]) -> Any:
-    """The leaves in the tree that their paths (without a root) tell: tuples for positions, dictionaries for names.
+    """The leaves arranged in the tree of their paths (without a root): tuples for positions, dictionaries for names.
 
     Args:
-        known: relative paths of a tree's leaves -> its jax PyTreeDef and the order of these paths; a part of the result
-            with exactly these leaves takes that form, so that a carried train state comes back as what it was given as.
+        known: relative paths of a tree's leaves -> its jax PyTreeDef and the order of these paths; a subtree with
+            exactly these leaves gets that structure, so that a carried train state is returned in its original type.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""Searches over plans. All have one signature and stand in one registry (`run.SEARCHES`).
+"""Searches over plans. All have one signature and are listed in one registry (`run.SEARCHES`).
 
     search(incumbent, rng) -> SearchResult
 

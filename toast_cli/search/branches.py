@@ -1,8 +1,8 @@
-"""Cases that together are all that is open: by how one array is sharded where it is made.
+"""Branching: splits the open assignments into cases by the sharding in which one array is made.
 
-Dual ascent, and a solver's relaxation, mix ways that go with different shardings of the same array, at a price that no
-assignment has. Where it is decided how an array that many ops read lies, that mixing ends: most cases are out at once,
-and what is left of the others is solved sooner than the whole.
+Dual ascent, and a solver's relaxation, mix ways that need different shardings of the same array, at a price below that
+of any assignment. Fixing the sharding of an array with many readers ends that: most cases are excluded at once, and the
+others are solved sooner than the whole.
 
 Enters: ways, and a dual ascent that has run. Leaves: the cases in which some assignment may still be fast enough.
 """
@@ -22,8 +22,8 @@ from toast_cli.search.ways import PatternWays
 def cases_of(
     ways: PatternWays, ascent: DualAscent, enough: float, ended: Callable[[], bool] = lambda: False
 ) -> list[DualAscent]:
-    """The cases in which an assignment may take less than `enough` seconds, the most promising first; the one case of
-    `ascent` where there is nothing to tell apart, or time is up before all are looked at."""
+    """The cases in which an assignment may take less than `enough` seconds, the most promising first; only `ascent`
+    itself where there is nothing to branch on, or time is up before all cases are bounded."""
     found: list[DualAscent] = []
     for place, taken in _shardings(ways, ascent).items():
         case = ascent.within(place[0], taken, enough)
@@ -36,8 +36,8 @@ def cases_of(
 
 
 def _shardings(ways: PatternWays, ascent: DualAscent) -> dict[tuple[int, Sharding], np.ndarray]:
-    """(pattern, sharding of what it makes) -> which of its ways are that, for the array that is read most, in bytes, of
-    those that can still lie in several."""
+    """(pattern, sharding of its result) -> mask of its ways with that sharding, for the array with most bytes read
+    among those that can still have several shardings."""
     read: dict[tuple[int, int], float] = defaultdict(float)
     for item in ways.items.arrays:
         if not item.free:

@@ -1,13 +1,13 @@
-"""What cannot be part of a better choice: choices that depend on each other in pairs, bounded by dual ascent.
+"""Dual ascent: bounds assignments with pairwise costs, and excludes the ways that no better assignment has.
 
-Nodes take one way each, at a price; edges charge pairs of ways. Messages move charges from edges to nodes and back
-without changing what any assignment costs in all, so that the sum of all least charges bounds every assignment from
-below, whatever the messages are. Passes over the nodes in order and back make that bound larger (TRW-S, Kolmogorov
-2006). What several edges pay once, whoever of them has it, is charged to them in parts, and parts move from edges that
-can do without it to those that cannot, which makes the bound larger as well. A way with which the bound exceeds what is
-known to be possible is in no better assignment (as reduced costs fix variables of integer programs).
+Each node takes one way, at a price; edges charge pairs of ways. Messages move charges from edges to nodes and back
+without changing the cost of any assignment, so the sum of all least charges is a lower bound on every assignment,
+whatever the messages are. Passes over the nodes in order and back raise that bound (TRW-S, Kolmogorov 2006). A price
+that several edges share and that is paid once is charged to them in parts, and parts move from edges with slack to
+those without, which raises the bound as well. A way with which the bound exceeds a cost known to be possible is in no
+better assignment (as reduced costs fix variables of integer programs).
 
-Enters: nodes, edges and what edges pay together. Leaves: which ways are left.
+Enters: nodes, edges and shared prices. Leaves: the ways that are left.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-PASSES = 300  # over all nodes, unless fewer will do
-FEW_PASSES = 30  # where it is known much already
-EACH = 10  # passes after which ways are looked at
-STALLED = 1e-5  # relative gain of the bound in that many passes, less than which ends them
-LEAST_MOVED = 1e-12  # times what is possible: a charge below that is none
-FORBIDDEN = 1e3  # times what is possible: the charge for what may not be
+PASSES = 300  # over all nodes, at most
+FEW_PASSES = 30  # after an earlier run
+EACH = 10  # passes between two removals of ways
+STALLED = 1e-5  # relative gain of the bound in that many passes below which they end
+LEAST_MOVED = 1e-12  # times `possible`: smaller charges count as zero
+FORBIDDEN = 1e3  # times `possible`: the charge of forbidden pairs
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,10 +33,10 @@ Integers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Edge:
-    """What two nodes pay together.
+    """The charges of pairs of ways of two nodes.
 
     Attributes:
-        nodes: the two, different ones. classes: for each of them [ways] the row or column of `seconds` it pays by.
+        nodes: the two, different ones. classes: for each of them, [ways] the row or column of `seconds` that applies.
         seconds: [rows, columns].
     """
 
@@ -49,11 +49,11 @@ class Edge:
         self.messages = (np.zeros(self.seconds.shape[0]), np.zeros(self.seconds.shape[1]))
 
     def kept(self) -> Floats:
-        """[rows, columns] what is not charged to the nodes."""
+        """[rows, columns] charges that remain on the edge."""
         return self.seconds - self.messages[0][:, None] - self.messages[1][None, :]
 
     def copied(self) -> Edge:
-        """The same, to be changed apart."""
+        """An independent copy."""
         found = Edge(self.nodes, self.classes, self.seconds.copy())
         found.messages = (self.messages[0].copy(), self.messages[1].copy())
         return found
@@ -61,7 +61,7 @@ class Edge:
 
 @dataclass(slots=True)
 class Payer:
-    """Who has a part in a price: pairs of ways in `row` and any of `columns` of edge number `edge`.
+    """Pairs of ways that pay a shared price: those in `row` and any of `columns` of edge number `edge`.
 
     share: of the price, 0 to 1.
     """
@@ -74,8 +74,8 @@ class Payer:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrice:
-    """What is paid once, by whoever has it. The payers' edges charge their shares of `seconds` already; the shares are
-    no more than 1 in all."""
+    """A price that is paid once, whichever payers incur it. The payers' edges charge their shares of `seconds` already;
+    the shares sum to at most 1."""
 
     seconds: float
     payers: tuple[Payer, ...]
@@ -85,8 +85,8 @@ class DualAscent:
     """A bound on all assignments that grows with each pass, and the ways that it leaves.
 
     Attributes:
-        left: [nodes][ways] whether an assignment with that way may take less than `possible`; none where no assignment
-            may. bound: what no assignment takes less than, `possible` at most.
+        left: [nodes][ways] whether an assignment with that way may take less than `possible`; all false where none may.
+            bound: lower bound on every assignment, `possible` at most.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class DualAscent:
         self._own = [np.minimum(of, self._wide) for of in seconds]
         self._edges = [Edge(edge.nodes, edge.classes, np.minimum(edge.seconds, self._wide)) for edge in edges]
         self._shared = [SharedPrice(of.seconds, tuple([replace(payer) for payer in of.payers])) for of in shared]
-        self._ends: list[list[tuple[int, int]]] = [[] for _ in seconds]  # [nodes] edges and which end of them it is
+        self._ends: list[list[tuple[int, int]]] = [[] for _ in seconds]  # [nodes] (edge, end of it)
         for number, edge in enumerate(self._edges):
             for end, node in enumerate(edge.nodes):
                 self._ends[node].append((number, end))
         self.left = [np.ones(len(of), dtype=bool) for of in seconds]
 
     def within(self, node: int, ways: NDArray[np.bool_], possible: float) -> DualAscent:
-        """The same where a node takes one of these ways and no more than so much is possible; it goes on from here."""
+        """A continuation of this ascent in which a node takes one of these ways and `possible` is at most this."""
         found = copy(self)
         found._possible = min(possible, self._possible)
         found._own = [of.copy() for of in self._own]
@@ -117,14 +117,14 @@ class DualAscent:
         return found
 
     def below(self, possible: float, ended: Callable[[], bool] = lambda: False) -> float:
-        """The bound where no more than so much is possible; some more passes if that is less than it was."""
+        """The bound for this value of `possible`, after further passes if it is smaller than the last one."""
         if possible < self._possible and self.bound < possible:
             self._possible = possible
             self.run(FEW_PASSES, ended)
         return self.bound
 
     def run(self, passes: int = PASSES, ended: Callable[[], bool] = lambda: False) -> float:
-        """Passes over all nodes, no more than so many, until they gain next to nothing or `ended` says that time is up.
+        """Runs up to `passes` passes over all nodes, until the bound hardly rises or `ended` says that time is up.
         Returns the bound."""
         before = -inf
         for number in range(1, passes + 1):
@@ -140,8 +140,8 @@ class DualAscent:
         return self.bound
 
     def _pass_on(self, *, forward: bool) -> None:
-        """Every node in order takes over what edges from nodes before it charge, and passes on to those behind it what
-        it is charged more for a way than for its cheapest; backward the other way round."""
+        """One pass: each node in order collects the charges of edges from earlier nodes, and passes the excess of each
+        way over its cheapest on to edges to later nodes. Backward, the order is reversed."""
         order = range(len(self._own))
         for node in order if forward else reversed(order):
             ends = [(self._edges[number], end) for number, end in self._ends[node]]
@@ -158,7 +158,7 @@ class DualAscent:
                     edge.messages[end][:] -= least
 
     def _remove(self) -> float:
-        """Takes out ways that no better assignment has. Returns the bound on all assignments that are left."""
+        """Removes ways that no better assignment has. Returns the bound on all assignments that are left."""
         kept = [edge.kept() for edge in self._edges]
         charged = [self._charged(node) for node in range(len(self._own))]
         bound = sum(float(of.min()) for of in (*kept, *charged))
@@ -172,9 +172,9 @@ class DualAscent:
         return bound
 
     def _share_anew(self, least: float) -> None:
-        """Moves parts of shared prices from payers that would not be dear without them to those that would be.
+        """Moves parts of shared prices from payers with slack to those without.
 
-        The least charge of an edge that gives stays what it is, that of one that takes does not sink.
+        The least charge of a giving edge does not change, that of a taking edge does not fall.
         """
         kept = [edge.kept() for edge in self._edges]
         lowest = [float(of.min()) for of in kept]

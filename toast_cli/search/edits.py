@@ -1,4 +1,4 @@
-"""Edits of plans: decisions taken out and put in, and the plans that come of it."""
+"""Edits of plans: decisions removed and inserted, and the plans that result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Move = tuple[Decision, ...]  # decisions taken together, in order
 
 
 class Edit(NamedTuple):
-    """A change to a plan: decisions taken out, decisions put in (anywhere). Both the same: they move."""
+    """A change to a plan: decisions removed, decisions inserted (anywhere). If both are equal, they move."""
 
     out: Move
     into: Move
@@ -26,7 +26,7 @@ def subject(decision: Shard) -> tuple[int, int, int]:
 
 
 def suited(problem: Problem, plan: Plan) -> Plan:
-    """What every plan starts with, then of `plan` all that may follow it; in canonical order."""
+    """The problem's fixed decisions, then all decisions of `plan` that may follow them; in canonical order."""
     found = list(problem.fixed)
     taken = {subject(d) for d in found if isinstance(d, Shard)}
     for decision in plan:
@@ -40,9 +40,9 @@ def suited(problem: Problem, plan: Plan) -> Plan:
 
 
 def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
-    """The plans an edit can lead to, in canonical order, each once. A decision that takes the place of one about the
-    same group and axis stays where that was; all else may stand at any place that makes a difference, together. None
-    where the edit does not suit the plan."""
+    """The plans an edit can lead to, in canonical order, each once. A decision that replaces one about the same group
+    and axis keeps its position; all others are inserted together at each position that makes a difference. None where
+    the edit does not apply to the plan."""
     free = list(plan[len(problem.fixed) :])
     if any(d not in free for d in edit.out):
         return
@@ -64,7 +64,7 @@ def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
 
 
 def _places(problem: Problem, free: list[Decision], move: Move) -> Iterator[int]:
-    """Where to insert a move: at the front, and behind each decision that one of it does not commute with."""
+    """Positions to insert a move: the front, and after each decision that does not commute with one of it."""
     shards = [d for d in move if isinstance(d, Shard)]
     yield 0
     for place, before in enumerate(free, 1):

@@ -1,7 +1,7 @@
-"""All that ops of one pattern could iterate over on a mesh, whatever decisions lead there.
+"""Enumerates every iteration of an op pattern on a mesh, whether or not decisions lead to it.
 
-Enters: an `OpPattern` and the sizes of mesh axes. Leaves: `Iteration`s. There are as many as there are ways to put axes
-in order and onto the op's slots, so only small ops and meshes have few.
+Enters: an `OpPattern` and the sizes of mesh axes. Leaves: `Iteration`s. Their number grows with the orders of the axes
+and their assignments to slots, so only small ops and meshes have few.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toast_cli.plan.workarounds import without_split_space
 
 
 def every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteration]:
-    """All that ops of a pattern could iterate over, each once."""
+    """All iterations of a pattern, each once."""
     form = pattern.form
     found: dict[Iteration, None] = {}
     for split in _every_split(form, sizes, pattern.closed):

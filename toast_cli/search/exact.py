@@ -1,10 +1,10 @@
 """A plan with a proof: the default search, then a lower bound on the step time of every sharding of the program's
-arrays, whether a plan says it or not.
+arrays, including those that no plan expresses.
 
-The bound is an integer program over the evaluator's own prices: ops of each pattern take any way in which the mesh axes
-can split them, and any way in which their partial results are scattered (see `integer_program`). Every plan is such an
-assignment, so no plan is faster than the cheapest. Dual ascent leaves most ways out first, and what is left is solved
-case by case (see `branches`). The bound ignores device memory.
+The bound is an integer program over the evaluator's own prices: ops of each pattern take any legal split by the mesh
+axes and any reduce-scatter of their partial results (see `integer_program`). Every plan is such an assignment, so no
+plan is faster than the cheapest. Dual ascent first excludes most ways, and the rest is solved case by case (see
+`branches`). The bound ignores device memory.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from toast_cli.search.objective import PRICE
 from toast_cli.search.pair_prices import PairPrices
 from toast_cli.search.ways import PatternWays
 
-EXACT_SECONDS, CERTIFY_SECONDS = 60.0, 30.0  # for the proof, where the user sets no time
-MOST_SPLITS = 20_000  # of one pattern, for which there is a bound
+EXACT_SECONDS, CERTIFY_SECONDS = 60.0, 30.0  # for the proof, if the user sets no time
+MOST_SPLITS = 20_000  # of one pattern; with more there is no bound
 CLOSE = PRICE / 2.0  # relative gap at which the solver may stop
 
 
 class Bound(NamedTuple):
     """A lower bound on the seconds of a step; 0 where the program or the mesh is too large. closed: whether the known
-    plan is the best, as searches compare plans."""
+    plan is optimal by the order in which searches compare plans."""
 
     seconds: float = 0.0
     closed: bool = False
 
 
 class Known(NamedTuple):
-    """What is known before a proof.
+    """The best known plan before a proof.
 
     Attributes:
-        possible: seconds that some plan takes, with the price of its decisions. enough: a bound of so many seconds says
-            that this plan is the best.
+        possible: seconds of that plan, with the price of its decisions. enough: a lower bound of this many seconds
+            proves that it is optimal.
     """
 
     possible: float = inf
@@ -62,17 +62,17 @@ class Known(NamedTuple):
 
 
 class Deadline:
-    """When a proof must end. asked: whether the user wants it to end now."""
+    """The deadline of a proof. asked: whether the user wants it to end now."""
 
     def __init__(self, seconds: float, asked: Callable[[], bool] = lambda: False) -> None:
         self._seconds, self._start, self.asked = seconds, time.monotonic(), asked
 
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return self._seconds - (time.monotonic() - self._start)
 
     def passed(self, part: float = 0.0) -> bool:
-        """Whether no more than this part of the time is left."""
+        """Whether at most this fraction of the time is left."""
         return self.asked() or self.left() <= part * self._seconds
 
 
@@ -98,7 +98,7 @@ def exact(incumbent: Incumbent, rng: np.random.Generator) -> SearchResult:
 
 
 def certify(evaluator: Evaluator, result: SearchResult, seconds: float = CERTIFY_SECONDS) -> SearchResult:
-    """The result with what can be proven of it in so many seconds of wall time."""
+    """The result with the lower bound and the proof that `seconds` of wall time allow."""
     start = time.monotonic()
     with interruptible() as stop:
         known = Known.of(result.plan, result.cost) if result.fits else Known()
@@ -109,15 +109,15 @@ def certify(evaluator: Evaluator, result: SearchResult, seconds: float = CERTIFY
 
 
 def is_proven(problem: Problem, result: SearchResult, least: Bound) -> bool:
-    """Whether no plan can be better than the result's, except by less than what decisions are charged."""
+    """Whether no plan is better than the result's by more than the price of decisions."""
     if not result.fits or problem.goal.minimise != FASTEST.minimise or result.cost.step_seconds <= 0.0:
         return False
     return least.closed or least.seconds >= Known.of(result.plan, result.cost).enough
 
 
 def bound(problem: Problem, deadline: Deadline, known: Known = Known()) -> Bound:  # noqa: B008 - it is frozen
-    """What no sharding of the program's arrays can beat; `known.possible` at most. The closer that is to the truth, the
-    sooner the bound is found."""
+    """A lower bound on every sharding of the program's arrays, `known.possible` at most. It is found sooner if `known`
+    is close to the optimum."""
     axes = sum(size > 1 for size in problem.mesh.sizes)
     if any((len(p.form.sizes) + 1) ** axes * perm(axes) > MOST_SPLITS for p in problem.patterns):
         return Bound()
@@ -132,7 +132,7 @@ def bound(problem: Problem, deadline: Deadline, known: Known = Known()) -> Bound
     found, every = Bound(max(least, known.enough), closed=True), ways.of_pattern
     cases = cases_of(ways, ascent, known.enough, lambda: deadline.passed(0.4))
     for number, case in enumerate(cases):
-        needed = known.enough if found.closed else found.seconds  # then the bound on all cases is no larger
+        needed = known.enough if found.closed else found.seconds  # the bound on all cases is no larger then
         if case.below(needed, deadline.passed) >= needed:
             continue
         ways.take(every)
@@ -146,8 +146,8 @@ def bound(problem: Problem, deadline: Deadline, known: Known = Known()) -> Bound
 
 
 def _solved(ways: PatternWays, prices: PairPrices, least: Bound, deadline: Deadline, known: Known) -> Bound:
-    """The bound on assignments of these ways, of which `least` is known; by the integer program, and if that is not
-    enough by the one that charges for decisions as searches do."""
+    """The bound on assignments of these ways, at least `least`: by the integer program and, if that does not suffice,
+    by the one that charges for decisions as searches do."""
     program = IntegerProgram(ways, prices)
     if deadline.passed() or not program.state(deadline.passed):
         return least

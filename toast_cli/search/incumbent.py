@@ -22,14 +22,14 @@ from toast_cli.search.objective import Objective
 SearchProgress = Callable[[float, int, float, float], None]
 
 
-# A search ends where this part of the plans looked at, and at least so many, came after the best one.
+# A search ends when this fraction of the evaluated plans, and at least this many, came after the best one.
 FLAT, LEAST_FLAT = 0.5, 3000
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound. asked:
-    whether the user wants it to end. keep: how many of the plans looked at the result holds, the best ones.
+    whether the user wants it to end. keep: number of best plans in the result.
     """
 
     evaluations: int | None = None
@@ -43,11 +43,11 @@ class SearchResult:
     """plan: the best found; fits: whether it stays within memory and keeps the goal's bounds (if not, the plan
     that exceeds them least).
 
-    evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be
-    better. stopped: "budget", "iterations", "plateau" or "interrupted". lower_bound: seconds, 0 where none
-    was sought. trail: the evaluation that found each best plan so far, and its cost. seen: the best plans looked at, as
-    many as were to be kept. fastest: what the search found, with its cost, where another plan was preferred (see
-    `tactics.preferred`). known_as: the strategy that was preferred, if it is one.
+    evaluations: distinct plans evaluated. best_found_at: the evaluation that found the plan. proven: no plan is better.
+    stopped: "budget", "iterations", "plateau" or "interrupted". lower_bound: seconds, 0 if none was computed. trail:
+    (evaluation, cost) of each successive best plan. seen: the best plans evaluated, `Budget.keep` of them. fastest: the
+    plan that the search found, with its cost, if another plan was preferred (see `tactics.preferred`). known_as: the
+    strategy that was preferred, if it is one.
     """
 
     plan: Plan
@@ -73,10 +73,10 @@ class Incumbent:
     """Evaluates plans once each, keeps the best, and ends the search when the budget is spent.
 
     Infeasible plans lose against feasible ones; among infeasible ones less excess wins, so a search that cannot fit
-    anything returns the plan of least memory. What is better otherwise, the goal says (see `objective`).
+    anything returns the plan of least memory. Otherwise the goal decides (see `objective`).
 
-    Quick costs look at memory at some moments only. So the cost of a plan that would be the best is the exact one, and
-    if it exceeds a bound after all, the moment of its peak is looked at from then on.
+    Quick costs evaluate memory at selected moments only. So a plan that would be the best gets its exact cost, and if
+    that exceeds a bound after all, the moment of its peak joins the selected ones.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Incumbent:
         starts: Sequence[Plan] = (),
         progress: SearchProgress | None = None,
     ) -> None:
-        """Looks at the plan that decides nothing, whatever the budget.
+        """Evaluates the plan with the fixed decisions only, whatever the budget.
 
         Args:
-            starts: plans worth a look, such as experts'; decisions that do not suit the problem are left out of them.
+            starts: plans to try first, such as experts'; decisions that do not suit the problem are dropped.
         """
-        evaluator.unlearn()  # searches before this one must not change what it finds
+        evaluator.unlearn()  # the result must not depend on earlier searches
         self.evaluator, self.problem = evaluator, evaluator.problem
         self.starts = tuple(dict.fromkeys(suited(self.problem, plan) for plan in starts))
         self._budget, self._progress = budget, progress
@@ -158,7 +158,7 @@ class Incumbent:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of the budget; None where it has no end."""
+        """Seconds left of the budget; None if it has no time limit."""
         return None if self._budget.seconds is None else max(0.0, self._budget.seconds - self.seconds)
 
     def is_over(self) -> bool:
@@ -166,7 +166,7 @@ class Incumbent:
         return self._budget.asked() or self.seconds_left == 0.0
 
     def is_flat(self) -> bool:
-        """Whether nothing better has been found for so long that little is to be expected."""
+        """Whether the search has reached a plateau (see `FLAT`)."""
         return len(self.seen) - self.best_found_at > max(LEAST_FLAT, FLAT * len(self.seen))
 
     def extend(self, plan: Plan, move: Move) -> Plan:
@@ -174,7 +174,7 @@ class Incumbent:
         return self.problem.canonical((*plan, *move))
 
     def fits(self, cost: Cost) -> bool:
-        """Whether device memory and the goal's bounds are kept."""
+        """Whether the cost is within device memory and the goal's bounds."""
         return self.objective.met(cost)
 
     def worth(self, plan: Plan) -> float:

@@ -1,7 +1,7 @@
-"""Which way each pattern takes, as an integer program over the evaluator's own prices, which HiGHS solves.
+"""An integer program over the evaluator's own prices that chooses a way for each pattern; HiGHS solves it.
 
-One variable for each way, and one for each pair of shardings between which an array is moved where it is read (as in
-Alpa, arXiv:2201.12023, and XLA's former auto-sharder). What an assignment costs is never more than a plan like it does
+It has one variable for each way, and one for each pair of shardings between which an array is resharded (as in Alpa,
+arXiv:2201.12023, and XLA's former auto-sharder). An assignment never costs more than the plan that corresponds to it
 (see `ways` and `pair_prices`). Enters: `PatternWays` and `PairPrices`. Leaves: a lower bound.
 """
 
@@ -20,23 +20,22 @@ from toast_cli.search.pair_prices import Goal, PairPrices
 from toast_cli.search.solver import lower_bound
 from toast_cli.search.ways import PatternWays
 
-MOST_VARIABLES = 400_000  # of all ways and what lies between them
+MOST_VARIABLES = 400_000  # of ways and of pairs of ways
 GAP = 1e-5  # relative, at which HiGHS may stop
 
 
 class IntegerProgram:
-    """One way for each pattern. cost: [variables] seconds; the first are those of the ways, pattern after pattern, and
-    must be whole numbers.
+    """The program for one problem. cost: [variables] seconds; the first variables are those of the ways, pattern by
+    pattern, and must be integers.
     """
 
     def __init__(self, ways: PatternWays, prices: PairPrices) -> None:
         self._ways, self._prices = ways, prices
-        self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, and between what their sum lies
+        self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, bounds of their sum
         self.cost = [way.seconds for of in ways.of_pattern for way in of]
 
     def state(self, ended: Callable[[], bool] = lambda: False) -> bool:
-        """Says all that there is to say of ways. Returns whether it could: it has few enough variables, and time is not
-        up."""
+        """Adds all constraints. Returns whether it could: there are few enough variables, and time is not up."""
         said = (self._take_ways, self._take_aliases, self._take_neighbours, self._take_brought, self._take_reshards)
         for add in said:
             add()
@@ -50,7 +49,7 @@ class IntegerProgram:
         Args:
             seconds: of wall time, at most. asked: whether the user wants it to end. gap: relative, at which it may end.
         """
-        from scipy.optimize import Bounds, LinearConstraint  # heavy, and few runs ask for a proof
+        from scipy.optimize import Bounds, LinearConstraint  # heavy, and rarely needed
         from scipy.sparse import csr_array
 
         entries = [(row, column, value) for row, (of, _, _) in enumerate(self._rows) for column, value in of.items()]
@@ -72,7 +71,8 @@ class IntegerProgram:
         return scale * lower_bound(program, asked)
 
     def _take_ways(self) -> None:
-        """Each pattern is split in one way; a total is cut only as all who read it take it."""
+        """Constraints: each pattern takes one way; a total is reduce-scattered only in the sharding that all its
+        readers take."""
         for number, ways in enumerate(self._ways.of_pattern):
             variables = self._ways.variables(number)
             self._rows.append((dict.fromkeys(variables, 1.0), 1.0, 1.0))
@@ -86,8 +86,8 @@ class IntegerProgram:
                     self._rows.append(({**dict.fromkeys(taken, 1.0), **cut} if reader != number else {}, 0.0, 1.0))
 
     def _cut_somewhere(self, number: int, axes: tuple[int, ...], cut: dict[int, float]) -> None:
-        """Of several sums, or sums on whose way there are uses, one is cut only where some use has it split by one of
-        the axes."""
+        """Constraint: one of several sums, or a sum with intermediate uses, is reduce-scattered only where some use
+        splits it by one of the axes."""
         uses, row = self._ways.sums.uses(number), dict(cut)
         for pattern, position in uses:
             for sharding, taken in self._ways.reading(pattern, position).items():
@@ -97,7 +97,7 @@ class IntegerProgram:
             self._rows.append((row, 0.0, inf))
 
     def _take_aliases(self) -> None:
-        """A result that takes over an argument's buffer rests as the argument does."""
+        """Constraint: a result that reuses an argument's buffer has the argument's sharding."""
         for argument, result in self._ways.aliased():
             made = self._ways.making(argument, 0)
             taken = self._ways.reading(result, 0)
@@ -106,8 +106,8 @@ class IntegerProgram:
                 self._rows.append((row, 0.0, 0.0))
 
     def take_decisions(self, seconds: float) -> float:
-        """Each pair of a group and an axis that splits it anywhere costs so much: no plan has it without a decision.
-        Returns what all of them cost."""
+        """Charges `seconds` for each pair of a group and an axis that splits it anywhere, since a plan needs a decision
+        for it. Returns the charge of all pairs."""
         pairs = {pair for ways in self._ways.of_pattern for way in ways for pair in way.pairs}
         taken = {pair: self._variable(seconds) for pair in sorted(pairs)}
         for number, ways in enumerate(self._ways.of_pattern):
@@ -118,7 +118,7 @@ class IntegerProgram:
         return seconds * len(pairs)
 
     def _take_reshards(self) -> None:
-        """Copies of arrays: what makes one and what reads it agree with the pair of shardings that is paid for."""
+        """Constraints on copies of arrays: producer and reader agree with the pair of shardings that is paid for."""
         for item in self._ways.items.arrays:
             if not item.free and len(self.cost) <= MOST_VARIABLES:
                 self._reshards(item)
@@ -144,7 +144,7 @@ class IntegerProgram:
             self._rows += [({copy: 1.0, flow: -price / most}, 0.0, 1.0) for flow, price in shared]
 
     def _take_brought(self) -> None:
-        """What a loop adds up is brought to where the loop carries it, unless it stays partial."""
+        """Constraints: a loop-carried sum is resharded to the carry's sharding, unless it stays partial."""
         for brought in self._ways.sums.brought():
             paid, (reader, position) = self._variable(brought.seconds), brought.into
             for axis in range(len(self._ways.problem.mesh.sizes)):
@@ -160,12 +160,12 @@ class IntegerProgram:
                     self._rows.append((row, 0.0, inf))
 
     def _iterations(self, number: int) -> Iterator[tuple[int, Iteration]]:
-        """Variables of a pattern's ways, and what its ops iterate over in each."""
+        """(variable, iteration) of each way of a pattern."""
         for variable, way in zip(self._ways.variables(number), self._ways.of_pattern[number], strict=True):
             yield variable, way.iteration
 
     def _take_neighbours(self) -> None:
-        """What is read through windows: as much as the dearest of its readers needs."""
+        """Halo exchanges: an array read through windows costs as much as its most expensive reader."""
         for item in self._ways.items.neighbours:
             prices = self._prices.sent(item)
             if len(item.readers) == 1:

@@ -1,11 +1,11 @@
-"""What completing the sums that ops of one pattern add to takes at least, whatever all other ops do.
+"""Least seconds to complete the sums of one pattern's ops, whatever all other ops do.
 
-A total is all-reduced, or reduce-scattered where all who read it take a piece of it: then a way to split the op comes
-in several, one for each sharding in which that could be. A sum of several terms is priced at no more than one
-reduction, each term its part. What a loop adds up is completed in each trip, carried as it is and completed behind the
-loop, or something in between: the cheapest of these. Bringing such a sum to where the loop carries it comes on top.
+A total is all-reduced, or reduce-scattered if all its readers take a shard of it; a split of the op then becomes
+several ways, one for each possible sharding. A sum of several terms is priced at no more than one reduction, of which
+each term pays its part. A loop-carried sum is completed in each trip, after the loop, or partly in each: the cheapest
+of these. Resharding such a sum to the carry's sharding comes on top.
 
-Enters: the sum items of a problem and a pattern's iterations. Leaves: seconds, and who reads the totals.
+Enters: the sum items of a problem and a pattern's iterations. Leaves: seconds, and the readers of the totals.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Use = tuple[int, int]  # pattern, operand position
 
 
 class Brought(NamedTuple):
-    """A sum that a loop adds to what it carries.
+    """A sum that a loop adds to its carry, and may have to reshard.
 
     Attributes:
-        end: the pattern that makes it. into: what reads it there. terms: patterns. seconds: what it takes at least if
-            an axis splits it where it is made, over which it is not partial, and does not split it where it is read.
+        end: the pattern that makes it. into: the use that adds it. terms: patterns. seconds: least time of the reshard,
+            if an axis over which it is not partial splits it where it is made and not where it is read.
     """
 
     end: int
@@ -53,8 +53,8 @@ class LeastSums:
     ) -> None:
         self._problem, self._pricer, self._operands_of = problem, pricer, operands_of
         self._of: dict[int, list[SumItem]] = defaultdict(list)
-        self._behind: dict[Carried, list[SumItem]] = defaultdict(list)  # sums of what a loop has added up
-        self._into: Counter[tuple[Carried, int]] = Counter()  # sums alike that it adds to one place
+        self._behind: dict[Carried, list[SumItem]] = defaultdict(list)  # sums that read a loop-carried sum
+        self._into: Counter[tuple[Carried, int]] = Counter()  # equal sums added to one loop-carried sum
         for item in items.sums:
             for pattern in sorted({term.pattern for term in item.terms}):
                 self._of[pattern].append(item)
@@ -64,8 +64,8 @@ class LeastSums:
                 self._into[item.into] += 1
 
     def options(self, number: int, iteration: Iteration) -> list[tuple[Sharding | None, float]]:
-        """Seconds of completing what a pattern's ops add up: as it is, and for each sharding in which all who read the
-        total could cut it. Of a sum of several terms each pays its part.
+        """(None, seconds) to complete a pattern's sums uncut, and (sharding, seconds) for each sharding to which all
+        readers could have the total reduce-scattered. Each term of a sum pays its part.
         """
         whole = saved = 0.0
         cuts: dict[Sharding, float] = {}
@@ -96,17 +96,17 @@ class LeastSums:
         return [(None, whole), *([((tuple(over),), whole - saved)] if saved > 0.0 else [])]
 
     def is_linked(self, number: int) -> bool:
-        """Whether all that a pattern's ops add up is one sum of one term, which its readers can cut together."""
+        """Whether a pattern has a single sum of one term, whose readers can have it reduce-scattered together."""
         sums = self._of[number]
         return len(sums) < 2 and all(len(item.steps) == 1 and item.into is None for item in sums)
 
     def readers(self, number: int) -> list[Use]:
-        """All who read the totals, where they are linked."""
+        """All readers of the totals, if these are linked (see `is_linked`)."""
         return sorted({use for item in self._of[number] for use in item.readers})
 
     def uses(self, number: int) -> list[Use]:
-        """All that use what a pattern's ops add up, on the way and at the end, behind the loop of what a loop adds up;
-        none where it does so itself."""
+        """All uses of a pattern's sums, intermediate and final, after the loop for loop-carried sums; empty if the
+        pattern itself is among them."""
         uses = (
             use
             for item in self._of[number]
@@ -120,7 +120,7 @@ class LeastSums:
         return [] if any(pattern == number for pattern, _ in found) else found
 
     def brought(self) -> Iterator[Brought]:
-        """What loops add up and may have to bring to what they carry, in each trip."""
+        """The loop-carried sums that may have to be resharded in each trip."""
         sizes = self._problem.mesh.sizes
         for item in dict.fromkeys(item for of in self._of.values() for item in of):
             if item.into is None or item.steps[-1].op < 0:
@@ -140,16 +140,17 @@ class LeastSums:
     def _of_loop(
         self, number: int, item: SumItem, into: tuple[Carried, int], iteration: Iteration
     ) -> tuple[float, float]:
-        """Seconds of a pattern's part of what a loop adds up, and where some use behind the loop cuts it."""
+        """(seconds of a pattern's part of a loop-carried sum, the same if some use after the loop reduce-scatters
+        it)."""
         carried, _ = into
         over = (*iteration.reduced, *iteration.scattered[0])
-        if not over or any(end.into is not None for end in self._behind[carried]):  # another loop adds it up further
+        if not over or any(end.into is not None for end in self._behind[carried]):  # an outer loop carries it on
             return 0.0, 0.0
         sizes, at = self._problem.mesh.sizes, iteration.computed[0]
         least = min(term.bytes for each in (item, *self._behind[carried]) for term in each.terms)
         part = least / shards(at, sizes)
         in_trip = sum(term.pattern == number for term in item.terms) / len(item.terms)
-        added = len(carried.sums) * self._into[into]  # terms of what is left behind the loop
+        added = len(carried.sums) * self._into[into]  # terms of the deferred reduction
 
         def left(kind: str, axes: tuple[int, ...], size: float) -> float:
             return sum(
@@ -167,7 +168,7 @@ class LeastSums:
         return plain, min(plain, cut)
 
     def _alone(self, number: int, item: SumItem) -> tuple[SumItem, float]:
-        """What completes a pattern's terms of a sum as if each were a sum by itself, and their part of it."""
+        """(a sum item with one of a pattern's terms only, the fraction of the sum's terms that are the pattern's)."""
         terms = [term for term in item.terms if term.pattern == number]
         least = min(item.terms, key=lambda term: term.bytes).bytes
         share = len(terms) / len(item.terms)
@@ -181,7 +182,7 @@ class LeastSums:
         return replace(alone, terms=(replace(terms[0], bytes=least),)), share
 
     def _cut_seconds(self, alone: SumItem, iteration: Iteration, sharding: Sharding) -> float:
-        """Seconds of completing one term where all who read the total take it in one sharding."""
+        """Seconds to complete one term if all readers take the total in this sharding."""
         reader = Iteration((), (sharding,), (), (), (), (), ())
         return self._seconds(
             replace(alone, readers=((NOWHERE, 0),)), {alone.terms[0].pattern: iteration, NOWHERE: reader}

@@ -1,10 +1,10 @@
-"""Local search over plans: first improvement over a table of neighbourhoods, then restarts from changed good plans.
+"""Local search: improves a plan by edits from a table of neighbourhoods, then restarts from perturbed good plans.
 
-The neighbourhoods take turns: the next is that of which the last turns gained most per plan looked at (Ropke, Pisinger
-2006), once each has had one. In its turn it tries its edits, first those that gained most when they were last tried
-(Minoux 1978); of edits that take out the same decisions it makes the best, if the plan is better with it. A plan that
-no neighbourhood improves is a local optimum. In its own turn a restart changes one of the best local optima by a few
-random edits and improves that: iterated local search (Lourenco, Martin, Stutzle 2003).
+The neighbourhoods take turns: once each has had one, the next is the one whose last turns gained most per evaluated
+plan (Ropke, Pisinger 2006). In its turn it tries its edits, first those that gained most when they were last tried
+(Minoux 1978); of edits that remove the same decisions it applies the best, if that improves the plan. A plan that no
+neighbourhood improves is a local optimum. A restart, which takes turns as well, changes one of the best local optima by
+a few random edits and improves that: iterated local search (Lourenco, Martin, Stutzle 2003).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from toast_cli.search.incumbent import Incumbent
 from toast_cli.search.moves import NEIGHBOURHOODS, Moves
 
 LEAST_GAIN = 1e-9  # of reward (nats of step time): less is rounding
-STARTS, DESCENT = 6, 300  # plans to start from that are improved first, and plans looked at from each
-TURN = 150  # plans that a neighbourhood looks at in its turn
-TRIAL = 100  # plans looked at from a changed plan
+STARTS, DESCENT = 6, 300  # start plans that are improved first, and evaluations for each
+TURN = 150  # evaluations of a neighbourhood in one turn
+TRIAL = 100  # evaluations after a restart
 KICKS = 3  # random edits of a restart, at most
 POOL = 4  # local optima that restarts begin from
 IDLE = 30  # turns in a row that lead to known plans only: the space is exhausted
@@ -30,7 +30,7 @@ RESTART = "restart"
 
 
 class LocalSearch:
-    """Improves plans of one problem. What is learnt about edits serves all plans."""
+    """Improves plans of one problem. Statistics about edits are shared by all plans."""
 
     def __init__(self, incumbent: Incumbent, moves: Moves, rng: np.random.Generator) -> None:
         self._incumbent, self._moves, self._rng = incumbent, moves, rng
@@ -39,8 +39,7 @@ class LocalSearch:
         self._optima: dict[Plan, float] = {}  # plans that a descent ended at -> reward
 
     def run(self) -> None:
-        """Improves the best plans to start from, then the incumbent until little is to be expected (see
-        `Incumbent.is_flat`)."""
+        """Improves the best start plans, then the incumbent until a plateau (see `Incumbent.is_flat`)."""
         worth = self._incumbent.worth
         for start in sorted(self._incumbent.starts, key=lambda one: (-worth(one), repr(one)))[:STARTS]:
             self._rates = _unknown()
@@ -59,7 +58,7 @@ class LocalSearch:
             idle = 0 if len(self._incumbent.seen) > looked else idle + 1
 
     def improve(self, plan: Plan, evaluations: float) -> Plan:
-        """The plan that improvements of `plan` lead to: a local optimum, unless so many plans are looked at before."""
+        """The local optimum reached from `plan`, or the plan reached after `evaluations` evaluations."""
         looked, stuck = len(self._incumbent.seen), {RESTART}
         while len(stuck) < len(self._rates) and len(self._incumbent.seen) - looked < evaluations:
             name = self._next(stuck)
@@ -71,12 +70,12 @@ class LocalSearch:
         return plan
 
     def _next(self, stuck: set[str]) -> str:
-        """Whose turn it is: the one that gained most lately, of those that are not stuck; of equal ones the one whose
-        last turn is longest ago."""
+        """The neighbourhood whose turn it is: the one with the highest recent gain that is not stuck; of equal ones,
+        the one whose last turn is longest ago."""
         return max((name for name in self._rates if name not in stuck), key=self._rates.__getitem__)
 
     def _learn(self, name: str, gain: float, looked: int) -> None:
-        """Reward gained in a turn that began when so many plans had been looked at."""
+        """Updates a neighbourhood's rate by the gain of a turn that began after `looked` evaluations."""
         rate, before = gain / (len(self._incumbent.seen) - looked + 1), self._rates.pop(name)
         self._rates[name] = rate if before == inf else 0.5 * (rate + before)
 
@@ -92,7 +91,7 @@ class LocalSearch:
         self._learn(RESTART, max(0.0, self._optima[reached] - self._optima[plan]), looked)
 
     def _turn(self, name: str, plan: Plan) -> tuple[Plan, bool]:
-        """One turn of a neighbourhood: the plan it leads to, and whether all its edits were tried in vain."""
+        """One turn of a neighbourhood: (the plan reached, whether all edits were tried and none improved it)."""
         start, looked, complete = plan, len(self._incumbent.seen), True
         before = reward = self._incumbent.worth(plan)
         rivals: dict[object, list[Edit]] = defaultdict(list)  # edits of the same decisions: the best of them is made
@@ -126,5 +125,5 @@ class LocalSearch:
 
 
 def _unknown() -> dict[str, float]:
-    """Neighbourhood -> reward gained lately per plan looked at; nothing is known yet, so each has a turn."""
+    """Initial rates: neighbourhood -> recent reward per evaluation, infinite so that each gets a turn."""
     return dict.fromkeys((*NEIGHBOURHOODS, RESTART), inf)

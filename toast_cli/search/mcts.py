@@ -1,16 +1,16 @@
 """Monte Carlo Tree Search over plans, as in automap (arXiv:2112.02958) and TOAST (arXiv:2508.15010), then local search.
 
-Plans of experts are looked at first, then the tree grows; local search improves the best plan and starts again from the
-best few, until nothing better has been found for a while (see `local`). Nothing depends on the budget but where all
-ends, so a larger one never leads to a worse plan.
+Expert plans are evaluated first, then the tree grows; local search improves the best plan and restarts from the best
+few, until a plateau (see `local`). The budget only decides where the search ends, so a larger one never leads to a
+worse plan.
 
 A node is a plan in canonical order, so plans that are reached by different orders of equivalent decisions are one node.
 Every node is a complete plan; an edge appends a move. A simulation selects (PUCT, Rosin 2011), expands, rolls out, and
 backs up the best reward on its way. A roll-out appends moves, each the best of a few drawn from the prior, and ends in
 a short local search: appended decisions come last in priority, so only edits can change the inside of a plan.
 
-The prior of a move is the best reward of a plan that held its decisions (as in AMAF, Gelly & Silver 2011). To begin
-with every single move is tried at the root; what that shows is the time and memory at stake in it.
+The prior of a move is the best reward of a plan that held its decisions (as in AMAF, Gelly & Silver 2011). At first
+every single move is tried at the root, which initialises the priors.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from toast_cli.search.incumbent import Incumbent, OutOfBudget, SearchResult
 from toast_cli.search.local import LocalSearch
 from toast_cli.search.moves import Moves
 
-TREE = 500  # plans that have been looked at when the tree ends
+TREE = 500  # evaluations after which the tree stops growing
 IDLE = 30  # simulations in a row that lead to known plans only: the space is exhausted
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 DRAWS, DEPTH = 3, 10  # moves drawn at each step of a roll-out, and its steps at most
-IMPROVE = 60  # plans that the local search at the end of a roll-out looks at
+IMPROVE = 60  # evaluations of the local search at the end of a roll-out
 TEMPERATURE = 0.25  # of the prior, in units of reward (nats of step time)
 LONGEST = 32  # moves from the root to a leaf
 
@@ -110,7 +110,7 @@ class TreeSearch:
         return found
 
     def _descend(self) -> list[_Node]:
-        """From the root to a node that has not been visited."""
+        """The path from the root to a node that has not been visited."""
         path = [self._node(self._incumbent.problem.fixed)]
         while path[-1].moves and len(path) < LONGEST:
             node = path[-1]
@@ -134,7 +134,7 @@ class TreeSearch:
         return int(scores.argmax())
 
     def _roll_out(self, plan: Plan) -> float:
-        """The best reward on the way of a roll-out, with the local search at its end."""
+        """The best reward of a roll-out, including the local search at its end."""
         best, found, idle = self._reward(plan), plan, 0
         for _ in range(DEPTH):
             moves = self._moves.after(plan)

@@ -1,7 +1,7 @@
 """Moves: the changes that the search makes to plans, in one table of neighbourhoods (`NEIGHBOURHOODS`).
 
-A neighbourhood is a function from a plan to edits: decisions taken out and decisions put in (see `edits`). Each exists
-because some programs need it; `benchmarks/moves.py` shows what each is worth.
+A neighbourhood is a function from a plan to edits: decisions removed and decisions inserted (see `edits`). Each exists
+because some programs need it; `benchmarks/moves.py` shows the gain of each.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Moves:
     """The moves of one problem.
 
     Args:
-        seconds: seconds of a step by groups (see `Evaluator.seconds_between`). Additions that hold in a part of the
-            program only are tried in the order of the seconds at stake.
+        seconds: seconds of a step by groups (see `Evaluator.seconds_between`). Additions restricted to a part of the
+            program are tried in descending order of the seconds at stake.
     """
 
     def __init__(self, problem: Problem, seconds: Callable[[Plan], GroupSeconds] | None = None) -> None:
@@ -36,17 +36,17 @@ class Moves:
         self._loop_edges = [
             d for d in self.choices if isinstance(d, Replicate) and problem.roles[d.role] in (ACCUMULATORS, LOOP_READS)
         ]
-        # (group, axis) -> decisions that keep arguments whole which that split would divide.
+        # (group, axis) -> decisions to replicate arguments that this split would divide.
         self._storage: dict[tuple[int, int], list[Replicate]] = defaultdict(list)
         for kept, groups in problem.decisions.rests.items():
             for group in groups:
                 self._storage[group, kept.axis].append(kept)
 
-    # -- what may be appended ----------------------------------------------------------------------------------------
+    # -- moves that extend a plan ------------------------------------------------------------------------------------
 
     def after(self, plan: Plan) -> list[Move]:
-        """What may be appended to a plan: each subject is decided once, and `Replicate` needs an axis in use. What
-        loops read may be gathered ahead of the loops over all axes at once."""
+        """Moves that may be appended to a plan: each subject is decided once, and `Replicate` needs an axis in use. One
+        move gathers loop-invariant arrays before loops over all axes."""
         taken, held = _taken(plan), set(plan)
         axes = {axis for _, axis, _ in taken}
         found = [
@@ -66,7 +66,7 @@ class Moves:
     # -- neighbourhoods ----------------------------------------------------------------------------------------------
 
     def single(self, plan: Plan) -> list[Edit]:
-        """Takes out, moves or adds a decision or a macro."""
+        """Removes, moves or adds a decision, or adds a macro."""
         held = self.held(plan)
         return [
             *(Edit((d,), ()) for d in held),
@@ -75,14 +75,14 @@ class Moves:
         ]
 
     def replace(self, plan: Plan) -> list[Edit]:
-        """Puts one decision in place of another of its kind: on the same axis, or about the same group or role."""
+        """Replaces a decision by another of its type: on the same axis, or about the same group or role."""
         present = set(plan)
         absent = [d for d in self.choices if d not in present]
         return [Edit((out,), (into,)) for out in self.held(plan) for into in absent if _alike(out, into)]
 
     def axes(self, plan: Plan) -> list[Edit]:
-        """Moves, exchanges or copies everything that is decided about an axis; of what is split over two axes it
-        exchanges the scopes and the order."""
+        """Moves, swaps or copies all decisions on an axis; for groups split over two axes, swaps the decisions' scopes,
+        sides or axes."""
         decisions, offers = self.held(plan), self.problem.decisions.offers
         axes = sorted({d.axis for d in decisions})
         about = {axis: tuple(d for d in decisions if d.axis == axis) for axis in axes}
@@ -106,8 +106,8 @@ class Moves:
         return found
 
     def scopes(self, plan: Plan) -> list[Edit]:
-        """Changes the side or the scope of a decision, or of all decisions about its group, whatever their axes: they
-        leave some ops alone, or hold only in the ops that also have another group."""
+        """Changes the side or the scope of a decision, or of all decisions about its group on any axis: they exempt
+        some ops, or apply only to ops that also have another group."""
         found, decisions = list[Edit](), self.problem.decisions
         for unit in self._by_group(plan):
             variants = (to for d in unit for to in (*decisions.variants(d), *decisions.parts(d)))
@@ -116,8 +116,8 @@ class Moves:
         return found
 
     def additions(self, plan: Plan) -> list[Edit]:
-        """Adds a decision that leaves some ops alone, takes another side of a conflict, or holds in a part of the
-        program only."""
+        """Adds a decision that exempts some ops, takes another side of a conflict, or applies to a part of the
+        program."""
         decisions, known = self.problem.decisions, set(self.choices)
         return self._by_stake(
             plan,
@@ -125,8 +125,8 @@ class Moves:
         )
 
     def storage(self, plan: Plan) -> list[Edit]:
-        """Keeps a kind of arguments whole at rest where the plan splits them; or splits something more, or otherwise,
-        at work but not at rest."""
+        """Stores a kind of arguments replicated where the plan splits them; or adds or changes a split, but stores the
+        arguments it affects replicated."""
         split, held = {d[:2] for d in plan if isinstance(d, Shard)}, set(plan)
         kept: dict[int, list[Decision]] = defaultdict(list)
         for decision, groups in self.problem.decisions.rests.items():
@@ -141,8 +141,8 @@ class Moves:
         return found
 
     def loops(self, plan: Plan) -> list[Edit]:
-        """Splits something more, or otherwise, with what loops read gathered ahead of them and what they accumulate
-        reduced after them: where loops communicate in every trip one of these alone gains nothing."""
+        """Adds or changes a split, and also gathers loop-invariant arrays before loops and reduces loop-carried sums
+        after them: where loops communicate in every trip, none of these alone gains anything."""
         if not self._loop_edges:
             return []
         held, found = set(plan), list[Edit]()
@@ -153,11 +153,11 @@ class Moves:
         return found
 
     def hand_over(self, plan: Plan) -> list[Edit]:
-        """Leaves some ops that a group's decisions split to another group on the same axes: the sequence is split but
-        for attention, where the heads are (Ulysses); the batch is split but for look-ups, where the features are. Where
-        loops read something it is also gathered ahead of them."""
+        """Hands some ops from a group's decisions over to another group on the same axes: the sequence is split except
+        in attention, where the heads are (Ulysses); the batch is split except in look-ups, where the features are. A
+        variant also gathers loop-invariant arrays before loops."""
         taken, held, offers = _taken(plan), set(plan), self.problem.decisions.offers
-        others: dict[int, list[tuple[Shard, ...]]] = defaultdict(list)  # axis -> what may be handed the ops there
+        others: dict[int, list[tuple[Shard, ...]]] = defaultdict(list)  # axis -> decisions that may take the ops over
         for move in (*((d,) for d in self.choices), *self.macros):
             shards = tuple(
                 o for o in move if isinstance(o, Shard) and o.axis == move[0].axis and subject(o) not in taken
@@ -189,7 +189,7 @@ class Moves:
     # -- shared by neighbourhoods ------------------------------------------------------------------------------------
 
     def _by_group(self, plan: Plan) -> list[tuple[Shard, ...]]:
-        """Each decision to split something, and all about one group together where there are several."""
+        """Each `Shard` alone, and all about one group together if there are several."""
         about: dict[int, list[Shard]] = defaultdict(list)
         for d in self.held(plan):
             if isinstance(d, Shard):
@@ -198,7 +198,7 @@ class Moves:
         return [*alone, *(tuple(members) for members in about.values() if len(members) > 1)]
 
     def _more(self, plan: Plan) -> Iterator[Edit]:
-        """Splits something more, or changes the side or scope of a decision."""
+        """Adds a split, or changes the side or scope of a decision."""
         yield from (Edit((), move) for move in self.after(plan) if isinstance(move[0], Shard))
         yield from self.scopes(plan)
 
@@ -211,8 +211,7 @@ class Moves:
         return list(absent.values())
 
     def _by_stake(self, plan: Plan, added: Iterable[Decision]) -> list[Edit]:
-        """Edits that add one of these decisions, those with most seconds at stake first; those with next to none are
-        left out."""
+        """Edits that add one of these decisions, most seconds at stake first; negligible stakes are left out."""
         if self._seconds is None:
             return [Edit((), (d,)) for d in added]
         seconds = self._seconds(plan)
@@ -243,7 +242,7 @@ NEIGHBOURHOODS: dict[str, Neighbourhood] = {
 
 
 def _macros(problem: Problem) -> list[Move]:
-    """Several decisions that often pay only together: one group over all axes; over one axis a family of groups, or
+    """Macros, decisions that often pay off only together: one group over all axes; a family of groups over one axis, or
     all groups of the weights, the largest first."""
     weights, groups = problem.weight_bytes, problem.dimensions.groups
     together: dict[tuple[str, int, int], list[Shard]] = defaultdict(list)
@@ -258,7 +257,7 @@ def _macros(problem: Problem) -> list[Move]:
 
 
 def _taken(plan: Plan) -> set[tuple[int, int, int]]:
-    """What a plan decides about (see `subject`)."""
+    """The subjects of a plan's `Shard` decisions (see `subject`)."""
     return {subject(d) for d in plan if isinstance(d, Shard)}
 
 

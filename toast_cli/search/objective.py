@@ -1,6 +1,7 @@
-"""Which of two plans is better: the goal of a problem as an order and as a reward. All searches compare plans here.
+"""The objective: ranks plans, and gives them rewards, by the goal of a problem. All searches compare plans by it.
 
-Enters: a `Problem` (its goal, its device memory) and the cost of the plan that decides nothing. Leaves: comparisons.
+Enters: a `Problem` (its goal, its device memory) and the cost of the plan with the fixed decisions only. Leaves:
+comparisons.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import PEAK_MEMORY, STEP_TIME, Bound, Figure
 from toast_cli.plan.problem import Problem
 
-# What one more decision must gain, as a fraction: a plan of three decisions that is as fast as one of thirteen within a
+# Least gain of one more decision, as a fraction: a plan of three decisions that is as fast as one of thirteen within a
 # fraction of a percent is the better one to read, to write down and to keep.
 PRICE = 0.0005
 # Plans closer than this fraction in one figure are equal in it, and the next figure decides.
 SAME = 0.005
 # How much less the next figure weighs in a reward.
 _WEIGHT = 0.01
-# Seconds, as a fraction of the reference's step, below which times are much alike: a plan may have no communication at
-# all.
+# Seconds, as a fraction of the reference's step, that are added before a logarithm: a plan may have no communication.
 _NEGLIGIBLE = 1e-4
 _ATTRIBUTES = {  # of a `Cost`, by figure
     "step_time": "step_seconds",
@@ -38,9 +38,7 @@ _ATTRIBUTES = {  # of a `Cost`, by figure
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class InWords:
-    """Orders plans by how they are written down: an order that has nothing to do with merit, for ties alone. Few
-    comparisons get so far, so a plan is written down only then.
-    """
+    """Orders plans by their `repr`, to break ties. The `repr` is computed only when a comparison gets that far."""
 
     plan: Plan
 
@@ -53,8 +51,8 @@ Rank = tuple[float | int | InWords, ...]
 
 
 class Objective:
-    """Device memory and the goal's bounds come first, then what is to be minimised; step time settles what is left.
-    `fastest`: whether a plan that keeps the bounds is the better the faster it is, and nothing else counts.
+    """Device memory and the goal's bounds come first, then the figures to minimise; step time breaks ties. fastest:
+    whether step time is the only figure to minimise.
     """
 
     def __init__(self, problem: Problem, reference: Cost) -> None:
@@ -70,11 +68,11 @@ class Objective:
         return all(read(cost) <= limit for read, limit in self._bounds)
 
     def excess(self, cost: Cost) -> float:
-        """How far the bounds are exceeded: the sum of the logarithms of by what factor; 0 where all hold."""
+        """Sum of the logarithms of the factors by which bounds are exceeded; 0 where all hold."""
         return sum([_over(read(cost), limit) for read, limit in self._bounds])
 
     def rank(self, plan: Plan, cost: Cost) -> Rank:
-        """Smaller is better; a decision must pay for itself (`PRICE`), and ties go to a fixed order."""
+        """Rank of a plan, smaller is better; each decision costs `PRICE`, and ties go to a fixed order."""
         excess, length = self.excess(cost), len(plan)
         if excess > 0.0:
             return (1, _rounded(excess + PRICE * length), length, InWords(plan))
@@ -83,7 +81,7 @@ class Objective:
         return (0, *classes, _rounded(last.read(cost) * (1.0 + PRICE * length)), length, InWords(plan))
 
     def reward(self, plan: Plan, cost: Cost) -> float:
-        """Log of how much better than the reference, less the price, less a penalty that grows with the excess."""
+        """Logarithm of the improvement over the reference, minus the price of decisions and a penalty for excess."""
         gain, weight = -PRICE * len(plan), 1.0
         for figure in self._minimised:
             gain += weight * (figure.reference - log(figure.read(cost) + figure.least))
@@ -94,8 +92,8 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class _Minimised:
-    """A figure to be minimised. least: what is added before the logarithm is taken; reference: that of the plan that
-    decides nothing.
+    """A figure to minimise. least: added before taking the logarithm; reference: logarithm of the figure of the
+    reference plan.
     """
 
     read: CostFigure
@@ -110,9 +108,9 @@ class _Minimised:
 
 
 def reader(figure: Figure, names: tuple[str, ...]) -> CostFigure:
-    """What reads one figure, seconds or bytes; `names` [axes] of the mesh.
+    """A function that reads one figure of a cost, in seconds or bytes; names: [axes] of the mesh.
 
-    Communication over an axis the mesh lacks is none.
+    Communication over an axis that the mesh lacks is 0.
     """
     if figure.axis:
         place = names.index(figure.axis) if figure.axis in names else None

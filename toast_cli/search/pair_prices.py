@@ -1,11 +1,11 @@
-"""What ways of two patterns to split their ops cost together: copies of arrays that the one makes and the other reads,
-cuts of totals, buffers that are taken over, and what neighbours send.
+"""Prices of pairs of ways of two patterns: copies of arrays that one makes and the other reads, reduce-scatters of
+totals, reused buffers, and halo exchanges.
 
-Five things are priced at no more than they cost: a sum of several partial terms as one reduction, a copy for readers in
-several loops as that of the dearest, what loops only read as gathered before them, where a plan may say so, what
-several ops read through windows as what the dearest of them needs, and what completes a sum that a loop adds up as the
-cheapest way to do that (see `least_sums`). Enters: `PatternWays`. Leaves: seconds for pairs of them; and, with a bound
-on what a plan takes, a dual ascent, or fewer ways.
+Five prices are lower bounds: a sum of several partial terms costs one reduction; a copy for readers in several loops
+that of the most expensive one; loop-invariant arrays are gathered before loops, where a plan may do so; an array read
+through windows by several ops costs the most expensive exchange; and a loop-carried sum is completed in the cheapest
+way (see `least_sums`). Enters: `PatternWays`. Leaves: seconds for pairs of ways; and, given a time that some plan
+takes, a dual ascent.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from toast_cli.search.dual_ascent import DualAscent, Edge, Floats, Integers, Pay
 from toast_cli.search.ways import PatternWays
 
 Goal = Sharding | Way
-# Of an array and one that reads it: the ways that make it by sharding, those that read it, and what each pair pays for
-# which copy.
+# For an array and one of its readers: sharding -> ways that make it, sharding -> ways that read it, and the price of
+# each copy for each pair of shardings.
 Reading = tuple[
     dict[Sharding, list[int]],
     dict[Sharding, list[int]],
     dict[tuple[Sharding, Sharding], dict[Goal, float]],
 ]
-_Moved = dict[tuple[Sharding, Sharding], list[float]]  # between two shardings what each move takes
-_Once = tuple[int, Sharding, Goal]  # number of an array item, where it is made, and what a copy of it is for
+_Moved = dict[tuple[Sharding, Sharding], list[float]]  # (source, target) -> seconds of each move
+_Once = tuple[int, Sharding, Goal]  # array item, sharding as made, purpose of the copy
 
 
 class _Pair(NamedTuple):
-    """Classes of ways of one pattern and of another one, and what each pair of classes is charged.
+    """Classes of ways of two patterns, and the charge of each pair of classes.
 
     Attributes:
-        makers, readers: [classes] variables. seconds: [classes, classes]. once: what other pairs pay too, and no more
-            than one of them has to: the row, the columns, this pair's share and the least price.
+        makers, readers: [classes] variables. seconds: [classes, classes]. once: prices shared with other pairs and paid
+            only once: the row, the columns, this pair's share and the least price.
     """
 
     makers: list[list[int]]
@@ -53,7 +53,7 @@ class _Pair(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """How an array gets from one sharding to another: its hops, and the way that each of them goes on."""
+    """The reshard of an array between two shardings: its hops, and the `Way` of each."""
 
     hops: tuple[ReshardHop, ...]
     ways: list[Way]
@@ -64,13 +64,12 @@ class PairPrices:
 
     def __init__(self, ways: PatternWays) -> None:
         self._ways = ways
-        # By what tells arrays and readers apart of which a move takes longer than of others.
+        # By the properties of arrays and readers that determine the seconds of a move.
         self._moved: dict[object, _Moved] = defaultdict(dict)
         self._routes: dict[object, _Route] = {}  # by shape and both shardings
 
     def ascent(self, possible: float) -> DualAscent:
-        """What bounds all assignments of the ways that there are, with a node for each pattern, before its first
-        pass."""
+        """The dual ascent over all remaining ways, with one node per pattern, before its first pass."""
         own = [np.array([way.seconds for way in ways]) for ways in self._ways.of_pattern]
         edges: list[Edge] = []
         payers: dict[_Once, list[Payer]] = defaultdict(list)
@@ -94,7 +93,7 @@ class PairPrices:
         return DualAscent(own, edges, possible, shared)
 
     def readings(self, item: ArrayItem) -> Iterable[Reading]:
-        """For each reader that may need a copy of the array what each pair of shardings costs."""
+        """For each reader that may need a copy of the array, the price of each pair of shardings."""
         made = self._ways.making(item.pattern, item.result)
         read = [self._ways.reading(reader.pattern, reader.position) for reader in item.readers]
         goals = {s: self._goals(item, s, sorted({t for taken in read for t in taken})) for s in made}
@@ -102,7 +101,7 @@ class PairPrices:
         same = item.shape, item.bytes, len(item.values)
         known: dict[tuple[int, Sharding, Sharding], dict[Goal, float]] = {}
         for place, taken in enumerate(read):
-            first = alike.index(alike[place])  # who pays the same
+            first = alike.index(alike[place])  # a reader with the same price
             moved = self._moved[(*same, item.can_be_ahead(first), alike[first])]
             paid: dict[tuple[Sharding, Sharding], dict[Goal, float]] = {}
             for s, t in product(made, taken):
@@ -118,7 +117,7 @@ class PairPrices:
                 yield made, taken, paid
 
     def sent(self, item: NeighbourItem) -> list[dict[int, float]]:
-        """Seconds of what neighbours send for each reader to which they may send something, by variable."""
+        """Variable -> seconds of the halo exchange, for each reader that may need one."""
         prices: list[dict[int, float]] = []
         pricer = self._ways.pricer
         for reader in item.readers:
@@ -131,7 +130,7 @@ class PairPrices:
         return [found for found in prices if found]
 
     def _pairs(self) -> Iterable[_Pair]:
-        """What no more is charged for than it costs, between ways of one pattern and of another one."""
+        """The charges between ways of two patterns, none above its true cost."""
         for number, item in enumerate(self._ways.items.arrays):
             readings = [] if item.free else list(self.readings(item))
             users = Counter(
@@ -160,7 +159,8 @@ class PairPrices:
             yield _Pair(list(made.values()), list(taken.values()), np.array(unlike), {})
 
     def _cut_pairs(self) -> Iterable[_Pair]:
-        """Totals are cut only where their readers, or the one use, do."""
+        """Infinite charges for pairs in which a total is reduce-scattered but its readers, or its only use, do not take
+        it so."""
         for number, ways in enumerate(self._ways.of_pattern):
             cuts = [way.cut for way in ways]
             if not any(cuts):
@@ -182,8 +182,8 @@ class PairPrices:
                 yield _Pair(variables, list(taken.values()), np.array(apart), {})
 
     def _goals(self, item: ArrayItem, made: Sharding, wanted: list[Sharding]) -> dict[Sharding, list[Goal]]:
-        """Sharding that readers want -> what each of the moves to it is for: the way so far where ways to others begin
-        like it, and then the sharding itself."""
+        """Sharding that readers need -> goal of each move to it: the common way where other reshards begin with the
+        same hops, then the sharding itself."""
         routes = {at: self._route(item, made, at) for at in wanted}
         begun = Counter(way for to in routes.values() for way in to.ways)
         return {
@@ -204,7 +204,8 @@ class PairPrices:
         return found
 
     def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int, moved: _Moved) -> list[float]:
-        """Of each move to one reader's copy of the item's arrays. moved: what is known of such arrays and readers."""
+        """Seconds of each move of the copy for one reader of the item's arrays. moved: memo for such arrays and
+        readers."""
         found = moved.get((made, taken))
         if found is None:
             hops = self._route(item, made, taken).hops

@@ -1,4 +1,4 @@
-"""Runs one named search on one problem, or on each mesh shape where the user leaves the shape open."""
+"""Runs one named search on one problem, or on each mesh shape if the user leaves the shape open."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toast_cli.search.objective import Objective, Rank
 
 Search = Callable[[Incumbent, np.random.Generator], SearchResult]
 SEARCHES: dict[str, Search] = {SearchName.mcts: mcts, SearchName.exact: exact}
-PLANS: dict[str, int] = {Effort.low: 2000, Effort.medium: 10_000, Effort.high: 40_000}  # looked at, at most
+PLANS: dict[str, int] = {Effort.low: 2000, Effort.medium: 10_000, Effort.high: 40_000}  # evaluated, at most
 EXACT_SECONDS = 60.0  # of the search that proves its result, where the user sets no budget
 FINALISTS = 2  # mesh shapes that are searched to the end
 
@@ -31,8 +31,8 @@ class Settings:
     """How to search.
 
     Attributes:
-        evaluations: plans to look at, at most; seconds: of wall time. None for both: as `effort` says. keep: how many
-            of the best plans the result holds.
+        evaluations: plans to evaluate, at most; seconds: of wall time. If both are None, `effort` decides. keep: number
+            of best plans in the result.
     """
 
     name: str = SearchName.mcts
@@ -50,7 +50,7 @@ class Settings:
         return Budget(PLANS[self.effort], None, keep=self.keep)
 
     def part(self, share: float) -> Settings:
-        """The same search with a part of the budget."""
+        """The same search with a fraction of the budget."""
         budget = self.budget()
         evaluations = None if budget.evaluations is None else max(1, int(share * budget.evaluations))
         return replace(self, evaluations=evaluations, seconds=budget.seconds and share * budget.seconds)
@@ -65,7 +65,7 @@ def run_search(
     """The best plan that a search finds, with its exact cost. The first Ctrl-C ends it with the best plan so far.
 
     Args:
-        starts: plans worth a look, such as experts'; decisions that do not suit the problem are left out of them.
+        starts: plans to try first, such as experts'; decisions that do not suit the problem are dropped.
     """
     with interruptible() as stop:
         budget = replace(settings.budget(), asked=lambda: stop.asked)
@@ -75,7 +75,7 @@ def run_search(
     result = replace(result, cost=cost, fits=incumbent.fits(cost))
     if result.fits and all(plan in incumbent.seen for plan in incumbent.starts):
         return result
-    # Plans that exceed the bounds were compared by quick costs; and a search that ended early has not seen all starts.
+    # Plans that exceed the bounds are compared by quick costs, and a search that ends early has not seen all starts.
     costs = {plan: evaluator.exact_cost(plan, learn=False) for plan in (result.plan, *incumbent.starts)}
     best = min(costs, key=lambda plan: incumbent.objective.rank(plan, costs[plan]))
     return replace(result, plan=best, cost=costs[best], fits=incumbent.fits(costs[best]))
@@ -91,7 +91,7 @@ def search_shapes(
     """The best plan over all meshes, with its evaluator; evaluations and seconds are those of the whole search.
 
     Half of the budget is spread evenly over all shapes, the other half goes to the best few: one round of successive
-    halving (Jamieson, Talwalkar 2016). With fewer evaluations than shapes, so many shapes are looked at.
+    halving (Jamieson, Talwalkar 2016). With fewer evaluations than shapes, only that many shapes are tried.
     """
     runs = _Runs(settings, starts_of, progress)
     with interruptible():
@@ -118,7 +118,7 @@ def search_shapes(
 
 
 class _Runs:
-    """Searches that share one budget, with what they have used so far."""
+    """Searches that share one budget, and how much of it they have used."""
 
     def __init__(
         self,

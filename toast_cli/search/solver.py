@@ -18,9 +18,9 @@ _POLL_SECONDS = 0.1
 def lower_bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
     """The lower bound that HiGHS finds for an integer program; 0 where it finds none.
 
-    HiGHS does not look at signals, so it runs in a fork, which ends when the user asks for it. Workers may have no
-    children, and Ctrl-C ends them as a whole; a process that runs jax must not be forked, and Ctrl-C waits there until
-    the solver's time is over.
+    HiGHS does not look at signals, so it runs in a fork, which ends when the user asks for it. Daemon workers may have
+    no children, and Ctrl-C ends them as a whole; a process that runs jax must not be forked, so there Ctrl-C waits
+    until the solver's time is over.
 
     Args:
         problem: arguments of `scipy.optimize.milp`.
@@ -46,8 +46,8 @@ def lower_bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
 
 
 def _serve(problem: dict[str, Any], sender: Connection) -> None:
-    """The life of the solver's process. Ctrl-C reaches every process of the terminal; the parent decides what it
-    means."""
+    """The main function of the solver's process. It ignores Ctrl-C, which reaches every process of the terminal; the
+    parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     end_with_parent(None if parent is None else parent.pid)

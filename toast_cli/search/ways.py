@@ -1,8 +1,7 @@
-"""All ways to split the ops of each pattern, for a bound on the step time of any sharding at all.
+"""Enumerates all ways to split the ops of each pattern, for a lower bound on the step time of any sharding.
 
-Of ways that are alike to all other patterns only the cheapest counts. A way is a variable of the integer program (see
-`exact`): they are numbered pattern after pattern. Enters: a `Problem`. Leaves: its ways, and what each takes by
-itself.
+Of ways that other patterns cannot distinguish only the cheapest is kept. Each way is a variable of the integer program
+(see `exact`), numbered pattern by pattern. Enters: a `Problem`. Leaves: its ways, and the seconds of each by itself.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ from toast_cli.search.least_sums import LeastSums, Use
 
 @dataclass(frozen=True, slots=True)
 class PatternWay:
-    """A way to split ops of one pattern. pairs: groups and the axes that split them. cut: where they add up, the
-    sharding in which all who read the total take a piece of it, or the axes by which some use may; None where no one
-    does.
+    """A way to split ops of one pattern. pairs: groups and the axes that split them. cut: for a sum, the sharding to
+    which all readers have the total reduce-scattered, or the axes by which some use may; None if there is none.
     """
 
     iteration: Iteration
@@ -45,7 +43,7 @@ class PatternWay:
 
 
 class _Free(Problem):
-    """A problem in which no two patterns have to choose alike, so that all that lies between them is priced."""
+    """A problem in which all patterns choose independently, so that every reshard between them is priced."""
 
     @cached_property
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
@@ -56,7 +54,7 @@ class PatternWays:
     """The ways of all patterns.
 
     Attributes:
-        problem: one in which patterns choose for themselves. items, pricer, kernels, sums: of it.
+        problem: one in which patterns choose independently. items, pricer, kernels, sums: of it.
         of_pattern: [patterns] ways.
     """
 
@@ -76,7 +74,7 @@ class PatternWays:
         self.take([self._made(number) for number in range(len(problem.patterns))])
 
     def __len__(self) -> int:
-        """How many there are in all."""
+        """The number of ways of all patterns."""
         return self._first[-1]
 
     def variables(self, number: int) -> range:
@@ -84,7 +82,7 @@ class PatternWays:
         return range(self._first[number], self._first[number + 1])
 
     def place(self, variable: int) -> tuple[int, int]:
-        """The pattern whose way this is, and the way's number among those of it."""
+        """(pattern of this way, its number among the pattern's ways)."""
         number = bisect_right(self._first, variable) - 1
         return number, variable - self._first[number]
 
@@ -104,7 +102,7 @@ class PatternWays:
         return self.by_sharding(number, lambda iteration: iteration.shardings[result])
 
     def classes(self, classes: list[list[int]]) -> tuple[int, Integers]:
-        """The pattern whose ways these variables are, and [ways] the class of each."""
+        """(pattern of these variables, [ways] class of each)."""
         number, _ = self.place(classes[0][0])
         found = np.zeros(len(self.of_pattern[number]), dtype=np.int64)
         for place, variables in enumerate(classes):
@@ -112,16 +110,16 @@ class PatternWays:
         return number, found
 
     def keep(self, kept: Iterable[Iterable[bool]]) -> None:
-        """Leaves out all other ways. kept: [patterns] [ways]."""
+        """Removes all other ways. kept: [patterns] [ways]."""
         self.take([list(compress(ways, of)) for ways, of in zip(self.of_pattern, kept, strict=True)])
 
     def take(self, of_pattern: list[list[PatternWay]]) -> None:
-        """Has these ways only. of_pattern: [patterns] some of those that there were."""
+        """Restricts the ways to these. of_pattern: [patterns] a subset of the ways."""
         self.of_pattern = of_pattern
         self._number()
 
     def aliased(self) -> list[tuple[int, int]]:
-        """Patterns of arguments, and of the results that replace them."""
+        """(pattern of an argument, pattern of the result that reuses its buffer)."""
         problem, program = self.problem, self.problem.program
         first = len(program.ops) - len(program.results)
         pairs = {
@@ -135,7 +133,7 @@ class PatternWays:
         self._first = [int(n) for n in np.cumsum([0, *map(len, self.of_pattern)])]
 
     def _made(self, number: int) -> list[PatternWay]:
-        """The ways to split ops of a pattern; of those that are alike to all other patterns the cheapest."""
+        """The ways to split ops of a pattern; of ways that other patterns cannot distinguish, only the cheapest."""
         best: dict[object, PatternWay] = {}
         for iteration in self._every[number]:
             own = sum(
@@ -143,7 +141,7 @@ class PatternWays:
                 + sum(use.seconds for use in self.pricer.work_collectives(work, iteration))
                 for work in self._work[number]
             )
-            computed = iteration.computed if number in self._windowed else ()  # what neighbours send hangs on it
+            computed = iteration.computed if number in self._windowed else ()  # halo exchanges depend on it
             groups = self.problem.patterns[number].groups
             split = zip(groups, iteration.slot_axes, strict=True)
             pairs = frozenset((group, axis) for group, axes in split for axis in axes)

@@ -1,7 +1,7 @@
-"""Named tactics that fix part of a plan, and the expert strategies made of them; told from the analysis alone.
+"""Named tactics that fix part of a plan, and the expert strategies made of them; both depend only on the analysis.
 
-Enters: a `Problem`, and tactics as users name them. Leaves: decisions every plan starts with, or whole plans. The
-latter serve as baselines in the report and as yardsticks for the search.
+Enters: a `Problem`, and tactics as users name them. Leaves: fixed decisions of every plan, or whole plans. The latter
+are baselines in the report and starting points of the search.
 """
 
 from toast_cli.tactics.assignments import Expert

@@ -1,6 +1,6 @@
-"""Which mesh axes each tactic of a strategy gets, and in which order, where its name does not say.
+"""Assigns mesh axes, and their order, to the tactics of a strategy whose name does not state them.
 
-Enters: a `Problem` and wishes. Leaves: every assignment of axes that may make a difference, and the plan of each.
+Enters: a `Problem` and wishes. Leaves: every distinct assignment of axes, and the plan of each.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Ways = dict[str, Plan]
 
 @dataclass(frozen=True)
 class Expert:
-    """A strategy on the axes that suit it best: a plan that fits before one that does not, then the fastest.
+    """A strategy on its best axes: plans that fit in memory come first, then the fastest wins.
 
     Attributes:
         axes: see `Ways`.
-        mesh: the one that the plan is for.
+        mesh: the mesh of the plan.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Expert:
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         return self.axes or self.name
 
     @property
@@ -54,7 +54,7 @@ class Expert:
 
 
 def best_way(evaluator: Evaluator, name: str, ways: Ways) -> Expert:
-    """The best of a strategy's ways, of which there is at least one; of equals the first."""
+    """The best of a strategy's ways, at least one; of equal ones, the first."""
     found = [
         Expert(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
         for axes, plan in ways.items()
@@ -70,11 +70,11 @@ def best_plan(problem: Problem, found: Ways, like: Evaluator | None = None) -> P
 
 
 def ways(problem: Problem, wishes: Sequence[Wish]) -> Ways:
-    """The plans of a strategy, each once: with the axes in the mesh's order first, then as otherwise assigned.
+    """The plans of a strategy, each once: first with the axes in the mesh's order, then with other assignments.
 
-    Raises UsageError where it does not apply to any axes: the reason of the first.
+    Raises UsageError where it applies to no axes, with the reason for the first assignment.
     """
-    if problem.mirrored is not None:  # what a strategy is does not depend on what the search has taken apart
+    if problem.mirrored is not None:  # strategies do not depend on un-mirrored groups
         alike, parts = problem.mirrored
         return {text: problem.canonical(taken_apart(plan, parts)) for text, plan in ways(alike, wishes).items()}
     found: Ways = {}
@@ -93,9 +93,9 @@ def ways(problem: Problem, wishes: Sequence[Wish]) -> Ways:
 
 
 def assignments(problem: Problem, wishes: Sequence[Wish]) -> Iterator[Placed]:
-    """Every way to share the mesh's axes among the tactics that have none: all axes, at least one for each tactic. The
-    axes of a tactic are in the mesh's order, the fastest first or the largest first. Axes that are alike are exchanged
-    only where the program or the user names axes.
+    """Every way to distribute the mesh's axes over the tactics that have none: all axes, at least one for each tactic.
+    The axes of a tactic are in mesh order, fastest first or largest first. Equal axes are permuted only if the program
+    or the user names axes.
     """
     axes, names = problem.mesh.axes, problem.mesh.names
     taken = {name for wish in wishes for name in wish.axes or ()}
@@ -119,7 +119,8 @@ def assignments(problem: Problem, wishes: Sequence[Wish]) -> Iterator[Placed]:
 
 
 def _orders(free: list[int], axes: Sequence[Axis]) -> list[list[int]]:
-    """The axis that comes first communicates most, and is the first to split a dimension that not all axes divide."""
+    """The orders to try. The first axis communicates most, and is the first to split a dimension that not all axes
+    divide."""
 
     def fastest_first(a: int) -> tuple[float, int]:
         slowest_link = min((link.bytes_per_second for link in axes[a].links), default=inf)
@@ -129,12 +130,12 @@ def _orders(free: list[int], axes: Sequence[Axis]) -> list[list[int]]:
 
 
 def _kind(axis: Axis) -> object:
-    """Equal for axes that are alike."""
+    """A key that is equal for interchangeable axes."""
     return axis.size, tuple((k.kind, k.size, k.bytes_per_second, k.latency_seconds, k.stride) for k in axis.links)
 
 
 def _text(problem: Problem, placed: Placed) -> str:
-    """`fsdp:gpu,node + expert`: a companion takes the axes of the tactic before it."""
+    """The assignment as text, such as `fsdp:gpu,node + expert`; a companion takes the axes of the tactic before it."""
     parts: list[str] = []
     before: tuple[int, ...] | None = None
     for wish, axes in placed:

@@ -1,4 +1,4 @@
-"""Tactics of a user's own: a YAML or Python file in, tactics out.
+"""User-defined tactics: reads them from a YAML or Python file.
 
 A Python file is run when the user names it, and only then.
 """
@@ -18,7 +18,7 @@ _STEPS = ("split", "keep", "use")
 
 
 def read_tactics(path: str) -> dict[str, Tactic]:
-    """The tactics of a file, by name. Raises ToastError with the line for what cannot be read."""
+    """The tactics of a file, by name. Raises ToastError with the line that cannot be read."""
     text = text_of(read_file(path, TEXT_BYTES), path, InputError)
     return _from_python(path) if path.endswith(".py") else _from_yaml(text, path)
 
@@ -41,7 +41,7 @@ def _from_yaml(text: str, path: str) -> dict[str, Tactic]:
 
 
 def _read_tactic(name: str, entry: YamlValue, path: str) -> Tactic:
-    """`steps` alone, or a mapping with `about`, `place` and `steps`."""
+    """A tactic from its entry: `steps` alone, or a mapping with `about`, `place` and `steps`."""
     if entry.is_sequence:
         return Tactic(name, "", _decide(entry), source=path)
     keys = entry.section("about", "place", "steps")
@@ -53,9 +53,9 @@ def _read_tactic(name: str, entry: YamlValue, path: str) -> Tactic:
 
 
 def _decide(steps: YamlValue) -> Decide:
-    """What a list of steps decides.
+    """The function that a list of steps stands for.
 
-    Words that mean nothing are found when the program is known: they may name its dimensions.
+    Unknown words raise an error only when it runs on a program, since they may name its dimensions.
     """
     read: list[tuple[str, list[str], YamlValue]] = []
     for step in steps.items():
@@ -102,7 +102,7 @@ def _from_python(path: str) -> dict[str, Tactic]:
 
 
 def _guarded(tactic: Tactic, path: str) -> Tactic:
-    """The same, with what goes wrong in it told as an error in the file."""
+    """The same tactic, whose exceptions are reported as errors in the file."""
 
     def decide(look: Look) -> list[Decision]:
         try:

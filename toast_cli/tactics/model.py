@@ -1,7 +1,7 @@
 """A tactic: a named value that turns a look at a program into decisions over some mesh axes.
 
-Enters: a `Problem` and mesh axes. Leaves: decisions, or `DoesNotApply` with the reason. A tactic speaks of the roles
-dimensions and arguments play ("batch", "heads", "weights"), never of what anything is called in the program.
+Enters: a `Problem` and mesh axes. Leaves: decisions, or `DoesNotApply` with the reason. A tactic refers to roles of
+dimensions and arguments ("batch", "heads", "weights"), never to names in the program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import ROLES, STATE, WEIGHTS
 
-# Role of a dimension -> what such a dimension is; the analysis finds them (see `dimensions.evidence`).
+# Role of a dimension -> its meaning; the analysis finds roles (see `dimensions.evidence`).
 DIMENSIONS = {
     "batch": "inputs have it and weights do not; its elements are computed independently",
     "seq": "the positions that attention weighs, or that tokens have besides the batch",
@@ -50,7 +50,7 @@ WORDS = {
 
 
 class DoesNotApply(Exception):  # noqa: N818 - often no error at all: most tactics suit some programs only
-    """Why a tactic has nothing to say about a program on a mesh."""
+    """The reason why a tactic does not apply to a program on a mesh."""
 
 
 def _find_none(name: str) -> Tactic:
@@ -59,7 +59,7 @@ def _find_none(name: str) -> Tactic:
 
 @dataclass(frozen=True)
 class Look:
-    """One program, seen by a tactic that is asked to decide over `axes` (mesh axis numbers)."""
+    """A program as a tactic sees it, with the `axes` (mesh axis numbers) that the tactic decides over."""
 
     problem: Problem
     axes: tuple[int, ...]
@@ -69,9 +69,7 @@ class Look:
     find: Callable[[str], Tactic] = _find_none
 
     def groups(self, name: str) -> list[int]:
-        """Class groups with a role, or that a word stands for, or of that name (as the report calls them); the
-        heaviest first.
-        """
+        """Class groups with this role, word of `WORDS`, or name in the report; those with most weight bytes first."""
         problem = self.problem
         if name == "weights":
             return weight_groups(problem)
@@ -93,7 +91,7 @@ class Look:
 
     @property
     def stream(self) -> int:
-        """The group that flows from block to block: the one called so, else the one most weights have; -1 without
+        """The group of the residual stream: the one with role "embed", else the one most weights have; -1 without
         weights.
         """
         weights = weight_groups(self.problem)
@@ -102,8 +100,8 @@ class Look:
         )
 
     def split(self, *names: str) -> list[Decision]:
-        """Each of these dimensions over the axes, in this order. Raises DoesNotApply where the program has none of one,
-        or none that divides.
+        """Decisions that split each of these dimensions over the axes, in this order. Raises DoesNotApply if the
+        program lacks one of them, or no axis divides it.
         """
         found: list[Decision] = []
         for name in names:
@@ -122,7 +120,7 @@ class Look:
         return found
 
     def keep(self, *roles: str) -> list[Decision]:
-        """These arguments ("weights", "state") whole at rest over the axes.
+        """Decisions that store these arguments ("weights", "state") replicated over the axes.
 
         Raises DoesNotApply where the program has none.
         """
@@ -137,8 +135,8 @@ class Look:
         return found
 
     def experts(self) -> list[Decision]:
-        """Experts over the axes; where the batch has an axis too, ahead of it, but not in ops whose tokens are still in
-        sequence: there tokens travel to their experts in an all-to-all.
+        """Decisions that split experts over the axes. If the batch uses an axis too, experts precede it, except in ops
+        whose tokens are still in sequence: an all-to-all then brings tokens to their experts.
         """
         decisions = self.split("experts")
         apart = self.problem.decisions.met_elsewhere
@@ -151,7 +149,7 @@ class Look:
         return found
 
     def use(self, *names: str) -> list[Decision]:
-        """What other named tactics decide."""
+        """The decisions of other named tactics."""
         return [decision for name in names for decision in self.find(name).decide(self)]
 
     def divides(self, group: int, axis: int) -> bool:
@@ -180,12 +178,12 @@ Decide = Callable[[Look], Iterable[Decision]]
 
 @dataclass(frozen=True)
 class Tactic:
-    """A named tactic. Its value is told by what it decides.
+    """A named tactic, defined by its decisions.
 
     Attributes:
         about: one line, for lists. decide: the decisions over the axes of a look; may raise DoesNotApply.
-        place: against other tactics of one request: -1 ahead of them, 0 in the order given, 1 behind them.
-        companion: without an axis of its own it takes that of the tactic named before it.
+        place: relative to other tactics of one request: -1 before them, 0 in the order given, 1 after them.
+        companion: without an axis of its own, it takes that of the preceding tactic.
         source: file it was read from; empty for those that come with toast.
     """
 
@@ -198,7 +196,7 @@ class Tactic:
 
 
 def effective(problem: Problem, plan: Plan) -> Plan:
-    """The plan without decisions that change nothing anywhere, and without a second one for the same group and axis."""
+    """The plan without decisions that have no effect, and without a second one for the same group and axis."""
     kept: Plan = ()
     seen: set[tuple[int, int]] = set()
     unlike = problem.unlike_patterns
@@ -219,9 +217,9 @@ def weight_groups(problem: Problem) -> list[int]:
 
 
 def data_group(problem: Problem, axes: Iterable[int]) -> int | None:
-    """The group absent from all weights along which most arithmetic can be split over `axes`.
+    """The group that no weight has along which most flops can be split over `axes`.
 
-    Of groups that are within a hundredth of each other the first without a conflict: batch rather than sequence.
+    Of groups within 1 % of each other, the first without a conflict: batch rather than sequence.
     """
     ways = prod(problem.mesh.sizes[a] for a in axes)
     work = problem.work_along(ways)

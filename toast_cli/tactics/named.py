@@ -1,4 +1,4 @@
-"""The tactics that come with toast: each a few words over the roles of dimensions and arguments."""
+"""The built-in tactics, each defined by the roles of dimensions and arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _zero2(look: Look) -> list[Decision]:
 
 
 def _kept(look: Look) -> list[Decision]:
-    """Weights whole at rest, of a program that has something else to split."""
+    """Stores weights replicated, in a program that also has state to split."""
     look.keep("state")
     return look.keep("weights")
 
@@ -84,12 +84,12 @@ _ALL = (
     ),
 )
 TACTICS = {tactic.name: tactic for tactic in _ALL}
-# What people call them for short -> name.
+# Common short name -> name.
 ALIASES = {"dp": "data-parallel", "ddp": "data-parallel", "tp": "megatron", "ep": "expert", "cp": "context"}
 
 
 def find_tactic(name: str, where: str = "tactic") -> Tactic:
-    """The tactic of that name or alias. Raises UsageError that lists those there are."""
+    """The tactic of that name or alias. Raises UsageError that lists the known ones."""
     known = ALIASES.get(name, name)
     if known not in TACTICS:
         raise UsageError(f"unknown tactic {name!r}", where=where, hint=nearest(name, [*TACTICS, *ALIASES, SEARCH]))

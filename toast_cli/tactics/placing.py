@@ -1,4 +1,4 @@
-"""Tactics on mesh axes: a wish for a tactic gets the axes it acts on, and several wishes make one plan.
+"""Places tactics on mesh axes: each wish for a tactic gets the axes it acts on, and several wishes make one plan.
 
 Enters: a `Problem` and wishes. Leaves: decisions in order of priority.
 """
@@ -20,7 +20,7 @@ _HINT = "`toast tactics PROGRAM --mesh SPEC` shows what applies, and why not"
 
 @dataclass(frozen=True)
 class Wish:
-    """A tactic and the names of the mesh axes it is wanted over; None where the user left them out."""
+    """A requested tactic, and the names of its mesh axes; None where the user left them out."""
 
     tactic: Tactic
     axes: tuple[str, ...] | None
@@ -36,7 +36,7 @@ Placed = tuple[tuple[Wish, tuple[int, ...]], ...]  # each wish and its axes (num
 
 
 def needs_axes(wishes: Sequence[Wish]) -> list[int]:
-    """Places of the wishes without axes, but for companions: these take the axes of the wish before them."""
+    """Indices of the wishes without axes, except companions, which take the axes of the preceding wish."""
     return [k for k, wish in enumerate(wishes) if wish.axes is None and not (wish.tactic.companion and k)]
 
 
@@ -44,8 +44,8 @@ def place(wishes: Sequence[Wish], names: Sequence[str], shares: Mapping[int, tup
     """Each wish and its axes (numbers).
 
     Args:
-        shares: place of a wish without axes -> what it gets. Without it, one tactic alone takes all axes that are
-            left, and of several each of the later ones one of the last.
+        shares: index of a wish without axes -> its axes. By default, the first such wish takes the remaining axes,
+            except the last ones, of which each later wish takes one.
     """
     axes: list[tuple[int, ...] | None] = [
         (shares or {}).get(k) if wish.axes is None else tuple(names.index(a) for a in wish.axes)
@@ -70,7 +70,7 @@ def place(wishes: Sequence[Wish], names: Sequence[str], shares: Mapping[int, tup
 
 
 def compose(problem: Problem, placed: Placed) -> Plan:
-    """What the wishes decide together, in order of priority. Raises UsageError for one that does not apply."""
+    """The combined decisions of the wishes, in order of priority. Raises UsageError for one that does not apply."""
     batch = {k for k, group in enumerate(problem.dimensions.groups) if group.role == "batch"}
     looks = [Look(problem, tuple(a for a in axes if problem.mesh.sizes[a] > 1), find=find_tactic) for _, axes in placed]
     busy: set[int] = set()

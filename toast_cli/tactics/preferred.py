@@ -1,9 +1,8 @@
-"""Prefers a plan that people know to one that is predicted to be hardly faster.
+"""Prefers a well-known plan over one that is predicted to be only slightly faster.
 
-Enters: an `Evaluator` and a `SearchResult`. Leaves: the result with the plan to take. A prediction is off by more than
-a gain of `MARGIN`, while a known strategy is a plan that compilers have seen often and that everybody can check. So the
-fastest strategy within the margin is taken. Where there is none, decisions that together gain less than `SMALL_GAIN`
-are left out.
+Enters: an `Evaluator` and a `SearchResult`. Leaves: the result with the preferred plan. The prediction error exceeds a
+gain of `MARGIN`, while a known strategy is well tested in compilers and easy to check. So the fastest strategy within
+the margin is taken. If there is none, decisions that together gain less than `SMALL_GAIN` are dropped.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.tactics.strategies import experts
 
-# How much slower a step may be, as a fraction: of a known strategy, and of the plan found with fewer decisions.
+# Tolerated slowdown of a step, as a fraction: for a known strategy, and for the found plan with fewer decisions.
 MARGIN, SMALL_GAIN = 0.02, 0.005
 # A plan that needs more memory than the one found must leave this share of a device's memory free.
 SPARE = 0.2
 
 
 def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
-    """The result with the known strategy, or the shorter plan, that is nearly as fast; `fastest` is then what the
-    search found."""
+    """The result with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds the plan of
+    the search."""
     if not result.fits:
         return result
     tolerance = _Tolerance(evaluator, result)
@@ -47,8 +46,8 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
 
 
 class _Tolerance:
-    """Whether a plan keeps the goal's bounds, needs no more memory than what was found (or leaves enough free), and is
-    slower by no more than a fraction."""
+    """Accepts plans that keep the goal's bounds, need no more memory than the found plan (or leave enough free), and
+    are slower by no more than a fraction."""
 
     def __init__(self, evaluator: Evaluator, result: SearchResult) -> None:
         self._found = result.cost
@@ -61,7 +60,7 @@ class _Tolerance:
 
 
 def shortened(evaluator: Evaluator, plan: Plan, tolerance: _Tolerance) -> Plan:
-    """The plan without decisions that gain little, those that gain least first."""
+    """The plan without decisions that gain little; drops those that gain least first."""
     first = len(evaluator.problem.fixed)
     while True:
         without = [evaluator.problem.canonical((*plan[:k], *plan[k + 1 :])) for k in range(first, len(plan))]

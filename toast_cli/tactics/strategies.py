@@ -1,6 +1,6 @@
-"""Expert strategies: tactics put together over all mesh axes, as people write them by hand.
+"""Expert strategies: combinations of tactics over all mesh axes, as experts write them by hand.
 
-Enters: a `Problem`. Leaves: plans by name; any name is what `--strategy` takes.
+Enters: a `Problem`. Leaves: plans by name; `--strategy` accepts each name.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from toast_cli.tactics.wishes import parse_wishes
 
 _T = TypeVar("_T", Plan, Expert)
 
-# Those a report compares a plan with. What only suits some programs is left out where it does not.
+# Strategies that a report compares a plan with, as far as they apply.
 BASELINES = ("data-parallel", "fsdp", "megatron", "fsdp+expert", "data-parallel x megatron", "fsdp x megatron")
 _WITHOUT_BATCH = ("context", "edge", *BASELINES)
-# All that `toast compare` tries.
+# Strategies that `toast compare` tries.
 STRATEGIES = (
     "data-parallel", "zero2", "fsdp", "megatron", "megatron+sequence", "context", "expert", "edge", "spatial",
     "data-parallel+expert", "fsdp+expert", "data-parallel x megatron", "zero2 x megatron", "fsdp x megatron",
     "fsdp x megatron+sequence", "fsdp x context", "fsdp+expert x megatron", "edge x megatron",
 )  # fmt: skip
-# Pairs of tactics that an expert puts on two parts of a mesh.
+# Pairs of tactics on two parts of a mesh.
 PAIRS = tuple(
     f"{one} x {other}"
     for one in ("data-parallel", "fsdp", "context", "spatial")
     for other in ("megatron", "context", "spatial")
     if one != other and (one, other) != ("spatial", "context")
 )
-# All that a search starts from.
+# Strategies that a search starts from.
 EVERY = tuple(dict.fromkeys((*STRATEGIES, *PAIRS)))
 
 
 def strategies(problem: Problem) -> dict[str, Plan]:
-    """The baselines that make sense here with the axes in the mesh's order, name -> plan."""
+    """Name -> plan of the baselines that apply, with the axes in the mesh's order."""
     return applicable(problem, baselines(problem))[0]
 
 
@@ -51,27 +51,27 @@ def baselines(problem: Problem) -> tuple[str, ...]:
 
 
 def applicable(problem: Problem, names: tuple[str, ...] = STRATEGIES) -> tuple[dict[str, Plan], dict[str, str]]:
-    """(name -> plan of the strategies that apply with the axes in the mesh's order, each plan once; name -> why not of
+    """(name -> plan of the strategies that apply, with the axes in the mesh's order, each plan once; name -> reason for
     the others)."""
     return _each_once(problem, names, lambda _, ways: next(iter(ways.values())), lambda plan: plan)
 
 
 def experts(evaluator: Evaluator, names: tuple[str, ...] = STRATEGIES) -> tuple[dict[str, Expert], dict[str, str]]:
-    """The same with the axes that suit each strategy best."""
+    """The same with the best axes for each strategy."""
     return _each_once(
         evaluator.problem, names, lambda name, ways: best_way(evaluator, name, ways), lambda expert: expert.plan
     )
 
 
 def better(one: Mapping[str, Expert], other: Mapping[str, Expert]) -> dict[str, Expert]:
-    """Of two meshes' strategies by name: each where it is better; on the first where it is as good there."""
+    """Each strategy on the better one of two meshes; on the first if equal."""
     return {
         name: min((of[name] for of in (one, other) if name in of), key=lambda it: it.rank) for name in {**one, **other}
     }
 
 
 def expert(evaluator: Evaluator, name: str) -> Expert:
-    """One strategy with the axes that suit it best. Raises UsageError where it does not apply."""
+    """One strategy with its best axes. Raises UsageError where it does not apply."""
     return best_way(evaluator, name, ways_of(evaluator.problem, name))
 
 
@@ -91,7 +91,7 @@ def ways_of(problem: Problem, name: str) -> Ways:
 
 
 def starting_plans(problem: Problem) -> list[Plan]:
-    """What a search may start from: every way of every strategy and product of two that applies."""
+    """The starting plans of a search: every way of every strategy and pair of `EVERY` that applies."""
     found: list[Plan] = []
     for name in EVERY if problem.decisions.choices else ():
         with suppress(UsageError):
@@ -102,7 +102,7 @@ def starting_plans(problem: Problem) -> list[Plan]:
 def _each_once(
     problem: Problem, names: tuple[str, ...], choose: Callable[[str, Ways], _T], plan_of: Callable[[_T], Plan]
 ) -> tuple[dict[str, _T], dict[str, str]]:
-    """(what is chosen of each strategy's ways where it applies and is not the same as one before; why not of the
+    """(name -> choice among a strategy's ways, if it applies and differs from earlier ones; name -> reason for the
     others)."""
     found: dict[str, _T] = {}
     reasons: dict[str, str] = {}

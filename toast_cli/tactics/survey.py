@@ -1,4 +1,4 @@
-"""What each tactic would do to a program on a mesh, axis by axis, and why not where it would do nothing."""
+"""Surveys the effect of each tactic on a program on a mesh, axis by axis, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from toast_cli.tactics.named import find_tactic
 
 @dataclass(frozen=True)
 class Applies:
-    """axes: names of those it can be used over. decides: what it splits or keeps there, in words. reason: why not,
-    where axes is empty.
+    """The effect of a tactic. axes: names of those it applies to. decides: what it splits or replicates there. reason:
+    why it does not apply, if axes is empty.
     """
 
     name: str

@@ -1,9 +1,8 @@
-"""Tactics as users ask for them: `--tactic fsdp:data`, `--strategy 'fsdp x megatron'`; text in, decisions that a search
-starts from out.
+"""Parses the tactics that users request (`--tactic fsdp:data`, `--strategy 'fsdp x megatron'`) into fixed decisions.
 
-What tactics decide is fixed: it comes first in every plan and no search takes it back. The search completes the plan on
-all axes; with `search:AXIS` it may only touch the axes named so; after a strategy there is nothing left to search. A
-strategy without axes gets those that suit it best.
+Decisions of tactics are fixed: they come first in every plan, and no search undoes them. The search completes the plan
+on all axes, or only on AXIS with `search:AXIS`; a strategy leaves nothing to search. A strategy without axes gets its
+best ones.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _SEARCH_IT = Tactic(SEARCH, "what the search finds", lambda look: ())
 
 @dataclass(frozen=True)
 class Wishes:
-    """What `--tactic` and `--strategy` ask for. whole: nothing is left to the search."""
+    """The requests of `--tactic` and `--strategy`. whole: nothing is left to the search."""
 
     wishes: tuple[Wish, ...] = ()
     whole: bool = False
 
     def check_axes(self, meshes: Sequence[Sequence[str]]) -> None:
-        """Raises UsageError where no mesh (given by its axis names) has all axes named."""
+        """Raises UsageError unless some mesh (given by its axis names) has all requested axes."""
         named = {axis: wish for wish in self.wishes for axis in wish.axes or ()}
         known = list(dict.fromkeys(name for names in meshes for name in names))
         for axis, wish in named.items():
@@ -48,11 +47,11 @@ class Wishes:
             raise UsageError(f"no mesh shape has all of {', '.join(named)}", where="--mesh-shape")
 
     def suit(self, names: Sequence[str]) -> bool:
-        """Whether a mesh with these axes has all that are named."""
+        """Whether a mesh with these axes has all requested ones."""
         return all(axis in names for wish in self.wishes for axis in wish.axes or ())
 
     def state(self, problem: Problem, like: Evaluator | None = None) -> Problem:
-        """The problem with what the tactics decide fixed. like: see `Evaluator`.
+        """The problem with the decisions of the tactics fixed. like: see `Evaluator`.
 
         Raises UsageError for a tactic that does not apply, and says why.
         """
@@ -70,7 +69,7 @@ class Wishes:
 
 
 def parse_wishes(tactics: Sequence[str] = (), strategy: str | None = None) -> Wishes:
-    """What the options ask for. Raises ToastError for names and files that are none."""
+    """The requests of the options. Raises ToastError for unknown names and files."""
     if strategy is None:
         return Wishes(tuple(_wish(text, "--tactic") for text in tactics))
     if tactics:
@@ -89,7 +88,7 @@ def parts_of(strategy: str) -> list[str]:
 
 
 def file_of(text: str) -> str | None:
-    """The file that one tactic of `--tactic` or `--strategy` comes from; None for a tactic of toast's own."""
+    """The file that one tactic of `--tactic` or `--strategy` comes from; None for a built-in tactic."""
     matched = _WISH.fullmatch(text.strip())
     return None if matched is None else matched["file"]
 

@@ -1,5 +1,4 @@
-"""The profiles there are: one file for each version of a compiler, each with one profile for each chip that it was
-measured on.
+"""The available profiles: one file per compiler version, with one profile for each chip that it was measured on.
 
 Enters: a chip. Leaves: the profile of its compiler. A new file in this folder is found by itself; it holds `PROFILES`,
 chip preset -> `CompilerProfile`, and `RELEASE`, the version as numbers.
@@ -20,12 +19,12 @@ from toast_cli.hardware.model import Chip
 
 # Platform -> the packages whose version is that of the chips' compiler.
 PACKAGES = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-pjrt", "jax-cuda13-pjrt")}
-ANY = ""  # the preset of chips that nobody has measured
+ANY = ""  # the preset of unmeasured chips
 
 
 def find_profile(chip: Chip, wanted: str = "") -> CompilerProfile:
-    """The profile of the chip's compiler: of that version, else of the newest there is. Raises ValueError for a version
-    nobody measured."""
+    """The profile of the chip's compiler: of that version, else of the newest one. Raises ValueError for an unmeasured
+    version."""
     known = profiles_of(chip.preset) or profiles_of(ANY)
     if not wanted:
         return known[-1]
@@ -37,7 +36,7 @@ def find_profile(chip: Chip, wanted: str = "") -> CompilerProfile:
 
 
 def version_note(chip: Chip) -> str:
-    """A sentence where the chip's compiler is installed in a version that nobody measured, else an empty one."""
+    """A note if the installed version of the chip's compiler is unmeasured, else ""."""
     measured = [profile.version.split()[-1] for profile in profiles_of(chip.preset)]
     for package in PACKAGES[chip.platform] if measured else ():
         with suppress(PackageNotFoundError):
@@ -57,6 +56,6 @@ def profiles_of(preset: str) -> list[CompilerProfile]:
 
 @cache
 def _files() -> tuple[Mapping[str, CompilerProfile], ...]:
-    """What the files of this folder hold, the oldest release first."""
+    """`PROFILES` of the files of this folder, the oldest release first."""
     files: list[ModuleType] = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
     return tuple(file.PROFILES for file in sorted(files, key=lambda file: file.RELEASE))

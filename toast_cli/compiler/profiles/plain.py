@@ -1,5 +1,4 @@
-"""Any XLA, for a chip that nobody has measured: the passes that XLA has on every platform, and the peak rates as they
-are."""
+"""Any XLA on an unmeasured chip: the passes that XLA has on every platform, and the chip's peak rates."""
 
 from __future__ import annotations
 

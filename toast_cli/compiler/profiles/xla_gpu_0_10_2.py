@@ -1,8 +1,8 @@
 """XLA:GPU as in jaxlib 0.10.2 (`jax-cuda12-plugin`), compiling for P100 to B200.
 
 Memory was measured ahead of time, without a GPU (`python benchmarks/gpu.py --compile`, stored in
-`benchmarks/data/gpu.jsonl`). The compiler estimates no cycles; what kernels attain was measured on one H200, holds on
-an H100, and is taken to be the same part of the peak of every chip (`python -m benchmarks.gpu_times`, stored in
+`benchmarks/data/gpu.jsonl`). The compiler estimates no cycles; the rates that kernels attain were measured on one H200,
+hold on an H100, and are taken to be the same fraction of every chip's peak (`python -m benchmarks.gpu_times`, stored in
 `benchmarks/data/gpu_times.jsonl`).
 """
 
@@ -20,7 +20,7 @@ RELEASE = (0, 10, 2)
 VERSION = "jaxlib 0.10.2"
 CHIPS = ("P100", "V100", "A100-40", "A100-80", "H100", "H200", "B200")
 ATTAINED = Attained(matrix=0.75, vector=0.6, memory=0.88, kernel_seconds=1.2e-6, hand_written=0.5, separate=True)
-# What a function of one number takes, in f32 additions.
+# Cost of an elementwise function, in f32 additions.
 FUNCTIONS = {
     "stablehlo.exponential": 18.0,
     "stablehlo.exponential_minus_one": 30.0,

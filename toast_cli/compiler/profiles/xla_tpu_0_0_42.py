@@ -1,9 +1,9 @@
 """XLA:TPU as in libtpu 0.0.42.1, compiling for v2 to tpu7x.
 
-What was measured was measured ahead of time, without a TPU: single operations (`python benchmarks/calibrate_ops.py
---compile`, stored in `benchmarks/data/ops.csv`), whole programs (`python benchmarks/calibrate.py`, `programs.jsonl`)
-and the memory they need (`python benchmarks/calibrate_memory.py`, `memory.jsonl`). Nobody has compiled for v2, v3 and
-tpu7x: their figures are those of the chips nearest to them.
+All figures are measured by ahead-of-time compilation, without a TPU: single operations (`python
+benchmarks/calibrate_ops.py --compile`, stored in `benchmarks/data/ops.csv`), whole programs (`python
+benchmarks/calibrate.py`, `programs.jsonl`) and the memory they need (`python benchmarks/calibrate_memory.py`,
+`memory.jsonl`). v2, v3 and tpu7x are unmeasured: their figures are those of the nearest chips.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ V6E = Attained(
 ATTAINED = {"v2": V4, "v3": V4, "v4": V4, "v5e": V5E, "v5p": V5P, "v6e": V6E, "tpu7x": V6E}
 ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 
-# What libtpu's memory-space assignment hands out: its `preallocated-temp` allocations of another colour than device
-# memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`) of its
-# own estimate of time; plans take about three times what an ideal split of all work would, which is what `refills` are
-# counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (nobody compiled it for v5p).
-# `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`, as `window_bytes`.
+# Memory that libtpu's memory-space assignment allocates: its `preallocated-temp` allocations of another colour than
+# device memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`)
+# of its own estimate of time; plans take about three times what an ideal split of all work would, which is what
+# `refills` are counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (unmeasured for
+# v5p). `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`, as `window_bytes`.
 ON_CHIP = {
     name: OnChip(
         mib * MIB,
@@ -96,8 +96,8 @@ ON_CHIP = {
 # Where all-gathers over a whole slice become all-reduces up to a size only.
 SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), SliceGathers(bytes=16 * MIB))
 
-# Kinds of collectives that have a start and an end of their own in compiled programs, or are spread over the fusions
-# that they run beside; v5e alone does so with all-gathers.
+# Kinds of collectives that are asynchronous in compiled programs, or are spread over the fusions that they overlap
+# with; for all-gathers this holds on v5e only.
 ASYNCHRONOUS = {"v5e": frozenset({"all-gather", "collective-permute"})}
 
 PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
