@@ -60,15 +60,13 @@ class Plan:
 
     @cached_property
     def alternatives(self) -> list[Plan]:
-        """The other plans of the best `top` that were asked for, the best first. They differ from this one and from
-        each other in what the devices do: `report.alternatives` says how much and in which decisions. A plan's own
-        `alternatives` are all the others."""
+        """The other plans of the best `top` requested, the best first. They differ from this plan and from each other
+        in what the devices do; `report.alternatives` says by how much and in which decisions."""
         return [Plan(other, self._signature) for other in self._outcome.others()]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the plan in a sentence, its figures, and how arguments are split, folded by
-        pattern.
-        """
+        """HTML for a notebook: the plan in a sentence, its main figures, and the shardings of arguments, grouped by
+        pattern."""
         from toast_cli.report.html.notebook import snippet
 
         predicted = self.report.predicted
@@ -88,10 +86,10 @@ class Plan:
         return snippet(title, self.summary or "unsharded", figures, "how arrays are split", split)
 
     def partition_rules(self) -> list[tuple[str, Any]]:
-        """(regular expression over the path of an array, PartitionSpec), the first that is found counts.
+        """(regular expression over an array's path, PartitionSpec); the first rule that matches applies.
 
-        The form of EasyLM's `match_partition_rules` and of big_vision; paths are written `state/params/layers/0/w`. The
-        last rule is for all that is whole.
+        This is the form of EasyLM's `match_partition_rules` and of big_vision; paths are written
+        `state/params/layers/0/w`. The last rule is for all replicated arrays.
         """
         rules = [(slash_expression(pattern), spec) for pattern, spec in rules_of(self._named_specs())]
         found = [(expression, partition_spec([list(axes or ()) for axes in spec])) for expression, spec in rules]
@@ -141,7 +139,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the plan fits in the device's memory, or may: see `fit`."""
+        """True unless the plan exceeds the device's memory for certain; see `fit`."""
         return self.fit != "no"
 
     @property
@@ -213,11 +211,11 @@ class Plan:
         return list(self._on(mesh, [partition_spec(result.sharding) for result in self.report.results]))
 
     def logical_axis_rules(self) -> list[tuple[str, str | tuple[str, ...]]]:
-        """What the analysis calls each sharded dimension, and its mesh axes, the most important first.
+        """Names of the sharded dimensions with their mesh axes, the most important first.
 
-        The form is that of Flax's logical axis rules (`flax.linen.logical_axis_rules`), also used by MaxText: of two
-        rules that want one mesh axis in the same array, the earlier has it, as in a plan. Conflicting dimensions and
-        what rests otherwise than it is used have no place in such rules.
+        The form is that of Flax's logical axis rules (`flax.linen.logical_axis_rules`), also used by MaxText: if two
+        rules want one mesh axis in the same array, the earlier rule gets it, as in a plan. Such rules cannot express
+        conflicting dimensions, nor arrays that are stored with another sharding than the one they are used with.
         """
         axes: dict[str, list[str]] = {}
         for decision in self.report.plan.decisions:
@@ -252,8 +250,8 @@ class Plan:
         return list(self._on(mesh, specs if self._signature is None else self._leaf_specs(specs)))
 
     def _leaf_specs(self, kept: list[Any]) -> list[Any]:
-        """[leaves of the arguments] spec. What the program does not use rests as the result of its name, if there is
-        one, since the next step is given that; else it is whole."""
+        """[leaves of the arguments] spec. A leaf that the program does not use gets the spec of the result of the same
+        name, since the next step receives that result. Without such a result it is replicated."""
         import jax
 
         assert self._signature is not None

@@ -1,10 +1,10 @@
-"""`toast.jit`: a function goes in; one that partitions itself on its first call, and runs sharded, comes out.
+"""`toast.jit`: returns a function that partitions itself on its first call and runs sharded.
 
     fast = toast.jit(step, mesh="v4-32", donate_argnums=0)
     params, loss = fast(params, batch)
 
 Each new combination of argument shapes is exported (`jax.export`), partitioned, and called with the plan's shardings on
-arguments, results and in between, so that the compiler gets exactly the program that `toast partition` would write.
+arguments, results and intermediate values, so the compiler gets exactly the program that `toast partition` would write.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class _Sharded:
 
 
 def export(jitted: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], devices: Sequence[Any] | None) -> Any:
-    """`jax.export` for the platform of these devices, with every custom call let through: what is exported runs here
-    and now."""
+    """`jax.export` for the platform of these devices. It allows every custom call, because the exported program runs on
+    this machine at once."""
     import jax
     from jax import export as jax_export
 

@@ -38,9 +38,9 @@ def maxtext_yaml(
 
 
 def keras_layouts(named: Iterable[NamedSpec], argument: str) -> dict[str, tuple[str | None, ...]]:
-    """Path of a variable -> mesh axis of each dimension, for every split array of that argument.
+    """Path of a variable -> mesh axis of each dimension, for every sharded array of that argument.
 
-    Raises `UsageError` where a dimension is split over two axes: a `keras.distribution.TensorLayout` names one.
+    Raises `UsageError` if a dimension is split over two axes: a `keras.distribution.TensorLayout` names one.
     """
     layouts: dict[str, tuple[str | None, ...]] = {}
     for name, one in _below(named, argument).items():

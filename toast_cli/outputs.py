@@ -1,4 +1,4 @@
-"""Files the user asked for: paths are checked before the long work, contents written whole or not at all after it."""
+"""Output files: checks their paths before the long computation and writes their contents atomically after it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Target:
 
 
 def output_format(path: str | None, given: Format | None) -> Format:
-    """The format of the output at `path`: `given`, else what the file's extension says, StableHLO on stdout."""
+    """The format of the output at `path`: `given` if set, else that of the file's extension; StableHLO on stdout."""
     if given is not None or path is None or path == STDOUT:
         return given or Format.stablehlo
     name = Path(path)

@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def unheeded(self) -> tuple[str, ...]:
-        """What of a saved plan, of pins or of the program's own shardings does not hold here, a sentence each."""
+        """Parts of a saved plan, pins and shardings of the program that cannot be applied, a sentence each."""
         return self.problem.notices
 
     def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> Emitted:
@@ -129,7 +129,7 @@ class Outcome:
         return replace(written, content=emit_export(self.source, lowered, written.content, platform, trees))
 
     def others(self) -> list[Outcome]:
-        """The same with each of the other plans."""
+        """The same outcome with each of the other plans."""
         return [self._with(plan) for plan in self.plans if plan != self.result.plan]
 
     def _with(self, plan: Plan) -> Outcome:
@@ -267,8 +267,8 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
 
 
 def _prefers(request: Request, saved: SavedPlan | None) -> bool:
-    """Whether a known strategy is preferred to a plan that is hardly faster: the user fixes neither the plan nor what
-    is best, and asks for no proof."""
+    """True if a known strategy is preferred to a searched plan that is hardly faster: the user fixes neither the plan
+    nor the objective, and asks for no optimality proof."""
     free = request.strategy is None and (saved is None or request.complete)
     return free and not request.minimise and not request.certify and request.search != SearchName.exact
 
@@ -281,7 +281,7 @@ def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:
-    """The mesh asked for, or where the choice is ours that of a saved plan, or every sensible shape."""
+    """The mesh that the user asks for. Without a request, the mesh of a saved plan, or every sensible shape."""
     if request.mesh_shape not in (None, "auto"):
         return [spec.mesh(parse_shape(request.mesh_shape or ""), request.memory_limit)]
     if request.mesh_shape is None and spec.axes:
@@ -292,8 +292,8 @@ def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) 
 
 
 def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tuple[str, ...] = ()) -> Problem:
-    """A program on one mesh, analysed and not searched: the shape asked for, else the specification's (or its
-    first)."""
+    """A program on one mesh, analysed but not searched. The mesh is the requested shape, or the specification's (first)
+    shape."""
     with without_cycle_collection():
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
         source = load(program)

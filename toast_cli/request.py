@@ -338,7 +338,7 @@ class Request:
 
     @property
     def wanted(self) -> int:
-        """How many plans are to be found."""
+        """Number of plans that the search must return."""
         return max(self.top, self.confirm)
 
 

@@ -144,7 +144,7 @@ class Loaded:
         return run
 
     def _leaves(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
-        """The program's arguments in order out of the function's, and the trees among them."""
+        """Flattens the function's arguments to the program's arguments, in order; also returns their trees."""
         import jax
 
         known: dict[Any, Any] = {}
@@ -176,8 +176,8 @@ class Loaded:
         return roots
 
     def _by_name(self, arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
-        """(parameter, tree) for positional arguments: each parameter takes the next one that has all its arrays. Those
-        that the function does not use are nobody's."""
+        """(parameter, tree) for positional arguments: each is matched to the next parameter whose arrays it has all of.
+        Arguments that the function does not use match none."""
         import jax
 
         named: list[tuple[str, Any]] = []
@@ -194,8 +194,8 @@ class Loaded:
 
 
 def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
-    """What a file's program takes and gives, its StableHLO (a portable artifact; plain bytecode for HLO), and whether
-    Shardy partitions it."""
+    """The arguments and results of a file's program, its StableHLO (a portable artifact; plain bytecode for HLO), and a
+    flag that is True if Shardy partitions it."""
     from toast_cli import xla
     from toast_cli.frontend.formats import read_bytes, source_name
     from toast_cli.frontend.handover import read_parsed

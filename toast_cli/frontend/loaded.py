@@ -1,4 +1,4 @@
-"""The frontend's first half in one call: what enters is a path (or bytes), what leaves is a normalised module."""
+"""The frontend's first half in one call: a path (or bytes) goes in, a normalised module comes out."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ class LoadedModule:
 def load_module(
     path: str, *, keep_shardings: bool = False, content: bytes | None = None, kernels: Table | None = None
 ) -> LoadedModule:
-    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or `content` where it is at
-    hand.
+    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or in `content` if given.
 
-    All of that happens in a child process, which hands over the outcome.
+    All of that happens in a child process, which returns the result.
 
     Raises `InputError` saying where and what to try.
     """
