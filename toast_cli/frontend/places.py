@@ -21,7 +21,7 @@ TEXT = "-"  # what MLIR calls the text that it parses
 _HEAD = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"(?=\()')
 _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
-# Where installed packages and Python's own library lie; what runs there is not the user's to change.
+# Folders of installed packages and of Python's own library; their code is not the user's.
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
 _UNNAMED = frozenset({"", "<module>", "<lambda>"})
 
@@ -41,7 +41,7 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        """Whether it is outside installed packages."""
+        """True for a frame outside installed packages."""
         return not _INSTALLED.search(self.path)
 
     def __str__(self) -> str:
@@ -92,6 +92,6 @@ def _users(stack: tuple[Frame, ...]) -> str:
 
 
 def _function(name: str) -> str:
-    """`build.<locals>.Block.__call__` -> `Block.__call__`; "" for a module's own code and for lambdas."""
+    """`build.<locals>.Block.__call__` -> `Block.__call__`; "" for a module's top level and for lambdas."""
     last = name.rpartition("<locals>.")[2]
     return "" if last in _UNNAMED else last

@@ -1,14 +1,13 @@
-"""Products of ragged groups (`chlo.ragged_dot`): which dimension is which, and the rule that follows.
+"""Products of ragged groups (`chlo.ragged_dot`): their dimension numbers and sharding rule.
 
-Rows that stand one behind the other belong to groups; `group_sizes` says how many rows each group has. The ragged
-dimension is one of three kinds (as in `jax.lax.ragged_dot_general`):
-
+Consecutive rows belong to groups; `group_sizes` states how many rows each group has. The ragged dimension is one of
+three kinds (as in `jax.lax.ragged_dot_general`):
 * not contracted: `[m, k] x [g, k, n] -> [m, n]`, each row with the matrix of its group (a mixture of experts);
 * contracted: `[m, k] x [m, n] -> [g, k, n]`, a product for each group (the gradient of the experts' weights);
 * a batch dimension: `[b, m, k] x [b, k, n] -> [b, m, n]`.
 
-Groups are a factor like any other: a device that has the matrices of some groups makes the rows of these, so that the
-result is a sum over devices, as it is along `k`.
+Groups are a factor like any other: a device that has the matrices of some groups computes the rows of these, so the
+result is a partial sum, as it is along `k`.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def ragged_dot(operation: Any) -> RaggedDot | None:
 
 
 def ragged_rule(operation: Any) -> Rule | None:
-    """The rule of a `chlo.ragged_dot`. The sizes of all groups are needed on every device."""
+    """The rule of a `chlo.ragged_dot`. `group_sizes` is replicated along the groups."""
     at = ragged_dot(operation)
     if at is None:
         return None
@@ -128,7 +127,7 @@ def ragged_rule(operation: Any) -> Rule | None:
         return None
     prefix = tuple(of_left[d] for d in at.prefix) if len(sizes) > 1 else ()
     summed = {f for d in at.left_contracting for f in of_left[d]} | set(groups if at.group >= 0 else ())
-    # Rows of a group begin at another place in each batch where each has its own sizes.
+    # If each batch has its own group sizes, rows of a group begin at another place in each batch.
     whole = frozenset(groups if prefix else ())
     return Rule(
         tuple(lengths), (of_left, of_right, (*prefix, ())), (result,), frozenset(summed) - whole, need_replication=whole
@@ -136,14 +135,14 @@ def ragged_rule(operation: Any) -> Rule | None:
 
 
 def group_factor(rule: Rule, at: RaggedDot) -> int:
-    """The factor of the groups; -1 where neither operands nor the result have them as a dimension."""
+    """The factor of the groups; -1 if neither operands nor the result have such a dimension."""
     if at.group >= 0:
         return rule.operands[1][at.group][0]
     return rule.results[0][0][0] if at.contracts_rows else -1
 
 
 def ragged_flops(operation: Any, rule: Rule) -> float:
-    """Two for each pair of numbers that are multiplied: each row meets one group."""
+    """FLOPs: two for each pair of numbers that are multiplied; each row is multiplied with one group's matrix."""
     at = ragged_dot(operation)
     if at is None:
         return 0.0
@@ -155,7 +154,7 @@ def ragged_flops(operation: Any, rule: Rule) -> float:
 
 
 def general_ragged_dot(operation: Any) -> list[Any]:
-    """`chlo.ragged_dot` for the one that HLO is converted to."""
+    """Converts an `mhlo.ragged_dot`, as HLO is converted to, to a `chlo.ragged_dot`."""
     said = str(operation.attributes[NUMBERS])
     inner = re.sub(r"dot_dimension_numbers = #mhlo\.dot<([^>]*)>", r"\1", said).replace("#mhlo", "#chlo")
     attributes = {NUMBERS: ir.Attribute.parse(inner)}
