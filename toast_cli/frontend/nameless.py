@@ -118,7 +118,7 @@ def dimensions(sharding: Any) -> list[Any]:
 
 
 def sharding_text(symbol: str, axes: Axes, closed: Iterable[bool]) -> str:
-    """One sharding of a list of them, as MLIR writes it."""
+    """Text of one `#sdy.sharding`, for use in a list."""
     found = (
         "{" + ", ".join([*map(quoted, names or ()), *([] if whole else ["?"])]) + "}"
         for names, whole in zip(axes, closed, strict=True)
