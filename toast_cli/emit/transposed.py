@@ -28,9 +28,9 @@ _TILE = (8, 128)  # rows and columns of the tiles of 32 bits that a TPU's memory
 def reduced_behind_transposes(
     source: Source, lowered: PartitionedProgram, *, narrow_too: bool = False
 ) -> PartitionedProgram:
-    """The same plan, with reductions, and reshards of what they leave, moved behind transposes.
+    """The same plan, with reductions, and the reshards after them, moved behind transposes.
 
-    narrow_too: also those of narrow pieces (in HLO, where GSPMD makes an all-reduce of such a product on XLA:CPU).
+    narrow_too: also those of narrow shards (in HLO, where GSPMD all-reduces such a product on XLA:CPU).
     """
     remade = remade_values(source.program)
     shardings, computed, paths = list(lowered.shardings), dict(lowered.computed), dict(lowered.paths)
@@ -57,16 +57,16 @@ def reduced_behind_transposes(
 
 
 def tiles(shape: tuple[int, ...]) -> int:
-    """How many tiles an array in row-major order takes."""
+    """Number of memory tiles of an array in row-major order."""
     *outer, rows, columns = (1, 1, *shape)
     return prod(outer) * ceil(rows / _TILE[0]) * ceil(columns / _TILE[1])
 
 
 def lies_alike(lowered: PartitionedProgram, value: int, of: Transposed) -> bool:
-    """Whether what the transpose makes lies as it reads the value."""
+    """True if the transposed value has the transposed sharding of the value."""
     return lowered.shardings[of.value] == turned(lowered.required.get((of.op, 0), lowered.shardings[value]), of)
 
 
 def turned(sharding: Sharding, of: Transposed) -> Sharding:
-    """The sharding of what the transpose makes, given that of what it reads."""
+    """The sharding of the transpose's result, given its operand's."""
     return tuple(sharding[dim] for dim in of.order)
