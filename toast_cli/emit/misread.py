@@ -164,8 +164,8 @@ def gathered_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[
 
 
 def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
-    """Numbers of the gathers and scatters for which XLA would first move the table to other device groups; those added up
-    before they are reduced are left out."""
+    """Numbers of the gathers and scatters for which XLA would first move the table to other device groups, except those
+    that are added up before they are reduced."""
     found, busy = [], {axis for axis, size in enumerate(lowered.axis_sizes) if size > 1}
     for number, op in enumerate(source.program.ops):
         if op.name not in (GATHER, SCATTER) or op.results[0] in lowered.added:

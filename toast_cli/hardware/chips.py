@@ -21,14 +21,14 @@ _BOOK = "How to Scale Your Model"
 _DOCS = "Google Cloud TPU docs"
 # A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020.
 _PAPER = "Jouppi et al., CACM 63(7)"
-# What is left by its own RESOURCE_EXHAUSTED message ("exceeds available HBM").
+# The usable memory that its own RESOURCE_EXHAUSTED message states ("exceeds available HBM").
 _LIBTPU = "libtpu 0.0.42.1, out-of-memory message"
 # xla/backends/gpu/target_config/specs/*.txtpb.
 _TARGETS = "openxla/xla target_config"
 _PTX = "PTX ISA, tensor core instruction (m, n)"
 # src/graph/tuning.cc, latency of one step of the ring algorithm, simple protocol.
 _NCCL = "NCCL tuning.cc"
-# Major compute capability -> 16 lanes of PCIe of the generation that it comes with, one direction.
+# Major compute capability -> bandwidth of 16 PCIe lanes of its generation, one direction.
 _PCIE = {6: 16e9, 7: 16e9, 8: 32e9, 9: 64e9, 10: 64e9}
 
 
@@ -73,7 +73,7 @@ class Preset:
 
     @property
     def wires(self) -> dict[str, Wire]:
-        """The kinds of connection there are, innermost first, under the keys of `sources`."""
+        """The kinds of connections, innermost first, under the keys of `sources`."""
         core = {"core": self.core} if self.core else {}
         return {**core, "link": self.link, "network": self.network}
 
@@ -130,7 +130,7 @@ def _bits(kind: str) -> int:
 
 
 def _usable(memory_gib: float, usable_gib: float) -> int:
-    """Reserved bytes, from the memory a device has and the part a program may use."""
+    """Reserved bytes: the memory of a device minus the part that a program may use."""
     return round((memory_gib - usable_gib) * _GIB)
 
 
