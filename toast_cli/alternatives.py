@@ -27,9 +27,9 @@ from toast_cli.plan.problem import Problem
 from toast_cli.search.objective import Objective
 
 DIFFERENT = 0.1
-KEPT = 2000  # plans of a search, the best ones, that are looked at
-_SWAPS = 24  # ways to exchange mesh axes that are tried, at most
-_EQUAL = 1e-9  # steps closer than this fraction are equal
+KEPT = 2000  # number of a search's best plans to compare
+_SWAPS = 24  # maximum number of axis permutations to try
+_EQUAL = 1e-9  # relative difference below which steps are equal
 
 Of = TypeVar("Of", bound=Hashable)
 SecondsSpent = dict[Hashable, float]  # what -> seconds of a step

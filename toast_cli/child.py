@@ -40,7 +40,7 @@ from toast_cli.process import end_with_parent, uninterrupted
 _HELPER = "import sys; sys.path.insert(0, sys.argv[1]); from toast_cli.child import serve; serve()"
 # Exit statuses of a child: an answer, a user's error, an internal error, no memory or file for the answer.
 _ANSWER, _TOLD, _RAISED, _FULL, _CUT_OFF = 0, 3, 4, 5, 6
-MEMORY = 3 * 2**30  # bytes of memory that a child may use beside what its parent has, where nothing else is said
+MEMORY = 3 * 2**30  # default limit of a child's memory beyond its parent's, in bytes
 Answer = TypeVar("Answer")
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
 _NO_ROOM = re.compile(rb"out of memory|std::bad_alloc|MemoryError")  # what libraries say that end for want of it
@@ -77,7 +77,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How a child ended: the status that `os.waitpid` gives, what it answered, and what it wrote to stderr."""
+    """The result of a child: the status from `os.waitpid`, its answer, and its stderr."""
 
     status: int
     answer: bytes

@@ -36,13 +36,14 @@ def jit(
     """Like `jax.jit`, with shardings that toast chooses for `mesh` (a specification's name or path).
 
     Give it a whole training or serving step: the result can be called, also inside another `jax.jit` over the same
-    devices, but not differentiated. Arrays that lie otherwise than the plan wants are moved there first.
+    devices, but not differentiated. Arrays with other shardings than the plan's are resharded first.
 
     Args:
         devices: as many as the mesh has, jax.devices() when None.
         options: of `toast.partition`: `mesh_shape`, `seed`, `pins`, `memory_limit`, …
 
-    Raises, when called, what `jax.jit` raises for the function, `ToastError` for what toast cannot read or place.
+    When called, the function raises the errors of `jax.jit`, and `ToastError` for programs that toast cannot read or
+    place.
     """
     chosen = {
         "donate_argnums": donate_argnums,

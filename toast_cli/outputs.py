@@ -44,7 +44,7 @@ _COMPRESSED = (".gz", ".zst")
 
 @dataclass(frozen=True)
 class Target:
-    """Where one output goes: a path or `-`, as given with `option`."""
+    """An output: a path or `-`, as given with `option`."""
 
     option: str
     path: str
@@ -139,7 +139,7 @@ def _check_path(target: Target, inputs: Sequence[str]) -> None:
 def _same_file(path: Path, name: str) -> bool:
     try:
         return Path(name).exists() and path.samefile(name)
-    except (OSError, ValueError):  # what cannot be read will be told when it is read
+    except (OSError, ValueError):  # the error is reported when the file is read
         return False
 
 

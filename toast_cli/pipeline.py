@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A file's content, and the report as it is now that the file is written: with its constraints, notes on them, and
-    the time it took."""
+    """A file's content, and the report updated after writing it: with its constraints, notes on them, and the time it
+    took."""
 
     content: bytes
     report: Report
@@ -83,10 +83,10 @@ class Outcome:
     source: Source
     evaluator: Evaluator
     result: SearchResult
-    plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
+    plans: tuple[Plan, ...] = ()  # best plans that differ, as many as requested
     experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Reading.experts`
-    original: Source | None = None  # the program as the user gave it, where `source` is rewritten
-    annotated: AsAnnotated | str | None = None  # what the program's own shardings come to, or why that is not known
+    original: Source | None = None  # the user's program, if `source` is a rewritten one
+    annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
 
     @property
     def problem(self) -> Problem:
@@ -158,8 +158,8 @@ def partition(
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error.
 
     Args:
-        said: told of each plan that a compiler has answered about (`Request.confirm`).
-        annotated: whether XLA is asked what the program's own shardings come to.
+        said: called for each plan that a compiler has answered about (`Request.confirm`).
+        annotated: True to price the program's own shardings with XLA.
     """
     with without_cycle_collection():
         return _partition(request, progress, said, annotated)
@@ -220,7 +220,7 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
     confirmation = None
-    # What asks compilers is loaded where one is asked.
+    # Imported only if a compiler is used.
     if compiler_of is not None:
         from toast_cli.ask_compiler import choose_by_compiler
 

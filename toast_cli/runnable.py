@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str], *, mesh: Any = None, devices: Sequence[An
 class Loaded:
     """A sharded program that can be called with the function's own arguments, or with their leaves in order.
 
-    Arrays that lie otherwise than the program wants are moved there first. Donated arguments are used up, as with
+    Arrays with other shardings than the program's are resharded first. Donated arguments are consumed, as with
     `jax.jit(donate_argnums=…)`.
 
     Attributes:

@@ -24,7 +24,7 @@ ADDED_BARRIER = "kept as it is scattered"  # by its location a barrier is told f
 
 
 class Notation(Protocol):
-    """How one dialect writes shardings."""
+    """The notation of shardings in one dialect."""
 
     attribute: str
     """Name of the attribute on operations, arguments and results."""

@@ -1,36 +1,36 @@
-"""Splits that XLA's partitioner gets wrong, or makes another thing of, written as manual regions.
+"""Writes splits that XLA's partitioner gets wrong, or implements with other collectives, as manual regions.
 
 Each was found by running every kind of op split along every dimension (`tests/test_annotated_ops.py`), with jaxlib
 0.10.2:
 
-* A convolution of groups of images (`batch_group_count`, the gradient of a convolution in groups or by channel) that
-  adds up over a split dimension: the gradient of its kernel under data parallelism is wrong.
+* A convolution with batch groups (`batch_group_count`, the gradient of a grouped or depthwise convolution) that
+  contracts a sharded dimension: the gradient of its kernel under data parallelism is wrong.
 * A `select_and_scatter` (the gradient of a pooling) along a dimension where its windows overlap.
-* A `dynamic_slice` of which devices keep a part: XLA adds up the starts of both slices, and does not clamp the first.
-* A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a
-  body that devices cannot reduce with (xor), XLA stops.
+* A `dynamic_slice` whose result is sharded: XLA adds the starts of both slices, and does not clamp the first.
+* A reduction over a sharded dimension with an initial value that is not neutral: every device starts with it. With a
+  body that collectives do not support (xor), XLA fails.
 
-And some that come out right but with other collectives than they take:
+Others have correct results but other collectives than planned:
 
-* `top_k`, and a convolution in groups of several channels, however they are split: all they read is gathered, batch
-  and all (a depthwise convolution has one channel in a group, and is split everywhere). XLA:TPU rewrites both into what
-  its partitioner can split beforehand, XLA:GPU `top_k` alone (8 of 4,096 and 2 of 64 on H100), XLA:CPU neither.
-* A convolution of groups of images whose groups are split over one axis and the images of a group over another.
-* A `dynamic_update_slice` along a split dimension that it updates in part: the whole array is gathered along it, unless
-  the update is known to lie in one device's piece (one row, or constant starts).
-* A look-up in a table whose rows are split, by indices that are split, where an axis of the mesh splits neither. XLA
-  forms groups of devices over that axis instead of the table's, and sends the table there first.
+* `top_k`, and a convolution with groups of several channels, however they are split: all operands are gathered, the
+  batch included (a depthwise convolution has one channel in a group, and is split everywhere). XLA:TPU first rewrites
+  both into ops that its partitioner can split, XLA:GPU `top_k` alone (8 of 4,096 and 2 of 64 on H100), XLA:CPU neither.
+* A convolution with batch groups that are split over one axis, and the images of a group over another.
+* A `dynamic_update_slice` of part of a sharded dimension: the whole array is gathered along it, unless the update is
+  known to be within one shard (one row, or constant starts).
+* A gather from a table with sharded rows, by sharded indices, if a mesh axis splits neither. XLA forms device groups
+  over that axis instead of the table's, and sends the table there first.
 * A hand-written kernel: XLA computes it whole on every device, so it is rewritten for local shapes.
-* Sums of complex numbers over a split dimension, on XLA:TPU, which takes them apart into real ones and then gathers
-  what is padded, sliced and joined of them (a state-space model with complex states, data parallelism on 16 v5e: 252
-  MiB sent instead of 43). Not in HLO, where XLA without Shardy aborts on such a program with regions in it.
+* Sums of complex numbers over a sharded dimension, on XLA:TPU, which splits them into real ones and then gathers the
+  padded, sliced and concatenated parts (a state-space model with complex states, data parallelism on 16 v5e: 252 MiB
+  sent instead of 43). Not in HLO, where XLA without Shardy aborts on such a program with regions in it.
 
-Products of ragged groups are in regions however they are split: XLA without Shardy cannot partition them, and with it
-gathers rows and the weights of groups that are split. So are products of scaled blocks (`jax.nn.scaled_matmul`), which
-are a custom call to it.
+Ragged dots are in regions however they are split: XLA without Shardy cannot partition them, and with Shardy it gathers
+rows and the sharded weights of groups. So are block-scaled dots (`jax.nn.scaled_matmul`), which are custom calls to
+XLA.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in
-regions of their own; after it the module is what it was before.
+regions of their own; after it the module is as before.
 """
 
 from __future__ import annotations

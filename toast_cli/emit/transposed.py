@@ -1,12 +1,12 @@
-"""Where a product is transposed and nothing else reads it, it is reduced behind the transpose.
+"""Moves the reduction of a product behind its transpose, if the transpose is its only reader.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which the transposed value is the one
-that is reduced step by step. XLA folds a transpose into the product before it unless a constraint stands between them.
-XLA:TPU then lays out a gradient in the order of what it updates; else it copied weight and moments of an FSDP step into
-another order and back (a block of 2 layers on v4: 11.8 ms of compute instead of 9.7). Where the piece that a device
-keeps takes fewer tiles of memory in the order in which the product is made, what it updates lies in that order as well,
-and it is reduced before the transpose: behind it XLA:TPU left all-reduces in the place of reduce-scatters (SGD on four
-layers of 1024 x 4096, FSDP over 16 v5e: 12 % more bytes).
+Enters: a `Source` and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which the transposed value is reduced
+step by step. XLA folds a transpose into the product before it unless a constraint is between them. XLA:TPU then gives a
+gradient the layout of the array that it updates; otherwise it copies weight and moments of an FSDP step to another
+layout and back (a block of 2 layers on v4: 11.8 ms of compute instead of 9.7). If a device's shard has fewer memory
+tiles in the product's own layout, the updated array has that layout as well, and the product is reduced before the
+transpose: behind it XLA:TPU leaves all-reduces instead of reduce-scatters (SGD on four layers of 1024 x 4096, FSDP over
+16 v5e: 12 % more bytes).
 """
 
 from __future__ import annotations

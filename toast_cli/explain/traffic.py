@@ -136,7 +136,7 @@ def explain_collective(study: Study, number: int) -> Explanation:
 
 
 def _because(study: Study, use: CollectiveUse) -> list[str]:
-    """How the array is made, how its reader needs it, and the decisions that cause this."""
+    """Sentences on how the array is made, how its reader needs it, and the decisions that cause this."""
     problem = study.problem
     program, names = problem.program, problem.mesh.names
     if use.reason == BY_HAND:

@@ -197,7 +197,7 @@ class AnalysisFacts:
     components: int
     resolution_groups: int
     group_list: list[GroupFacts] = field(default_factory=list)
-    replicated_ops: dict[str, int] = field(default_factory=dict)  # op nobody can split -> how many
+    replicated_ops: dict[str, int] = field(default_factory=dict)  # op that toast cannot split -> how many
     notes: list[str] = field(
         default_factory=list
     )  # unknown trip counts, dropped shardings, reshapes that do not line up

@@ -1,13 +1,13 @@
-"""The collectives of a compiled module.
+"""Reads the collectives of a compiled module.
 
 Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined
-collectives count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an
-asynchronous collective in each computation that overlaps with it, with one channel (JAX gives one to all collectives
-that a program states in `shard_map`: those are told apart by their places); pads what a reduce-scatter takes apart,
-which is not counted here; and turns a gather before a product or a scatter after one into a loop
-(`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile; where the
-pieces go both ways around, one more permute brings what a scatter has summed up home, or sends the first piece of a
-gather. Around four devices the loop of a scatter is unrolled.
+collectives count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`. It repeats
+an asynchronous collective, with one channel, in each computation that overlaps with it (JAX gives all collectives of a
+`shard_map` one channel; their source locations tell them apart). It pads the operand of a reduce-scatter; padding is
+not counted here. And it turns a gather before a contraction, or a scatter after one, into a loop
+(`%…windowed_dot_general_body_ag…`, `…_rs…`) that permutes one shard around the devices while it multiplies; with
+permutes in both directions, one more permute sends a scatter's sum to its device, or the first shard of a gather. For
+four devices the loop of a scatter is unrolled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class CompiledCollective:
-    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` is the op it comes from,
+    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` of the op it comes from,
     `location` its `file.py:12`."""
 
     kind: str

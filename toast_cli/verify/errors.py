@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Error that rounding in another order may cause, relative to the largest number, by the narrowest floating-point type
-# computed in.
+# Relative error (to the largest number) from rounding in another order, by the narrowest floating-point type of the
+# computation.
 TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
 NARROWER = 0.3  # eight bits and fewer
 _EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}

@@ -129,7 +129,7 @@ def run_sharded(
     inputs: list[Any],
     shapes: list[tuple[int, ...]],
 ) -> list[Any]:
-    """The same with jax arrays as results."""
+    """The same as `execute`, with jax arrays as results."""
     import jax
 
     gspmd_sharding = needed("jax._src.sharding_impls", "GSPMDSharding").GSPMDSharding
