@@ -1,11 +1,12 @@
-"""The tool from Python: a program goes in (a file, or what `jax.jit(f).lower(…)` gave); a `Plan` comes out.
+"""The Python interface: a program goes in (a file, or the result of `jax.jit(f).lower(…)`); a `Plan` comes out.
 
     plan = toast.partition(jax.jit(step, donate_argnums=0).lower(params, batch), mesh="v4-32")
     mesh = plan.mesh()
     fast = jax.jit(step, donate_argnums=0, in_shardings=plan.in_shardings(mesh), out_shardings=plan.out_shardings(mesh))
 
-Shardings of arguments and results leave the rest to the compiler's propagation; `plan.constraints` says where the
-program itself needs a `with_sharding_constraint` to come out as planned. `toast_cli.jit` does all of that by itself.
+Shardings of arguments and results leave the rest to the compiler's propagation; `plan.constraints` lists the
+`with_sharding_constraint`s that the program needs for the compiler to follow the plan. `toast_cli.jit` does all of that
+by itself.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from toast_cli.report.model import ConstraintFacts, DimensionAxes, Report
 
 
 class Plan:
-    """A chosen plan, what it should cost, and its shardings in JAX's words.
+    """A chosen plan, its predicted cost, and its shardings as objects of JAX.
 
     Attributes:
         report: all facts, as in `toast partition --json`.
@@ -234,10 +235,10 @@ class Plan:
         return self._outcome.emit(format, annotate, trees).content
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the sharded program as `toast partition -o` does: the extension says the format; a file there is
-        replaced as a whole.
+        """Writes the sharded program as `toast partition -o` does: the extension determines the format; an existing
+        file is replaced atomically.
 
-        Raises `UsageError` where it cannot be written.
+        Raises `UsageError` if it cannot be written.
         """
         target = Target("path", os.fspath(path))
         check_targets([target], [])
@@ -319,13 +320,13 @@ def partition(
     Args:
         program: a path, the bytes of a file, a `jax.stages.Lowered`, or a `jax.export.Exported`.
         mesh: a specification's name or path. mesh_shape: `"data=4,model=2"`, the same as a dict, or "auto".
-        kernels: a YAML file that says what hand-written kernels do, for those that toast cannot read itself.
-        names: what you call the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s
-            of logical names, such as `nn.get_partition_spec(variables)` gives.
-        top: how many plans that differ in what devices do are wanted; see `Plan.alternatives`.
-        memory_limit: bytes a device may use (or "24GiB"), where that is less than it has.
-        as_written: leaves products that compute several things side by side (queries, keys and values) as they are; for
-            plans that reach the compiler as `in_shardings` and `out_shardings` alone.
+        kernels: a YAML file that describes hand-written kernels that toast cannot read itself.
+        names: your names for the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s
+            of logical names, as `nn.get_partition_spec(variables)` returns.
+        top: number of plans to return that differ in what the devices do; see `Plan.alternatives`.
+        memory_limit: bytes a device may use (or "24GiB"), if less than all of its memory.
+        as_written: keeps fused products (queries, keys and values) as they are; for plans that reach the compiler
+            only as `in_shardings` and `out_shardings`.
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
     """

@@ -126,7 +126,7 @@ def _is_free(request: Request) -> bool:
 
 
 def _with_plan(reading: Reading, answer: Confirmation) -> Reading:
-    """The reading with the plan that the compiler says is best; the same where it accepts none."""
+    """The reading with the best plan by the compiler's figures; unchanged if the compiler accepts none."""
     if answer.taken is None:
         return reading
     plan = answer.taken.plan

@@ -73,7 +73,7 @@ def mark_sharding_lines(named: Iterable[NamedSpec], argument: str, axes: Mapping
 def _below(named: Iterable[NamedSpec], argument: str) -> dict[str, NamedSpec]:
     """Path below the argument, in slashes -> its spec, for arrays that are split.
 
-    Raises `UsageError` where the program has no such argument.
+    Raises `UsageError` if the program has no such argument.
     """
     roots: dict[str, None] = {}
     found: dict[str, NamedSpec] = {}

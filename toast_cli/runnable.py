@@ -28,12 +28,12 @@ def load(path: str | os.PathLike[str], *, mesh: Any = None, devices: Sequence[An
     """A sharded program from a file, ready to be called.
 
     Args:
-        path: what `toast partition -o`, `plan.save` or `toast.jit(…).lower` wrote: `.mlir`, `.mlirbc`, `.jax_export`,
-        `.hlo`, also compressed.
-        mesh: a `jax.sharding.Mesh` with the program's axes. devices: as many as the program is for, where no mesh is
+        path: a file written by `toast partition -o`, `plan.save` or `toast.jit(…).lower`: `.mlir`, `.mlirbc`,
+            `.jax_export`, `.hlo`, also compressed.
+        mesh: a `jax.sharding.Mesh` with the program's axes. devices: as many as the program is for, if no mesh is
             given (None: the mesh in use, see `jax.set_mesh`, else the first of jax.devices()).
 
-    Raises `ToastError` for a file that cannot be read, that holds no shardings, or that does not suit the mesh.
+    Raises `ToastError` for a file that cannot be read, that holds no shardings, or that does not match the mesh.
     """
     boundary, artifact, shardy = read_boundary(str(Path(path)))
     return Loaded(boundary, artifact, mesh, devices, shardy)
@@ -240,10 +240,10 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
 
 
 def mesh_for(boundary: Boundary, given: Any, devices: Sequence[Any] | None) -> Any:
-    """The mesh to run on: the one given, the one in use (`jax.set_mesh`) where it has the program's axes, or the first
-    devices.
+    """The mesh to run on: the given one, else the current one (`jax.set_mesh`) if it has the program's axes, else one
+    over the first devices.
 
-    Its axes are automatic: the partitioner decides about what the program leaves open.
+    Its axes are automatic: the partitioner decides what the program leaves open.
     """
     import jax
 

@@ -1,8 +1,8 @@
-"""Inlining: calls and composites disappear into the entry function.
+"""Inlines calls and composites into the entry function.
 
-What enters is a module with functions that call one another, what leaves is the same module with every call site
-replaced by a copy of its callee's body, innermost first. The copying happens in C++ and costs a fraction of parsing;
-locations keep the call's name in front (`jit(f)/jit(gelu)/mul`).
+Enters: a module with functions that call one another. Leaves: the same module with every call site replaced by a copy
+of its callee's body, innermost first. The copying happens in C++ and costs a fraction of parsing; locations keep the
+call's name in front (`jit(f)/jit(gelu)/mul`).
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ class LoadedModule:
     Attributes:
         path: as the user gave it. format: as `toast_cli.frontend.formats` names it.
         module: ir.Module whose one function `main` has no calls; its context is its own.
-        kept: shardings the program stated (empty unless they were asked for). pins: what its manual regions need.
+        kept: shardings the program states (empty unless requested). pins: shardings that its manual regions need.
         notices: what was changed or assumed, one sentence each.
         argument_axes: argument (by number) -> per dimension the one mesh axis that the program splits it over, or "".
-        own_mesh: axes of the mesh for which it states shardings, with their sizes; one axis without a name where it
-            names none; empty where it states none.
+        own_mesh: axes of the mesh for which it states shardings, with their sizes; one axis without a name if it names
+            none; empty if it states no shardings.
     """
 
     path: str

@@ -79,7 +79,7 @@ def name_stack_of(location: str) -> str:
 
 
 def users_frame(stack: tuple[Frame, ...]) -> int:
-    """Number of the innermost frame outside installed packages; 0 where all are inside."""
+    """Index of the innermost frame outside installed packages; 0 if all are inside."""
     return next((k for k, frame in enumerate(stack) if frame.is_users), 0)
 
 

@@ -28,7 +28,7 @@ NUMBERS = "ragged_dot_dimension_numbers"
 @dataclass(frozen=True)
 class RaggedDot:
     """Dimension numbers. left, right: of the two operands. ragged: the left operand's dimension of rows. group: the
-    right operand's dimension of groups; -1 where it has none. rank: of the left operand."""
+    right operand's dimension of groups, or -1. rank: of the left operand."""
 
     left_batch: Dims
     right_batch: Dims
@@ -49,7 +49,7 @@ class RaggedDot:
 
     @property
     def right_ragged(self) -> int:
-        """The right operand's dimension of rows; -1 where it has none."""
+        """The right operand's dimension of rows; -1 if it has none."""
         for left, right in ((self.left_contracting, self.right_contracting), (self.left_batch, self.right_batch)):
             if self.ragged in left:
                 return right[left.index(self.ragged)]
@@ -57,12 +57,12 @@ class RaggedDot:
 
     @property
     def result_ragged(self) -> int:
-        """The result's dimension of rows, where these are not contracted."""
+        """The result's dimension of rows, if these are not contracted."""
         return (self.left_batch + self.left_free).index(self.ragged)
 
     @property
     def prefix(self) -> Dims:
-        """Dimensions of the left operand that `group_sizes` has in front of the groups, where it has any."""
+        """Dimensions of the left operand that `group_sizes` has in front of the groups, if any."""
         if self.ragged in self.left_batch:
             return self.left_batch[: self.left_batch.index(self.ragged)]
         others = self.left_contracting if self.contracts_rows else self.left_free

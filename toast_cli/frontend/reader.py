@@ -416,6 +416,6 @@ def result_paths(function: Any, count: int) -> list[str]:
 
 
 def _each(function: Any, name: str, count: int) -> list[Any]:
-    """The dictionary of each argument or result; empty ones where the function has none."""
+    """The dictionary of each argument or result; empty ones if the function has none."""
     attributes = function.attributes
     return list(attributes[name]) if name in attributes else [{}] * count

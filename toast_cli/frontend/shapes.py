@@ -1,7 +1,7 @@
 """Static shapes: every array's size must be known, because a plan divides sizes.
 
-Enters: a parsed module. Leaves: a module without dynamic shapes: the same one, or, where all arguments are static, one
-whose inner shapes have been worked out from them.
+Enters: a parsed module. Leaves: a module without dynamic shapes: the same one, or, if all arguments are static, one
+whose inner shapes are refined from them.
 """
 
 from __future__ import annotations

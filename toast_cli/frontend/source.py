@@ -75,5 +75,5 @@ class Source:
         return self.path if self.format in ("stablehlo", "hlo-text") else TEXT
 
     def name_stack(self, op: int) -> str:
-        """The names around a program op, `jit(f)/layer_0/mul`; empty where its location holds none."""
+        """The name stack of a program op, `jit(f)/layer_0/mul`; empty if its location has none."""
         return printable(name_stack_of(str(self.operations[op].location)))

@@ -42,20 +42,20 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A chip with what is known of the machines it comes in.
+    """A chip with the known properties of its machines.
 
     Attributes:
         chip: figures of one device.
         devices_per_chip, devices_per_host: how XLA's devices are packed.
-        torus_rank: torus dimensions of the interconnect, 0 where devices meet at a switch.
+        torus_rank: torus dimensions of the interconnect, 0 if a switch connects the devices.
         pod_chips: largest slice on one torus, in chips; 0 without a torus.
         wrap_edge: a torus dimension of exactly this many chips has wraparound; 0: every dimension has it when all are
             multiples of 4 (slices made of whole 4x4x4 cubes), none otherwise.
-        link: one torus link (a device's share of it), or a device's way into the switch.
-        core: between the devices of one chip; None when a chip is one device.
-        network: a device's share of what leaves its host or slice.
+        link: one torus link (a device's share of it), or a device's link to the switch.
+        core: between the devices of one chip; None if a chip is one device.
+        network: a device's share of its host's or slice's network.
         sources: where the figures of `link`, `core` and `network` were published.
-        megacore: XLA counts the two cores of a TPU as one device. silicon: of a GPU, what its compiler asks besides.
+        megacore: XLA counts the two cores of a TPU as one device. silicon: properties of a GPU for its compiler.
     """
 
     chip: Chip

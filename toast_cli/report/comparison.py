@@ -35,14 +35,14 @@ class Contender:
 
     Attributes:
         kind: "search", "strategy", "unsharded" or "annotated" (the program's own shardings). met: fits, and keeps the
-            bounds asked for.
+            requested bounds.
         adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
-        axes: a strategy with its mesh axes, as `--strategy` takes it, where others than the mesh's order suit it
-            better. mesh: the shape of the mesh where that is another than the search's.
+        axes: a strategy with its mesh axes, as `--strategy` takes it, if others than the mesh's order suit it better.
+            mesh: the shape of the mesh if it is not the search's.
         expected_step_seconds: with overlap; None on another shape of the mesh.
-        front: no other plan is better in both step time and memory. best: the best that is met, by what was minimised;
-            by the compiler's figures where it was asked.
-        compiled: what a compiler says of it; None where none was asked. plan: itself, for no output.
+        front: no other plan is better in both step time and memory. best: the best that is met, by the minimised
+            figure; by the compiler's figures if it was used.
+        compiled: the compiler's figures; None without a compiler. plan: the plan itself, not part of any output.
     """
 
     name: str

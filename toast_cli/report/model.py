@@ -110,8 +110,8 @@ class PredictedFacts:
 
 @dataclass(frozen=True)
 class BaselineFacts:
-    """A known strategy. axes: the strategy with its mesh axes, as `--strategy` takes it, where others than the mesh's
-    order suit it better; mesh: the shape of the mesh where that is another than the plan's."""
+    """A known strategy. axes: the strategy with its mesh axes, as `--strategy` takes it, if others than the mesh's
+    order suit it better; mesh: the shape of the mesh if it is not the plan's."""
 
     step_seconds: float
     peak_bytes: int
