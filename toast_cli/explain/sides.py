@@ -49,8 +49,8 @@ def side_texts(source: Source, problem: Problem, decision: Shard) -> list[str]:
 
 
 def sight(problem: Problem, resolution: int) -> Sight:
-    """The op that shows a conflict: one whose array has both dimensions, else one with both. An op of several conflicts
-    is used only if no other shows some side of this one."""
+    """The op that shows a conflict best: one whose array has both dimensions, else an op with both, else one with
+    either."""
     program, dimensions = problem.program, problem.dimensions
     found: list[tuple[tuple[int, float, int, int], Sight]] = []
     for number, strands in dimensions.strands.items():

@@ -112,7 +112,7 @@ def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
 
 
 def _read_from_outside(module: Any) -> None:
-    """Replaces users of a value that a loop passes through unchanged by users of the value outside."""
+    """Makes users of a loop result that the loop passes through unchanged read the loop's operand instead."""
     for operation in xla.walk_ops(module, "stablehlo.while"):
         body = operation.regions[1].blocks[0]
         yielded = body.operations[len(body.operations) - 1].operands

@@ -78,7 +78,7 @@ def _slice(process: int, thread: int, name: str, start: float, length: float) ->
 
 
 def _stack(source: Source, op: int) -> list[str]:
-    """The user's frames, the outermost first; one word if the program has no source locations."""
+    """The user's frames, the outermost first; without any, the op's location or a remark."""
     frames = [str(frame) for frame in reversed(source.stack(op)) if frame.is_users]
     return frames or [source.location(op) or "no place in the source"]
 
