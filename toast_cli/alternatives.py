@@ -1,13 +1,13 @@
-"""The best plans that differ in meaning, of all that a search has looked at.
+"""Selects the best plans of a search that differ in what the devices do.
 
-How far two plans differ is measured on what they make the devices do. Each plan spends its step on kernels (an op, and
-how the mesh axes split it) and on collectives (kind, axes, array, bytes); the difference is the share of the slower
-step that is spent on what only one of the two has. Plans that are spelled otherwise and mean the same differ by 0, and
-so do plans that only exchange mesh axes of the same size, where a step takes as long, or the order of the axes that
-split a dimension. A plan counts as another one when it differs from each one taken before by at least `DIFFERENT`, or
-needs that much more or less memory at its peak.
+The difference of two plans compares the work of one step: its kernels (an op, and the mesh axes that split it) and its
+collectives (kind, axes, array, bytes). It is the share of the slower step that is spent on kernels and collectives that
+only one of the plans has. Plans that are written differently but do the same work differ by 0. So do plans that only
+exchange mesh axes of equal size, if that leaves the step time equal, and plans that only reorder the axes that split a
+dimension. A plan is returned if it differs from every plan before it by at least `DIFFERENT`, or if its peak memory
+differs by that fraction.
 
-Enters: an evaluator, the plan taken and the plans looked at. Leaves: plans, the best first, and how they compare.
+Enters: an evaluator, the chosen plan and the plans evaluated. Leaves: plans, the best first, and how they compare.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from toast_cli.plan.problem import Problem
 from toast_cli.search.objective import Objective
 
 DIFFERENT = 0.1
-KEPT = 2000  # plans of a search, the best ones, that are looked at
-_SWAPS = 24  # ways to exchange mesh axes that are tried, at most
-_EQUAL = 1e-9  # steps closer than this fraction are equal
+KEPT = 2000  # number of a search's best plans to compare
+_SWAPS = 24  # maximum number of axis permutations to try
+_EQUAL = 1e-9  # relative difference below which steps are equal
 
 Of = TypeVar("Of", bound=Hashable)
 SecondsSpent = dict[Hashable, float]  # what -> seconds of a step
@@ -37,8 +37,8 @@ SecondsSpent = dict[Hashable, float]  # what -> seconds of a step
 
 @dataclass(frozen=True)
 class Alternative:
-    """A plan that differs in meaning from the one taken. differs: the share of the slower one's step, 0 to 1, that is
-    spent on kernels and collectives that only one of the two has. met: it fits, and keeps the goal's bounds."""
+    """A plan that does other work than the chosen one. differs: the share of the slower step, 0 to 1, spent on kernels
+    and collectives that only one of the two has. met: the plan fits in memory and keeps the goal's bounds."""
 
     plan: Plan
     cost: Cost
@@ -47,11 +47,11 @@ class Alternative:
 
 
 def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[Plan], count: int) -> list[Plan]:
-    """The best `count` plans of `seen`, fewer where there are not so many, that differ from those taken and each other.
+    """The best `count` plans of `seen` (or fewer) that differ from the plans in `taken` and from each other.
 
     Args:
-        seen: plans for this mesh, in any order; those of the problem with mirrored layers, where those taken decide
-            them apart.
+        seen: plans for this mesh, in any order. They may be plans of the problem with mirrored layers, although `taken`
+            decides those layers separately.
     """
     if count < 1:
         return []
@@ -75,7 +75,7 @@ def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[
 
 
 def compared(evaluator: Evaluator, taken: Plan, plan: Plan) -> Alternative:
-    """What `plan` costs, and how far it is from the plan taken."""
+    """The cost of `plan`, and its difference from the chosen plan."""
     problem, meant = evaluator.problem, spent(evaluator, taken)
     cost = evaluator.exact_cost(plan, learn=False)
     exchanged = _exchanged(evaluator, plan, axis_swaps(problem.mesh))
@@ -84,7 +84,7 @@ def compared(evaluator: Evaluator, taken: Plan, plan: Plan) -> Alternative:
 
 
 def name_of(place: int) -> str:
-    """What a search's best plans are called: "search", "search 2", ..."""
+    """Names of a search's best plans by their rank: "search", "search 2", ..."""
     return "search" if place == 0 else f"search {place + 1}"
 
 
@@ -100,7 +100,7 @@ def spent(evaluator: Evaluator, plan: Plan) -> SecondsSpent:
 
 
 def difference(one: Mapping[Of, float], other: Mapping[Of, float]) -> float:
-    """The share, 0 to 1, of the slower step that is spent on what only one of the two has."""
+    """Share, 0 to 1, of the slower step that is spent on work that only one of the two plans has."""
     most = max(sum(one.values()), sum(other.values()))
     if not most:
         return 0.0
@@ -123,8 +123,8 @@ def simplest(evaluator: Evaluator, plan: Plan) -> Plan:
 
 
 def axis_swaps(mesh: Mesh) -> list[tuple[int, ...]]:
-    """[ways][axes] number of the axis that stands in for each: exchanges of axes of one size. The first changes
-    nothing."""
+    """[permutations][axes] number of the axis that replaces each axis: permutations of axes of equal size. The first is
+    the identity."""
     order = sorted(range(len(mesh.sizes)), key=lambda number: mesh.sizes[number])
     alike = [tuple(numbers) for _, numbers in groupby(order, key=lambda number: mesh.sizes[number])]
     found = []
@@ -135,7 +135,7 @@ def axis_swaps(mesh: Mesh) -> list[tuple[int, ...]]:
 
 
 class _Known:
-    """What is known of a plan's meaning; the costly part of it only once it is asked for."""
+    """A plan's cost and the work of its step, which is computed on first use because it is expensive."""
 
     def __init__(self, evaluator: Evaluator, plan: Plan) -> None:
         self._evaluator, self._plan = evaluator, plan
@@ -151,8 +151,8 @@ class _Known:
 
 
 def _differ(one: _Known, other: _Known) -> bool:
-    """Whether two plans mean something else. Parts of the program that are split alike in both cost the same, so what
-    the other parts take is the most that can differ."""
+    """True if two plans do different work. Ops with the same sharding in both cost the same, so the other ops are an
+    upper bound of the difference."""
     least, most = sorted((one.cost.peak_bytes, other.cost.peak_bytes))
     if most - least >= DIFFERENT * most > 0.0:
         return True
@@ -162,7 +162,7 @@ def _differ(one: _Known, other: _Known) -> bool:
 
 
 def _exchanged(evaluator: Evaluator, plan: Plan, swaps: list[tuple[int, ...]]) -> Iterator[Plan]:
-    """The plan, and what becomes of it when axes change places that make no difference to its step."""
+    """The plan, and its copies with permuted mesh axes that leave the step time unchanged."""
     problem, seconds = evaluator.problem, evaluator.cost(plan).step_seconds
     fixed = problem.fixed
     yield plan
@@ -173,7 +173,7 @@ def _exchanged(evaluator: Evaluator, plan: Plan, swaps: list[tuple[int, ...]]) -
 
 
 def _here(problem: Problem, plan: Plan) -> Plan:
-    """A plan for a problem with mirrored layers as one for the problem that has taken some of them apart."""
+    """Translates a plan for the problem with mirrored layers to one that decides some layers separately."""
     if problem.mirrored is None:
         return plan
     return problem.canonical(taken_apart(plan, problem.mirrored[1]))

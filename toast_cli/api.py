@@ -1,11 +1,12 @@
-"""The tool from Python: a program goes in (a file, or what `jax.jit(f).lower(…)` gave); a `Plan` comes out.
+"""The Python interface: a program goes in (a file, or the result of `jax.jit(f).lower(…)`); a `Plan` comes out.
 
     plan = toast.partition(jax.jit(step, donate_argnums=0).lower(params, batch), mesh="v4-32")
     mesh = plan.mesh()
     fast = jax.jit(step, donate_argnums=0, in_shardings=plan.in_shardings(mesh), out_shardings=plan.out_shardings(mesh))
 
-Shardings of arguments and results leave the rest to the compiler's propagation; `plan.constraints` says where the
-program itself needs a `with_sharding_constraint` to come out as planned. `toast_cli.jit` does all of that by itself.
+Shardings of arguments and results leave the rest to the compiler's propagation; `plan.constraints` lists the
+`with_sharding_constraint`s that the program needs for the compiler to follow the plan. `toast_cli.jit` does all of that
+by itself.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from toast_cli.report.model import ConstraintFacts, DimensionAxes, Report
 
 
 class Plan:
-    """A chosen plan, what it should cost, and its shardings in JAX's words.
+    """A chosen plan, its predicted cost, and its shardings as objects of JAX.
 
     Attributes:
         report: all facts, as in `toast partition --json`.
@@ -60,15 +61,13 @@ class Plan:
 
     @cached_property
     def alternatives(self) -> list[Plan]:
-        """The other plans of the best `top` that were asked for, the best first. They differ from this one and from
-        each other in what the devices do: `report.alternatives` says how much and in which decisions. A plan's own
-        `alternatives` are all the others."""
+        """The other plans of the best `top` requested, the best first. They differ from this plan and from each other
+        in what the devices do; `report.alternatives` says by how much and in which decisions."""
         return [Plan(other, self._signature) for other in self._outcome.others()]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the plan in a sentence, its figures, and how arguments are split, folded by
-        pattern.
-        """
+        """HTML for a notebook: the plan in a sentence, its main figures, and the shardings of arguments, grouped by
+        pattern."""
         from toast_cli.report.html.notebook import snippet
 
         predicted = self.report.predicted
@@ -88,10 +87,10 @@ class Plan:
         return snippet(title, self.summary or "unsharded", figures, "how arrays are split", split)
 
     def partition_rules(self) -> list[tuple[str, Any]]:
-        """(regular expression over the path of an array, PartitionSpec), the first that is found counts.
+        """(regular expression over an array's path, PartitionSpec); the first rule that matches applies.
 
-        The form of EasyLM's `match_partition_rules` and of big_vision; paths are written `state/params/layers/0/w`. The
-        last rule is for all that is whole.
+        This is the form of EasyLM's `match_partition_rules` and of big_vision; paths are written
+        `state/params/layers/0/w`. The last rule is for all replicated arrays.
         """
         rules = [(slash_expression(pattern), spec) for pattern, spec in rules_of(self._named_specs())]
         found = [(expression, partition_spec([list(axes or ()) for axes in spec])) for expression, spec in rules]
@@ -141,7 +140,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the plan fits in the device's memory, or may: see `fit`."""
+        """True unless the plan exceeds the device's memory for certain; see `fit`."""
         return self.fit != "no"
 
     @property
@@ -213,11 +212,11 @@ class Plan:
         return list(self._on(mesh, [partition_spec(result.sharding) for result in self.report.results]))
 
     def logical_axis_rules(self) -> list[tuple[str, str | tuple[str, ...]]]:
-        """What the analysis calls each sharded dimension, and its mesh axes, the most important first.
+        """Names of the sharded dimensions with their mesh axes, the most important first.
 
-        The form is that of Flax's logical axis rules (`flax.linen.logical_axis_rules`), also used by MaxText: of two
-        rules that want one mesh axis in the same array, the earlier has it, as in a plan. Conflicting dimensions and
-        what rests otherwise than it is used have no place in such rules.
+        The form is that of Flax's logical axis rules (`flax.linen.logical_axis_rules`), also used by MaxText: if two
+        rules want one mesh axis in the same array, the earlier rule gets it, as in a plan. Such rules cannot express
+        conflicting dimensions, nor arrays that are stored with another sharding than the one they are used with.
         """
         axes: dict[str, list[str]] = {}
         for decision in self.report.plan.decisions:
@@ -236,10 +235,10 @@ class Plan:
         return self._outcome.emit(format, annotate, trees).content
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the sharded program as `toast partition -o` does: the extension says the format; a file there is
-        replaced as a whole.
+        """Writes the sharded program as `toast partition -o` does: the extension determines the format; an existing
+        file is replaced atomically.
 
-        Raises `UsageError` where it cannot be written.
+        Raises `UsageError` if it cannot be written.
         """
         target = Target("path", os.fspath(path))
         check_targets([target], [])
@@ -252,8 +251,8 @@ class Plan:
         return list(self._on(mesh, specs if self._signature is None else self._leaf_specs(specs)))
 
     def _leaf_specs(self, kept: list[Any]) -> list[Any]:
-        """[leaves of the arguments] spec. What the program does not use rests as the result of its name, if there is
-        one, since the next step is given that; else it is whole."""
+        """[leaves of the arguments] spec. A leaf that the program does not use gets the spec of the result of the same
+        name, since the next step receives that result. Without such a result it is replicated."""
         import jax
 
         assert self._signature is not None
@@ -321,13 +320,13 @@ def partition(
     Args:
         program: a path, the bytes of a file, a `jax.stages.Lowered`, or a `jax.export.Exported`.
         mesh: a specification's name or path. mesh_shape: `"data=4,model=2"`, the same as a dict, or "auto".
-        kernels: a YAML file that says what hand-written kernels do, for those that toast cannot read itself.
-        names: what you call the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s
-            of logical names, such as `nn.get_partition_spec(variables)` gives.
-        top: how many plans that differ in what devices do are wanted; see `Plan.alternatives`.
-        memory_limit: bytes a device may use (or "24GiB"), where that is less than it has.
-        as_written: leaves products that compute several things side by side (queries, keys and values) as they are; for
-            plans that reach the compiler as `in_shardings` and `out_shardings` alone.
+        kernels: a YAML file that describes hand-written kernels that toast cannot read itself.
+        names: your names for the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s
+            of logical names, as `nn.get_partition_spec(variables)` returns.
+        top: number of plans to return that differ in what the devices do; see `Plan.alternatives`.
+        memory_limit: bytes a device may use (or "24GiB"), if less than all of its memory.
+        as_written: keeps fused products (queries, keys and values) as they are; for plans that reach the compiler
+            only as `in_shardings` and `out_shardings`.
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
     """

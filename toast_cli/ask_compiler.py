@@ -1,7 +1,7 @@
-"""Asks the compiler about the plans that the search found, and takes the plan that it says is best.
+"""Compiles the best plans that the search found, and takes the one that the compiler reports as best.
 
 Enters: a `Reading` with its plans, the function that makes the compiler for a mesh, and the `Request`. Leaves: the
-`Reading` with the plan to take, and a `Confirmation`: what the compiler said of each plan.
+`Reading` with the plan to take, and a `Confirmation`: the compiler's figures for each plan.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CompilerOf = Callable[[Mesh], Compiler]
 
 
 def compiler_to_ask(spec: Spec, request: Request) -> CompilerOf | None:
-    """The chip's compiler, where it may be asked and is installed. Raises `ToastError` where it must be asked and
-    cannot."""
+    """The chip's compiler, or None if it must not be asked or is not installed. Raises `ToastError` if the user
+    requires it (`Ask.always`) and it is not installed."""
     if request.ask == Ask.never:
         return None
     try:
@@ -44,7 +44,7 @@ def compiler_to_ask(spec: Spec, request: Request) -> CompilerOf | None:
 
 
 def is_asked(request: Request, reading: Reading) -> bool:
-    """Whether the compiler is asked about a plan's memory: the prediction is too close to the limit to be sure."""
+    """True if the compiler must check a plan's memory because the predicted peak is too close to the limit."""
     problem, peak = reading.evaluator.problem, reading.result.cost.peak_bytes
     limit, error = problem.mesh.limit_bytes, reading.evaluator.profile.peak_error
     return request.ask == Ask.always or limit * (1 - error) < peak <= 2 * limit  # beyond that it is hopeless
@@ -53,8 +53,8 @@ def is_asked(request: Request, reading: Reading) -> bool:
 def choose_by_memory(
     reading: Reading, compiler_of: CompilerOf, request: Request, tell: Tell | None
 ) -> tuple[Reading, Confirmation]:
-    """Asks the compiler how much memory the plan takes; where it does not fit, about plans that take less. The plan is
-    kept if the compiler says that none fits."""
+    """Compiles the plan to learn its peak memory; if it does not fit, compiles plans that need less. Keeps the plan if
+    none of them fits."""
     evaluator, result = reading.evaluator, reading.result
     plans = [result.plan, *(safer_plans(evaluator, result) if _is_free(request) else ())]
     compiler, limits = compiler_of(evaluator.problem.mesh), Limits(request.confirm_seconds)
@@ -71,8 +71,8 @@ def choose_by_compiler(
     request: Request,
     tell: Tell | None,
 ) -> tuple[Reading, Confirmation]:
-    """Has the best plans of a reading, `found`, compiled, and the best of each other reading; takes the reading that
-    the compiler says is best, with its plan. A plan that the user has fixed is compiled as it is."""
+    """Compiles the best plans `found` of a reading and the best plan of each other reading. Returns the reading with
+    the best compiled plan. A plan that the user has fixed is compiled as it is."""
     reference = reading.evaluator.cost(())
     answers: list[Confirmation] = []
     rewards: list[float] = []
@@ -105,28 +105,28 @@ def compile_plans(
     request: Request,
     tell: Tell | None = None,
 ) -> Confirmation:
-    """Has plans compiled, and strategies by name; none is searched for or taken."""
+    """Compiles plans and named strategies. It neither searches nor chooses."""
     compiler = compiler_for(load_spec(request.mesh), request.confirm_with)(evaluator.problem.mesh)
     asked = confirmer(source, evaluator, compiler, Limits(request.confirm_seconds), tell)
     return asked.confirm(candidates(evaluator, plans, named))
 
 
 def with_confirmation(report: Report, problem: Problem, confirmation: Confirmation) -> Report:
-    """The report with what the compiler said."""
+    """The report with the compiler's figures."""
     report = replace(report, confirmation=confirmation_facts(confirmation))
     if confirmation.row is None:
         return report
-    # The compiler's word is what bounds are held to.
+    # A goal's bounds are checked against the compiler's figures.
     return replace(report, goal=goal_facts(problem, compiled_cost(confirmation.row)))
 
 
 def _is_free(request: Request) -> bool:
-    """Whether the user leaves the plan to the search."""
+    """True if the user fixes neither the plan nor the strategy."""
     return request.strategy is None and (request.plan is None or request.complete)
 
 
 def _with_plan(reading: Reading, answer: Confirmation) -> Reading:
-    """The reading with the plan that the compiler says is best; the same where it accepts none."""
+    """The reading with the best plan by the compiler's figures; unchanged if the compiler accepts none."""
     if answer.taken is None:
         return reading
     plan = answer.taken.plan

@@ -38,9 +38,9 @@ from toast_cli.errors import ToastError
 from toast_cli.process import end_with_parent, uninterrupted
 
 _HELPER = "import sys; sys.path.insert(0, sys.argv[1]); from toast_cli.child import serve; serve()"
-# How a child ends that has an answer, an error of the user's, an error of ours, or no memory or file for its answer.
+# Exit statuses of a child: an answer, a user's error, an internal error, no memory or file for the answer.
 _ANSWER, _TOLD, _RAISED, _FULL, _CUT_OFF = 0, 3, 4, 5, 6
-MEMORY = 3 * 2**30  # bytes of memory that a child may use beside what its parent has, where nothing else is said
+MEMORY = 3 * 2**30  # default limit of a child's memory beyond its parent's, in bytes
 Answer = TypeVar("Answer")
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
 _NO_ROOM = re.compile(rb"out of memory|std::bad_alloc|MemoryError")  # what libraries say that end for want of it
@@ -51,8 +51,8 @@ _POLL_MILLISECONDS = 200
 class ChildError(Exception):
     """A child ended without an answer.
 
-    `reason` is a sentence; `limit`: what it was allowed too little of, if that was the reason; `of_input`: whether
-    what the child was given can be the cause, and not only this machine.
+    `reason` is a sentence; `limit` names the resource limit that was too small, if that was the reason; `of_input` is
+    False if only this machine, and not the child's input, can be the cause.
     """
 
     def __init__(self, reason: str, limit: Literal["time", "memory"] | None = None, of_input: bool = True) -> None:
@@ -64,9 +64,9 @@ class ChildError(Exception):
 
 @dataclass(frozen=True)
 class _Request:
-    """What a child is to do, and within what: seconds of processor time, bytes of memory (None: as this process).
+    """A child's task and its limits: seconds of processor time, bytes of memory (None: the limits of this process).
 
-    task: a function, or for a helper its name.
+    task: a function, or, for a helper process, its name.
     """
 
     task: str | Callable[..., bytes]
@@ -77,7 +77,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How a child ended: the status that `os.waitpid` gives, what it answered, and what it wrote to stderr."""
+    """The result of a child: the status from `os.waitpid`, its answer, and its stderr."""
 
     status: int
     answer: bytes
@@ -85,21 +85,21 @@ class _Ended:
 
 
 def in_child(task: str, *arguments: Any, seconds: int, memory: int = MEMORY) -> bytes:
-    """What the function `task` ("package.module:function") returns for these arguments (plain data), called in a child
-    process.
+    """Calls the function `task` ("package.module:function") with these arguments (plain data) in a child process and
+    returns its result.
 
-    `seconds` of processor time are allowed, and on Linux `memory`, in bytes, beside what this process has. Raises the
-    function's own `ToastError`, `ChildError`, or RuntimeError for an error of ours.
+    `seconds` limits the child's processor time, and on Linux `memory` limits the bytes it may allocate beyond what this
+    process uses. Raises the function's own `ToastError`, `ChildError`, or RuntimeError for an internal error.
     """
     request = _Request(task, arguments, seconds, memory)
     return _answer(_forked(request) if may_fork() else _Helper.current().run(request), seconds, memory)
 
 
 def in_fork(call: Callable[[], Answer]) -> Answer:
-    """What `call` returns (plain data), called in a fork of this process where it may have one.
+    """Returns the result (plain data) of `call`, called in a fork of this process if forking is safe.
 
-    A call that raises is made once more in this process, so that its error has a traceback. Raises RuntimeError where
-    native code has ended the fork.
+    A call that raises is repeated in this process, so that its error has a traceback. Raises RuntimeError if native
+    code ended the fork.
     """
     if not may_fork():
         return call()
@@ -120,7 +120,7 @@ def in_fork(call: Callable[[], Answer]) -> Answer:
 
 
 def _answer(ended: _Ended, seconds: int, memory: int) -> bytes:
-    """What a child answered, or the error that says why there is no answer."""
+    """The child's answer; raises the error that explains a missing answer."""
     if os.WIFSIGNALED(ended.status):
         if os.WTERMSIG(ended.status) == signal.SIGXCPU:
             raise ChildError(f"it took more than {seconds} seconds of processor time", "time")
@@ -149,7 +149,7 @@ def _no_room(memory: int) -> ChildError:
 
 
 def _abort_reason(said: bytes) -> str:
-    """What a child that died had to say."""
+    """The reason in a dead child's stderr, such as the message of a failed assertion."""
     for line in said.decode("utf-8", "replace").splitlines():
         found = _ABORT_REASON.search(line)
         if found:
@@ -161,9 +161,9 @@ def _abort_reason(said: bytes) -> str:
 
 
 def may_fork() -> bool:
-    """Whether no thread but this one can hold a lock that the child would wait for.
+    """True if no other thread can hold a lock that a forked child would wait for.
 
-    Idle threads of numpy's and MLIR's pools hold none.
+    The waiting threads of numpy's and MLIR's thread pools hold no locks.
     """
     return "jax" not in sys.modules and threading.active_count() == 1 and hasattr(os, "fork")
 
@@ -171,7 +171,7 @@ def may_fork() -> bool:
 def _forked(request: _Request, watched: int | None = None) -> _Ended:
     """Runs the task in a fork.
 
-    Where nothing is left of whoever reads the pipe `watched`, the fork is killed and this process ends.
+    If the process that reads the pipe `watched` is gone, this kills the fork and ends this process.
     """
     # Imports what the function needs here, so that forks need not.
     function = _function(request.task) if isinstance(request.task, str) else request.task
@@ -214,10 +214,7 @@ def _wait(child: int, watched: int | None) -> int:
 
 
 def _wait_for_exit(child: int, poll: Any) -> bool:
-    """Waits until the child ends, at most for a moment.
-
-    Whether the other end of the watched pipe was closed meanwhile.
-    """
+    """Waits for a short time until the child ends. Returns True if the other end of the watched pipe was closed."""
     try:
         handle = os.pidfd_open(child)
     except (AttributeError, OSError):  # not on Linux
@@ -232,7 +229,7 @@ def _wait_for_exit(child: int, poll: Any) -> bool:
 
 
 def _be_child(function: Callable[..., bytes], request: _Request, parent: int, answer: Any, said: Any) -> NoReturn:
-    """The whole life of a fork. It never returns, and nothing of its parent's is cleaned up twice."""
+    """Runs the task in the fork and exits. It never returns, so the parent's cleanup is not run twice."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -278,7 +275,7 @@ def limit_processor_time(seconds: int) -> None:
 
 
 def limit_memory(memory: int) -> None:
-    """Lets this process have so many more bytes of memory of its own: an allocation beyond fails. Only on Linux."""
+    """Limits how many more bytes this process may allocate; an allocation beyond the limit fails. Linux only."""
     if not sys.platform.startswith("linux"):
         return
     status = Path("/proc/self/status").read_text()
@@ -312,7 +309,7 @@ def _content(file: IO[bytes]) -> bytes:
 
 
 class _Helper:
-    """A process that loads what tasks need and forks itself for each."""
+    """A process that imports the modules of the tasks and forks itself for each task."""
 
     _ours: _Helper | None = None
     _lock = threading.Lock()
@@ -366,7 +363,7 @@ class _Helper:
 
 
 def serve() -> None:
-    """The life of a helper: requests on stdin, answers on stdout, until stdin ends."""
+    """The main loop of a helper process: reads requests from stdin and writes answers to stdout until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; our parent decides
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)

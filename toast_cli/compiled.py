@@ -1,10 +1,10 @@
-"""`toast.jit`: a function goes in; one that partitions itself on its first call, and runs sharded, comes out.
+"""`toast.jit`: returns a function that partitions itself on its first call and runs sharded.
 
     fast = toast.jit(step, mesh="v4-32", donate_argnums=0)
     params, loss = fast(params, batch)
 
 Each new combination of argument shapes is exported (`jax.export`), partitioned, and called with the plan's shardings on
-arguments, results and in between, so that the compiler gets exactly the program that `toast partition` would write.
+arguments, results and intermediate values, so the compiler gets exactly the program that `toast partition` would write.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ def jit(
     """Like `jax.jit`, with shardings that toast chooses for `mesh` (a specification's name or path).
 
     Give it a whole training or serving step: the result can be called, also inside another `jax.jit` over the same
-    devices, but not differentiated. Arrays that lie otherwise than the plan wants are moved there first.
+    devices, but not differentiated. Arrays with other shardings than the plan's are resharded first.
 
     Args:
         devices: as many as the mesh has, jax.devices() when None.
         options: of `toast.partition`: `mesh_shape`, `seed`, `pins`, `memory_limit`, …
 
-    Raises, when called, what `jax.jit` raises for the function, `ToastError` for what toast cannot read or place.
+    When called, the function raises the errors of `jax.jit`, and `ToastError` for programs that toast cannot read or
+    place.
     """
     chosen = {
         "donate_argnums": donate_argnums,
@@ -148,8 +149,8 @@ class _Sharded:
 
 
 def export(jitted: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], devices: Sequence[Any] | None) -> Any:
-    """`jax.export` for the platform of these devices, with every custom call let through: what is exported runs here
-    and now."""
+    """`jax.export` for the platform of these devices. It allows every custom call, because the exported program runs on
+    this machine at once."""
     import jax
     from jax import export as jax_export
 

@@ -1,5 +1,5 @@
-"""Devices in the order that a plan is priced for. `emit.snippet` writes the function below into `shardings.py`, which
-needs JAX alone.
+"""Arranges devices in the order that a plan is priced for. `emit.snippet` copies the function below into
+`shardings.py`, which must depend on JAX alone.
 """
 
 from math import gcd
@@ -10,8 +10,9 @@ from jax.sharding import AxisType, Mesh
 
 
 def device_mesh(axes: dict[str, int], devices: list[jax.Device]) -> Mesh:
-    """`jax.make_mesh`, also where an axis has a part of a torus dimension, and where devices are in several slices or
-    hosts: those are along the first axes. The compiler decides what the program leaves open (`AxisType.Auto`)."""
+    """Like `jax.make_mesh`, but it also accepts axes that use part of a torus dimension, and devices in several slices
+    or hosts; the first axes then run across slices. Axes are `AxisType.Auto`: the compiler decides what the program
+    leaves open."""
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     left, across = slices, []
     for size in axes.values():

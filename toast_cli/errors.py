@@ -1,4 +1,4 @@
-"""The one family of errors a user may see: each says where, what, and what to try.
+"""The errors that a user may see: each has a place, a description, and a hint.
 
 Only `toast_cli.cli` turns these into an exit code (2). A program that does not fit in memory is a result, not an error.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 
 class ToastError(Exception):
-    """Something is wrong with what the user gave us.
+    """The user's input is wrong.
 
     Args:
         what: one sentence, no trailing full stop.
-        where: file, or file:line:column, or an option's name; empty when there is no better place.
-        hint: what to try instead; empty when there is nothing sensible to say.
+        where: file, or file:line:column, or an option's name; empty if there is no better place.
+        hint: what to try instead; empty if there is no useful hint.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:

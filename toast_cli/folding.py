@@ -100,15 +100,14 @@ def _fold_trees(rows: Sequence[Folded]) -> list[Folded]:
 
 
 def _endings(path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """What is left of a path without its first component, without its first two, …; longest first; never only
-    numbers.
-    """
+    """The suffixes of a path (without its first component, its first two, …), the longest first. Suffixes of numbers
+    only are left out."""
     endings = [path[first:] for first in range(1, len(path))]
     return [ending for ending in endings if any(letter.isalpha() for part in ending for letter in part)]
 
 
 def _braced(heads: Sequence[tuple[str, ...]]) -> str:
-    """`{params,opt.mu}`, or with what all start with before it: `params{['encoder'],['decoder']}`."""
+    """`{params,opt.mu}`; a common prefix is written in front: `params{['encoder'],['decoder']}`."""
     common = 0
     while len({head[: common + 1] for head in heads}) == 1:
         common += 1
@@ -130,7 +129,7 @@ def _numbers(name: str) -> Numbers:
 
 
 def _places(numbers: Iterable[Numbers]) -> list[set[int]]:
-    """Per place, the numbers found there."""
+    """The numbers found at each place."""
     return [set(place) for place in zip(*numbers, strict=True)]
 
 
@@ -139,13 +138,13 @@ def _matches(numbers: Numbers, present: Sequence[set[int]]) -> bool:
 
 
 def _pattern(name: str, present: Sequence[set[int]], everywhere: Sequence[set[int]]) -> str:
-    """`name` with each number that varies among the members replaced by what they hold there."""
+    """`name` with each number that varies among the members replaced by the members' values."""
     spans = iter([_span(found, whole) for found, whole in zip(present, everywhere, strict=True)])
     return _NUMBER.sub(lambda matched: next(spans) or matched.group(), name)
 
 
 def _span(present: set[int], everywhere: set[int]) -> str:
-    """`*`, `1..17` or `0,2,5..7`; empty when all members hold the same number (which then stays as it is written)."""
+    """`*`, `1..17` or `0,2,5..7`; empty if all members have the same number, which then stays as written."""
     if len(present) == 1:
         return ""
     if present == everywhere:

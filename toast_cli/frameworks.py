@@ -38,9 +38,9 @@ def maxtext_yaml(
 
 
 def keras_layouts(named: Iterable[NamedSpec], argument: str) -> dict[str, tuple[str | None, ...]]:
-    """Path of a variable -> mesh axis of each dimension, for every split array of that argument.
+    """Path of a variable -> mesh axis of each dimension, for every sharded array of that argument.
 
-    Raises `UsageError` where a dimension is split over two axes: a `keras.distribution.TensorLayout` names one.
+    Raises `UsageError` if a dimension is split over two axes: a `keras.distribution.TensorLayout` names one.
     """
     layouts: dict[str, tuple[str | None, ...]] = {}
     for name, one in _below(named, argument).items():
@@ -73,7 +73,7 @@ def mark_sharding_lines(named: Iterable[NamedSpec], argument: str, axes: Mapping
 def _below(named: Iterable[NamedSpec], argument: str) -> dict[str, NamedSpec]:
     """Path below the argument, in slashes -> its spec, for arrays that are split.
 
-    Raises `UsageError` where the program has no such argument.
+    Raises `UsageError` if the program has no such argument.
     """
     roots: dict[str, None] = {}
     found: dict[str, NamedSpec] = {}

@@ -1,6 +1,6 @@
-"""Reading what a user gives: files and standard input, bounded in size, and the text, numbers and JSON in them.
+"""Reads what a user gives: files and standard input, bounded in size, and the text, numbers and JSON in them.
 
-Every file that a command reads goes through `read_file`, so that none can fill the memory or be waited for without end.
+Every file that a command reads goes through `read_file`, so no file can fill the memory or block the command forever.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 from toast_cli.errors import InputError, ToastError
 
 STDIN = "-"
-# Bytes that are read at most of a program (unpacked), of a report or a saved plan, and of what people write by hand.
+# Size limits in bytes: of a program (unpacked), of a report or a saved plan, and of hand-written files.
 PROGRAM_BYTES = 512 * 2**20
 REPORT_BYTES = 64 * 2**20
 TEXT_BYTES = 256 * 2**10
-# Raises all of these: `TOAST_MAX_INPUT=4GiB`.
+# Environment variable that replaces all of these limits: `TOAST_MAX_INPUT=4GiB`.
 LIMIT_VARIABLE = "TOAST_MAX_INPUT"
-# How long a pipe is waited for that nobody has opened for writing.
+# How long to wait for a writer on a pipe that nobody has opened for writing.
 WRITER_SECONDS = 10.0
 _CHUNK = 1 << 20
 _DIGITS = 18  # of numbers that fit in 64 bits
@@ -34,7 +34,7 @@ Error = TypeVar("Error", bound=ToastError)
 
 
 def limit_of(default: int) -> int:
-    """Bytes that may be read: the environment's `TOAST_MAX_INPUT` where it is set, else `default`."""
+    """The size limit in bytes: the environment's `TOAST_MAX_INPUT` if it is set, else `default`."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return default
@@ -95,9 +95,10 @@ def _read(path: str, where: str, limit: int) -> bytes:
 
 
 def _wait_for_writer(descriptor: int, where: str) -> bytes:
-    """The first bytes from a pipe.
+    """Waits for the first bytes from a pipe and returns them.
 
-    As long as nobody has opened it for writing, reading gives nothing, and an error afterwards.
+    While no process has the pipe open for writing, a read returns no bytes; after the waiting time this raises an
+    error.
     """
     deadline = time.monotonic() + WRITER_SECONDS
     while time.monotonic() < deadline:
@@ -123,7 +124,7 @@ def _bounded(read: Callable[[int], bytes | None], where: str, limit: int) -> byt
 
 
 def text_of(content: bytes, where: str, kind: type[Error], hint: str = "") -> str:
-    """The content as UTF-8 text, without a byte order mark. Raises `kind` where it is none."""
+    """The content as UTF-8 text, without a byte order mark. Raises `kind` if it is not valid UTF-8."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -164,14 +165,14 @@ def _whole_characters(facts: Any) -> Any:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that ASCII digits mean; None for anything else, and for more digits than any number here needs."""
+    """The number that ASCII digits denote; None for other text and for numbers of more than `_DIGITS` digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text.lstrip("0")) <= _DIGITS else None
 
 
 def resolved(path: str, where: str, kind: type[Error]) -> Path:
-    """The path without links and dots.
+    """The absolute path without links and dots.
 
-    Raises `kind` where the file system cannot say, e.g. for links that go round in circles.
+    Raises `kind` if the file system cannot resolve it, e.g. for links that form a cycle.
     """
     try:
         os.getcwd()  # noqa: PTH109

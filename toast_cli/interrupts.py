@@ -1,7 +1,7 @@
 """Ctrl-C as a request: the first asks the search to end with its best plan, the second ends the program.
 
-A KeyboardInterrupt that strikes anywhere leaves half-made states behind, and strikes between two searches as well as in
-them. So while a search runs the first Ctrl-C only sets a flag, which is looked at between two evaluations.
+A KeyboardInterrupt can be raised at any point and leave inconsistent state behind, also between two searches. So while
+a search runs, the first Ctrl-C only sets a flag, which the search checks between two evaluations.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class Stop:
 
 @contextmanager
 def interruptible() -> Iterator[Stop]:
-    """While this lasts Ctrl-C sets `Stop.asked`. Where one is in charge already it is that one; outside the main
-    thread, which alone receives signals, it never is asked.
-    """
+    """Makes Ctrl-C set `Stop.asked` while the block runs. Nested blocks share the outer `Stop`. Outside the main
+    thread, which alone receives signals, the flag is never set."""
     before = signal.getsignal(signal.SIGINT)
     if isinstance(before, Stop):
         yield before

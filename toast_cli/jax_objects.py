@@ -1,4 +1,4 @@
-"""What users of JAX hand in, and what JAX takes: lowered and exported functions, trees of names, shardings on a mesh.
+"""Converts JAX objects: lowered and exported functions, trees of logical names, and shardings on a mesh.
 
 Enters: objects of JAX, and shardings as reports have them. Leaves: programs as bytes with the trees they came from, and
 objects of JAX.
@@ -18,11 +18,11 @@ from toast_cli.report.model import DimensionAxes
 
 @dataclass(frozen=True)
 class Signature:
-    """How a program's arrays lie in the trees that the user's function takes and returns.
+    """Maps the arrays of a program to the pytrees that the user's function takes and returns.
 
     Attributes:
-        arguments: jax PyTreeDef of `(args, kwargs)`. kept: [the program's arguments] their number among its leaves; a
-            function's unused arguments are no arguments of the program.
+        arguments: jax PyTreeDef of `(args, kwargs)`. kept: [the program's arguments] their index among its leaves; a
+            function's unused arguments are not arguments of the program.
         results: jax PyTreeDef of what the function returns.
         leaves: [leaves of the arguments] their abstract values.
     """
@@ -34,7 +34,7 @@ class Signature:
 
 
 def read_program(program: Any) -> tuple[str, bytes | None, Signature | None]:
-    """A name or path, the program where it is in no file, and its trees where they are known."""
+    """The program's name or path, its bytes if it is not in a file, and its `Signature` if that is known."""
     if isinstance(program, str | os.PathLike):
         return str(Path(program)) if program != "-" else "-", None, None
     if isinstance(program, bytes):
@@ -61,10 +61,10 @@ def read_program(program: Any) -> tuple[str, bytes | None, Signature | None]:
 
 
 def logical_names(names: Any) -> tuple[str, ...]:
-    """`PATTERN=embed,mlp` for each leaf of a tree of `PartitionSpec`s of logical names; lines that are such already
-    stay as they are.
+    """`PATTERN=embed,mlp` for each leaf of a tree of `PartitionSpec`s of logical names; a list of such lines is
+    returned as it is.
 
-    Several names on one dimension are joined by `+`; arrays without any name have no line.
+    Several names of one dimension are joined by `+`; arrays without a name have no line.
     """
     if isinstance(names, list | tuple) and all(isinstance(line, str) for line in names):
         return tuple(names)
@@ -80,7 +80,7 @@ def logical_names(names: Any) -> tuple[str, ...]:
 
 
 def partition_spec(sharding: DimensionAxes) -> Any:
-    """`jax.sharding.PartitionSpec` of a sharding in a report; whole dimensions at the end are left out."""
+    """`jax.sharding.PartitionSpec` of a sharding in a report; trailing unsharded dimensions are left out."""
     import jax
 
     entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in sharding]
@@ -90,8 +90,8 @@ def partition_spec(sharding: DimensionAxes) -> Any:
 
 
 def automatic(mesh: Any) -> Any:
-    """The same mesh with automatic axes: on `AxisType.Explicit` axes, JAX's default, it would be JAX's types that say
-    how arrays in between lie."""
+    """The same mesh with automatic axes. With `AxisType.Explicit` axes, JAX's default, JAX's types would fix the
+    shardings of intermediate arrays."""
     import jax
 
     auto = jax.sharding.AxisType.Auto

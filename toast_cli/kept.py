@@ -1,7 +1,7 @@
-"""Answers that took long, kept in the user's cache folder: plain facts go in under a hash of everything that they
-depend on, and come out again.
+"""An on-disk cache of slow results in the user's cache folder. Results are plain data; the key is a hash of everything
+that they depend on.
 
-Files are written whole or not at all; one that cannot be read counts as not there.
+Files are written atomically; a file that cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _ENTRIES = 2_000  # in each folder; the ones used longest ago go first
 
 
 class Kept:
-    """A folder of answers; `None` remembers nothing."""
+    """A cache folder; with the folder `None`, nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The facts under a key."""
+        """The cached facts of a key, or None."""
         if self._folder is None:
             return None
         path = self._folder / f"{key}.json"
@@ -37,7 +37,7 @@ class Kept:
         return facts if isinstance(facts, dict) else None
 
     def keep(self, key: str, facts: dict[str, Any]) -> None:
-        """Stores facts; nothing where the folder cannot be written."""
+        """Stores facts under a key; does nothing if the folder cannot be written."""
         if self._folder is None:
             return
         with suppress(OSError):
@@ -56,7 +56,7 @@ class Kept:
 
 
 def users_folder(name: str) -> Path | None:
-    """The folder `$XDG_CACHE_HOME/toast/NAME`, by default under `~/.cache`; none where `TOAST_CACHE=off` says so."""
+    """The folder `$XDG_CACHE_HOME/toast/NAME`, by default under `~/.cache`; None if `TOAST_CACHE=off` is set."""
     if os.environ.get("TOAST_CACHE", "").lower() in ("off", "0", "no"):
         return None
     base = os.environ.get("XDG_CACHE_HOME")
@@ -68,7 +68,7 @@ def users_folder(name: str) -> Path | None:
 
 
 def key_of(content: bytes, *facts: object) -> str:
-    """The name of an answer about `content`, given everything else that it depends on."""
+    """The cache key of a result that depends on `content` and on `facts`."""
     digest = hashlib.sha256(content)
     digest.update(repr(facts).encode("utf-8", "backslashreplace"))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Files the user asked for: paths are checked before the long work, contents written whole or not at all after it."""
+"""Output files: checks their paths before the long computation and writes their contents atomically after it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COMPRESSED = (".gz", ".zst")
 
 @dataclass(frozen=True)
 class Target:
-    """Where one output goes: a path or `-`, as given with `option`."""
+    """An output: a path or `-`, as given with `option`."""
 
     option: str
     path: str
@@ -55,7 +55,7 @@ class Target:
 
 
 def output_format(path: str | None, given: Format | None) -> Format:
-    """The format of the output at `path`: `given`, else what the file's extension says, StableHLO on stdout."""
+    """The format of the output at `path`: `given` if set, else that of the file's extension; StableHLO on stdout."""
     if given is not None or path is None or path == STDOUT:
         return given or Format.stablehlo
     name = Path(path)
@@ -139,7 +139,7 @@ def _check_path(target: Target, inputs: Sequence[str]) -> None:
 def _same_file(path: Path, name: str) -> bool:
     try:
         return Path(name).exists() and path.samefile(name)
-    except (OSError, ValueError):  # what cannot be read will be told when it is read
+    except (OSError, ValueError):  # the error is reported when the file is read
         return False
 
 

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A file's content, and the report as it is now that the file is written: with its constraints, notes on them, and
-    the time it took."""
+    """A file's content, and the report updated after writing it: with its constraints, notes on them, and the time it
+    took."""
 
     content: bytes
     report: Report
@@ -83,10 +83,10 @@ class Outcome:
     source: Source
     evaluator: Evaluator
     result: SearchResult
-    plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
+    plans: tuple[Plan, ...] = ()  # best plans that differ, as many as requested
     experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Reading.experts`
-    original: Source | None = None  # the program as the user gave it, where `source` is rewritten
-    annotated: AsAnnotated | str | None = None  # what the program's own shardings come to, or why that is not known
+    original: Source | None = None  # the user's program, if `source` is a rewritten one
+    annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
 
     @property
     def problem(self) -> Problem:
@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def unheeded(self) -> tuple[str, ...]:
-        """What of a saved plan, of pins or of the program's own shardings does not hold here, a sentence each."""
+        """Parts of a saved plan, pins and shardings of the program that cannot be applied, a sentence each."""
         return self.problem.notices
 
     def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> Emitted:
@@ -129,7 +129,7 @@ class Outcome:
         return replace(written, content=emit_export(self.source, lowered, written.content, platform, trees))
 
     def others(self) -> list[Outcome]:
-        """The same with each of the other plans."""
+        """The same outcome with each of the other plans."""
         return [self._with(plan) for plan in self.plans if plan != self.result.plan]
 
     def _with(self, plan: Plan) -> Outcome:
@@ -158,8 +158,8 @@ def partition(
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error.
 
     Args:
-        said: told of each plan that a compiler has answered about (`Request.confirm`).
-        annotated: whether XLA is asked what the program's own shardings come to.
+        said: called for each plan that a compiler has answered about (`Request.confirm`).
+        annotated: True to price the program's own shardings with XLA.
     """
     with without_cycle_collection():
         return _partition(request, progress, said, annotated)
@@ -220,7 +220,7 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
     confirmation = None
-    # What asks compilers is loaded where one is asked.
+    # Imported only if a compiler is used.
     if compiler_of is not None:
         from toast_cli.ask_compiler import choose_by_compiler
 
@@ -267,8 +267,8 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
 
 
 def _prefers(request: Request, saved: SavedPlan | None) -> bool:
-    """Whether a known strategy is preferred to a plan that is hardly faster: the user fixes neither the plan nor what
-    is best, and asks for no proof."""
+    """True if a known strategy is preferred to a searched plan that is hardly faster: the user fixes neither the plan
+    nor the objective, and asks for no optimality proof."""
     free = request.strategy is None and (saved is None or request.complete)
     return free and not request.minimise and not request.certify and request.search != SearchName.exact
 
@@ -281,7 +281,7 @@ def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:
-    """The mesh asked for, or where the choice is ours that of a saved plan, or every sensible shape."""
+    """The mesh that the user asks for. Without a request, the mesh of a saved plan, or every sensible shape."""
     if request.mesh_shape not in (None, "auto"):
         return [spec.mesh(parse_shape(request.mesh_shape or ""), request.memory_limit)]
     if request.mesh_shape is None and spec.axes:
@@ -292,8 +292,8 @@ def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) 
 
 
 def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tuple[str, ...] = ()) -> Problem:
-    """A program on one mesh, analysed and not searched: the shape asked for, else the specification's (or its
-    first)."""
+    """A program on one mesh, analysed but not searched. The mesh is the requested shape, or the specification's (first)
+    shape."""
     with without_cycle_collection():
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
         source = load(program)

@@ -1,8 +1,7 @@
-"""Text from outside, made harmless for a terminal or a log.
+"""Makes text from outside harmless for a terminal or a log.
 
 A program, a file name or a report may hold escape sequences that move the cursor, rename the window or hide text, and
-line ends that begin a line of a log with words that the log's reader obeys. Everything that is shown goes through
-`printable` or `printable_lines`.
+line ends that forge lines of a log. Everything that is shown goes through `printable` or `printable_lines`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for text of several lines: line ends and tabs stay."""
+    """Like `printable`, for text of several lines: line ends and tabs stay."""
     return _whole(text.translate(_LINES))
 
 
 def is_printable(text: str) -> bool:
-    """Whether `printable` would leave the text as it is."""
+    """True if `printable` leaves the text unchanged."""
     return printable(text) == text
 
 
 def _whole(text: str) -> str:
-    """Without halves of surrogate pairs, which stand for bytes of a file name that are no text."""
+    """Replaces lone surrogates, which stand for undecodable bytes of a file name."""
     if not any("\ud800" <= character <= "\udfff" for character in text):
         return text
     return "".join(REPLACEMENT if unicodedata.category(character) == "Cs" else character for character in text)

@@ -1,4 +1,4 @@
-"""What the process itself is like: how it collects garbage, how it ends, and what happens when its parent ends."""
+"""Settings of the process itself: garbage collection, how it ends, and what happens when its parent ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @contextmanager
 def without_cycle_collection() -> Iterator[None]:
-    """Switches the search for reference cycles off while the block runs.
+    """Disables Python's cyclic garbage collector while the block runs.
 
-    A run makes millions of small objects that all live to its end. Looking for cycles among them makes big programs
+    A run makes millions of small objects that all live to its end. Searching them for cycles makes big programs
     superlinear.
     """
     enabled = gc.isenabled()
@@ -31,7 +31,7 @@ def without_cycle_collection() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process here and now, without taking its objects apart one by one."""
+    """Ends the process at once, without freeing its objects one by one."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, never there, or nobody reads it any more
             stream.flush()
@@ -40,11 +40,11 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the block is over, for what must not be left half-way: a fork, whose hooks print what is
-    raised in them and go on, and loading native modules, which end the process when an import of theirs fails.
+    """Delays Ctrl-C until the block is over. It protects operations that must not be left half-way: a fork, whose hooks
+    print exceptions and go on, and loading native modules, which end the process if one of their imports fails.
 
-    The handler is exchanged, and not the thread's signal mask: another thread would take the signal, and Python would
-    run the handler in this one all the same.
+    This replaces the signal handler instead of masking the signal: with a mask, another thread would receive the
+    signal, and Python would run the handler in this thread all the same.
     """
     handler = signal.getsignal(signal.SIGINT)
     pressed: list[int] = []
@@ -62,18 +62,18 @@ def uninterrupted() -> Iterator[None]:
 
 
 def interrupt_at_once(*_: object) -> NoReturn:
-    """What Ctrl-C does while the command is still being loaded: there is nothing yet that must be tidied up."""
+    """Ctrl-C handler while the command is being loaded, when there is no state to clean up."""
     with suppress(OSError):
         os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
 
 
 def open_standard_streams() -> None:
-    """Gives the descriptors 0, 1 and 2 a meaning where whoever started the process has closed them.
+    """Opens the descriptors 0, 1 and 2 if the parent process has closed them.
 
-    Otherwise the next file that is opened would take the place of one, and be written to as if it was the terminal.
-    Reading from a closed stdin and writing to a closed stdout fail, as they should; stderr has nowhere to complain to,
-    and is forgotten.
+    Otherwise the next file that is opened would get one of these numbers and be written to as if it were the terminal.
+    Reading from a closed stdin and writing to a closed stdout fail, as they should; output to a closed stderr is
+    discarded.
     """
     for descriptor, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
@@ -90,10 +90,10 @@ def open_standard_streams() -> None:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Lets the system kill this process as soon as the thread that started it ends, however that comes about.
+    """Asks the system to kill this process when the thread that started it ends.
 
-    `parent` is the parent's process id where it is known; where it is another by now, this process ends at once.
-    Elsewhere than on Linux this does nothing.
+    `parent` is the parent's process id, if it is known; if the parent has changed already, this process ends at once.
+    It does nothing outside Linux.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""Quantities as people read them: numbers go in, short text with a unit comes out.
+"""Formats quantities for people: numbers go in, short text with a unit comes out.
 
 Three significant digits throughout.
 """
@@ -33,9 +33,9 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`23.4 ms`: the largest unit that leaves a whole number before the point, minutes from 10 minutes on.
+    """`23.4 ms`: the largest unit with a non-zero integer part, minutes from 10 minutes on.
 
-    Less than a nanosecond is `0 s`: it is what rounding leaves of a difference.
+    Less than a nanosecond is `0 s`, because it is a rounding error.
     """
     if not math.isfinite(seconds):
         return UNKNOWN
@@ -60,7 +60,7 @@ def format_flops(flops: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """`9,205`; `0.5` of what runs every other time."""
+    """`9,205`; `0.5` for an op that runs every other time."""
     whole = round(count)
     return f"{whole:,}" if whole and abs(count - whole) < 0.01 * count else f"{count:,.2g}"
 
@@ -100,15 +100,15 @@ def split_location(location: str) -> tuple[str, str, str]:
 
 
 def join_location(place: str, passes: str, path: str) -> str:
-    """The three put together again."""
+    """Joins the three results of `split_location` again."""
     names = f"{passes} {path}".strip()
     return f"{place} ({names})" if names else place
 
 
 def shorten_location(location: str, room: int) -> str:
-    """`model.py:47 attend (bwd layer_0/attention/dot_general)` in at most `room` columns where that can be done.
+    """`model.py:47 attend (bwd layer_0/attention/dot_general)` in at most `room` columns, if possible.
 
-    The file, the line, the function and the pass stay, and of the path as many of its last parts as there is room for.
+    The file, the line, the function and the pass stay; of the path, as many of its last components as fit.
     """
     if len(location) <= room:
         return location
@@ -119,7 +119,7 @@ def shorten_location(location: str, room: int) -> str:
 
 
 def type_bytes(array_type: str) -> int:
-    """Bytes of a whole array from its type as reports write it (`bf16[2048,2048]`); 0 for a type that is no array."""
+    """Bytes of a whole array, given its type in a report (`bf16[2048,2048]`); 0 if that is not an array type."""
     matched = _ARRAY_TYPE.fullmatch(array_type)
     if matched is None:
         return 0

@@ -1,8 +1,8 @@
-"""What is searched: a program as it is written and, where it has fused products, merges dimensions in an order that
-splits badly, or has sizes that do not divide, rewritten, each on every mesh there is a choice of.
+"""Chooses the variants of a program to search, and searches them on every candidate mesh. The variants are the program
+as written and a rewritten one, if it has fused products, merges dimensions in an order that splits badly, or has sizes
+that do not divide.
 
-Enters: a `Source`, the meshes, and what a `Request` asks for. Leaves: a `Reading` for each program searched, the best
-first.
+Enters: a `Source`, the meshes, and the `Request`. Leaves: a `Reading` for each variant searched, the best first.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from toast_cli.search.run import Settings, search_shapes
 from toast_cli.tactics import Expert, Wishes, experts, starting_plans, strategies
 from toast_cli.tactics.strategies import EVERY, better
 
-# stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
+# stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
-# What a plan for another program than the user's must gain, as a fraction; predictions of two programs differ so much
+# The relative gain that a plan for a rewritten program must have. Predictions for two programs differ by about as much
 # from what compilers make of them.
 PARTED = 0.03
-# Plans looked at of another program than the user's. It is searched further only if the best of them is at most this
+# Number of plans evaluated first for a rewritten program. The search continues only if the best of them is at most this
 # fraction slower than the best of as many plans for the user's program.
 GLANCE, PROMISING = 500, 0.01
-# More parts of a batch are tried while twice as many need no more than this share of the memory.
+# More microbatches are tried while twice as many need at most this share of the memory.
 _WORTH_MORE = 0.98
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What the search may choose from.
+    """The candidates of a search.
 
     Attributes:
-        meshes: the candidate mesh shapes. wishes: the tactics asked for. saved: a plan made before.
+        meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan.
     """
 
     request: Request
@@ -73,10 +73,10 @@ class SearchSpace:
 
 @dataclass(frozen=True)
 class Reading:
-    """A program as it was searched, with what was found for it.
+    """One variant of the program, with the result of its search.
 
     Attributes:
-        experts: known strategies by name, on the best of all mesh shapes tried; none where there was one shape.
+        experts: known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape.
     """
 
     source: Source
@@ -86,13 +86,13 @@ class Reading:
 
     @property
     def surely_exceeds(self) -> bool:
-        """Whether the best plan needs more memory than there is, by more than a prediction may be off."""
+        """True if the best plan exceeds the memory limit by more than the prediction's error."""
         limit, error = self.evaluator.problem.mesh.limit_bytes, self.evaluator.profile.peak_error
         return self.result.cost.peak_bytes > limit * (1 + error)
 
     def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
-        """How good a plan is; comparable between readings of one program. reference: the cost of the plan that decides
-        nothing, of the first reading."""
+        """Reward of a plan; comparable between variants of one program. reference: the cost of the empty plan of the
+        first variant."""
         unsharded = replace(reference, axis_seconds=self.evaluator.cost(()).axis_seconds)
         return Objective(self.evaluator.problem, unsharded).reward(plan, cost)
 
@@ -100,11 +100,12 @@ class Reading:
 def readings_of(
     source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
 ) -> list[tuple[Source, Dimensions]]:
-    """The program as it is written, and rewritten where it has fused products, merges dimensions in an order that
-    splits badly, or has sizes that do not divide; a plan made before is of one of the two. Each recomputed and with its
-    batch in parts, where the user or the plan says so, and analysed for these meshes.
+    """The variants to search: the program as written, and rewritten if it has fused products, merges dimensions in an
+    order that splits badly, or has sizes that do not divide. A saved plan selects one of the two. Both are
+    rematerialised and microbatched as the user or the plan says, and analysed for these meshes.
 
-    Raises `UsageError` where the program cannot be run so."""
+    Raises `UsageError` if the program cannot be run so.
+    """
     wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
     policy = request.recompute or (saved.recompute if saved else None)
     parts = request.microbatches or (saved.microbatches if saved else 1)
@@ -122,13 +123,13 @@ def readings_of(
 
 
 def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
-    """A program with its dimensions; those merged of parts that no mesh splits are dimensions of their own."""
+    """A program with its dimension classes; merged classes of which no mesh splits a part become separate classes."""
     program = set_apart(source.program, analyse(source.program), [mesh.sizes for mesh in meshes])
     return source if program is source.program else replace(source, program=program), analyse(program)
 
 
 def with_uneven_shards(reading: tuple[Source, Dimensions], meshes: list[Mesh]) -> tuple[Source, Dimensions]:
-    """The same with sizes that no mesh divides padded, where there are any."""
+    """The same variant with padded dimensions where no mesh divides the size; unchanged if there are none."""
     source, dimensions = reading
     program, padded = with_uneven(source.program, dimensions, [mesh.sizes for mesh in meshes])
     if not padded:
@@ -161,7 +162,7 @@ def _fitted(source: Source, policy: str | None, parts: int, plan: str | None) ->
 
 
 def _reordered(source: Source, meshes: list[Mesh]) -> Source | None:
-    """The program with dimensions merged in the order that these meshes split best; None where that is its own."""
+    """The program with dimensions merged in the order that these meshes split best; None if that is its order."""
     program = source.program
     merges = reorderable(program, analyse(program), [mesh.sizes for mesh in meshes])
     orders = {place: NewOrder(merge.sizes, merge.first) for merge in merges for place in merge.places}
@@ -169,9 +170,9 @@ def _reordered(source: Source, meshes: list[Mesh]) -> Source | None:
 
 
 def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Reading]:
-    """All readings of a program, the one with the best plan first; the second is searched to the end only if it looks
-    better after `GLANCE` plans. They share the plans and seconds that the user sets; of an effort each has its own. The
-    evaluations of each are those of all."""
+    """Searches all variants of a program and returns them, the one with the best plan first. The second variant is
+    searched to the end only if it looks better after `GLANCE` plans. A limit on plans or seconds that the user sets is
+    shared; an effort level applies to each variant. Evaluation counts are totals over all variants."""
     request = space.request
     count = len(readings[: request.iterations])
     settings = Settings(
@@ -217,10 +218,11 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
 
 
 def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
-    """The program that recomputes, runs its batch in parts, or both, so that it fits in memory, with the shortest step;
-    `best`, which does not fit, where none does, with a notice that says why.
+    """The variant with rematerialisation, microbatches, or both that fits in memory with the shortest step. If none
+    fits, returns `best`, which does not fit either, with a notice that says why.
 
-    The number of parts is the smallest with which the program that recomputes most fits, or twice as many."""
+    The number of microbatches is the smallest with which the most rematerialising program fits, or twice that.
+    """
     source, before = best.source, best.result.cost
     programs, whys = _recomputing(source)
     least = before.peak_bytes
@@ -243,7 +245,7 @@ def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
 
 
 def _recomputing(source: Source) -> tuple[list[Source], list[str]]:
-    """The program as it is and with each policy of recomputation, the one that recomputes least first; and why not."""
+    """The program under each rematerialisation policy, the least recomputation first; and why others are left out."""
     kinds = zip(source.program.ops, recomputed_parts(source.program), strict=True)
     already = any(part and op.kind.matrix_unit for op, part in kinds)  # then it keeps no products
     programs, whys = [source], []
@@ -262,7 +264,7 @@ def _in_parts(source: Source, number: int, search: Callable[[Source], Reading]) 
 
 
 def _first_fit(programs: list[Source], number: int, search: Callable[[Source], Reading]) -> Iterator[Reading]:
-    """The first of some programs that fits with its batch in so many parts, if one does."""
+    """Yields the first of these programs that fits with this number of microbatches, if any."""
     for program in programs:
         found = _in_parts(program, number, search)
         if isinstance(found, Reading) and found.result.fits:
@@ -271,7 +273,7 @@ def _first_fit(programs: list[Source], number: int, search: Callable[[Source], R
 
 
 def made_faster(best: Reading, search: Callable[[Source], Reading]) -> Reading:
-    """The program that keeps its products and computes again what is cheap, where that fits and is faster."""
+    """The variant that keeps matrix products and recomputes cheap ops, if it fits and is faster; else `best`."""
     program = best.source.program
     if program.recompute or program.microbatches > 1:
         return best
@@ -285,14 +287,14 @@ def made_faster(best: Reading, search: Callable[[Source], Reading]) -> Reading:
 
 
 def _options(source: Source) -> str:
-    """The options that make this program of the user's."""
+    """The command-line options that select this variant of the user's program."""
     program = source.program
     recompute = f"--recompute {program.recompute}" if program.recompute else ""
     return f"{recompute} --microbatches {program.microbatches}".strip() if program.microbatches > 1 else recompute
 
 
 def _noted(reading: Reading, what: str, before: Cost) -> Reading:
-    """A reading with a notice on what it gains against the best plan of the program as it is written."""
+    """The variant with a notice that states its gain over the best plan of the program as written."""
     cost = reading.result.cost
     slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
     size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
@@ -343,8 +345,10 @@ def search_meshes(
 
 
 def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:
-    """The meshes on which what was asked for, and what the program states (manual regions, kept shardings), can be had.
-    Raises the error of the first where there is none."""
+    """The meshes that admit the user's requests and the program's own constraints (manual regions, kept shardings).
+
+    Raises the error of the first mesh if there is none.
+    """
     found: list[Mesh] = []
     why: ToastError | None = None
     for mesh in meshes:

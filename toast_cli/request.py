@@ -12,14 +12,14 @@ from typing import Any
 
 
 class SearchName(StrEnum):
-    """The algorithms that look for a plan; `toast_cli.search.run.SEARCHES` has one for each."""
+    """The search algorithms; `toast_cli.search.run.SEARCHES` has one for each."""
 
     mcts = "mcts"
     exact = "exact"
 
 
 class Effort(StrEnum):
-    """How many plans a search looks at."""
+    """Levels of effort: how many plans a search evaluates."""
 
     low = "low"
     medium = "medium"
@@ -27,7 +27,7 @@ class Effort(StrEnum):
 
 
 class CompilerName(StrEnum):
-    """Whose compiler is asked."""
+    """The compilers that can check a plan."""
 
     cpu = "cpu"
     tpu = "tpu"
@@ -35,7 +35,7 @@ class CompilerName(StrEnum):
 
 
 class Ask(StrEnum):
-    """When the chip's compiler is asked whether a plan fits."""
+    """When the chip's compiler checks that a plan fits."""
 
     auto = "auto"
     never = "never"
@@ -43,14 +43,14 @@ class Ask(StrEnum):
 
 
 class FrameChoice(StrEnum):
-    """Which frames of the source a place shows."""
+    """Which stack frames a source location shows."""
 
     user = "user"
     all = "all"
 
 
 class Fit(StrEnum):
-    """Whether a program is rewritten: never, where no plan fits, or also where it would be faster."""
+    """When the program is rewritten: never, if no plan fits, or also if that makes it faster."""
 
     as_written = "as-written"
     auto = "auto"
@@ -58,7 +58,8 @@ class Fit(StrEnum):
 
 
 class Recompute(StrEnum):
-    """What the backward pass computes again, the least first; in comments the names in `jax.checkpoint_policies`."""
+    """Rematerialisation policies, the least recomputation first; comments give the names in
+    `jax.checkpoint_policies`."""
 
     all_but_products = "all-but-products"  # dots_saveable
     all_but_weight_products = "all-but-weight-products"  # dots_with_no_batch_dims_saveable
@@ -66,7 +67,7 @@ class Recompute(StrEnum):
 
 
 class OptionKind(Enum):
-    """How an option is written. A project file writes TEXT, BYTES, SECONDS and words as text."""
+    """The types of options. A project file writes TEXT, BYTES, SECONDS and words as text."""
 
     TEXT = "text"
     TEXTS = "several texts"
@@ -113,8 +114,8 @@ def _option(default: object, flag: str, kind: OptionKind, help: str, metavar: st
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for. `content` is the program itself where it is in no file; `parted`: whether its fused
-    products are taken apart and dimensions merged in another order (None: as is better)."""
+    """A user's request. `content` is the program's bytes if it is not in a file; `parted`: True to split fused products
+    and reorder merged dimensions, False not to (None: the better of both)."""
 
     program: str
     mesh: str
@@ -338,7 +339,7 @@ class Request:
 
     @property
     def wanted(self) -> int:
-        """How many plans are to be found."""
+        """Number of plans that the search must return."""
         return max(self.top, self.confirm)
 
 

@@ -28,12 +28,12 @@ def load(path: str | os.PathLike[str], *, mesh: Any = None, devices: Sequence[An
     """A sharded program from a file, ready to be called.
 
     Args:
-        path: what `toast partition -o`, `plan.save` or `toast.jit(…).lower` wrote: `.mlir`, `.mlirbc`, `.jax_export`,
-        `.hlo`, also compressed.
-        mesh: a `jax.sharding.Mesh` with the program's axes. devices: as many as the program is for, where no mesh is
+        path: a file written by `toast partition -o`, `plan.save` or `toast.jit(…).lower`: `.mlir`, `.mlirbc`,
+            `.jax_export`, `.hlo`, also compressed.
+        mesh: a `jax.sharding.Mesh` with the program's axes. devices: as many as the program is for, if no mesh is
             given (None: the mesh in use, see `jax.set_mesh`, else the first of jax.devices()).
 
-    Raises `ToastError` for a file that cannot be read, that holds no shardings, or that does not suit the mesh.
+    Raises `ToastError` for a file that cannot be read, that holds no shardings, or that does not match the mesh.
     """
     boundary, artifact, shardy = read_boundary(str(Path(path)))
     return Loaded(boundary, artifact, mesh, devices, shardy)
@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str], *, mesh: Any = None, devices: Sequence[An
 class Loaded:
     """A sharded program that can be called with the function's own arguments, or with their leaves in order.
 
-    Arrays that lie otherwise than the program wants are moved there first. Donated arguments are used up, as with
+    Arrays with other shardings than the program's are resharded first. Donated arguments are consumed, as with
     `jax.jit(donate_argnums=…)`.
 
     Attributes:
@@ -144,7 +144,7 @@ class Loaded:
         return run
 
     def _leaves(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
-        """The program's arguments in order out of the function's, and the trees among them."""
+        """Flattens the function's arguments to the program's arguments, in order; also returns their trees."""
         import jax
 
         known: dict[Any, Any] = {}
@@ -176,8 +176,8 @@ class Loaded:
         return roots
 
     def _by_name(self, arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
-        """(parameter, tree) for positional arguments: each parameter takes the next one that has all its arrays. Those
-        that the function does not use are nobody's."""
+        """(parameter, tree) for positional arguments: each is matched to the next parameter whose arrays it has all of.
+        Arguments that the function does not use match none."""
         import jax
 
         named: list[tuple[str, Any]] = []
@@ -194,8 +194,8 @@ class Loaded:
 
 
 def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
-    """What a file's program takes and gives, its StableHLO (a portable artifact; plain bytecode for HLO), and whether
-    Shardy partitions it."""
+    """The arguments and results of a file's program, its StableHLO (a portable artifact; plain bytecode for HLO), and a
+    flag that is True if Shardy partitions it."""
     from toast_cli import xla
     from toast_cli.frontend.formats import read_bytes, source_name
     from toast_cli.frontend.handover import read_parsed
@@ -240,10 +240,10 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
 
 
 def mesh_for(boundary: Boundary, given: Any, devices: Sequence[Any] | None) -> Any:
-    """The mesh to run on: the one given, the one in use (`jax.set_mesh`) where it has the program's axes, or the first
-    devices.
+    """The mesh to run on: the given one, else the current one (`jax.set_mesh`) if it has the program's axes, else one
+    over the first devices.
 
-    Its axes are automatic: the partitioner decides about what the program leaves open.
+    Its axes are automatic: the partitioner decides what the program leaves open.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""Quantities as people write them: text such as `28GiB`, `400 Gb/s` or `1us` in, a number in base units out.
+"""Parses quantities as people write them: text such as `28GiB`, `400 Gb/s` or `1us` in, a number in base units out.
 
 Units are exact about powers: `GB` is 10^9 bytes, `GiB` is 2^30, `Gb` is 10^9 bits. A bare number is in base units
 (bytes, bytes per second, seconds, FLOP/s).

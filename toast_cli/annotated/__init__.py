@@ -1,8 +1,8 @@
-"""A program as its own shardings split it: what the user has today, beside what toast would do.
+"""Prices a program under its own shardings: what the user has today, beside toast's plan.
 
 XLA itself propagates and partitions the shardings (`with_sharding_constraint`, `in_shardings`, explicit mode,
-`shard_map`), and the program of one device that it leaves is priced like any other. `price` does that; `explain` says
-which constraint makes XLA communicate, and what would mend it.
+`shard_map`), and the resulting program of one device is priced like any other. `price` does that; `explain` says which
+constraint makes XLA communicate, and which constraint would avoid it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from toast_cli.hardware import Mesh, Spec
 if TYPE_CHECKING:
     from toast_cli.annotated.price import AsAnnotated
 
-# So long XLA's partitioner may take beside a search.
+# Time limit of XLA's partitioner beside a search, in seconds.
 SECONDS = 120.0
 
 
 def begin(source: Source, spec: Spec, meshes: Sequence[Mesh], content: bytes) -> Callable[[], AsAnnotated | str | None]:
-    """Starts to find out what the program's own shardings come to; what is called for the answer: it, why it
-    is not known, or None where there are none for such a machine."""
+    """Starts to price the program's own shardings in the background. The returned function waits for the answer: the
+    costs, the reason why they are unknown, or None if the program has no shardings for such a machine."""
     if not source.own_mesh:
         return lambda: None
     from toast_cli.annotated.price import annotated_mesh, in_background  # heavy, and few programs have shardings

@@ -1,4 +1,4 @@
-"""The sharding constraints of a program by the source line that states them, and the program without those of a line.
+"""Groups a program's sharding constraints by source line, and removes those of a line.
 
 Enters: a program's content. Leaves: `Annotations`.
 """
@@ -16,7 +16,7 @@ from toast_cli.frontend.places import Frame, frames_of
 from toast_cli.frontend.shardings import kind_of
 from toast_cli.xla import walk_ops
 
-# Shardy's operations, and custom calls of GSPMD, that say where a value lies and nothing else.
+# Shardy's operations, and GSPMD's custom calls, that only state a sharding.
 CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard", "Sharding")
 OPERATIONS = ("sdy.sharding_constraint", "sdy.reshard", "stablehlo.custom_call")
 
@@ -35,8 +35,8 @@ class Annotations:
 
     @cached_property
     def helpers(self) -> frozenset[str]:
-        """`model.py:9` of each line that states constraints for several callers and is alone in its function: what such
-        a helper says is what its caller says."""
+        """`model.py:9` of each line that states constraints for several callers and is the only such line of its
+        function: a helper, whose constraints are attributed to its callers."""
         found = frozenset[str]()
         while more := _helpers([stack for _, stack in _located(self.module)], found):
             found |= more
@@ -44,7 +44,7 @@ class Annotations:
 
     @property
     def lines(self) -> list[str]:
-        """`model.py:14` of each source line that states some, in program order."""
+        """`model.py:14` of each source line that states constraints, in program order."""
         lines = [_line(stack, self.helpers) for _, stack in _located(self.module)]
         return list(dict.fromkeys(filter(None, lines)))
 
@@ -59,7 +59,7 @@ class Annotations:
 
 
 def _located(module: Any) -> list[tuple[Any, Stack]]:
-    """Constraints with the stacks of those who state them."""
+    """Constraints with the user's stack frames that state them."""
     found = []
     for operation in walk_ops(module, *OPERATIONS):
         if kind_of(operation) in CONSTRAINTS:

@@ -1,7 +1,8 @@
-"""Which of the program's own shardings make XLA communicate, what that costs, and what would mend it.
+"""Explains which of the program's own shardings make XLA communicate, at what cost, and which constraints would avoid
+it.
 
-Enters: a `Study` of toast's plan, what the program's shardings come to, and its content. Leaves: an explanation. What
-a constraint causes is found by taking it out and having XLA partition what is left.
+Enters: a `Study` of toast's plan, the priced program under its own shardings, and its content. Leaves: an explanation.
+The effect of a constraint is found by removing it and partitioning the rest with XLA.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.rematerialised import Axes, Rematerialisation
 from toast_cli.verify.traffic import place_of
 
-# Lines whose constraints are taken out, and collectives and arrays that are listed.
+# Limits: lines whose constraints are removed, and collectives and arrays listed.
 _TRIED, _LISTED, _MENDED = 8, 20, 3
-_DIFFERS = 0.001  # by more than this part of a step
+_DIFFERS = 0.001  # relative difference of step times that counts
 
 
 def explain_annotated(study: Study, found: AsAnnotated, content: bytes, where: str) -> Explanation:
@@ -66,7 +67,7 @@ def explain_annotated(study: Study, found: AsAnnotated, content: bytes, where: s
 
 
 def _rematerialised(found: AsAnnotated) -> Iterator[str]:
-    """A sentence for each array that XLA gathers whole, with the constraint that mends it."""
+    """A sentence for each array that XLA rematerialises fully, with the constraint that avoids it."""
     for one in found.rematerialised[:_MENDED]:
         yield _remedy(one, mend(one, found.mesh), found)
     if (rest := len(found.rematerialised) - _MENDED) > 0:
@@ -98,7 +99,7 @@ def _spec(axes: Axes | None) -> str:
 
 
 def _items(found: AsAnnotated) -> list[Item]:
-    """Equal collectives of one place together."""
+    """Collectives, with equal ones of one place merged."""
     alike: dict[CompiledCollective, tuple[float, float]] = {}
     for one, seconds in found.collectives:
         key = replace(one, count=1.0)
@@ -112,7 +113,7 @@ def _items(found: AsAnnotated) -> list[Item]:
 
 
 def _without(study: Study, found: AsAnnotated, annotations: Annotations) -> list[Change]:
-    """What a step would take without the constraints of each line; lines that change nothing are left out."""
+    """The step's cost without the constraints of each line; lines that change nothing are left out."""
     at = defaultdict[str, float](float)
     for one, seconds in found.collectives:
         at[one.location] += seconds
@@ -136,7 +137,8 @@ def _differ(one: AsAnnotated, other: AsAnnotated) -> bool:
 
 
 def _what_goes(before: AsAnnotated, after: AsAnnotated) -> str:
-    """`all-gather over data at model.py:17 goes; all-reduce over model at model.py:20 comes`: the dearest of each."""
+    """`all-gather over data at model.py:17 goes; all-reduce over model at model.py:20 comes`: the most expensive of
+    each."""
     rematerialised = len(before.rematerialised) - len(after.rematerialised)
     notes = ["no involuntary rematerialisation" if not after.rematerialised else ""] if rematerialised > 0 else []
     for word, one, other in (("goes", before, after), ("comes", after, before)):

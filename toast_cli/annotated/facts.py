@@ -20,8 +20,7 @@ AS_ANNOTATED = "as annotated"
 
 
 def with_row(report: Report, found: AsAnnotated | str | None, mesh: Mesh) -> Report:
-    """The report with the program's own shardings first among what the plan is compared with; or with a note that says
-    why it is not."""
+    """The report with the program's own shardings as first baseline, or with a note why they could not be priced."""
     if found is None:
         return report
     if isinstance(found, str):
@@ -49,7 +48,8 @@ def _noted(report: Report, note: str) -> Report:
 
 
 def with_contender(comparison: Comparison, found: AsAnnotated | str | None, evaluator: Evaluator) -> Comparison:
-    """The comparison with the program's own shardings among the contenders; never the best, which is a plan."""
+    """The comparison with the program's own shardings among the contenders; they are never marked as best, which is for
+    plans."""
     if found is None or isinstance(found, str):
         return comparison
     cost, mesh = found.cost, evaluator.problem.mesh

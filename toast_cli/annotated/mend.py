@@ -1,7 +1,7 @@
-"""The sharding to state in between where XLA finds no way from one sharding to another.
+"""Finds an intermediate sharding if XLA cannot reshard directly from one sharding to another.
 
-Enters: a `Rematerialisation` and the mesh. Leaves: a `Mend`, measured: XLA partitions a program that does nothing but
-take the array from the one sharding to the other, directly and by way of what lies in between.
+Enters: a `Rematerialisation` and the mesh. Leaves: a `Mend`, measured: XLA partitions a program that only reshards the
+array, directly and through the intermediate shardings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from toast_cli.verify.sums import partitioned_collectives
 
 @dataclass(frozen=True)
 class Mend:
-    """through: the shardings in between. direct_seconds, seconds: of one move as XLA makes it, and by way of those."""
+    """through: the intermediate shardings. direct_seconds, seconds: of one reshard as XLA does it directly, and through
+    those."""
 
     through: tuple[Sharding, ...]
     direct_seconds: float
@@ -32,7 +33,8 @@ class Mend:
 
 
 def mend(one: Rematerialisation, mesh: Mesh) -> Mend | None:
-    """The best way in between; None where none is faster, or the shardings do not lie along the mesh's axes."""
+    """The fastest intermediate shardings; None if none is faster than the direct reshard, or if no mesh axes express
+    the shardings."""
     if one.start is None or one.end is None:
         return None
     start, end = (_numbered(axes, mesh) for axes in (one.start, one.end))
@@ -44,8 +46,8 @@ def mend(one: Rematerialisation, mesh: Mesh) -> Mend | None:
 
 
 def _between(start: Sharding, end: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> list[tuple[Sharding, ...]]:
-    """The way that toast would spell out; over what both have in common; split as the end says, and still by what else
-    splits the start; and the other way round."""
+    """Candidates: toast's own route; the common axes of both; the end's axes plus the start's other axes; and vice
+    versa."""
     shared = tuple(_common(a, b) for a, b in zip(start, end, strict=True))
     found = [waypoints(start, end, mesh.sizes, shape), (shared,), (_more(end, start),), (_more(start, end),)]
     even = [way for way in dict.fromkeys(found) if way and all(is_even(at, shape, mesh.sizes) for at in way)]
@@ -53,7 +55,7 @@ def _between(start: Sharding, end: Sharding, mesh: Mesh, shape: tuple[int, ...])
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes with which both begin."""
+    """The common prefix of two axis lists."""
     same = [a == b for a, b in zip(one, other, strict=False)]
     return one[: same.index(False)] if False in same else one[: len(same)]
 
@@ -69,7 +71,7 @@ def _numbered(axes: Axes, mesh: Mesh) -> Sharding:
 
 
 def _seconds(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> float:
-    """Seconds that a device communicates on a way, as XLA partitions it; endless where it does not."""
+    """Seconds of communication per device along a route, as XLA partitions it; infinite if it fails."""
     found = after_partitioning(_program(one, way, mesh).encode(), "stablehlo", mesh.devices)
     if isinstance(found, Failure):
         return inf

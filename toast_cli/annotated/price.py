@@ -1,7 +1,7 @@
-"""What a step takes as the program's own shardings say.
+"""Prices a step under the program's own shardings.
 
 Enters: a program's content, and the mesh that its shardings are for. Leaves: `AsAnnotated`, or the reason why there is
-none. XLA's partitioner does the work, in a child process, for virtual CPU devices; what it leaves is the program of one
+none. XLA's partitioner does the work, in a child process, for virtual CPU devices; its output is the program of one
 device with all collectives in it.
 """
 
@@ -26,15 +26,15 @@ from toast_cli.verify.partitioned import Partitioned, after_partitioning
 from toast_cli.verify.rematerialised import Rematerialisation, rematerialisations
 from toast_cli.verify.sums import partitioned_collectives
 
-# How Shardy calls the body of a manual region; it is no region once it is partitioned.
+# Shardy's name of a manual region's body; once partitioned, it is an ordinary function.
 _BODY = "manual_computation_body"
 
 
 @dataclass(frozen=True)
 class AsAnnotated:
-    """Attributes: mesh: that of the shardings. collectives: as the partitioner writes them, each with the seconds of
-    all its runs, the dearest first. rematerialised: arrays it gathers whole because it finds no way. partitioned: the
-    program of one device that all of this is of."""
+    """Attributes: mesh: of the shardings. collectives: as the partitioner writes them, each with the seconds of all its
+    runs, the most expensive first. rematerialised: arrays that it rematerialises fully. partitioned: the program of one
+    device that these figures belong to."""
 
     mesh: Mesh
     cost: Cost
@@ -44,8 +44,8 @@ class AsAnnotated:
 
 
 def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
-    """The mesh that the program's shardings are for, on the same machine as `mesh`; None where it has no shardings or
-    they are for another number of devices. Shardings that name no axes lie on `mesh` itself."""
+    """The mesh that the program's shardings are for, on the same machine as `mesh`; None if it has no shardings or they
+    are for another number of devices. Shardings that name no axes refer to `mesh` itself."""
     own = significant(source.own_mesh)
     if not own or own == significant(zip(mesh.names, mesh.sizes, strict=True)):
         return mesh if own else None
@@ -53,24 +53,23 @@ def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
         return mesh if own[0][1] == mesh.devices else None
     try:
         found = spec.mesh(dict(own), mesh.limit_bytes)
-    except ToastError:  # axes that lie on no dimensions of the machine
+    except ToastError:  # axes that fit no dimensions of the machine
         return None
     return found if found.devices == mesh.devices else None
 
 
 def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
-    """Has a program in any format partitioned as its shardings say, and prices what comes out."""
+    """Partitions a program in any format by its own shardings, and prices the result."""
     found = after_partitioning(content, "any", mesh.devices)
     return found if isinstance(found, Failure) else priced(found, mesh, through)
 
 
 def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
-    """The program of one device, computing and memory by the model of every plan, communication by its collectives.
-    through: see `stack_frames.places`.
-    """
+    """Prices the program of one device: compute and memory by the cost model, communication by its collectives.
+    through: see `stack_frames.places`."""
     try:
         program = load("as annotated", content=found.text.replace(_BODY, "body").encode()).program
-    except ToastError as error:  # XLA has ops of its own that toast does not read
+    except ToastError as error:  # XLA has ops of its own that toast cannot read
         return Failure(f"its program was not read: {error.what}")
     alone = replace(mesh, axes=tuple(replace(axis, size=1, links=()) for axis in mesh.axes))
     cost = Evaluator(make_problem(program, analyse(program), alone)).exact_cost((), learn=False)
@@ -87,13 +86,13 @@ def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsA
 
 
 def _seconds(one: CompiledCollective, mesh: Mesh) -> float:
-    # Compilers combine small collectives later on, but not those of different trips of a loop.
+    # Compilers combine small collectives later, but not those of different iterations of a loop.
     return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
 
 
 def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callable[[], AsAnnotated | str]:
-    """The same while something else goes on; the answer, or why there is none, waits for it. Pricing is done by who
-    asks."""
+    """Partitions in a background thread. The returned function waits for it, and prices in the caller's thread; it
+    returns the reason if there is no answer."""
     answers: list[Partitioned | Failure] = []
 
     def work() -> None:

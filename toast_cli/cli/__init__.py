@@ -15,7 +15,7 @@ __all__ = ["command", "main"]
 
 
 def command() -> NoReturn:
-    """The process `toast`."""
+    """Entry point of the `toast` process."""
     signal.signal(signal.SIGINT, interrupt_at_once)
     open_standard_streams()
     leave(main())

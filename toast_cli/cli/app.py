@@ -21,7 +21,7 @@ from toast_cli.cli.sweep import sweep
 from toast_cli.cli.tactics import tactics
 from toast_cli.cli.verify import verify
 
-# Plain help: it needs no rich, so it is there at once, and it reads the same in a pipe.
+# Plain help: without rich it starts at once and reads the same in a pipe.
 app = typer.Typer(
     name="toast",
     rich_markup_mode=None,
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA says which devices it finds
     for stream in (sys.stdout, sys.stderr):
-        # Names in a program may hold what a terminal's encoding cannot.
+        # Names in a program may hold characters that the terminal's encoding lacks.
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _warn_of_versions(arguments: Sequence[str]) -> None:
-    """Says, where a command has used it, that the jaxlib installed is none that toast is tested with."""
+    """Warns, if a command has used jaxlib, that the installed version is not one that toast is tested with."""
     if "toast_cli.xla" not in sys.modules or not {"-q", "--quiet"}.isdisjoint(arguments):
         return
     from toast_cli.xla import untested_here
@@ -69,7 +69,8 @@ def _warn_of_versions(arguments: Sequence[str]) -> None:
 
 
 def _invoke(arguments: list[str]) -> object:
-    """What the command returns. Exceptions arrive as they are; the parser's own main would turn some into exits."""
+    """Runs the command and returns its result. Exceptions pass through; the parser's own main would turn some into
+    exits."""
     if "_TOAST_COMPLETE" in os.environ:  # a shell asks for completions
         return app(arguments, prog_name="toast")
     command = typer.main.get_command(app)

@@ -32,9 +32,7 @@ STDOUT = Target("--output-format", "-")
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict, and what the report would be stored as where it is to be; None otherwise or when the file says so
-    already.
-    """
+    """A verdict, and the bytes of the report to store; None if it is not to be stored or the file is up to date."""
 
     verdict: CheckVerdict
     stored: bytes | None = None
@@ -149,7 +147,7 @@ def check(
 
 
 def judge_point(point: CheckPoint, progress: Any = None, said: Any = None) -> tuple[Report, Judged]:
-    """Partition and judge. Raises ToastError where that is not possible."""
+    """Partitions and judges one point. Raises ToastError if that is not possible."""
     from toast_cli import pipeline
     from toast_cli.hardware import load_spec
     from toast_cli.report import checks
@@ -175,12 +173,12 @@ def judge_point(point: CheckPoint, progress: Any = None, said: Any = None) -> tu
 
 
 def work_on(point: CheckPoint) -> Judged:
-    """In a worker: the judgement of one point of several."""
+    """In a worker: judges one of several points."""
     return judge_point(point)[1]
 
 
 def _given(written: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given of the options that a project file may set too, by key. written: the command's parameters."""
+    """The given options that a project file may set too, by key. written: the command's parameters."""
     from toast_cli.cli.project import KEYS
 
     values = {name.replace("_", "-"): value for name, value in written.items()}
@@ -189,7 +187,8 @@ def _given(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, told: bool) -> list[Judged]:
-    """All points; those whose verdict is known from before are not looked into (but `verbose` shows a whole report)."""
+    """Judges all points; those with a cached verdict are not partitioned again (unless `verbose`, which shows a whole
+    report)."""
     known = KnownChecks()
     keys = ["" if verbose else key_of_point(point) for point in points]
     done = {k: Judged(verdict) for k, key in enumerate(keys) if (verdict := known.find(key)) is not None}
@@ -206,9 +205,9 @@ def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, told
 
 
 def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, told: bool) -> Judged:
-    """One point in this process, with progress.
+    """Judges one point in this process, with progress.
 
-    An error is one of the command, or a verdict where that is `told` to other programs.
+    An error is raised, or becomes a verdict if that is `told` to other programs.
     """
     from toast_cli.report.checks import CheckVerdict
     from toast_cli.report.terminal import print_report
@@ -228,7 +227,7 @@ def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, told: bool) -> J
 
 
 def _judge_all(points: list[CheckPoint], jobs: int, quiet: bool) -> list[Judged]:
-    """Several, each in a process of its own; what cannot be checked is a verdict too."""
+    """Judges several points, each in its own process; a failure becomes a verdict too."""
     from toast_cli.report.checks import CheckVerdict
 
     done: dict[int, Judged] = {}
@@ -261,7 +260,7 @@ def _store(point: CheckPoint, judged: Judged, quiet: bool) -> None:
 
 
 def _output_targets(texts: list[str]) -> list[tuple[CheckFormat, Target]]:
-    """Formats and where they go, as `--output-format FORMAT[=FILE]` says."""
+    """Formats and their targets, from `--output-format FORMAT[=FILE]`."""
     where = "--output-format"
     found = []
     for text in texts:

@@ -1,4 +1,4 @@
-"""What `toast check` is to check: options and project files go in, `CheckPoint` values come out."""
+"""Collects what `toast check` checks: options and project files go in, `CheckPoint` values come out."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ DEFAULT_TOLERANCE = "5%"
 
 @dataclass(frozen=True)
 class CheckPoint:
-    """One program on one mesh, what is demanded of it, and the stored report it is compared with (empty: none).
-
-    update: write that report instead of comparing with it.
-    """
+    """One program on one mesh, its limits, and the stored report it is compared with (empty: none). update: write that
+    report instead of comparing with it."""
 
     request: Request
     limits: CheckLimits
@@ -58,7 +56,7 @@ def points_of(
 def points_of_project(
     programs: list[str], given: Mapping[str, Any], config: str | None, update: bool, allow_code: bool
 ) -> list[CheckPoint]:
-    """What the project file lists; of it only the programs named on the command line, if any are."""
+    """The points that the project file lists; only the programs named on the command line, if any are."""
     from toast_cli.cli.project import DOCUMENTATION, find_project, read_project
 
     if "against" in given:
@@ -90,7 +88,7 @@ def points_of_project(
 
 
 def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) -> CheckPoint:
-    """One point of these options by name. Raises UsageError at `--name` for values that cannot be read."""
+    """One point from options by name. Raises UsageError at `--name` for values that cannot be read."""
     from toast_cli.report.checks import CheckLimits
 
     shared = parse_fraction(given.get("tolerance", DEFAULT_TOLERANCE), "--tolerance")
@@ -107,7 +105,7 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
         communication_tolerance=tolerance("communication-tolerance"),
         same_plan=given.get("same-plan", False),
     )
-    # The search looks for what will be allowed; a plan that is given is only measured.
+    # The search optimises for the limits; a given plan is only evaluated.
     chosen = "plan" in given or "strategy" in given
     allowed = [f"peak_memory<={given['max-memory']}"] if "max-memory" in given and not chosen else []
     bounds = {"subject-to": [*(given.get("subject-to") or ()), *allowed]}

@@ -31,7 +31,7 @@ ENGINES = ("dask", "ray")
 
 @dataclass(frozen=True)
 class Shipped:
-    """A point with the content of the files it names; None for what is no file of this machine."""
+    """A point with the content of the files it names; None for names that are not files of this machine."""
 
     number: int
     point: SweepPoint
@@ -51,11 +51,10 @@ def parse_address(text: str) -> tuple[str, str]:
 def run_on_cluster(
     points: Sequence[SweepPoint], address: str, jobs: int | None
 ) -> Iterator[tuple[int, SweepRow | PointFailure]]:
-    """(number of the point, its row or why there is none) as each is done. `jobs`: points at a time (None: all that the
-    cluster has room for).
+    """(number of the point, its row or the reason of its failure) as each is done. `jobs`: points at a time (None: as
+    many as the cluster has room for).
 
-    Raises MissingExtraError where joblib or the engine is not installed, UsageError where the cluster cannot be
-    reached.
+    Raises MissingExtraError if joblib or the engine is not installed, UsageError if the cluster cannot be reached.
     """
     engine, place = parse_address(address)
     try:
@@ -68,7 +67,7 @@ def run_on_cluster(
         if getattr(backend, "supports_return_generator", False):
             rounds = [range(len(points))]
             parallel = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-        else:  # Ray's, which gives everything at the end: as many points at a time as there is room for
+        else:  # Ray returns everything at the end: submit as many points at a time as there is room for
             room = max(1, joblib.effective_n_jobs(workers))
             rounds = [range(start, min(start + room, len(points))) for start in range(0, len(points), room)]
             parallel = joblib.Parallel(n_jobs=workers, batch_size=1)
@@ -77,7 +76,7 @@ def run_on_cluster(
 
 
 def run_shipped(shipped: Shipped) -> tuple[int, SweepRow | PointFailure]:
-    """On a worker: the point in a process of its own, which may crash, with its files in a folder of its own."""
+    """On a worker: runs the point in its own process, which may crash, with its files in a temporary folder."""
     with TemporaryDirectory(prefix="toast-") as folder:
         request = shipped.point.request
         program = _unpacked(Path(folder, "program"), request.program, shipped.program)
@@ -103,7 +102,7 @@ def _in_process(point: SweepPoint, folder: Path) -> SweepRow | PointFailure:
 
 
 def work_in(folder: Path) -> None:
-    """In the process on the worker: reads the point there, leaves the result beside it."""
+    """In the process on the worker: reads the point from the folder and writes the result beside it."""
     from toast_cli.process import end_with_parent
 
     end_with_parent()
@@ -123,7 +122,7 @@ def _ship(number: int, point: SweepPoint) -> Shipped:
 
 
 def _content(path: str) -> bytes | None:
-    """The file as it is; a file that is too large is a failure of its point on the worker, where it is missing."""
+    """The file's content; None for a file that is too large, which makes its point fail on the worker."""
     try:
         return read_file(path, PROGRAM_BYTES) if Path(path).is_file() else None
     except (InputError, OSError, ValueError):
@@ -131,7 +130,7 @@ def _content(path: str) -> bytes | None:
 
 
 def _unpacked(folder: Path, name: str, content: bytes | None) -> str:
-    """Where the content lies now; the name itself, where there is none."""
+    """The path of the content once unpacked; the name itself if there is none."""
     if content is None:
         return name
     folder.mkdir()
@@ -142,7 +141,7 @@ def _unpacked(folder: Path, name: str, content: bytes | None) -> str:
 
 @contextmanager
 def _connected(engine: str, address: str) -> Iterator[dict[str, Any]]:
-    """A connection to the cluster; yields what joblib's backend wants to know."""
+    """Connects to the cluster; yields the arguments of joblib's backend."""
     connect = {"dask": _dask, "ray": _ray}[engine]
     try:
         close, options = connect(address)
@@ -183,6 +182,6 @@ def _missing(engine: str) -> MissingExtraError:
 CONNECT_SECONDS = 10
 
 if __name__ == "__main__":
-    from toast_cli.cli import cluster  # under its own name, by which pickled points know it
+    from toast_cli.cli import cluster  # under its own name, by which pickled points refer to it
 
     cluster.work_in(Path(sys.argv[1]))

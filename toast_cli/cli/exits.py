@@ -31,13 +31,12 @@ _PARSER_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro_
 
 
 def guarded(call: Callable[[], object], *, debug: bool) -> int:
-    """Exit code of `call`; what it raises is told on stderr in a line or two, with a traceback only for bugs and
-    `debug`.
-    """
+    """Calls `call` and returns its exit code; reports exceptions on stderr in a line or two, with a traceback only for
+    bugs and `debug`."""
     interrupted = _note_interrupts()
     try:
         returned = call()
-        # Here, and not when Python shuts down, so that a reader who left is noticed in time.
+        # Flushed here, and not at Python's shutdown, so that a closed pipe is noticed in time.
         sys.stdout.flush()
     except ToastError as error:
         return _explain(BAD_INPUT, f"{error.where}: {error.what}" if error.where else error.what, error.hint)
@@ -47,7 +46,7 @@ def guarded(call: Callable[[], object], *, debug: bool) -> int:
         _tell("interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left. Python would complain once more when it closes stdout.
+        # The reader of our output has left. Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
@@ -60,7 +59,7 @@ def guarded(call: Callable[[], object], *, debug: bool) -> int:
     except MemoryError:
         return _explain(BAD_INPUT, "there is not enough memory", "give a smaller program, or a machine with more")
     except Exception as error:
-        if interrupted:  # native code reports an exception that passes through it as an error of its own
+        if interrupted:  # native code reports an exception that passes through it as its own
             _tell("interrupted\n")
             return INTERRUPTED
         return _internal(error, debug)
@@ -68,7 +67,7 @@ def guarded(call: Callable[[], object], *, debug: bool) -> int:
 
 
 def _note_interrupts() -> list[int]:
-    """From now on Ctrl-C raises KeyboardInterrupt and adds the signal's number to the list returned."""
+    """Makes Ctrl-C raise KeyboardInterrupt and append the signal's number to the returned list."""
     noted: list[int] = []
 
     def interrupt(number: int, _: object) -> None:
@@ -82,7 +81,7 @@ def _note_interrupts() -> list[int]:
 
 
 def _system_message(error: OSError) -> tuple[str, str]:
-    """(what, hint) of something that the system refused."""
+    """(what, hint) of an error of the operating system."""
     try:
         os.getcwd()  # noqa: PTH109
     except OSError:
@@ -93,7 +92,7 @@ def _system_message(error: OSError) -> tuple[str, str]:
 
 
 def debug_wanted(arguments: list[str]) -> bool:
-    """Whether tracebacks are to be shown: TOAST_DEBUG set to anything but 0, or --verbose given."""
+    """True if tracebacks are wanted: TOAST_DEBUG set to anything but 0, or --verbose given."""
     return os.environ.get("TOAST_DEBUG", "0") not in ("", "0") or "--verbose" in arguments
 
 
@@ -107,7 +106,7 @@ def say(kind: str, text: str, stream: TextIO | None = None) -> None:
 
 
 def _tell(text: str, stream: TextIO | None = None) -> None:
-    """Writes to stderr. Where that cannot be written to there is nobody to tell."""
+    """Writes to stderr; ignores errors."""
     with suppress(OSError, ValueError):
         stream = stream or sys.stderr
         stream.write(text)

@@ -149,7 +149,7 @@ def _explanation(
     peak: bool,
     pins: tuple[str, ...],
 ) -> Explanation:
-    """What was asked about; of nothing in particular: the plan."""
+    """The explanation of the requested item; of the whole plan if none is requested."""
     from toast_cli.explain.arrays import explain_argument
     from toast_cli.explain.decisions import explain_decision, explain_plan
     from toast_cli.explain.peak import explain_peak

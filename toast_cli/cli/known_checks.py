@@ -1,9 +1,8 @@
-"""Verdicts of checks that were made before, for `toast check`: points go in, and what is known of them comes out.
+"""A cache of verdicts for `toast check`: points go in, cached verdicts come out.
 
-A verdict is kept under a hash of everything that it depends on: the program's file, the stored report, the mesh, all
-options, toast's own code and the versions of what it stands on. What depends on more than that (a compiler that is
-asked, a search that ends by the clock, a tactic from a file, standard input) is not kept, and neither is an
-error.
+The key is a hash of everything that a verdict depends on: the program's file, the stored report, the mesh, all options,
+toast's own code and the versions of its dependencies. Verdicts that depend on more than that (a compiler, a time limit,
+a tactic from a file, standard input) are not cached, and neither are errors.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class KnownChecks:
         self._kept = Kept(users_folder("checked"))
 
     def find(self, key: str) -> CheckVerdict | None:
-        """The verdict kept under a key; None where there is none, or the key is empty."""
+        """The cached verdict of a key; None if there is none, or the key is empty."""
         from toast_cli.report.checks import Check, CheckVerdict
 
         facts = self._kept.find(key) if key else None
@@ -50,13 +49,13 @@ class KnownChecks:
         return verdict
 
     def keep(self, key: str, verdict: CheckVerdict) -> None:
-        """Keeps a verdict, unless the key is empty or nothing was judged."""
+        """Stores a verdict, unless the key is empty or the verdict is an error."""
         if key and not verdict.error:
             self._kept.keep(key, {**asdict(verdict), "seconds": 0.0})
 
 
 def key_of_point(point: CheckPoint) -> str:
-    """The key of a point; empty where its verdict depends on more than what a key holds."""
+    """The cache key of a point; empty if its verdict depends on more than a key covers."""
     request = point.request
     timed = request.confirm > 0 or request.ask != Ask.never or request.budget_seconds is not None
     from_files = any("." in text or "/" in text for text in (*request.tactics, request.strategy or ""))
@@ -70,7 +69,7 @@ def key_of_point(point: CheckPoint) -> str:
             hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
             for path in (request.program, point.against, request.plan)
         ]
-    except (OSError, ValueError, ToastError):  # said where the point is checked
+    except (OSError, ValueError, ToastError):  # reported when the point is checked
         return ""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("TOAST_"))
     return key_of(code_digest(), FORMAT, contents, spec, request, point.limits, point.against, settings, *_versions())

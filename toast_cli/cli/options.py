@@ -31,7 +31,7 @@ Command = TypeVar("Command", bound=Callable[..., int])
 
 
 def complete_spec(incomplete: str) -> list[str]:
-    """For shells: ready specifications, and YAML files and folders, that begin so."""
+    """Shell completions: ready specifications, and YAML files and folders, with this prefix."""
     from glob import escape
     from pathlib import Path
 
@@ -85,7 +85,8 @@ def with_options(*names: str, before: str, unset: bool = False, **defaults: str)
     """Gives a command the options of these fields of `Request`, in front of its parameter `before`. The command gets
     their values as keyword arguments, by their keys with underscores.
 
-    unset: what is not given is None, and the help text says what then holds. defaults: other ones than `Request` has.
+    unset: an option that is not given is None, and the help text states the default. defaults: other defaults than
+    `Request`'s.
     """
 
     def wrap(command: Command) -> Command:
@@ -168,12 +169,12 @@ def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
             where="--confirm-with" if request.confirm_with is not None else "--confirm-budget",
             hint="say with --confirm N how many plans to compile",
         )
-    parse_goal(request.minimise, request.subject_to)  # what is wrong with them is wrong with every program
+    parse_goal(request.minimise, request.subject_to)  # raises for errors that do not depend on the program
     return request
 
 
 def _read(option: Option, value: Any) -> Any:
-    """A value as `Request` holds it. Raises UsageError at the option's flag."""
+    """Converts a value to the type in `Request`. Raises UsageError at the option's flag."""
     match option.kind:
         case OptionKind.TEXTS:
             return tuple(value)

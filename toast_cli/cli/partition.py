@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from toast_cli.report.model import Report
 
 
-# What the formats lack that hold no program.
+# What the formats without a program lack.
 LEFT_OUT = "shardings of arguments and results only, the compiler finds the others; OUT.mlir has the whole plan"
 
 
@@ -159,7 +159,7 @@ def partition(
 
 
 def _written(target: Target | None, chosen: Format, report: Report) -> str:
-    """What became of the program, in a line."""
+    """A line on the program's output file."""
     if target is None:
         return "nothing written; -o OUT writes the sharded program" if report.met else ""
     name = "stdout" if target.is_stdout else target.path

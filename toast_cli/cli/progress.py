@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_UPDATES = 0.1
 
 @contextmanager
 def progress_line(*, wanted: bool) -> Iterator[Progress | None]:
-    """The callback that moves the line; None, and no line, when it is not wanted or stderr is not a terminal."""
+    """The callback that updates the line; None, and no line, if it is not wanted or stderr is not a terminal."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return
@@ -44,7 +44,7 @@ def progress_line(*, wanted: bool) -> Iterator[Progress | None]:
 
         def update(name: str, fraction: float, best_seconds: float, evaluations: int, elapsed_seconds: float) -> None:
             nonlocal stage, shown_at
-            if os.getpid() != owner:  # a search process forked from this one: the line is not its to draw
+            if os.getpid() != owner:  # a search process forked from this one must not draw the line
                 return
             now = time.monotonic()
             if name == stage and now - shown_at < _SECONDS_BETWEEN_UPDATES:
@@ -67,7 +67,8 @@ def search_facts(best_seconds: float, evaluations: int) -> str:
 
 @contextmanager
 def counted(total: int, what: str, *, wanted: bool) -> Iterator[Callable[[], object]]:
-    """A progress bar over `total` of `what` on stderr, where that is a terminal; yields what moves it on by one."""
+    """A progress bar over `total` of `what` on stderr, if that is a terminal; yields a function that advances it by
+    one."""
     if not wanted or not sys.stderr.isatty():
         yield lambda: None
         return

@@ -1,7 +1,7 @@
-"""Project files: `toast.yaml`, or `[tool.toast]` of pyproject.toml, goes in; what bare `toast check` is to check comes
-out.
+"""Reads project files: `toast.yaml`, or `[tool.toast]` of pyproject.toml, goes in; the checks of a bare `toast check`
+come out.
 
-Keys are the names of `toast check`'s options; those beside `checks` hold for every entry of it. Paths are relative to
+Keys are the names of `toast check`'s options; those beside `checks` apply to every entry of it. Paths are relative to
 the file.
 """
 
@@ -25,9 +25,9 @@ ALLOW_CODE = "--allow-project-code"
 NAMES = ("toast.yaml", "pyproject.toml")
 DOCUMENTATION = "see docs/howto/ci.md"
 
-# How an option is written in a file. A number does for a text.
+# How an option's value is written in a file. A number is accepted for a text.
 _WRITTEN = {OptionKind.TEXTS: "texts", OptionKind.WHOLE: "whole", OptionKind.FLAG: "flag"}
-# Key -> what its value must be: "text" (or a number), "whole", "flag", "texts" (or one text).
+# Key -> type of its value: "text" (or a number), "whole", "flag", "texts" (or one text).
 KEYS = {
     **dict.fromkeys(("program", "mesh"), "texts"),
     **{option.key: _WRITTEN.get(option.kind, "text") for option in OPTIONS.values() if option.in_projects},
@@ -41,13 +41,13 @@ _WANTED = {
     "flag": "true or false",
     "texts": "a text or a list of texts",
 }
-# What ends the names of programs, for {program} in `against`.
+# File name endings of programs, removed for {program} in `against`.
 _SUFFIXES = (".gz", ".zst", ".mlir", ".mlirbc", ".stablehlo", ".hlo", ".pb", ".txt", ".bin")
 
 
 @dataclass(frozen=True)
 class ProjectCheck:
-    """One program on one mesh, with the options that hold for it by name. place: where it is written, for messages."""
+    """One program on one mesh, with its options by name. place: its location in the file, for messages."""
 
     program: str
     mesh: str
@@ -70,9 +70,9 @@ def read_project(
 ) -> list[ProjectCheck]:
     """Every program on every mesh that the file lists; options `given` on the command line win over the file's.
 
-    Whoever wrote the file may be somebody else than the user who runs toast. So a tactic that it names from a Python
-    file is refused unless `allow_code`, and a stored report outside the file's folder is refused where `update` would
-    write it. Raises UsageError, with the key's place, for what is wrong with the file.
+    The author of the file may be somebody else than the user who runs toast. So a tactic that it names from a Python
+    file is refused unless `allow_code`, and a stored report outside the file's folder is refused if `update` would
+    write it. Raises UsageError, with the key's place, for errors in the file.
     """
     shown = _shown(path)
     top = _mapping(_content(path, shown), shown)
@@ -112,7 +112,7 @@ def _entries(options: Mapping[str, Any], root: Path, place: str) -> Iterator[Pro
 
 
 def _wishes(options: Mapping[str, Any]) -> list[str]:
-    """What the tactics and the strategy of some options are made of: `FILE:NAME:AXIS` or `NAME:AXIS`."""
+    """The parts of the options' tactics and strategy: `FILE:NAME:AXIS` or `NAME:AXIS`."""
     from toast_cli.tactics.wishes import parts_of
 
     return [*options.get("tactic", ()), *parts_of(str(options.get("strategy", "")))]
@@ -131,7 +131,7 @@ def _refuse_code(options: Mapping[str, Any], place: str) -> None:
 
 
 def _refuse_outside(entry: ProjectCheck, root: Path) -> None:
-    """Raises UsageError for a stored report that does not lie in the project file's folder, links followed."""
+    """Raises UsageError for a stored report outside the project file's folder, links followed."""
     path = entry.options.get("against")
     if path is None:
         return
@@ -144,7 +144,7 @@ def _refuse_outside(entry: ProjectCheck, root: Path) -> None:
 
 
 def _from_folder(options: dict[str, Any], root: Path) -> dict[str, Any]:
-    """The options with files of tactics and of kernels relative to the working directory."""
+    """Makes paths of tactics and kernels files relative to the working directory."""
     from toast_cli.tactics.wishes import file_of, parts_of
 
     def moved(wish: str) -> str:
@@ -162,7 +162,8 @@ def _from_folder(options: dict[str, Any], root: Path) -> dict[str, Any]:
 
 
 def _matching(root: Path, pattern: str, place: str) -> list[Path]:
-    """The files that a path or pattern means, in order. A path without wildcards need not exist: reading it says so."""
+    """The files that match a path or pattern, in order. A path without wildcards need not exist: reading it reports
+    that."""
     if not any(letter in pattern for letter in "*?["):
         return [root / pattern]
     hint = f"patterns are relative to {_shown(root)}"
@@ -170,7 +171,7 @@ def _matching(root: Path, pattern: str, place: str) -> list[Path]:
         raise UsageError(f'the pattern "{pattern}" is absolute', where=place, hint=hint)
     try:
         found = sorted(path for path in root.glob(pattern) if path.is_file())
-    except (ValueError, RecursionError, re.error) as error:  # Path.glob's, by version of Python
+    except (ValueError, RecursionError, re.error) as error:  # raised by Path.glob, depending on the Python version
         raise UsageError(f'the pattern "{pattern}" cannot be followed: {error}', where=place, hint=hint) from error
     if not found:
         raise UsageError(f'no file matches "{pattern}"', where=place, hint=hint)
@@ -195,7 +196,7 @@ def _report_path(options: Mapping[str, Any], root: Path, program: Path, mesh: st
 
 
 def program_name(path: Path) -> str:
-    """`train` of `models/train.mlirbc.zst`."""
+    """`models/train.mlirbc.zst` -> `train`."""
     name = path.name
     while (suffix := Path(name).suffix) in _SUFFIXES and suffix:
         name = name.removesuffix(suffix)
@@ -215,7 +216,7 @@ def _refuse_shared_reports(entries: list[ProjectCheck]) -> None:
 
 
 def _options(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The keys with their values as the command line would have them; text for text, lists for what may be repeated."""
+    """The keys with their values as on the command line; strings for text, lists for repeatable options."""
     found: dict[str, Any] = {}
     for key, value in facts.items():
         name = key.replace("_", "-")
@@ -237,7 +238,7 @@ def _options(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _read(kind: str, value: Any) -> Any:
-    """The value as its kind wants it; None when it is of another."""
+    """The value converted to its kind; None if it is of another kind."""
     if kind == "flag":
         return value if isinstance(value, bool) else None
     if isinstance(value, bool):
@@ -288,5 +289,5 @@ def _tool_section(path: Path) -> Any:
 
 
 def _shown(path: Path) -> str:
-    """The path from the working directory, or from the root where that is shorter."""
+    """The path relative to the working directory, or the absolute one if that is shorter."""
     return min(os.path.relpath(path), os.path.abspath(path), key=len)  # noqa: PTH100 (links stay as they are written)

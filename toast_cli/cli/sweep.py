@@ -154,7 +154,7 @@ def _run(
     fresh: bool,
     quiet: bool,
 ) -> tuple[list[SweepRow], bool]:
-    """(the rows in the order of the points, whether Ctrl-C ended it before the last one)."""
+    """(the rows in the order of the points, True if Ctrl-C ended it early)."""
     from toast_cli.cli.sweep_log import open_log
 
     interrupted = False
@@ -184,7 +184,7 @@ def _run(
 def _results(
     points: Sequence[SweepPoint], jobs: int | None, cluster: str | None
 ) -> Iterator[tuple[int, SweepRow | PointFailure]]:
-    """(place of the point, what came of it) as each is done, here or on the cluster."""
+    """(index of the point, its result) as each is done, here or on the cluster."""
     if cluster is None:
         yield from run_all(points, run_point, jobs or 1)
     elif points:
@@ -208,7 +208,7 @@ def _row(point: SweepPoint, result: SweepRow | PointFailure) -> SweepRow:
 
 
 def _csv_lines(target: Target | None, rows: list[SweepRow]) -> Callable[[SweepRow], None]:
-    """Writes the rows so far; what it returns adds one.
+    """Writes the finished rows; returns a function that appends one.
 
     The whole table, with the best marked, replaces this in the end.
     """
@@ -227,7 +227,7 @@ def _csv_lines(target: Target | None, rows: list[SweepRow]) -> Callable[[SweepRo
 
 @contextmanager
 def _live(rows: list[SweepRow], total: int, *, wanted: bool) -> Iterator[Callable[[SweepRow], None]]:
-    """A bar and a table of the latest rows on stderr, where that is a terminal; yields what adds a row to it."""
+    """A bar and a table of the latest rows on stderr, if that is a terminal; yields a function that adds a row."""
     if not wanted or not sys.stderr.isatty():
         yield lambda row: None
         return
@@ -258,7 +258,7 @@ def _live(rows: list[SweepRow], total: int, *, wanted: bool) -> Iterator[Callabl
 
 
 def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
-    """The table, or with --quiet a line for the best of each program, and for the first failure of each.
+    """Prints the table, or with --quiet a line for the best of each program and for its first failure.
 
     to_stderr: stdout holds the CSV or JSON.
     """
@@ -280,7 +280,7 @@ def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
 
 
 def _exit_code(rows: Sequence[SweepRow]) -> int:
-    """A failed point matters most; then a program for which nothing fits."""
+    """A failed point has precedence; then a program for which nothing fits."""
     if any(row.status == "failed" for row in rows):
         return BAD_INPUT
     fitting = {row.program for row in rows if row.status in ("fits", "unsure")}

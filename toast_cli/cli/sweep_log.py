@@ -1,4 +1,4 @@
-"""Results of a sweep as JSON lines, one appended as each point is done: what a killed sweep goes on from.
+"""Results of a sweep as JSON lines, one appended as each point is done, so that a killed sweep can resume.
 
 Enters: a path. Leaves: the rows in it by key, and a place to append more.
 """
@@ -25,25 +25,24 @@ OPTION = "--jsonl"
 
 
 class SweepLog:
-    """An open file of results. `finished`: key -> the row, of points that need not be done again."""
+    """An open file of results. `finished`: key -> the row of a point that need not be repeated."""
 
     def __init__(self, file: IO[bytes], finished: dict[str, SweepRow]) -> None:
         self.finished = finished
         self._file = file
 
     def append(self, row: SweepRow) -> None:
-        """One line, handed to the system whole before this returns."""
+        """Appends one line; it is handed to the system whole before this returns."""
         self._file.write(line_of(row))
         self._file.flush()
 
 
 @contextmanager
 def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
-    """The log at `path` (`-`: stdout, to which lines are only written), locked against other sweeps; `fresh` empties it
-    first.
+    """The log at `path` (`-`: stdout, which is only written), locked against other sweeps; `fresh` empties it first.
 
-    A last line that was not written to its end is taken off. Raises UsageError for a file that holds something else, or
-    that another sweep is writing.
+    An incomplete last line is removed. Raises UsageError for a file with other content, or one that another sweep is
+    writing.
     """
     if path == "-":
         sys.stdout.flush()
@@ -55,7 +54,7 @@ def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
         if os.fstat(file.fileno()).st_size > limit_of(REPORT_BYTES):
             raise too_large(path, limit_of(REPORT_BYTES))
         finished, whole = _read(file.read(), path)
-        file.truncate(whole)  # what is beyond is a line that a killed sweep did not finish
+        file.truncate(whole)  # removes a line that a killed sweep did not finish
         yield SweepLog(file, finished)
 
 
@@ -89,7 +88,7 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
 
 
 def _read(content: bytes, path: str) -> tuple[dict[str, SweepRow], int]:
-    """(the finished rows by key, the last of equal keys, how many bytes whole lines take).
+    """(the finished rows by key, the last of equal keys; bytes of complete lines).
 
     Failed points are not finished.
     """
@@ -112,7 +111,7 @@ def _read(content: bytes, path: str) -> tuple[dict[str, SweepRow], int]:
 
 
 def _row(line: bytes) -> SweepRow | None:
-    """The row that a line holds; fields that this version does not know are left out. None where it holds none."""
+    """The row in a line, without fields unknown to this version. None if the line is not a row."""
     from toast_cli.report.sweep_table import ROW_SCHEMA, STATUSES, SweepRow
 
     try:
@@ -132,7 +131,7 @@ def _row(line: bytes) -> SweepRow | None:
 
 
 def _is(wanted: str, value: Any) -> bool:
-    """Whether a JSON value is of a field's type, told by its name: `str`, `int`, `float | None`."""
+    """True if a JSON value has a field's type, given by its name: `str`, `int`, `float | None`."""
     if value is None:
         return "None" in wanted
     if "float" in wanted or "int" in wanted:

@@ -1,6 +1,6 @@
 """The points of a sweep: programs, specifications, shapes, memory limits and seeds go in, `SweepPoint` values come out.
 
-Each has a key that tells whether a result found earlier is a result of it.
+Each has a key by which stored results are recognised.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MOST_SEEDS = 10_000
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One line of the sweep; `error` when it is known beforehand that there is nothing to run.
+    """One point of the sweep; `error` if it is known beforehand that it cannot run.
 
-    key: differs wherever the program's or the specification's content, an option, or toast's version does.
+    key: depends on the program's and the specification's content, all options, and toast's version.
     """
 
     request: Request
@@ -72,7 +72,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def key_of(request: Request, program_digest: str, mesh_digest: str) -> str:
-    """Sixteen hexadecimal digits that stand for the point, with this content of its files, and for nothing else."""
+    """Sixteen hexadecimal digits that identify the point, including the content of its files."""
     from toast_cli import __version__
 
     facts = {
@@ -85,9 +85,9 @@ def key_of(request: Request, program_digest: str, mesh_digest: str) -> str:
 
 
 def _digest(path: str) -> str:
-    """Of a file's content; empty where there is no such file (a ready specification, or nothing)."""
+    """Hash of a file's content; empty if there is no such file (a ready specification, or nothing)."""
     try:
-        if not Path(path).is_file():  # reading a pipe would leave nothing in it
+        if not Path(path).is_file():  # reading a pipe would consume its content
             return ""
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -133,9 +133,8 @@ def _parse_wildcards(text: str) -> dict[str, int | None]:
 
 
 def fill_in(sizes: dict[str, int | None], devices: int) -> list[dict[str, int]]:
-    """Every way to give the axes without a size (None) one, such that all together are `devices`; larger first sizes
-    first.
-    """
+    """Every assignment of sizes to the axes without one (None), such that the product of all is `devices`; larger first
+    sizes first."""
     fixed = prod(size for size in sizes.values() if size is not None)
     open_axes = [name for name, size in sizes.items() if size is None]
     if devices % fixed:
@@ -159,7 +158,7 @@ def _factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def run_point(point: SweepPoint) -> SweepRow:
-    """In a worker: partition and keep the figures."""
+    """In a worker: partitions and returns the figures."""
     from toast_cli.pipeline import partition
     from toast_cli.report.sweep_table import row_of
 

@@ -1,4 +1,4 @@
-"""`toast tactics`: what tactics there are; with a program and a mesh, which of them apply and what they would split."""
+"""`toast tactics`: lists tactics; with a program and a mesh, which of them apply and what they would split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values as people write them on the command line: text goes in, numbers and choices come out, or a UsageError."""
+"""Parses values of the command line: text goes in, numbers and choices come out, or a UsageError."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Annotate(StrEnum):
 
 
 def one_of(kind: type[Words], option: str) -> Callable[[str], Words]:
-    """Reads a word of `kind`; other words are a UsageError at `option`.
+    """A parser of words of `kind`; other words are a UsageError at `option`.
 
-    Versions of the option parser have words of their own.
+    It avoids the option parser's own messages, which vary between its versions.
     """
 
     def read(text: str) -> Words:
@@ -57,7 +57,7 @@ def metavar(kind: type[StrEnum]) -> str:
 
 
 def whole_number(least: int, option: str) -> Callable[[str | int], int]:
-    """Reads a whole number of at least `least`; anything else is a UsageError at `option`."""
+    """A parser of integers of at least `least`; anything else is a UsageError at `option`."""
 
     def read(text: str | int) -> int:
         written = str(text).strip()
@@ -73,14 +73,14 @@ def whole_number(least: int, option: str) -> Callable[[str | int], int]:
 
 
 def bytes_or_none(text: str | None, option: str) -> int | None:
-    """Bytes of `28GiB`, None for an option that was not given."""
+    """Bytes from `28GiB`; None for an option that was not given."""
     from toast_cli.units import parse_bytes
 
     return None if text is None else parse_bytes(text, where=option)
 
 
 def seconds_or_none(text: str | None, option: str) -> float | None:
-    """Seconds (more than none) of `120ms`, `1.5s` or a bare number, None for an option that was not given."""
+    """Positive seconds from `120ms`, `1.5s` or a bare number; None for an option that was not given."""
     from toast_cli.units import parse_seconds
 
     if text is None:
@@ -92,7 +92,7 @@ def seconds_or_none(text: str | None, option: str) -> float | None:
 
 
 def parse_fraction(text: str, option: str) -> float:
-    """0.05 of `5%` or `0.05`."""
+    """`5%` or `0.05` -> 0.05."""
     hint = "write e.g. 5% or 0.05"
     stripped = text.strip()
     percent = stripped.endswith("%")

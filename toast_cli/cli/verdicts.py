@@ -1,4 +1,4 @@
-"""What `toast verify` and `toast partition --verify` share: who judges a program, and a verdict's exit code."""
+"""Shared by `toast verify` and `toast partition --verify`: the choice of the compiler, and a verdict's exit code."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _EXAMPLE = {CompilerName.tpu: "v4-32", CompilerName.gpu: "h100-8"}
 
 
 def judge_of(mesh: str | None, compiler: CompilerName | None, option: str) -> Judge:
-    """Who judges a program for this machine; compiler: None for the default.
+    """The compiler that judges a program for this machine; compiler: None for the default.
 
-    Raises `UsageError` where `compiler` makes no programs for it.
+    Raises `UsageError` if `compiler` cannot compile for it.
     """
     from toast_cli.hardware import load_spec
     from toast_cli.verify.judge import choose_judge

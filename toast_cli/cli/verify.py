@@ -1,4 +1,4 @@
-"""`toast verify`: a partitioned program through XLA, beside what was promised for it (exit code 0, 1 or 2)."""
+"""`toast verify`: compares a partitioned program's XLA compilation with its predicted figures (exit code 0, 1 or 2)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def verify(
 
 
 def _ready_machine(promises: Promises | None) -> str | None:
-    """The ready specification that the report is about, if it is about one."""
+    """The name of the report's machine, if that is a ready specification."""
     from toast_cli.hardware import is_ready, load_spec
 
     if promises is None or not is_ready(promises.machine):

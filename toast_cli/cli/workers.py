@@ -1,6 +1,6 @@
-"""Many independent pieces of work in processes of their own: items and a function go in, results or reasons come out.
+"""Runs independent items in processes of their own: items and a function go in, results or reasons come out.
 
-One process per item, so that one that crashes, or fills the memory, takes nothing else down with it.
+One process per item, so that a crash, or full memory, affects no other item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PointFailure:
-    """Why an item has no result, in a sentence, and what to try where there is something."""
+    """The reason why an item has no result, in a sentence, and a hint if there is one."""
 
     reason: str
     hint: str = ""
@@ -32,7 +32,7 @@ class PointFailure:
 
 @dataclass(frozen=True)
 class _Done(Generic[Result]):
-    """What a worker sends: wrapped, so that any result can be told from a failure."""
+    """Wraps a worker's result, so that any result can be told from a failure."""
 
     result: Result
 
@@ -40,9 +40,9 @@ class _Done(Generic[Result]):
 def run_all(
     items: Sequence[Task], work: Callable[[Task], Result], jobs: int
 ) -> Iterator[tuple[int, Result | PointFailure]]:
-    """Do `work` on every item, `jobs` at a time; yields (number of the item, its result) as each is done.
+    """Runs `work` on every item, `jobs` at a time; yields (number of the item, its result) as each is done.
 
-    `work` is a function of a module (workers import it by name); items and results are picklable. When the caller stops
+    `work` is a function of a module (workers import it by name); items and results are picklable. If the caller stops
     early, the workers are ended.
     """
     context = multiprocessing.get_context("spawn")
@@ -69,7 +69,7 @@ def run_all(
 
 
 def _collect(connection: Connection, process: BaseProcess) -> Any:
-    """What the worker sent, or, when its end of the pipe closed without a word, how it died."""
+    """The worker's answer, or, if its end of the pipe closed without one, how it died."""
     try:
         sent = connection.recv()
     except EOFError:
@@ -84,7 +84,7 @@ def _collect(connection: Connection, process: BaseProcess) -> Any:
 
 
 def _work_on(connection: Connection, work: Callable[[Task], Result], item: Task) -> None:
-    """In the worker: do it and send what came of it."""
+    """In the worker: does the work and sends the result."""
     # Ctrl-C reaches every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -1,9 +1,8 @@
-"""The last word is the compiler's: plans are compiled ahead of time, and the plan is chosen by the compiler's own
-figures.
+"""Compiles the best plans ahead of time and chooses among them by the compiler's own figures.
 
-Enters: an evaluator, the plans that the search found best, a `Compiler`. Leaves: a `Confirmation`: predicted beside
-compiled figures of every plan looked at, and the plan that is best by the compiled ones. What the compilations show
-corrects the model for this program (`cost.corrections`), so that one more search can look for something better.
+Enters: an evaluator, the best plans of a search, a `Compiler`. Leaves: a `Confirmation`: predicted and compiled figures
+of every plan compiled, and the best plan by the compiled ones. The differences correct the model for this program
+(`cost.corrections`), so that another search can find better plans.
 """
 
 from toast_cli.confirm.model import Candidate, Compiled, Confirmation, ConfirmedRow

@@ -1,4 +1,4 @@
-"""Answers of compilers, kept in the user's cache folder: nothing is compiled twice.
+"""An on-disk cache of compilers' answers in the user's cache folder: no program is compiled twice.
 
 An answer is stored under a hash of everything it depends on: the written program, the compiler with its version, the
 machine, and the format of this file.
@@ -17,7 +17,7 @@ _FORMAT = "1"
 
 
 class Cache:
-    """A folder of answers; `None` remembers nothing."""
+    """A folder of answers; with the folder `None`, nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self._kept = Kept(folder)
@@ -35,7 +35,7 @@ class Cache:
         return replace(answer, cached=True)
 
     def keep(self, key: str, answer: Compiled) -> None:
-        """Stores an answer. A compilation that ran out of time is not one: more time may be given another day."""
+        """Stores an answer, except for a compilation that ran out of time: a later run may allow more time."""
         if answer.outcome != "timed out":
             self._kept.keep(key, asdict(answer))
 
@@ -46,5 +46,5 @@ def user_cache() -> Cache:
 
 
 def key_of(content: bytes, *facts: object) -> str:
-    """The name of an answer about `content`, given everything else that it depends on."""
+    """The cache key of an answer about `content` that also depends on `facts`."""
     return kept.key_of(content, _FORMAT, *facts)

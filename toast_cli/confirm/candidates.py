@@ -1,4 +1,4 @@
-"""Which plans are worth a compilation: the best that a search found, and experts' strategies."""
+"""Selects the plans to compile: the best that a search found, and experts' strategies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import EVERY, baselines
 
-# A strategy that the model predicts to exceed the device by more than its error is not worth a compilation.
+# A strategy is not compiled if its predicted peak exceeds the memory by more than the model's error.
 _SURELY_TOO_LARGE = 1.5
 
 
@@ -36,8 +36,8 @@ def candidates(
 
 
 def safer_plans(evaluator: Evaluator, result: SearchResult) -> list[Plan]:
-    """Of the plans known, those of less memory than the one found that are worth asking about: the fastest that surely
-    fits, and the one of least memory."""
+    """Plans to compile that need less memory than the chosen one: the fastest that fits despite the prediction's error,
+    and the one with the lowest peak."""
     problem = evaluator.problem
     plans = dict.fromkeys((*result.seen, *strategies(problem).values()))
     known = {plan: evaluator.exact_cost(plan, learn=False) for plan in plans}
@@ -49,8 +49,8 @@ def safer_plans(evaluator: Evaluator, result: SearchResult) -> list[Plan]:
 
 
 def experts(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, Plan]:
-    """Strategies by name: those that a report compares with, and of the others and of products of two the best that
-    differ in meaning from these and from the plans found, as many as were found."""
+    """Strategies by name: those that a report compares with, and the best other strategies and products of two that
+    differ in meaning from these and from the plans found, as many as there are plans found."""
     problem = evaluator.problem
     usual = {name: one.plan for name, one in tactics.experts(evaluator, baselines(problem))[0].items()}
     others = {name: one.plan for name, one in tactics.experts(evaluator, EVERY)[0].items()}

@@ -1,8 +1,8 @@
-"""The compilers that can be asked: XLA:TPU or XLA:GPU ahead of time for the real chips, or XLA's partitioner on
-virtual CPU devices.
+"""The available compilers: XLA:TPU or XLA:GPU ahead of time for the real chips, or XLA's partitioner on virtual CPU
+devices.
 
-Enters: the bytes of a written program. Leaves: `Compiled`. Everything is compiled in child processes; a compiler that
-crashes or does not end is a verdict, not an error.
+Enters: the bytes of a written program. Leaves: `Compiled`. Everything is compiled in child processes; a crash or a
+timeout of the compiler is a verdict, not an error.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _COMPILER_PACKAGES = ("jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 
 
 class Compiler(Protocol):
-    """Something that can be asked about a written StableHLO program."""
+    """A compiler for StableHLO programs."""
 
     @property
     def label(self) -> str: ...
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """All that its answers depend on besides the program."""
+        """Everything besides the program that its answers depend on."""
 
     def judge(self, content: bytes, timeout_seconds: float) -> Compiled: ...
 
 
 @dataclass(frozen=True)
 class Partitioner:
-    """XLA's partitioner on virtual CPU devices, or that of the compiler for a target: says which collectives there are,
-    in seconds. Time and memory stay predicted."""
+    """XLA's partitioner on virtual CPU devices, or that of the compiler for a target: lists the collectives within
+    seconds. Time and memory remain predictions."""
 
     mesh: Mesh
     target: CompilationTarget | None = None
@@ -66,7 +66,7 @@ class Partitioner:
             return _failed(found, seconds, timeout_seconds)
         by_kind: dict[str, float] = {}
         for one in found:
-            # Compilers combine small collectives later on, but not those of different trips of a loop.
+            # Compilers combine small collectives later, but not those of different iterations of a loop.
             spent = one.count * seconds_on(self.mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
             by_kind[one.kind] = by_kind.get(one.kind, 0.0) + spent
         total = sum(by_kind.values())
@@ -75,8 +75,8 @@ class Partitioner:
 
 @dataclass(frozen=True)
 class AheadOfTime:
-    """XLA:TPU or XLA:GPU for a machine that need not be there: memory, collectives, and from XLA:TPU cycles and
-    the schedule."""
+    """XLA:TPU or XLA:GPU for a machine that need not be present: memory, collectives, and from XLA:TPU cycles and the
+    schedule."""
 
     mesh: Mesh
     target: CompilationTarget
@@ -112,7 +112,7 @@ class AheadOfTime:
             "",
             found.compute_seconds if clock else None,
             found.communication_seconds,
-            # Without cycles nothing is known of what hides behind what.
+            # Without cycles, the overlap of communication and compute is unknown.
             found.exposed_seconds if clock else found.communication_seconds,
             facts.device_bytes,
             found.by_kind,
@@ -121,8 +121,7 @@ class AheadOfTime:
 
 
 def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, combined: bool = False) -> float:
-    """Seconds of one collective of a compiled program. One over devices that are no mesh axes counts over the
-    whole mesh."""
+    """Seconds of one collective of a compiled program. Devices that form no mesh axes count as the whole mesh."""
     if kind not in KINDS:
         return 0.0
     numbers = tuple(mesh.names.index(axis) for axis in axes if axis in mesh.names)

@@ -1,4 +1,4 @@
-"""What goes in and out of a confirmation. Bytes and seconds are of one device and one run of the program."""
+"""Inputs and outputs of a confirmation. Bytes and seconds are per device and run of the program."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CompileOutcome = Literal["compiled", "out of memory", "refused", "timed out"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan worth a compilation. `name`: "search", "search 2" for runners-up, or a strategy's. `cost`: what the
-    model predicts."""
+    """A plan to compile. `name`: "search", "search 2" for runners-up, or a strategy's. `cost`:
+    the model's prediction."""
 
     name: str
     plan: Plan
@@ -24,16 +24,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiler says of one written program.
+    """A compiler's figures for one written program.
 
     Attributes:
-        outcome: whether there is a compiled program; `reason` says why not.
+        outcome: tells if there is a compiled program; `reason` says why not.
         compute_seconds: by the compiler's estimated cycles; None from compilers that estimate none.
         communication_seconds: all collectives of the compiled program, priced by `cost.collectives`.
-        exposed_seconds: the part of it that the compiled schedule hides behind nothing.
-        peak_bytes: device memory needed; None where the compiler is not that of the real chip.
+        exposed_seconds: the part of it that does not overlap with compute in the compiled schedule.
+        peak_bytes: device memory needed; None if the compiler is not that of the real chip.
         by_kind: kind of collective -> seconds, all runs.
-        compile_seconds: what the answer cost; `cached`: it was known from an earlier run.
+        compile_seconds: duration of the compilation; `cached`: the answer is from an earlier run.
     """
 
     outcome: CompileOutcome
@@ -49,8 +49,8 @@ class Compiled:
 
 @dataclass(frozen=True)
 class ConfirmedRow:
-    """A candidate and what became of it. `compiled` is None where it was not compiled; `why` says the reason. `also`:
-    names of later candidates whose programs are written in the same way."""
+    """A candidate and its compiled figures. `compiled` is None if it was not compiled; `why` gives the reason. `also`:
+    names of later candidates with identical programs."""
 
     candidate: Candidate
     compiled: Compiled | None = None
@@ -59,30 +59,29 @@ class ConfirmedRow:
 
     @property
     def compute_seconds(self) -> float:
-        """Compiled where the compiler says it, else predicted."""
+        """The compiler's figure if it gives one, else the prediction."""
         known = self.compiled.compute_seconds if self.compiled else None
         return self.candidate.cost.compute_seconds if known is None else known
 
     @property
     def step_seconds(self) -> float:
-        """Computing, and the communication that nothing hides."""
+        """Compute plus exposed communication."""
         return self.compute_seconds + (self.compiled.exposed_seconds if self.compiled else 0.0)
 
     @property
     def peak_bytes(self) -> float:
-        """Compiled where the compiler is that of the real chip, else predicted."""
+        """The compiler's figure if it is that of the real chip, else the prediction."""
         known = self.compiled.peak_bytes if self.compiled else None
         return self.candidate.cost.peak_bytes if known is None else known
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """All candidates with their verdicts, in the order in which they were asked.
+    """All candidates with their verdicts, in the order of compilation.
 
     Attributes:
-        compiler: what judged, e.g. "tpu v4:2x2x4". chosen: place of the best in `rows`, None where nothing was
-            compiled that fits.
-        rounds: searches whose plans were compiled. corrections: what the last round's search was corrected by.
+        compiler: its name, e.g. "tpu v4:2x2x4". chosen: index of the best in `rows`, None if no compiled program fits.
+        rounds: searches whose plans were compiled. corrections: factors that corrected the model in the last search.
     """
 
     compiler: str
@@ -105,6 +104,6 @@ class Confirmation:
 
     @property
     def rejected(self) -> bool:
-        """Whether the compiler answered and every program it was asked about exceeds the device."""
+        """True if the compiler answered and every program it compiled exceeds the device's memory."""
         answers = [row.compiled.outcome for row in self.rows if row.compiled]
         return self.chosen is None and any(outcome in ("compiled", "out of memory") for outcome in answers)

@@ -1,10 +1,10 @@
-"""Has the best plans and the expert strategies compiled, and takes what the compiler says is best.
+"""Compiles the best plans and the expert strategies, and takes the best by the compiler's figures.
 
-A round looks at the candidates in two steps. XLA's partitioner, which takes seconds, says which collectives each
-written program has; what is then clearly worse than the best is set aside. The others are compiled for the real chips,
-several at once where memory allows. Where what was set aside could be faster, were the model as wrong about it as it
-was about the best of them, it is compiled as well. The ratios between compiled and predicted figures correct the model,
-another search runs with them, and its plans make up the next round, until it brings nothing new or the time is up.
+A round handles the candidates in two steps. XLA's partitioner, which takes seconds, lists the collectives of each
+written program; candidates that are then clearly slower than the best are deferred. The others are compiled for the
+real chips, several at once if memory allows. Deferred candidates are compiled as well if they could be faster, if the
+model is as wrong about them as about the best one. The ratios between compiled and predicted figures correct the model;
+another search runs with them and its plans form the next round, until nothing new is found or the time is up.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.search.objective import Objective
 
-# A candidate whose collectives, as partitioned, already make it so much slower than the best one is set aside.
+# A candidate is deferred if its collectives after partitioning make it slower than the best one by this factor.
 SCREENED_OUT = 1.25
 MOST_ROUNDS = 3
-_LARGEST_FACTOR = 4.0  # more than this is a misunderstanding, not a correction
+_LARGEST_FACTOR = 4.0  # a larger factor is an error in reading the figures, not a correction
 _BYTES_OF_A_COMPILATION = 6 * 2**30
 _LEAST_SECONDS = 1.0
-_EQUAL = 1.001  # steps closer than that take equally long
+_EQUAL = 1.001  # steps within this ratio count as equal
 
 Emit = Callable[[Plan], bytes]
 SearchAgain = Callable[[Corrections], Sequence[Plan]]
-# place among those compiled (from 1), how many there are, the row
+# number among those compiled (from 1), how many there are, the row
 Tell = Callable[[int, int, ConfirmedRow], None]
 
 
@@ -55,10 +55,10 @@ NO_LIMITS = Limits()
 
 @dataclass
 class Confirmer:
-    """Compiles candidates and chooses by the compiler's figures, as the problem's goal says.
+    """Compiles candidates and chooses by the compiler's figures and the problem's goal.
 
     Attributes:
-        emit: writes a plan as StableHLO bytecode. screen: a quick compiler that is asked before `compiler`.
+        emit: writes a plan as StableHLO bytecode. screen: a quick compiler that runs before `compiler`.
         tell: is called with each answer of `compiler`.
     """
 
@@ -71,12 +71,12 @@ class Confirmer:
     cache: Cache = field(default_factory=user_cache)
 
     def confirm(self, candidates: Sequence[Candidate], search_again: SearchAgain | None = None) -> Confirmation:
-        """Compiles candidates, the search's plan first; of plans that are written alike the first stands for all.
+        """Compiles candidates, the search's plan first; plans with identical programs are compiled once.
 
-        search_again: plans worth a look when the model is corrected so; None for one round.
+        search_again: returns plans found with a corrected model; None for one round.
         """
         self._start = time.monotonic()
-        self._rows: dict[str, ConfirmedRow] = {}  # by written program, in the order in which they came
+        self._rows: dict[str, ConfirmedRow] = {}  # by written program, in order of arrival
         self._objective = Objective(self.evaluator.problem, self.evaluator.cost(self.evaluator.problem.fixed))
         rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
         while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:
@@ -84,7 +84,7 @@ class Confirmer:
             rounds += 1
             try:
                 added = self._round(waiting)
-            except KeyboardInterrupt:  # what has been answered counts
+            except KeyboardInterrupt:  # answers so far count
                 break
             if not added or (rounds > 1 and self._best() == best) or search_again is None:
                 break
@@ -111,7 +111,7 @@ class Confirmer:
         return inf if self.limits.seconds is None else self.limits.seconds - (time.monotonic() - self._start)
 
     def _round(self, candidates: Iterable[Candidate]) -> int:
-        """Compiles what is new among the candidates; returns how many that were."""
+        """Compiles the new ones among the candidates; returns their number."""
         contents: dict[str, bytes] = {}
         for candidate in candidates:
             content = self.emit(candidate.plan)
@@ -133,8 +133,8 @@ class Confirmer:
         return len(contents)
 
     def _bound(self) -> float:
-        """Seconds a step of what was set aside may be thought to take for it to be as fast as the best compiled, were
-        the model as wrong about it, the other way, as it was about that."""
+        """Upper bound on the predicted step seconds of a deferred candidate that could be as fast as the best compiled
+        one, if the model's error about it were as large in the other direction."""
         best = self._best()
         if best is None:
             return inf
@@ -143,7 +143,7 @@ class Confirmer:
         return step * max(step, thought) / min(step, thought) if min(step, thought) > 0.0 else inf
 
     def _compile(self, keys: Sequence[str], contents: dict[str, bytes]) -> None:
-        """Asks the compiler about each of `keys` and tells of each answer."""
+        """Compiles each of `keys` and reports each answer."""
         done = 0
 
         def settle(key: str, answer: Compiled) -> None:
@@ -156,8 +156,8 @@ class Confirmer:
         self._ask(self.compiler, keys, contents, settle)
 
     def _screened(self, contents: dict[str, bytes]) -> tuple[list[str], dict[str, float]]:
-        """Keys of what is worth a compilation, the most promising first, the first candidate before all; and of what is
-        set aside, with the seconds a step is thought to take."""
+        """Keys of the candidates to compile, the most promising first but after the first candidate; and the deferred
+        keys with their predicted step seconds."""
         if self.screen is None or len(contents) < 2:
             return list(contents), {}
         seconds: dict[str, float] = {}
@@ -188,7 +188,7 @@ class Confirmer:
         contents: dict[str, bytes],
         settle: Callable[[str, Compiled], None],
     ) -> None:
-        """Has the compiler judge each of `keys`, several at once; what there is no time for is marked so."""
+        """Compiles each of `keys`, several at once; marks those that there is no time for."""
         names = {key: key_of(contents[key], *compiler.identity) for key in keys}
         waiting = []
         for key in keys:
@@ -224,8 +224,7 @@ class Confirmer:
         return max(1, min(waiting, os.cpu_count() or 1, available_bytes() // _BYTES_OF_A_COMPILATION))
 
     def _best(self) -> str | None:
-        """Key of the best row by compiled figures, of those that were compiled and keep all bounds; of equals the
-        first."""
+        """Key of the best compiled row that keeps all bounds; among equals the first."""
         met = {
             key: compiled_cost(row)
             for key, row in self._rows.items()
@@ -241,7 +240,7 @@ class Confirmer:
         return next(key for key, cost in met.items() if cost.step_seconds <= _EQUAL * met[best].step_seconds)
 
     def corrections(self) -> Corrections:
-        """By what factors the model is off, from all rows compiled so far."""
+        """Factors by which the model is off, from all rows compiled so far."""
         rows = [row for row in self._rows.values() if row.compiled and row.compiled.outcome == "compiled"]
         compute = [
             row.compute_seconds / row.candidate.cost.compute_seconds
@@ -266,7 +265,7 @@ class Confirmer:
 
 
 def compiled_cost(row: ConfirmedRow) -> Cost:
-    """The row's figures as a `Cost`, compiled where the compiler says them."""
+    """The row's figures as a `Cost`, with the compiler's figures if it gives them."""
     exposed = row.compiled.exposed_seconds if row.compiled else row.candidate.cost.communication_seconds
     cost = row.candidate.cost
     return replace(
@@ -275,8 +274,8 @@ def compiled_cost(row: ConfirmedRow) -> Cost:
 
 
 def joined(answers: Sequence[Confirmation], names: Sequence[str], taken: int) -> Confirmation:
-    """What was said of several readings of one program as one; of all but the first, plans are called by the reading,
-    too. taken: the reading whose best plan is taken."""
+    """Joins the confirmations of several variants of one program; plans of all but the first get the variant's name
+    appended. taken: index of the variant whose best plan is taken."""
     first, *others = answers
     if not others:
         return first
@@ -293,7 +292,7 @@ def joined(answers: Sequence[Confirmation], names: Sequence[str], taken: int) ->
 
 
 def available_bytes() -> int:
-    """Memory that new processes can have; generous where the system does not say."""
+    """Memory available to new processes; a generous amount if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
@@ -302,7 +301,7 @@ def available_bytes() -> int:
 
 
 def _memory_factor(row: ConfirmedRow) -> float | None:
-    """Compiled temporaries over predicted ones; arguments are known."""
+    """Ratio of compiled to predicted temporaries; the size of arguments is exact."""
     cost = row.candidate.cost
     predicted = cost.peak_bytes - cost.argument_bytes
     if row.compiled is None or row.compiled.peak_bytes is None or predicted <= 0:

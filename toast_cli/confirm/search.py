@@ -1,4 +1,4 @@
-"""Which compiler is asked about a program's plans, and how the plans are written for it.
+"""Chooses the compiler for a program's plans and writes the plans for it.
 
 Enters: the specification; the program and its evaluator. Leaves: a `Compiler`; a `Confirmer`.
 """
@@ -28,7 +28,7 @@ def confirmer(
     tell: Tell | None = None,
     screened: bool = True,
 ) -> Confirmer:
-    """Has plans of a program compiled. screened: whether XLA's partitioner is asked first."""
+    """A `Confirmer` for a program's plans. screened: True to run XLA's partitioner first."""
     from toast_cli.emit import write  # heavy, and most runs confirm nothing
 
     problem = evaluator.problem
@@ -42,16 +42,15 @@ def confirmer(
 
 
 def partitioning_target(compiler: Compiler) -> CompilationTarget | None:
-    """Whose partitioner screens for a compiler: XLA:TPU's is its own, XLA:GPU's that of virtual CPU devices."""
+    """The target whose partitioner screens for a compiler: XLA:TPU's own, or None (virtual CPU devices) for XLA:GPU."""
     asked = compiler.target if isinstance(compiler, AheadOfTime) else None
     return asked if asked and asked.platform == "tpu" else None
 
 
 def compiler_for(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
-    """Makes the compiler to ask, once the mesh is known; the chip's own where `name` is None.
+    """A function that makes the compiler for a mesh; the chip's own if `name` is None.
 
-    Raises `MissingExtraError` where its package is not installed, `UsageError` where it makes no programs for this
-    chip.
+    Raises `MissingExtraError` if its package is not installed, `UsageError` if it cannot compile for this chip.
     """
     platform = spec.chip.platform if name is None else name
     if platform not in COMPILERS:

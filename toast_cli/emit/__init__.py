@@ -1,10 +1,10 @@
-"""The plan leaves the tool: what enters is a `Source` and a `PartitionedProgram`, what leaves is the bytes of a file.
+"""Writes the partitioned program: a `Source` and a `PartitionedProgram` go in, the bytes of a file come out.
 
 `stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and
-`snippet` as Python. For the first two, `marks` and `minimal` say where shardings stand, and `annotate` puts them into
-the module (in the notation of `shardy` or `hlo`) and takes them off again. `transposed` says beforehand which
-reductions stand behind a transpose. `spmd` writes the program of one device instead, which leaves nothing to a
-partitioner and needs no marks. `constraints` lists them for people, and `recheck` reads the written file again.
+`snippet` as Python. For the first two, `marks` and `minimal` choose where to write shardings, and `annotate` adds them
+to the module (in the notation of `shardy` or `hlo`) and removes them again. `transposed` first moves reductions behind
+transposes. `spmd` writes the program of one device instead, which leaves nothing to a partitioner and needs no marks.
+`constraints` lists the constraints for people, and `recheck` reads the written file again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "python": emit_python,
 }
 
-# These hold shardings and not the program.
+# These formats hold only shardings, not the program.
 WITHOUT_NUMBERS = ("specs", "python")
-# These hold the program of one device, with shards of one size.
+# These formats hold the program of one device, whose shards all have one size.
 OF_ONE_DEVICE = ("spmd", "spmd-hlo")
 
 
@@ -58,7 +58,7 @@ def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
 
 
 def _refuse_unwritable(source: Source, format: str) -> None:
-    """Raises `ToastError` where no file of this format can hold the program, or XLA would refuse the file."""
+    """Raises `ToastError` if no file of this format can hold the program, or if XLA would refuse the file."""
     if format in WITHOUT_NUMBERS:
         return
     refuse_left_out(source.module, source.path)
@@ -70,7 +70,7 @@ def _refuse_unwritable(source: Source, format: str) -> None:
 
 
 def write(source: Source, lowered: PartitionedProgram, format: str, annotate: str = "minimal") -> Written:
-    """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see
+    """Like `emit`, but StableHLO is read again and checked, and is returned with its constraints. `annotate`: see
     `emit_shardy`."""
     if format in ("stablehlo", "bytecode"):
         _refuse_unwritable(source, format)

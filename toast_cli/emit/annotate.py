@@ -1,7 +1,7 @@
-"""Writes marks into a module and takes them off again.
+"""Writes marks into a module and removes them again.
 
 Enters: a module and `Marks`. Inside the `with` block the module carries them in one dialect or the other (`Notation`);
-after it, the module is what it was before.
+after it, the module is as before.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ADDED_BARRIER = "kept as it is scattered"  # by its location a barrier is told f
 
 
 class Notation(Protocol):
-    """How one dialect writes shardings."""
+    """The notation of shardings in one dialect."""
 
     attribute: str
     """Name of the attribute on operations, arguments and results."""
 
     def prepare(self, module: Any, undo: Undo) -> None:
-        """Adds to the module what the notation refers to (a mesh), if anything."""
+        """Adds declarations to the module (a mesh) that the notation needs, if any."""
 
     def of_value(self, sharding: Sharding) -> Any:
         """The attribute of an argument or result of the entry function."""
@@ -41,15 +41,15 @@ class Notation(Protocol):
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
-        """New operations at insertion point `where`; the last has one result, which is `value` lying as `sharding`.
+        """New operations at insertion point `where`; the last has one result, which is `value` with `sharding`.
 
-        What `sharding` says of dimensions in `open` may be left out, where a notation can.
+        Dimensions in `open` may be left open, if the notation can express that.
         """
 
 
 @contextmanager
 def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> Iterator[None]:
-    """The module carries `marks` and says that it runs on `devices` partitions while the block runs."""
+    """The module carries `marks` and states that it runs on `devices` partitions while the block runs."""
     undo: Undo = []
     function = entry_function(module)
     try:
@@ -81,7 +81,7 @@ def entry_function(module: Any) -> Any:
 
 
 def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
-    """Sets an attribute and notes how to set it back."""
+    """Sets an attribute and records how to restore it."""
     attributes = operation.attributes
     before = attributes.get(name)
     attributes[name] = attribute
@@ -96,7 +96,7 @@ def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
 
 
 def mark_boundary(function: Any, name: str, shardings: tuple[Sharding, ...], notation: Notation, undo: Undo) -> None:
-    """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; what else they say (donation, paths) stays."""
+    """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; their other entries (donation, paths) stay."""
     if not shardings:
         return
     attributes = function.attributes
@@ -109,7 +109,7 @@ def mark_boundary(function: Any, name: str, shardings: tuple[Sharding, ...], not
 
 
 def put_barrier(value: Any, undo: Undo) -> None:
-    """Puts a barrier right after the definition of an op's result and lets all uses read from it."""
+    """Puts a barrier right after the definition of an op's result and makes all uses read its result."""
     owner = value.owner
     location = ir.Location.name(ADDED_BARRIER, childLoc=owner.location)
     where = ir.InsertionPoint.after(owner)
@@ -119,13 +119,13 @@ def put_barrier(value: Any, undo: Undo) -> None:
 
 
 def is_added_barrier(operation: Any) -> bool:
-    """Whether writing has added an operation of the file, which is a barrier."""
+    """True if an operation of the file is a barrier that toast added."""
     return operation.name == BARRIER and ADDED_BARRIER in str(operation.location)
 
 
 def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:
-    """Puts constraints right after the definition and lets all uses read from the last of them, save a loop that hands
-    an argument on."""
+    """Puts constraints right after the definition and makes all uses read the last one, except a loop that passes an
+    argument on unchanged."""
     value = pin.handle
     if isinstance(value, ir.BlockArgument):
         where, location = ir.InsertionPoint.at_block_begin(value.owner), value.owner.owner.location
@@ -141,7 +141,7 @@ def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:
 
 
 def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
-    """Puts constraints before the anchor and lets the uses, and no others, read from the last."""
+    """Puts constraints before the anchor and makes these uses, and no others, read the last one."""
     value = reshard.read.operation.operands[reshard.read.operand]
     anchor, where = reshard.anchor, ir.InsertionPoint(reshard.anchor)
     added: list[Any] = []
@@ -163,7 +163,7 @@ def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
 
 
 def remove(added: list[Any], outcome: Any, value: Any) -> None:
-    """Takes constraints off again: who read their `outcome` reads `value`."""
+    """Removes constraints: users of their `outcome` read `value` again."""
     outcome.replace_all_uses_with(value)
     for operation in reversed(added):
         operation.erase()

@@ -1,15 +1,14 @@
-"""Totals that stay as they are scattered, whatever parts of them are read, or what they are added to.
+"""Finds reduce-scattered sums that need an optimization barrier behind them.
 
-XLA joins the slice by which each device takes its piece of an all-reduce with a slice that reads the piece, and forms a
-reduce-scatter only of what is cut along one dimension, by the axes that are added up over. So it all-reduces whole
-where a reader takes other parts (`logits[:, 1:]`), or cuts the piece further; and XLA:TPU (libtpu 0.0.42.1) takes a
-piece whose rows past some are dropped (`logits[:, :-1]`) for a whole one, and ends in a failed check. A barrier behind
-the piece keeps the two slices apart: compiled, it is the reduce-scatter that was promised, and costs nothing, since the
-piece is an array of its own in any case.
+XLA merges the slice that takes a device's piece of an all-reduce with a slice that reads the piece, and forms a
+reduce-scatter only of a slice along one dimension, by the axes of the all-reduce. So it leaves an all-reduce if a
+reader takes other elements (`logits[:, 1:]`), or slices the piece further; and XLA:TPU (libtpu 0.0.42.1) takes a piece
+whose last rows are dropped (`logits[:, :-1]`) for a whole one, and fails a check. A barrier behind the piece keeps the
+two slices apart: the result compiles to the planned reduce-scatter and costs nothing, since the piece is materialised
+in any case.
 
-Where a loop adds up scattered totals in a wider type (bf16 gradients in f32), XLA moves the reduce-scatter behind the
-loop and ends in a failed check at the conversion (`while_loop_all_reduce_code_motion.cc`, libtpu 0.0.42.1). A barrier
-keeps it where it is.
+If a loop adds up scattered sums in a wider type (bf16 gradients in f32), XLA moves the reduce-scatter behind the loop
+and fails a check at the conversion (`while_loop_all_reduce_code_motion.cc`, libtpu 0.0.42.1). A barrier prevents that.
 
 Enters: a program and a `PartitionedProgram`. Leaves: the values that need a barrier.
 """
@@ -24,7 +23,7 @@ from toast_cli.program.ops import ADD, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUC
 
 
 def held(program: Program, lowered: PartitionedProgram) -> list[int]:
-    """Values that are reduce-scattered where they are made, and of which some reader takes a part, or which a loop adds
+    """Values that are reduce-scattered at their definition, and of which some reader takes a part, or which a loop adds
     up in another type; in program order."""
     return [
         value
@@ -34,7 +33,7 @@ def held(program: Program, lowered: PartitionedProgram) -> list[int]:
 
 
 def added_up_converted(program: Program, lowered: PartitionedProgram) -> frozenset[int]:
-    """Values that are reduce-scattered where they are made, and which a loop adds up in another type."""
+    """Values that are reduce-scattered at their definition, and that a loop adds up in another type."""
     return frozenset(value for value in _scattered(lowered) if _is_added_up_converted(program, value))
 
 
@@ -47,7 +46,7 @@ def _scattered(lowered: PartitionedProgram) -> set[int]:
 
 
 def _is_added_up_converted(program: Program, value: int, converted: bool = False) -> bool:
-    """Whether a loop carries the sum of what it makes of a value, converted."""
+    """True if a loop carries a sum of a value after a conversion."""
     for number, _ in program.users[value]:
         op = program.ops[number]
         if op.name == ADD:
@@ -73,8 +72,8 @@ def _is_read_in_parts(program: Program, lowered: PartitionedProgram, value: int)
 
 
 def _takes_parts(program: Program, number: int) -> bool:
-    """Whether an op is a slice, or a padding with fewer than no elements, or a change of one array element by element
-    that such an op reads: XLA slices before it."""
+    """True for a slice, a pad with negative padding, or an elementwise op of one array that such an op reads: XLA moves
+    the slice before it."""
     op = program.ops[number]
     if op.name in (SLICE, DYNAMIC_SLICE) or (op.name == PAD and any(map(_cuts_off, op.windows))):
         return True
@@ -85,5 +84,5 @@ def _takes_parts(program: Program, number: int) -> bool:
 
 
 def _cuts_off(window: Window) -> bool:
-    """Whether a padding leaves out elements of its operand, in front or behind."""
+    """True if a pad removes elements of its operand, in front or behind."""
     return window.low < 0 or window.outputs < window.low + (window.inputs - 1) * window.dilation + 1

@@ -1,10 +1,9 @@
-"""Keeps GSPMD from splitting what a branch reads like what its conditional gives.
+"""Keeps GSPMD from giving a branch's operands the shardings of its conditional's results.
 
-GSPMD has the operands of a branch as a tuple. Where the arrays in it are of the shapes of the conditional's results,
-its propagation gives them the shardings of the results, or of constraints in the branch, whatever stands on them: they
-are exchanged before the choice, in every run, and back in the branch. A barrier in the branch that also takes the
-number of the branch makes the tuple one of other shapes. It costs nothing: XLA fuses nothing across a conditional's
-boundary.
+GSPMD passes the operands of a branch as a tuple. If the arrays in it have the shapes of the conditional's results, its
+propagation gives them the shardings of the results, or of constraints in the branch, over their own: they are resharded
+before the conditional, in every run, and back in the branch. A barrier in the branch that also takes the branch index
+gives the tuple other shapes. It costs nothing: XLA does not fuse across a conditional's boundary.
 
 Enters: a module with GSPMD's shardings on it. Leaves: the same module with such barriers.
 """
@@ -22,7 +21,8 @@ CUSTOM_CALL, SHARDING = "stablehlo.custom_call", "mhlo.sharding"
 
 
 def keep_branch_operands(module: Any) -> None:
-    """Not where what a branch reads lies as the results do, and no constraint in the branch reads it."""
+    """Adds the barriers, unless a branch's operands have the results' shardings and no constraint in the branch reads
+    them."""
     for conditional in walk_ops(module, *CONDITIONALS):
         given = sorted(map(shape_of, conditional.results))
         for region in conditional.regions:
@@ -35,7 +35,7 @@ def keep_branch_operands(module: Any) -> None:
 
 
 def reads_from_outside(region: Any) -> list[tuple[Any, int, Any]]:
-    """(operation, operand, value) where a region reads what it does not make."""
+    """(operation, operand, value) for operands in a region that are defined outside it."""
     made: set[Any] = set()
     reads: list[tuple[Any, int, Any]] = []
 
@@ -64,7 +64,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def lie(values: list[Any]) -> str:
-    """Their shardings as they stand on an operation with these results; nothing for those that have none."""
+    """Their shardings in the notation for an operation with these results; empty for values without one."""
     each = []
     for value in values:
         if isinstance(value, ir.BlockArgument):
@@ -81,7 +81,7 @@ def said_of(operation: Any) -> str:
 
 
 def put_behind_barrier(value: Any, number: Any, region: Any, reads: list[tuple[Any, int, Any]]) -> None:
-    """All of a region reads `value` from a barrier that takes `number` as well."""
+    """Makes a region read `value` from a barrier that also takes `number`."""
     where = ir.InsertionPoint.at_block_begin(region.blocks[0])
     types = [value.type, number.type]
     barrier = ir.Operation.create(BARRIER, results=types, operands=[value, number], loc=value.location, ip=where)

@@ -1,4 +1,4 @@
-"""The constraints of a written program, for people: where each stands and the line that says the same in JAX.
+"""Lists the constraints of a written program for people: their places and the equivalent lines of JAX.
 
 Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `Constraint`, in program order.
 """
@@ -22,8 +22,8 @@ class Constraint:
     """One constraint in the written program, beside the shardings of arguments and results.
 
     Attributes:
-        place: "definition" (the value lies so from where it is made), "use" (these uses need it so), or "kernel" (it
-            runs on parts; see `kernel_lines`).
+        place: "definition" (the value has this sharding from its definition on), "use" (these uses need it), or
+            "kernel" (it runs on shards; see `kernel_lines`).
         location: source location of the operation that makes the value, or that uses it. type: of the value.
         name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
         line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.
@@ -41,7 +41,7 @@ class Constraint:
 
 
 def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[Constraint]:
-    """What `marks` adds to a program, save arguments and results."""
+    """The constraints in `marks`, without the shardings of arguments and results."""
     program = source.program
     numbers = {handle: value for value, handle in enumerate(source.definitions)}
     paths = {argument.value: argument.path for argument in program.arguments}
@@ -55,7 +55,7 @@ def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) ->
         found.append((op, Constraint(place, source.location(op), kind, paths.get(value, ""), uses, line, explicit)))
 
     for pin in marks.pins:
-        if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats what the loop's result says
+        if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats the loop result's pin
             value = numbers[pin.handle]
             add("definition", program.producer[value], value, pin.shardings[-1], len(program.users[value]))
     for reshard in marks.reshards:

@@ -1,12 +1,12 @@
-"""Values that propagation could take further than the plan says.
+"""Finds values that propagation could shard further than planned.
 
 Enters: a `Program`, a `PartitionedProgram`, and which uses have a constraint. Leaves: the values that need a pin.
 
-A constraint at a use, or an op that computes in another sharding than an operand has, offers its axes to every value
-that it touches. Where the plan declines an offer, two shardings compete for the value, and the one that reaches it
-first wins. Which one that is depends on the order of ops, and XLA:TPU simplifies the program before it propagates. So
-every such value is pinned. Of any other value all neighbours offer no more than the plan gives it: in whatever order
-Shardy visits the ops, nothing gets further than planned.
+A constraint at a use, or an op that computes in another sharding than its operand's, offers its axes to all values that
+it touches. If the plan rejects an offer, two shardings compete for the value, and the first to reach it wins. This
+depends on the order of ops, and XLA:TPU simplifies the program before it propagates. So every such value is pinned. For
+other values no neighbour offers more than the plan gives them: in whatever order Shardy visits the ops, propagation
+stops where planned.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Axes = tuple[int, ...]
 def contested_values(
     program: Program, lowered: PartitionedProgram, reshards: Sequence[Reshard], pinned: set[int]
 ) -> Iterator[int]:
-    """Values of which some neighbour has a dimension split further, or otherwise. pinned: values that are computed in
-    one sharding and go on in another, which a pin says already."""
+    """Values that some neighbour shards further, or differently. pinned: values that are computed in one sharding and
+    continue in another, for which a pin exists already."""
     at_use = {edge: reshard.sharding for reshard in reshards for edge in reshard.edges}
     for reshard in reshards:
         if declines(reshard.start, reshard.steps[0][0]):
@@ -48,8 +48,8 @@ def contested_values(
 def declining(
     rule: Rule, shardings: Sequence[Sharding], silent: Sequence[bool], axis_sizes: Sequence[int]
 ) -> tuple[bool, ...]:
-    """Of an op's operands and results [each a sharding], those that another one would split further. silent: those that
-    have no say: they are made anew for each use, and lie as the others do."""
+    """[operands and results of an op] True for those that another one would shard further. silent: those that make no
+    offer: they are recomputed for each use, in the sharding of the others."""
     split = [
         factor_axes(rule, factors, sharding, axis_sizes)
         for factors, sharding in zip((*rule.operands, *rule.results), shardings, strict=True)
@@ -66,18 +66,18 @@ def declining(
 
 
 def declines(have: Sharding, offered: Sharding) -> bool:
-    """Whether a value in one sharding would have to be split further, or otherwise, to be in the other as well."""
+    """True if a value in one sharding would need further, or different, axes to match the offered one."""
     return any(axes != own[: len(axes)] for own, axes in zip(have, offered, strict=True))
 
 
 def factor_axes(
     rule: Rule, factors: tuple[tuple[int, ...], ...], sharding: Sharding, axis_sizes: Sequence[int]
 ) -> dict[int, Axes]:
-    """The axes that split each factor of one array, the major factor of a dimension first. None of an array that is
-    hidden in a region, which has no sharding."""
+    """The axes that split each factor of one array, the major factor of a dimension first. Empty for an array inside a
+    manual region, which has no sharding."""
     found: dict[int, Axes] = {}
     for dimension, axes in zip(factors, sharding or ((),) * len(factors), strict=True):
-        if len(dimension) == 1:  # however long the array is there: a padding's rule has the operand's length
+        if len(dimension) == 1:  # at any size: the rule of a pad has the operand's size
             found[dimension[0]] = axes
             continue
         left = list(axes)

@@ -1,6 +1,6 @@
-"""Products that XLA:CPU does not have, written out for it. In one of ragged groups each group is multiplied with all
-rows, of which those of other groups are zero; in one of scaled blocks numbers are scaled before they are multiplied.
-Products of ragged groups are written out in HLO as well: all of XLA refuses them there ("only supported with Shardy").
+"""Expands matrix products that XLA:CPU does not support. A ragged dot multiplies all rows with each group's matrix,
+after zeroing the rows of other groups; a block-scaled dot scales the numbers before it multiplies. Ragged dots are
+expanded in HLO as well: all of XLA refuses them there ("only supported with Shardy").
 
 Enters: a parsed module. Leaves: one without them.
 """
@@ -19,7 +19,7 @@ CONVERTED = "mhlo.ragged_dot"
 
 
 def with_dense_products(module: Any) -> Any:
-    """The module itself, or a copy of it in which each such product is written out, also in manual regions."""
+    """The module itself, or a copy in which each such product is expanded, also in manual regions."""
     if not xla.walk_ops(module, CONVERTED, RAGGED_DOT) and not _scaled_dots(module):
         return module
     module = xla.parse_module(module.context, xla.write_bytecode(module))
@@ -35,7 +35,7 @@ def with_dense_products(module: Any) -> Any:
 
 
 def write_out_ragged(module: Any) -> None:
-    """Writes out the products of ragged groups in a module, in its place."""
+    """Expands the ragged dots of a module in place."""
     build = Builder(module.context)
     for operation in xla.walk_ops(module, RAGGED_DOT):
         numbers = ragged_dot(operation)
@@ -50,7 +50,7 @@ def _scaled_dots(module: Any) -> list[Any]:
 
 
 def _scaled(build: Builder, operation: Any) -> Any:
-    """A product of scaled blocks."""
+    """Expands a block-scaled dot."""
     left, right, *scales = operation.operands
     sides = [build.convert(side, "f32") for side in (left, right)]
     for k, scale in enumerate(scales):
@@ -96,7 +96,7 @@ def _dense(build: Builder, operation: Any, at: RaggedDot) -> Any:
 
 
 def _of_each_group(build: Builder, left: Any, sizes: Any, at: RaggedDot) -> Any:
-    """[groups, ...] the left operand for each group, with zeros in the rows of others."""
+    """[groups, ...] the left operand for each group, with zeros in the rows of other groups."""
     groups = sizes.type.shape[-1]
     shape = (groups, *left.type.shape)
     prefix = [d + 1 for d in at.prefix] if len(sizes.type.shape) > 1 else []
@@ -112,7 +112,7 @@ def _of_each_group(build: Builder, left: Any, sizes: Any, at: RaggedDot) -> Any:
 
 
 def _summed(build: Builder, rows: Any) -> Any:
-    """Over groups."""
+    """The sum over groups."""
     element = str(rows.type.element_type)
     made = build.make(
         "reduce",

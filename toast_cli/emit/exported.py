@@ -1,8 +1,8 @@
-"""Programs as `jax.export.Exported`: what JAX itself can save, load and call.
+"""Makes a `jax.export.Exported`, which JAX can save, load and call.
 
-Enters: what goes into a program and comes out of it, and its StableHLO with shardings. Leaves: an `Exported`, or the
-bytes of a jax.export file. `jax.export` makes a hull for arrays of these types and shardings by itself, and the program
-takes the place of what is in it.
+Enters: the arguments and results of a program, and its StableHLO with shardings. Leaves: an `Exported`, or the bytes of
+a jax.export file. `jax.export` exports a placeholder function with these types and shardings, and the program replaces
+its module.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 
-# MLIR's element types -> jax.numpy's, where the names differ by more than the letter in front.
+# MLIR's element types -> jax.numpy's, if the names differ by more than their first letter.
 _DTYPES = {"i1": "bool", "bf16": "bfloat16", "pred": "bool", "complex<f32>": "complex64", "complex<f64>": "complex128"}
-# The trees of a user's function: PyTreeDef of `(args, kwargs)`, [program's arguments] number of the leaf, PyTreeDef of
+# The trees of a user's function: PyTreeDef of `(args, kwargs)`, [program's arguments] index of the leaf, PyTreeDef of
 # the results, abstract leaves.
 Trees = tuple[Any, tuple[int, ...], Any, list[Any]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """One argument or result. `path` is its name in the user's tree (empty where unknown); `axes`: per dimension the
-    mesh axes, or None."""
+    """One argument or result. `path` is its name in the user's tree (empty if unknown); `axes`: per dimension the mesh
+    axes, or None."""
 
     path: str
     shape: tuple[int, ...]
@@ -39,8 +39,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Boundary:
-    """What goes into a program and comes out of it, on a mesh of these axes (name -> size; empty where the program
-    names none)."""
+    """Arguments and results of a program, on a mesh of these axes (name -> size; empty if the program names none)."""
 
     name: str
     axes: dict[str, int]
@@ -62,7 +61,7 @@ def emit_export(
         if trees is not None:
             try:
                 return bytes(in_trees(exported, *trees).serialize())
-            except ValueError:  # a tree with nodes that cannot be saved (a class of the user's): the arguments go flat
+            except ValueError:  # a tree with nodes of a class that cannot be saved: the arguments stay flat
                 pass
         return bytes(exported.serialize())
     except ImportError:
@@ -87,7 +86,7 @@ def boundary_of(source: Source, lowered: PartitionedProgram) -> Boundary:
 
 
 def trees_of(content: bytes) -> Trees | None:
-    """The trees that a jax.export file holds; None where JAX does not know the classes in them."""
+    """The trees that a jax.export file holds; None if JAX does not know the classes in them."""
     from jax import export
 
     try:
@@ -98,12 +97,11 @@ def trees_of(content: bytes) -> Trees | None:
 
 
 def exported_program(boundary: Boundary, artifact: bytes, platform: str) -> Any:
-    """The program as a `jax.export.Exported`: the module in a hull that `jax.export` made for arrays of these types and
-    shardings.
+    """The program as a `jax.export.Exported`: its module in an export of a placeholder with these types and shardings.
 
     Args:
         artifact: StableHLO as a portable artifact, with shardings. platform: "cpu", "cuda", "tpu", …; the program may
-        run on others, too.
+            run on others, too.
     """
     import jax
     from jax import export
@@ -134,8 +132,7 @@ def exported_program(boundary: Boundary, artifact: bytes, platform: str) -> Any:
 
 
 def in_trees(exported: Any, arguments: Any, kept: Sequence[int], results: Any, leaves: Sequence[Any]) -> Any:
-    """The same with the trees of the user's function; leaves that the program does not use take part in the signature
-    alone."""
+    """The same with the trees of the user's function; unused leaves are only part of the signature."""
     avals = list(leaves)
     named: list[Any] = [None] * len(avals)
     for place, aval, sharding in zip(kept, exported.in_avals, exported._in_named_shardings, strict=True):
@@ -170,7 +167,7 @@ def dtype_of(element: str) -> Any:
 
 
 def spec_of(axes: NamedAxes) -> Any:
-    """`jax.sharding.PartitionSpec`; whole dimensions at the end are left out."""
+    """`jax.sharding.PartitionSpec`; trailing unsharded dimensions are left out."""
     import jax
 
     entries = [None if not found else found[0] if len(found) == 1 else tuple(found) for found in axes]
@@ -180,7 +177,7 @@ def spec_of(axes: NamedAxes) -> Any:
 
 
 def wide_types(boundary: Boundary) -> Any:
-    """A context in which JAX takes the program's types as they are: 64 bits wide where some are."""
+    """A context in which JAX keeps the program's types, enabling 64-bit types if it has any."""
     import jax
 
     wide = any(p.dtype in ("f64", "i64", "ui64", "complex<f64>") for p in (*boundary.arguments, *boundary.results))

@@ -40,9 +40,9 @@ ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 
 
 def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
-    """The program as HLO text in which every instruction says how it is split.
+    """The program as HLO text with a sharding on every instruction.
 
-    Raises `UsageError` for what only Shardy can partition, see `needs_shardy`.
+    Raises `UsageError` for programs that only Shardy can partition, see `needs_shardy`.
     """
     refuse_what_needs_shardy(source, lowered)
     devices = prod(lowered.axis_sizes)
@@ -62,7 +62,7 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
 
 
 def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
-    """The module as bytecode, with what manual regions hold between custom calls instead."""
+    """The module as bytecode, with the bodies of manual regions between custom calls."""
     with source.module.context, ir.Location.unknown():
         stated = {source.operations[n]: n for n, op in enumerate(source.program.ops) if op.region is not None}
         found = xla.walk_ops(source.module, REGION)
@@ -79,7 +79,7 @@ def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
 
 
 class Boundary(NamedTuple):
-    """How what a manual region reads and results in lies outside of it, and the axes over which it is manual."""
+    """Shardings of a manual region's operands and results outside of it, and its manual axes."""
 
     ways_in: tuple[Sharding, ...]
     ways_out: tuple[Sharding, ...]
@@ -87,8 +87,8 @@ class Boundary(NamedTuple):
 
 
 def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: int | None) -> Boundary:
-    """As the region says; of op `number`, which the program brings along, as the plan says, which may split it
-    further."""
+    """The region's own shardings; for op `number`, a region of the user's program, the plan's,
+    which may split further."""
     manual = frozenset(lowered.axis_names.index(axis) for axis in region_axes(region))
     if number is not None:
         return Boundary(*lying(lowered, number, source.program.ops[number]), manual)
@@ -100,13 +100,13 @@ def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: i
 
 
 def say_constants(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[int, ...]) -> None:
-    """Shardings of constants in a way that arrives in HLO.
+    """Writes shardings of constants so that they survive the conversion to HLO.
 
-    On the way there an array of one number becomes a constant, one with all others of that number and shape, without
-    their shardings. Where these differ, XLA's propagation chooses one that suits some readers, and the partitioner
-    takes the others' ops for split as that is (a look-up's gradient that is added to zeros). So each device has all of
-    it then, and takes for nothing the piece that a reader wants. What is read in a manual region, and outside of it as
-    well, goes into the region as any other array that each device has all of. manual: region -> its axes.
+    The conversion turns a splat into a constant and merges equal ones, dropping their shardings. If these differ, XLA's
+    propagation chooses one that suits some readers, and the partitioner takes the others' ops to have it as well (a
+    gather's gradient that is added to zeros). So such splats are replicated, and each reader slices its shard for free.
+    One that is read both in a manual region and outside enters the region like any other replicated array. manual:
+    region -> its axes.
     """
     alike: dict[tuple[str, str], list[Any]] = {}
     outside: set[tuple[str, str]] = set()
@@ -145,12 +145,12 @@ def say_constants(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[i
 
 
 def spread_by(value: Any) -> list[Any]:
-    """What makes a larger array of a constant: a constant itself."""
+    """The broadcasts of a constant."""
     return [one for use in value.uses if (one := use.owner.operation).name == BROADCAST_IN_DIM]
 
 
 def constrain_approximate_top_k(module: Any) -> None:
-    """The conversion to HLO writes `ApproxTopK` out and refuses a sharding on it, so constraints behind it carry it."""
+    """The conversion to HLO expands `ApproxTopK` and refuses a sharding on it, so constraints behind it carry it."""
     for operation in xla.walk_ops(module, CUSTOM_CALL):
         said = GspmdNotation.attribute in operation.attributes
         if said and operation.attributes["call_target_name"].value == "ApproxTopK":
@@ -163,15 +163,15 @@ def constrain_approximate_top_k(module: Any) -> None:
 
 
 def the_one_number(operation: Any) -> str | None:
-    """The number that an array is full of, where it is a constant; None where there are several or it is not."""
+    """The value of a splat constant, as text; None for other operations."""
     while operation.name == BROADCAST_IN_DIM and not isinstance(operation.operands[0], ir.BlockArgument):
         operation = operation.operands[0].owner
     return xla.constant_number(operation) if operation.name == CONSTANT else None
 
 
 def flatten(region: Any, at: Boundary, sizes: tuple[int, ...]) -> None:
-    """Puts what is in a manual region between custom calls instead: `SPMDFullToShardShape` behind a constraint makes a
-    device's piece of an operand that is read, `SPMDShardToFullShape` a whole array of the pieces of a result."""
+    """Moves the body of a manual region between custom calls: `SPMDFullToShardShape` behind a constraint makes a shard
+    of each operand that is read, `SPMDShardToFullShape` makes whole arrays from the shards of results."""
     block = region.regions[0].blocks[0]
     for statement in xla.walk_ops(region, "sdy.sharding_constraint"):
         statement.results[0].replace_all_uses_with(statement.operands[0])
@@ -193,7 +193,7 @@ def flatten(region: Any, at: Boundary, sizes: tuple[int, ...]) -> None:
 
 
 def call(where: Any, target: str, value: Any, kind: Any, sharding: str) -> Any:
-    """What a custom call makes of a value, with a sharding on it."""
+    """The result of a custom call on a value, with a sharding."""
     made = ir.Operation.create(
         CUSTOM_CALL,
         results=[kind],
@@ -209,9 +209,9 @@ def call(where: Any, target: str, value: Any, kind: Any, sharding: str) -> Any:
 
 
 def bare_bytecode(module: Any) -> bytes:
-    """The module without its `sdy.mesh` declarations, which would turn up in the HLO as attributes.
+    """The module without its `sdy.mesh` declarations, which would become attributes in the HLO.
 
-    What is bound to one device (a host callback) names a mesh of that device alone; it says the same in GSPMD's words
+    An operation that is bound to one device (a host callback) refers to a mesh of that device; it gets a GSPMD sharding
     instead.
     """
     if not any(op.operation.name == "sdy.mesh" for op in module.body.operations):
@@ -238,7 +238,7 @@ def bare_bytecode(module: Any) -> bytes:
 
 
 def bind(operation: Any, device: str) -> None:
-    """The operation runs on this device alone."""
+    """Binds the operation to this device."""
     one = f"{{maximal device={device}}}"
     count = len(operation.results)
     text = one if count < 2 else "{" + ", ".join([one] * count) + "}"
@@ -246,12 +246,12 @@ def bind(operation: Any, device: str) -> None:
 
 
 def with_partitions(text: str, devices: int) -> str:
-    """Says in the header how many devices the program is for, as XLA prints it for more than one."""
+    """Adds the number of devices to the header, as XLA prints it for more than one."""
     return re.sub(r"\AHloModule [^,\n]+", rf"\g<0>, num_partitions={devices}", text) if devices > 1 else text
 
 
 def with_host_memory(text: str, source: Source) -> str:
-    """Says in the header which arguments and results lie in the host's memory: those of memory space 5."""
+    """Marks arguments and results in host memory in the header: those in memory space 5."""
     program, there = source.program, on_host(source.program)
     values = [a.value for a in program.arguments] + [result.value for result in program.results]
     if there.isdisjoint(values):
@@ -267,8 +267,8 @@ def with_host_memory(text: str, source: Source) -> str:
 
 
 def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:
-    """A sharding that XLA cannot read is dropped without a word on the way to HLO; this says so instead. Constraints
-    may be fewer: of what hangs on constants alone XLA folds choices, and drops what is not chosen."""
+    """Raises `ToastError` for shardings that the conversion to HLO drops silently because XLA cannot read them.
+    Constraints may be missing: XLA folds choices that depend on constants alone, and drops the other branch."""
     entry = text[text.index("\nENTRY ") :]
     parameters = len(re.findall(r" parameter\(\d+\), sharding=", entry))
     unread = [sharding for sharding in sorted(notation.written) if not xla.reads_sharding(sharding)]
@@ -281,7 +281,7 @@ def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:
 
 
 class GspmdNotation:
-    """Shardings as strings. `written` are the different ones that were used."""
+    """Shardings as strings. `written` has the different ones that were used."""
 
     attribute = "mhlo.sharding"
 
@@ -294,7 +294,7 @@ class GspmdNotation:
         self.written: set[str] = set()
 
     def prepare(self, module: Any, undo: Undo) -> None:
-        """There is nothing to declare: the strings speak of device numbers. The device count goes into the header."""
+        """Declares nothing: the strings refer to device numbers. The device count goes into the header."""
 
     def _text(self, sharding: Sharding) -> str:
         if sharding not in self._strings:
@@ -313,7 +313,7 @@ class GspmdNotation:
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
-        """A `Sharding` custom call; a value made from constants is made again in the sharding instead."""
+        """A `Sharding` custom call; a value made from constants is recomputed in the sharding instead."""
         if value in self._remade:
             return self._made_again(value, sharding, where)
         return [

@@ -1,8 +1,7 @@
-"""The hand-written kernels that a plan runs on parts, for people: where each is called, and the line that says the same
-in JAX.
+"""Lists the hand-written kernels that a plan shards, for people: their call sites and the equivalent lines of JAX.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: a `Constraint` for each kernel that is split, in program order,
-equal ones once. Kernels of a gradient follow from those of the forward pass, and have no line where these are there.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: a `Constraint` for each sharded kernel, in program order, without
+duplicates. Kernels of a gradient follow from those of the forward pass, and have no line if these are listed.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ KERNEL = "kernel"
 
 
 def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint]:
-    """Operands and results in a line are those of the kernel, without indices and masks of integers, and without
-    results that nobody reads."""
+    """One line per kernel. Its operands and results are the kernel's, without integer indices and masks, and without
+    unused results."""
     program = source.program
     found: dict[tuple[str, str], Constraint] = {}
     split = [
@@ -51,8 +50,8 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
 
 
 def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
-    """The module for Python, with the kernels in comments: shardings of arguments and results do not say how they
-    run."""
+    """The module for Python, with the kernels' lines in comments: shardings of arguments and results do not determine
+    them."""
     lines = [f"# {words(one.location)}\n#     {words(one.line)}\n" for one in kernel_lines(source, lowered)]
     head = (
         "\n# XLA runs these kernels whole on every device unless the program calls them like this:\n" if lines else ""
@@ -73,7 +72,7 @@ def _spec(sharding: Sharding, lowered: PartitionedProgram) -> str:
 
 
 def _function(source: Source, number: int) -> str:
-    """What the user's code calls there; the kernel's name where its place does not say."""
+    """The function that the user's code calls there; the kernel's name if the location does not tell."""
     stack = source.stack(number)
     at = users_frame(stack)
     called = stack[at - 1].function.removesuffix(".__call__") if at else ""

@@ -1,9 +1,9 @@
-"""Loops that carry partial sums, written as manual regions: annotations cannot say that a sum is reduced behind a loop.
+"""Writes loops that carry partial sums as manual regions: annotations cannot defer a reduction to after the loop.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with every such loop in a region that
-holds the loop on local shapes, its collectives, and those that reduce what it results in; after it the module is what
-it was before. What is inside a region is no longer anybody's to annotate. An array that is resharded ahead of the loop
-for others as well, or ahead of a loop around it, goes into the region as it lies then: one collective serves all.
+holds the loop on local shapes, its collectives, and those that reduce its results; after it the module is as before.
+Operations in a region get no annotations. An array that is resharded ahead of the loop for other users as well, or
+ahead of an outer loop, enters the region in that sharding: one collective serves all.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Edge = tuple[int, int]  # op number, operand position
 
 @dataclass
 class Regions:
-    """The regions put into a module.
+    """The regions added to a module.
 
     Attributes:
-        undo: steps that take them out again. behind: result of a region -> the value of the program that it is.
+        undo: steps that remove them again. behind: result of a region -> the program's value that it stands for.
         taken: a use in a loop -> where its region reads the array that is resharded outside of it, and its sharding.
     """
 
@@ -47,7 +47,7 @@ class Regions:
 def loops_in_regions(
     source: Source, lowered: PartitionedProgram
 ) -> Iterator[tuple[Source, PartitionedProgram, frozenset[int]]]:
-    """Both, and the ops that are in regions."""
+    """The rewritten source and program, and the ops that are in regions."""
     numbers = carrying_loops(source, lowered)
     if not numbers:
         yield source, lowered, frozenset()
@@ -100,7 +100,7 @@ def loops_in_regions(
 
 
 def carrying_loops(source: Source, lowered: PartitionedProgram) -> list[int]:
-    """Loops that carry partial sums and are in none that does."""
+    """Loops that carry partial sums and have no enclosing loop that does."""
     program = source.program
     carrying = {program.ops[number].loop for number in lowered.carried}
 
@@ -119,8 +119,8 @@ def put_loop(
     notation: ShardyNotation,
     regions: Regions,
 ) -> tuple[Any, dict[int, tuple[Any, Sharding]]]:
-    """Puts a region in the place of a loop; returns it, and how what the loop carries lies behind it: value -> result
-    of the region, sharding."""
+    """Replaces a loop by a region; returns it, and the loop's results behind it: value -> result of the region,
+    sharding."""
     program, sizes = source.program, lowered.axis_sizes
     number = next(n for n in range(program.loops[loop].first, len(program.ops)) if is_carry(program.ops[n], loop))
     operation = source.use(number, 0).operation
@@ -155,7 +155,7 @@ def put_loop(
         "sdy.return", operands=[piece.handle for piece in pieces], loc=operation.location, ip=ir.InsertionPoint(block)
     )
     for k in reversed(range(len(entering))):
-        if not list(block.arguments[k].uses):  # what a loop starts with where it starts with nothing
+        if not list(block.arguments[k].uses):  # the loop starts from local zeros instead
             block.erase_argument(k)
             del entering[k], ways_in[k], copies[k]
     axes = ", ".join(map(quoted, lowered.axis_names))
@@ -197,7 +197,7 @@ def put_loop(
 
 
 class Resharded(NamedTuple):
-    """A copy of a value that some uses in a loop read, resharded outside of the loop's region by these collectives."""
+    """A copy of a value for some uses in a loop, resharded outside of the loop's region by these collectives."""
 
     value: int
     sharding: Sharding
@@ -206,7 +206,7 @@ class Resharded(NamedTuple):
 
 
 def resharded_outside(program: Program, lowered: PartitionedProgram, loop: int) -> list[Resharded]:
-    """Copies that stand before a loop around this one, or that others read as well."""
+    """Copies that are made before an outer loop, or that others read as well."""
     inside = range(program.loops[loop].first, program.loops[loop].last)
     ways: dict[Edge, list[Collective]] = {}
     for one in lowered.collectives:
@@ -222,12 +222,13 @@ def resharded_outside(program: Program, lowered: PartitionedProgram, loop: int) 
 
 
 def is_carry(op: Op, loop: int) -> bool:
-    """Whether it is a carry of that loop."""
+    """True if an op is a carry of that loop."""
     return op.name == CARRY and op.loop == loop
 
 
 def entering_values(operation: Any) -> list[Any]:
-    """What a loop reads from outside, each value once: what it starts with, and what its regions reach for."""
+    """The outside values that a loop reads, without duplicates: its initial values, and values
+    captured by its regions."""
     found: dict[Any, None] = dict.fromkeys(operation.operands)
     own: set[Any] = set()
 

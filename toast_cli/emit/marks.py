@@ -1,8 +1,8 @@
-"""Where shardings have to stand for the compiler to partition as the plan says, as plain data.
+"""Chooses where to write shardings so that the compiler partitions as planned, as plain data.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in one dialect
-or another. What each compiler makes of a sharding on an operation, and why Shardy's form needs pins instead, is in
-`docs/explanation/emitting.md`.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in either
+dialect. `docs/explanation/emitting.md` describes how each compiler treats a sharding on an operation, and why Shardy's
+form needs pins instead.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Operand = tuple[Any, int]  # an operation, and which of its operands
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A value lies, from where it is defined on, as `shardings` say one after the other: all its uses see the last.
+    """A value gets `shardings`, one after the other, right after its definition: all its uses see the last.
 
-    Several shardings are a value that is computed in the first, partial, and reduce-scattered step by step to the last.
-    Where a loop's body hands its argument on unchanged, it goes on doing so.
+    Several shardings mean that the value is computed in the first, partial, and reduce-scattered step by step to the
+    last. A loop body that passes its argument on unchanged continues to do so.
     """
 
     handle: Any  # ir.Value: an op result or a block argument
@@ -44,9 +44,9 @@ class Marks:
 
     Attributes:
         arguments, results: shardings of the entry function's arguments and results, in order.
-        operations: (operation, sharding of each result) where the sharding stands on the operation itself.
-        pins, reshards: where it stands on a constraint after a definition or before a use.
-        barriers: values behind whose constraints there is an optimization barrier (see `barriers`).
+        operations: (operation, sharding of each result) for shardings on the operation itself.
+        pins, reshards: constraints after a definition or before a use.
+        barriers: values with an optimization barrier behind their constraints (see `barriers`).
     """
 
     arguments: tuple[Sharding, ...]
@@ -77,15 +77,15 @@ def pinned_marks(source: Source, lowered: PartitionedProgram) -> Marks:
 
 
 def barriers(source: Source, lowered: PartitionedProgram) -> tuple[Any, ...]:
-    """Values that a barrier keeps as they are scattered."""
+    """Values that keep their scattered sharding by a barrier."""
     return tuple([source.definitions[value] for value in held(source.program, lowered)])
 
 
 def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """The same with shardings on the operations themselves.
 
-    Pins stay where a value goes on in another sharding than it is computed in, and where a sharding on the operation
-    would be lost or overwritten.
+    Pins remain for values that continue in another sharding than they are computed in, and where a sharding on the
+    operation would be lost or overwritten.
     """
     boundary = argument_marks(source, lowered)
     reshards = tuple(all_reshards(source, lowered))
@@ -111,8 +111,9 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
 
 
 def scattered_as_found(lowered: PartitionedProgram) -> PartitionedProgram:
-    """The same plan, in which products that are scattered over some axes and reduced over others are computed as they
-    go on, where the partitioner finds the way by itself: told how they are computed, it reduces them over all axes."""
+    """The same plan, in which products that are scattered over some axes and reduced over others are computed in their
+    final sharding if the partitioner finds the collectives by itself: given the computed sharding, it all-reduces over
+    all axes."""
     computed = {
         value: sharding
         for value, sharding in lowered.computed.items()
@@ -123,11 +124,11 @@ def scattered_as_found(lowered: PartitionedProgram) -> PartitionedProgram:
 
 
 def needs_pin(handle: Any) -> bool:
-    """Whether a sharding on the operation that defines `handle` would not arrive in HLO, or not where it belongs.
+    """True if a sharding on the operation that defines `handle` would not be preserved in HLO, or be misplaced.
 
-    CHLO operations are expanded on the way; of a loop, what it only passes through is left out, and its sharding counts
-    wrong. Products that add up nothing XLA makes elementwise ones before it partitions, and leaves their sharding on
-    its broadcasts of the operands, which lie otherwise.
+    CHLO operations are expanded in the conversion; loop-invariant values are removed from a loop, which shifts its
+    shardings. XLA turns products without contracted dimensions into elementwise ones before it partitions, and leaves
+    their sharding on its broadcasts of the operands, which have other dimensions.
     """
     if isinstance(handle, ir.BlockArgument):
         return True
@@ -135,7 +136,7 @@ def needs_pin(handle: Any) -> bool:
 
 
 def adds_nothing_up(operation: Any) -> bool:
-    """Whether it is a product of two arrays over dimensions that they share or that one of them has."""
+    """True for a product of two arrays without contracted dimensions."""
     if operation.name != DOT_GENERAL:
         return False
     _, _, contracted, _ = dot_dimensions(operation.attributes["dot_dimension_numbers"])
@@ -143,11 +144,11 @@ def adds_nothing_up(operation: Any) -> bool:
 
 
 def is_overwritten(handle: Any, behind: set[Any]) -> bool:
-    """Whether the sharding on the operation that defines `handle` may be overwritten, or taken elsewhere.
+    """True if the sharding on the operation that defines `handle` may be overwritten or misplaced.
 
-    What reads it without changing it (a reshape and one back, a product with one, a slice of all) is folded away, and
-    leaves its own sharding on what it read: one in the place of those of several results. And XLA:TPU moves a transpose
-    behind the elementwise work that follows a product, which then has shardings of arrays that lie otherwise.
+    Readers that do not change it (a reshape and its inverse, a product with one, a slice of all) are folded away, and
+    leave their own sharding on the operation: one in place of those of several results. And XLA:TPU moves a transpose
+    behind the elementwise ops that follow a product, which then carry shardings for another order of dimensions.
     """
     if isinstance(handle, ir.BlockArgument):
         return False
@@ -155,13 +156,13 @@ def is_overwritten(handle: Any, behind: set[Any]) -> bool:
 
 
 def is_repeated(handle: Any) -> bool:
-    """Whether an array is made by a broadcast. XLA:TPU moves broadcasts past reshapes, and leaves their shardings on
-    arrays that lie otherwise. How one lies tells what reads it; a constraint behind keeps apart what XLA joins."""
+    """True if an array is made by a broadcast. XLA:TPU moves broadcasts past reshapes, and leaves their shardings on
+    arrays with other dimensions. Its sharding follows from its readers; a constraint behind it would prevent fusion."""
     return bool(handle.owner.name == BROADCAST_IN_DIM)
 
 
 def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Sharding, ...]:
-    """Sharding of each result of the entry function: what its use requires, else what the value has."""
+    """Sharding of each result of the entry function: the one its use requires, else that of the value."""
     shardings = []
     for number, op in enumerate(source.program.ops):
         if op.name == RESULT:
@@ -170,11 +171,11 @@ def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Shard
 
 
 def all_pins(source: Source, lowered: PartitionedProgram, reshards: tuple[Reshard, ...]) -> Iterator[Pin]:
-    """A pin for every array that an operation makes, and for every array a loop's body or condition is given.
+    """A pin for every array that an operation makes, and for every argument of a loop's body or condition.
 
-    Values that are made anew for each use take its sharding; arguments of the entry function carry a sharding of their
-    own, and so do the results of Shardy's own operations. What nobody reads needs none, nor does a loop's argument that
-    all readers see moved ahead of the loop.
+    Values that are recomputed for each use take its sharding; arguments of the entry function, and results of Shardy's
+    own operations, carry a sharding already. Unread values need no pin, nor does a loop's argument that all readers see
+    resharded ahead of the loop.
     """
     unneeded = unneeded_values(source)
     moved = {(use.operation, use.operand) for one in reshards if one.ahead for use in one.uses}
@@ -190,9 +191,9 @@ def all_pins(source: Source, lowered: PartitionedProgram, reshards: tuple[Reshar
 
 
 def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
-    """Values whose sharding is ours to say: arrays that an operation of the program makes, once."""
+    """Values whose sharding the plan decides: arrays that one operation of the program makes."""
     remade = remade_values(source.program)
-    producer = source.program.producer  # -1 for what the module computes and nobody needs
+    producer = source.program.producer  # -1 for values that the module computes and nothing needs
     for value, handle in enumerate(source.definitions):
         if not lowered.shardings[value] or remade[value] or producer[value] < 0 or isinstance(handle, ir.BlockArgument):
             continue
@@ -202,10 +203,9 @@ def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int
 
 def scattered_terms(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
     """Partial results of scatters that are added to something else. XLA:TPU and XLA:GPU simplify `a + scatter(zeros,
-    updates)` to `scatter(a, updates)` before they partition, and two such scatters to one of all updates in a row
-    (libtpu 0.0.42.1, jaxlib 0.10.2): of a tied table's gradient each part was then reduced for itself, and an encoder's
-    and a decoder's tokens were exchanged. With a constraint in between the sum is reduced, once.
-    """
+    updates)` to `scatter(a, updates)` before they partition, and two such scatters to one of all concatenated updates
+    (libtpu 0.0.42.1, jaxlib 0.10.2): each part of a tied table's gradient is then reduced separately, and an encoder's
+    and a decoder's tokens are exchanged. With a constraint in between the sum is reduced once."""
     for value in lowered.added:
         if program.ops[program.producer[value]].name == SCATTER:
             yield value
@@ -214,8 +214,8 @@ def scattered_terms(program: Program, lowered: PartitionedProgram) -> Iterator[i
 def argument_pins(
     loop: Any, number: int, sharding: Sharding, unneeded: set[Any], moved: Collection[Operand] = ()
 ) -> Iterator[Pin]:
-    """Pins on argument `number` of a loop's condition and body, where they read it. moved: uses that see it moved ahead
-    of the loop."""
+    """Pins on argument `number` of a loop's condition and body, if they read it. moved: uses that see it resharded
+    ahead of the loop."""
     for region in loop.regions:
         argument = region.blocks[0].arguments[number]
         if is_read(argument, unneeded) and (not moved or not is_moved(argument, moved)):
@@ -223,7 +223,8 @@ def argument_pins(
 
 
 def is_moved(argument: Any, moved: Collection[Operand]) -> bool:
-    """Whether all that reads a loop's argument, also in loops that it is handed to, sees it moved ahead of the loop."""
+    """True if all readers of a loop's argument, also in loops that it is passed to, see it
+    resharded ahead of the loop."""
     for use in argument.uses:
         operation, operand = use.owner.operation, use.operand_number
         if (operation, operand) in moved or hands_on(argument, operation):
@@ -236,13 +237,13 @@ def is_moved(argument: Any, moved: Collection[Operand]) -> bool:
 
 
 def unneeded_values(source: Source) -> set[Any]:
-    """What the module computes and no result needs."""
+    """Values that the module computes and no result needs."""
     return {handle for value, handle in enumerate(source.definitions) if source.program.producer[value] < 0}
 
 
 def is_read(handle: Any, unneeded: set[Any]) -> bool:
-    """Whether an operation reads the value, other than to hand a loop's argument on to the next iteration, or to make
-    what nobody needs. A constraint that only such operations read goes with them on the way to HLO."""
+    """True if an operation reads the value, other than to pass a loop's argument on to the next iteration, or to
+    compute unneeded values. A constraint with only such readers is removed in the conversion to HLO."""
 
     def counts(user: Any) -> bool:
         return not hands_on(handle, user) and not (user.results and all(result in unneeded for result in user.results))
@@ -251,7 +252,7 @@ def is_read(handle: Any, unneeded: set[Any]) -> bool:
 
 
 def hands_on(handle: Any, user: Any) -> bool:
-    """Whether `user` ends the block that `handle` is an argument of."""
+    """True if `user` is the terminator of the block of which `handle` is an argument."""
     return isinstance(handle, ir.BlockArgument) and user.name == "stablehlo.return" and user.block == handle.owner
 
 
@@ -260,10 +261,10 @@ def operation_shardings(
 ) -> Iterator[tuple[Any, tuple[Sharding, ...]]]:
     """Each operation that makes arrays of the program, with the sharding in which it computes each of its results.
 
-    Not contractions and transposes that XLA folds into one contraction before it partitions (see `folded_transposes`):
-    it takes what stands on the first for that of the folded one, whose dimensions lie otherwise. A constraint behind
-    the transpose is enough. Nor products of what a reshape makes (see `reshaped_products`), and broadcasts of arrays,
-    save those that are made anew for each use (see `is_repeated`).
+    Except contractions and transposes that XLA folds into one contraction before it partitions (see
+    `folded_transposes`): it gives the sharding of the first to the folded one, whose dimensions are in another order; a
+    constraint behind the transpose suffices. Also except products of reshaped operands (see `reshaped_products`), and
+    broadcasts of arrays, unless they are recomputed for each use (see `is_repeated`).
     """
     sharding_of = sharding_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
     producer, transposes = source.program.producer, {*folded.values()}
@@ -285,15 +286,15 @@ def operation_shardings(
         arrays = list(operation.results)
         if len(arrays) > 1:
             seen.add(operation)
-        if operation.name == BARRIER:  # what nobody reads behind it lies as it does in front
+        if operation.name == BARRIER:  # unread results keep their sharding from in front
             pairs = zip(arrays, operation.operands, strict=True)
             arrays = [before if after in unneeded else after for after, before in pairs]
         yield operation, tuple(map(sharding_of, arrays))
 
 
 def folded_transposes(source: Source, lowered: PartitionedProgram) -> dict[int, int]:
-    """Results of contractions that only a transpose reads, with no constraint between them, and that transpose. Not of
-    those that are and stay split along nothing, which lie alike in any order of dimensions."""
+    """Results of contractions that only a transpose reads, with no constraint between them, and that transpose.
+    Replicated ones, whose sharding is the same in any order of dimensions, are left out."""
     found = {}
     for op in source.program.ops:
         if op.kind.contraction and len(op.results) == 1:
@@ -307,12 +308,12 @@ def folded_transposes(source: Source, lowered: PartitionedProgram) -> dict[int, 
 
 
 def reshaped_products(source: Source, lowered: PartitionedProgram) -> dict[int, bool]:
-    """Results of contractions that read what a reshape makes, with no constraint between them; and whether all that
-    reads the result takes it as it lies.
+    """Results of contractions that read reshaped operands, with no constraint between them; and True if all readers
+    take the result in its sharding.
 
-    XLA:TPU reshapes behind the contraction instead, and leaves its sharding on that of the array with other dimensions,
-    which it then partitions as a windowed product. It finds by itself how a result lies that is taken so, and a
-    constraint on it would keep what it joins apart.
+    XLA:TPU reshapes behind the contraction instead, and leaves its sharding on an array with other dimensions, which it
+    then partitions as a windowed product. For a result that is read in its sharding, it finds this sharding by itself,
+    and a constraint would prevent fusion.
     """
     program, found = source.program, dict[int, bool]()
     for number, op in enumerate(source.program.ops):
@@ -336,8 +337,7 @@ def sharding_finder(
 ) -> Callable[[Any], Sharding]:
     """A function from an op result to its sharding (the one it is computed in, given `computed`).
 
-    A value that a loop only passes through is no value of the program at the loop's result, nor inside: there it lies
-    as it does outside.
+    A loop-invariant value has no value number at the loop's result, nor inside: there its sharding is the one outside.
     """
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
 

@@ -1,13 +1,13 @@
-"""Few constraints under which Shardy's propagation reproduces the plan.
+"""Finds few constraints under which Shardy's propagation reproduces the plan.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: `ChosenMarks`, and the values that stay elsewhere than
-planned, if any.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: `ChosenMarks`, and the values whose sharding still differs, if
+any.
 
-A constraint stands at a use that needs another sharding than its value has, unless the operation's own sharding already
-says so. Values that some constraint or op offers more than the plan gives them are pinned (see `contested`), so that
-the outcome does not depend on the order in which ops are visited. Then propagation runs, and where a value comes out
-differently, the first of the values that went wrong together is pinned; and again, then with all that are like it,
-since layers that are alike go wrong one after another.
+A use that needs another sharding than its value's gets a constraint, unless the operation's own sharding implies it.
+Values for which some constraint or op offers more axes than planned are pinned (see `contested`), so that the outcome
+does not depend on the order in which ops are visited. Then propagation runs; of each connected group of values with a
+wrong sharding, the first is pinned; and this repeats. In later rounds, similar values are pinned as well, since similar
+layers go wrong one after another.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
 MAX_ROUNDS = 10
-# From this round on what is like a value that is pinned is pinned with it.
+# From this round on, values similar to a pinned one are pinned with it.
 ALIKE_FROM_ROUND = 1
-# From this round on everything that is wrong is pinned, not only where it starts; and before it where no more than this
-# share of the operations is wrong: they come one after another, and a round costs as much for one as for a thousand.
+# From this round on, all wrong values are pinned, not only the first of each group; earlier only if at most this share
+# of the operations is wrong: fixing them one by one costs a round each.
 EVERYTHING_FROM_ROUND = 6
 FEW = 1 / 1000
 
 
 @dataclass(frozen=True)
 class ChosenMarks:
-    """Marks to write; `unsettled` are values that propagation takes elsewhere all the same; `rounds` of propagation
-    spent; where `values` lie after propagation from these marks (empty where they do not settle)."""
+    """Marks to write; `unsettled` are values whose sharding still differs after propagation; `rounds` of propagation
+    run; `values` are the shardings after propagation from these marks (empty if some differ)."""
 
     marks: Marks
     unsettled: tuple[int, ...]
@@ -62,7 +62,7 @@ class ChosenMarks:
 
 
 def choose_marks(source: Source, lowered: PartitionedProgram) -> ChosenMarks:
-    """Few marks that suffice."""
+    """Chooses a small sufficient set of marks."""
     with numbered(source, lowered):
         return Chooser(source, lowered).choose()
 
@@ -71,7 +71,7 @@ class Chooser:
     """One choice; used once.
 
     `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one
-    sharding and go on in another, which only a pin can say.
+    sharding and continue in another, which only a pin can express.
     """
 
     def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
@@ -85,16 +85,16 @@ class Chooser:
         self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
-        # XLA compares the constraints that branches end in, so these leave no dimension open.
+        # XLA compares the constraints at the ends of branches, so these leave no dimension open.
         ends = [any(self._program.ops[number].name == JOIN for number, _ in r.edges) for r in reshards]
         self.reshards = [r if end else opened(r) for r, end in zip(reshards, ends, strict=True)]
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
-        # XLA takes out what loops do not read, before it propagates: less holds in place what is moved ahead of them.
+        # XLA removes unread loop results before it propagates: then less constrains values resharded ahead of loops.
         beside = {one.value for one in self.reshards if one.ahead}
         beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold)}
         beside |= {*scattered_terms(self._program, lowered)}
         self.pinned = self._twofold | {v for v in beside if v in self._movable}
-        # What is said at one use of all dimensions of what a loop carries Shardy takes for what is said of later uses.
+        # Shardy takes a fully specified constraint at one use of a loop-carried value to hold for later uses, too.
         self.pinned |= {
             one.value for one in self.reshards if not (one.open or one.ahead) and self._is_carried(one.value)
         }
@@ -119,10 +119,9 @@ class Chooser:
         return ChosenMarks(self._marks(self.pinned), tuple(wrong), self.rounds, values)
 
     def _closed(self, reshard: Reshard) -> Reshard:
-        """The reshard with nothing left open. Shardy takes that for a statement about what it reads; so where this
-        comes into a loop from outside, the sharding it has there is said before, or it would be moved before the loop;
-        and so it is where a loop carries it, or all else that reads it would be moved with this use, and cut again.
-        """
+        """The reshard without open dimensions. Shardy takes that for a statement about the operand. So if the operand
+        enters a loop from outside, its sharding there is stated first, or it would be resharded before the loop;
+        likewise for a loop-carried operand, or all its other readers would be resharded with this use, and back."""
         program, value = self._program, reshard.value
         reader, maker = program.ops[reshard.edges[0][0]], program.ops[program.producer[value]]
         restated = (reader.loop != maker.loop or maker.name == CARRY) and not reshard.ahead
@@ -150,7 +149,7 @@ class Chooser:
         return self._propagation.run(self._marks(pinned))
 
     def _wrong(self, found: Propagated) -> tuple[list[int], list[int]]:
-        """Values, and reshards, that lie elsewhere than planned."""
+        """Values, and reshards, whose propagated sharding differs from the plan."""
         lowered = self._lowered
 
         def differs(got: Sharding, want: Sharding) -> bool:
@@ -163,7 +162,7 @@ class Chooser:
         return sorted(values), [k for k, got in found.reshards.items() if differs(got, self.reshards[k].sharding)]
 
     def _starts(self, wrong: list[int]) -> list[int]:
-        """Of the values that went wrong together, linked through operations and not through a reshard, the first."""
+        """The first of each group of wrong values that operations, and not reshards, connect."""
         parents = {value: value for value in wrong}
 
         def root(value: int) -> int:
@@ -179,7 +178,7 @@ class Chooser:
         return sorted({root(value) for value in wrong})
 
     def _alike(self, values: list[int], wrong: list[int]) -> list[int]:
-        """Of the values that went wrong those that are made, laid out and read as some of `values` are."""
+        """Wrong values with the same maker, sharding and readers as one of `values`."""
         program, shardings = self._program, self._lowered.shardings
 
         def look(value: int) -> tuple[object, ...]:
@@ -190,8 +189,8 @@ class Chooser:
         return [value for value in wrong if look(value) in wanted]
 
     def _behind_transpose(self, value: int) -> int:
-        """The transposed value, where nothing else reads `value` and it is not pinned yet: XLA then folds the transpose
-        into what makes it."""
+        """The transposed value, if it is the only reader of `value` and not pinned yet: XLA then folds the transpose
+        into the op that makes it."""
         behind = transposed(self._program, value)
         if behind is None or (behind.op, 0) in self._lowered.required or behind.value in self.pinned:
             return value
@@ -227,8 +226,8 @@ def passed_pins(
 
 
 def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: Sequence[bool]) -> bool:
-    """Whether some use would not get its sharding, or several would each bring the value there for themselves, without
-    it."""
+    """True if, without the reshard, some use would not get its sharding, or several uses would
+    each reshard the value."""
     if remade[reshard.value]:
         return False
     if reshard.through or reshard.ahead:
@@ -242,12 +241,12 @@ def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, rem
 
 
 def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cuts: list[int] | None) -> bool:
-    """Whether XLA moves the result of an op and not, as planned, the arrays it reads.
+    """True if XLA reshards the result of an op instead of, as planned, its operands.
 
-    It does where an elementwise op reads several arrays and all lie in one sharding, other than the one it computes in.
-    That makes a difference where something is communicated to get there; where each device is to keep a piece of a
-    total; and where the result is cut and gathered again: XLA still has it as it was before. And it does where a
-    reduction reads what is to be cut further: each device would sum up all of it.
+    It does for an elementwise op of several arrays that all have one sharding, other than the one it computes in. That
+    matters if the reshard communicates; if each device is to keep a piece of a sum; and if the result is sliced and
+    gathered again, since XLA still has the unsliced one. It also does if a reduction's operand is to be sliced further:
+    each device would reduce all of it.
     """
     op, program = source.program.ops[number], source.program
     arrays = [value for value in op.operands if program.values[value].shape]
@@ -263,19 +262,19 @@ def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cu
 
 
 def cut_dimensions(have: Sharding, want: Sharding) -> list[int] | None:
-    """The dimensions that only have to be cut further to get there; None when something has to be communicated."""
+    """The dimensions that only have to be sliced further; None if the reshard needs communication."""
     if not all(b[: len(a)] == a for a, b in zip(have, want, strict=True)):
         return None
     return [d for d, (a, b) in enumerate(zip(have, want, strict=True)) if a != b]
 
 
 def follows(source: Source, number: int, position: int, cuts: list[int] | None) -> bool:
-    """Whether a use comes by the sharding it requires without a constraint.
+    """True if a use gets the sharding it requires without a constraint.
 
-    Elementwise operations bring their operands to the sharding of the result. So does every operation but a look-up
-    where the operand only has to be cut further, along dimensions the results have too. A padding between elements of
-    which each device has all, though not the result, is one that XLA stops at (jaxlib 0.10.2). XLA refuses branches
-    that end in constraints to different shardings.
+    Elementwise operations reshard their operands to the sharding of the result. So does every operation but a gather if
+    the operand only needs slicing, along dimensions that the results have too. XLA stops at a pad between elements with
+    a replicated operand and a sharded result (jaxlib 0.10.2). XLA refuses branches that end in constraints to different
+    shardings.
     """
     op = source.program.ops[number]
     if op.name == JOIN:
@@ -292,9 +291,9 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
 
 
 def opened(reshard: Reshard) -> Reshard:
-    """The reshard with those dimensions open in which nothing changes.
+    """The reshard with its unchanged dimensions left open.
 
-    Such a constraint says what it is there for, and Shardy does not take it for a statement about the value it reads.
+    Shardy does not take such a constraint for a statement about its operand.
     """
     have = reshard.through[-1] if reshard.through else reshard.start
     same = frozenset(d for d, (a, b) in enumerate(zip(have, reshard.sharding, strict=True)) if a == b)

@@ -1,36 +1,36 @@
-"""Splits that XLA's partitioner gets wrong, or makes another thing of, written as manual regions.
+"""Writes splits that XLA's partitioner gets wrong, or implements with other collectives, as manual regions.
 
 Each was found by running every kind of op split along every dimension (`tests/test_annotated_ops.py`), with jaxlib
 0.10.2:
 
-* A convolution of groups of images (`batch_group_count`, the gradient of a convolution in groups or by channel) that
-  adds up over a split dimension: the gradient of its kernel under data parallelism is wrong.
+* A convolution with batch groups (`batch_group_count`, the gradient of a grouped or depthwise convolution) that
+  contracts a sharded dimension: the gradient of its kernel under data parallelism is wrong.
 * A `select_and_scatter` (the gradient of a pooling) along a dimension where its windows overlap.
-* A `dynamic_slice` of which devices keep a part: XLA adds up the starts of both slices, and does not clamp the first.
-* A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a
-  body that devices cannot reduce with (xor), XLA stops.
+* A `dynamic_slice` whose result is sharded: XLA adds the starts of both slices, and does not clamp the first.
+* A reduction over a sharded dimension with an initial value that is not neutral: every device starts with it. With a
+  body that collectives do not support (xor), XLA fails.
 
-And some that come out right but with other collectives than they take:
+Others have correct results but other collectives than planned:
 
-* `top_k`, and a convolution in groups of several channels, however they are split: all they read is gathered, batch
-  and all (a depthwise convolution has one channel in a group, and is split everywhere). XLA:TPU rewrites both into what
-  its partitioner can split beforehand, XLA:GPU `top_k` alone (8 of 4,096 and 2 of 64 on H100), XLA:CPU neither.
-* A convolution of groups of images whose groups are split over one axis and the images of a group over another.
-* A `dynamic_update_slice` along a split dimension that it updates in part: the whole array is gathered along it, unless
-  the update is known to lie in one device's piece (one row, or constant starts).
-* A look-up in a table whose rows are split, by indices that are split, where an axis of the mesh splits neither. XLA
-  forms groups of devices over that axis instead of the table's, and sends the table there first.
+* `top_k`, and a convolution with groups of several channels, however they are split: all operands are gathered, the
+  batch included (a depthwise convolution has one channel in a group, and is split everywhere). XLA:TPU first rewrites
+  both into ops that its partitioner can split, XLA:GPU `top_k` alone (8 of 4,096 and 2 of 64 on H100), XLA:CPU neither.
+* A convolution with batch groups that are split over one axis, and the images of a group over another.
+* A `dynamic_update_slice` of part of a sharded dimension: the whole array is gathered along it, unless the update is
+  known to be within one shard (one row, or constant starts).
+* A gather from a table with sharded rows, by sharded indices, if a mesh axis splits neither. XLA forms device groups
+  over that axis instead of the table's, and sends the table there first.
 * A hand-written kernel: XLA computes it whole on every device, so it is rewritten for local shapes.
-* Sums of complex numbers over a split dimension, on XLA:TPU, which takes them apart into real ones and then gathers
-  what is padded, sliced and joined of them (a state-space model with complex states, data parallelism on 16 v5e: 252
-  MiB sent instead of 43). Not in HLO, where XLA without Shardy aborts on such a program with regions in it.
+* Sums of complex numbers over a sharded dimension, on XLA:TPU, which splits them into real ones and then gathers the
+  padded, sliced and concatenated parts (a state-space model with complex states, data parallelism on 16 v5e: 252 MiB
+  sent instead of 43). Not in HLO, where XLA without Shardy aborts on such a program with regions in it.
 
-Products of ragged groups are in regions however they are split: XLA without Shardy cannot partition them, and with it
-gathers rows and the weights of groups that are split. So are products of scaled blocks (`jax.nn.scaled_matmul`), which
-are a custom call to it.
+Ragged dots are in regions however they are split: XLA without Shardy cannot partition them, and with Shardy it gathers
+rows and the sharded weights of groups. So are block-scaled dots (`jax.nn.scaled_matmul`), which are custom calls to
+XLA.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in
-regions of their own; after it the module is what it was before.
+regions of their own; after it the module is as before.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ from toast_cli.xla import ir
 def in_regions(
     source: Source, lowered: PartitionedProgram, *, sums_too: bool = True
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
-    """Both, with every loop that carries partial sums in a manual region, and every misread op in one that does its
-    reductions as well; sums of complex numbers unless told otherwise."""
+    """The rewritten source and program: every loop that carries partial sums is in a manual region, and every misread
+    op is in one that also does its reductions. sums_too: also sums of complex numbers."""
     with (
         loops_in_regions(source, lowered) as (there, rest, inside),
         _ops_in_regions(there, rest, inside, complex_sums(source, lowered) if sums_too else []) as found,
@@ -91,7 +91,7 @@ def in_regions(
 def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int], sums: list[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
-    """Both, with every misread op that is not in a region yet in one."""
+    """The same for misread ops that are in no region yet."""
     products = {number for number, op in enumerate(source.program.ops) if op.kind.name in _PRODUCTS} - inside
     misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums, *products} - inside
     numbers = sorted({*misread_ops(source, lowered, inside), *misled})
@@ -123,8 +123,8 @@ def _ops_in_regions(
 
 
 def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int] = frozenset()) -> list[int]:
-    """Numbers of the ops that are split in a way that XLA gets wrong; those in `inside` are in regions already, and of
-    no elements nothing is wrong."""
+    """Numbers of the ops whose sharding XLA partitions wrongly, except those in `inside`, which are in regions already,
+    and those of empty arrays."""
     found = []
     for number, op in enumerate(source.program.ops):
         if op.name == DYNAMIC_SLICE and number not in inside and _cuts_slice(source, lowered, number, op):
@@ -140,7 +140,7 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
 
 
 def _cuts_slice(source: Source, lowered: PartitionedProgram, number: int, op: Op) -> bool:
-    """Whether some use cuts a slice along a dimension of which it takes a part, from a computed place on."""
+    """True if some use shards a slice along a dimension of which it takes a part, with a computed start."""
     _, *starts = source.operations[number].operands
     (value,) = op.results
     wholes, taken = source.program.values[op.operands[0]].shape, source.program.values[value].shape
@@ -151,7 +151,7 @@ def _cuts_slice(source: Source, lowered: PartitionedProgram, number: int, op: Op
 
 
 def gathered_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int] = frozenset()) -> list[int]:
-    """Numbers of the split ops for which XLA's partitioner gathers all they read, unless the compiler rewrites them
+    """Numbers of the sharded ops for which XLA's partitioner gathers all operands, unless the compiler rewrites them
     first; those in `inside` are in regions already."""
     return [
         number
@@ -164,8 +164,8 @@ def gathered_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[
 
 
 def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
-    """Numbers of the look-ups for which XLA would send the table elsewhere first; those that are added up before they
-    are reduced are left to it."""
+    """Numbers of the gathers and scatters for which XLA would first move the table to other device groups, except those
+    that are added up before they are reduced."""
     found, busy = [], {axis for axis, size in enumerate(lowered.axis_sizes) if size > 1}
     for number, op in enumerate(source.program.ops):
         if op.name not in (GATHER, SCATTER) or op.results[0] in lowered.added:
@@ -194,7 +194,7 @@ def _has_elements(source: Source, op: Op) -> bool:
 
 
 def misread_note(source: Source, lowered: PartitionedProgram) -> str:
-    """What is wrong with writing the plan in a form that cannot hold regions; empty where nothing is."""
+    """A note on writing the plan in a form that cannot hold regions; empty if nothing is wrong."""
     wrong, gathered = misread_ops(source, lowered), gathered_ops(source, lowered)
     if wrong:
         return f"XLA's partitioner gets wrong numbers for {places(source, wrong)}, as the plan splits it"
@@ -207,19 +207,19 @@ def misread_note(source: Source, lowered: PartitionedProgram) -> str:
 
 
 def places(source: Source, numbers: list[int]) -> str:
-    """Where the first of some ops stands, and how many more there are."""
+    """Source location of the first of some ops, and how many more there are."""
     more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
     return f"{source.location(numbers[0])}{more}"
 
 
 def lying(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
-    """How the operands of an op lie where it reads them, and its results where it computes them."""
+    """Shardings of an op's operands where it reads them, and of its results where it computes them."""
     ways_in = tuple(lowered.required.get((number, k), lowered.shardings[v]) for k, v in enumerate(op.operands))
     return ways_in, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
 
 
 def refuse_uneven(source: Source, lowered: PartitionedProgram, numbers: Iterable[int]) -> None:
-    """Raises `UsageError` where one of these ops is to be written on the shards of one device, and they are uneven."""
+    """Raises `UsageError` if one of these ops must be written on local shapes and its shards are uneven."""
     program = source.program
     for number in numbers:
         op = program.ops[number]
@@ -241,7 +241,7 @@ def put_region(
     notation: ShardyNotation,
     undo: Undo,
 ) -> Any:
-    """Puts a region in the place of an operation; returns it. steps: what completes some values."""
+    """Replaces an operation by a region; returns it. steps: collectives that complete some values."""
     refuse_uneven(source, lowered, [number])
     program, sizes = source.program, lowered.axis_sizes
     op, operation = program.ops[number], source.operations[number]
@@ -298,7 +298,8 @@ def put_region(
 
 
 def _made_inside(operand: Any, argument: Any, block: Any) -> Any:
-    """A number that is a constant is one in the region as well, so that it is known there; the argument for others."""
+    """A scalar constant is copied into the region, so that its value is known there; others are
+    passed as the argument."""
     if isinstance(operand, ir.BlockArgument) or operand.owner.name != "stablehlo.constant" or operand.type.rank:
         return argument
     return operand.owner.operation.clone(ip=ir.InsertionPoint.at_block_begin(block)).results[0]
@@ -322,7 +323,7 @@ def _starts_elsewhere(op: Op, operation: Any, ways_in: tuple[Sharding, ...], ove
 
 
 def _in_groups(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
-    """Whether a convolution's channels come in groups of several, or its groups of images are themselves split."""
+    """True if a convolution has feature groups of several channels, or if its batch groups are themselves sharded."""
     image, kernel, _ = convolution_dims(operation)
     features, images = (int(operation.attributes[f"{of}_group_count"].value) for of in ("feature", "batch"))
     several = ir.RankedTensorType(operation.operands[1].type).shape[kernel.index("i")] > 1
@@ -331,7 +332,7 @@ def _in_groups(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tup
 
 
 def _updates_several_pieces(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
-    """Whether an update may touch the pieces of several devices, and does not replace them whole."""
+    """True if an update may touch the shards of several devices without replacing them whole."""
     array, update, *starts = operation.operands
     for axes, whole, part, start in zip(ways_in[0], array.type.shape, update.type.shape, starts, strict=True):
         if axes and 1 < part < whole:
@@ -342,21 +343,21 @@ def _updates_several_pieces(op: Op, operation: Any, ways_in: tuple[Sharding, ...
 
 
 def _constant(value: Any) -> int | None:
-    """The integer that a value is, where it is a constant."""
+    """The integer that a constant holds; None for other values."""
     if isinstance(value, ir.BlockArgument) or value.owner.name != "stablehlo.constant":
         return None
     return int(xla.constant_number(value.owner) or 0)
 
 
-# Which split ops of a kind XLA gathers what it reads for, unless it rewrites them beforehand: op, operation, how its
-# operands lie, sizes of the mesh's axes.
+# Op -> predicate: XLA gathers the operands of the sharded op, unless it rewrites it first. Takes the op, the operation,
+# its operands' shardings and the mesh's axis sizes.
 _GATHERED: dict[str, Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]] = {
     CONVOLUTION: _in_groups,
     DYNAMIC_UPDATE_SLICE: _updates_several_pieces,
     "chlo.top_k": lambda op, *_: True,
     CUSTOM_CALL: lambda op, *_: op.kernel is not None or op.detail in ("TopK", "mhlo.topk"),
 }
-# Whether an op is split in a way that XLA gets wrong: op, operation, how its operands lie, axes it is partial over.
+# Op -> predicate: XLA partitions the op wrongly. Takes op, operation, operands' shardings, axes it is partial over.
 _PRODUCTS = (RAGGED_DOT, BLOCK_SCALED_DOT)
 _Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]
 _CHECKS: dict[str, _Check] = {

@@ -1,20 +1,20 @@
-"""Views that XLA:TPU moves past elementwise work before it partitions, and how HLO keeps them where they are.
+"""Keeps XLA:TPU from moving views past elementwise ops before it partitions HLO.
 
-XLA:TPU moves a transpose in front of the elementwise work that it reads, makes that work anew for it where others read
-it too, and leaves the shardings of that work on arrays whose dimensions then lie otherwise (libtpu 0.0.42.1). So it
-does with reshapes, and with transposes that it makes of its own: a product with a vector becomes an elementwise one and
-a sum of that, for which it brings the dimensions to an order of its own. Then the partitioner exchanges whole arrays
-where nothing was to be sent. XLA moves no view past a constraint. Once partitioned, the constraints are gone, and XLA
-moves what it likes.
+XLA:TPU moves a transpose in front of the elementwise op that it reads, duplicates that op if it has other users, and
+leaves the op's sharding on arrays whose dimensions are then in another order (libtpu 0.0.42.1). It does so with
+reshapes, and with its own transposes: it turns a product with a vector into an elementwise product and a sum, for which
+it reorders the dimensions. Then the partitioner exchanges whole arrays where no communication was planned. XLA moves no
+view past a constraint. After partitioning the constraints are gone, and XLA is free to move views.
 
-A reshape that leaves what is split in its place needs none: groups of features are taken apart for a norm in
-convolutional networks, whose elementwise work XLA:TPU arranges around that, and a constraint in between cost up to 16 %
-of a step.
-What is not split lies alike wherever it is moved, and has none: a sum of partial products that is transposed and then
-added to others is reduced together with them, once XLA has moved the transpose in front of it.
+A reshape that keeps the sharded dimensions in place needs no constraint: convolutional networks split features into
+groups for a norm, XLA:TPU arranges the elementwise ops around that, and a constraint in between cost up to 16 % of a
+step.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: which transposes are to be kept in place, and constraints in
-front of views.
+Replicated arrays have the same sharding wherever they are moved, and get none: a sum of partial products that is
+transposed and then added to others is reduced together with them, once XLA has moved the transpose.
+
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the transposes to keep in place, and constraints in front of
+views.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Edge = tuple[int, int]  # an op, and which of its operands
 
 
 def moved_transposes(source: Source, lowered: PartitionedProgram, folded: Collection[int]) -> set[int]:
-    """Transposes that XLA may move, whose results are to have a constraint: all but those that are `folded` into the
-    product they read, or go into the products that read them."""
+    """Transposes that XLA may move, whose results need a constraint: all but those that are `folded` into the product
+    they read, or into the products that read them."""
     program, remade = source.program, remade_values(source.program)
     return {
         number
@@ -48,8 +48,8 @@ def moved_transposes(source: Source, lowered: PartitionedProgram, folded: Collec
 
 
 def constraints_before_views(source: Source, lowered: PartitionedProgram, folded: Collection[int]) -> Iterator[Reshard]:
-    """A constraint that says how an array lies, in front of the views that may be moved past what makes it. None where
-    the array is sent elsewhere in between, and has one."""
+    """A constraint with an array's sharding in front of the views that may be moved past the op that makes it. None if
+    the array is resharded in between, which adds one."""
     program, remade = source.program, remade_values(source.program)
     wanted: dict[tuple[int, ir.Value], dict[Edge, ir.Operation]] = {}
     for number, k in (*views(program, folded), *turned_operands(source)):
@@ -60,7 +60,7 @@ def constraints_before_views(source: Source, lowered: PartitionedProgram, folded
             continue
         use = source.use(number, k)
         handle = use.operation.operands[use.operand]
-        if not isinstance(handle, ir.BlockArgument):  # which has a constraint
+        if not isinstance(handle, ir.BlockArgument):  # block arguments have a constraint
             wanted.setdefault((value, handle), {})[number, k] = use.operation
     for (value, _), operations in wanted.items():
         lies = lowered.shardings[value]
@@ -71,8 +71,8 @@ def constraints_before_views(source: Source, lowered: PartitionedProgram, folded
 
 
 def lies_alike_in_view(source: Source, lowered: PartitionedProgram, number: int) -> bool:
-    """Whether an op reshapes an array and leaves each dimension that is split where it is, or its larger part: what
-    makes the array has the same sharding still when the view is moved in front of it."""
+    """True if an op reshapes an array and keeps each sharded dimension, or its major part, in place: the array keeps
+    its sharding when the view is moved in front of its maker."""
     program = source.program
     op = program.ops[number]
     if op.name != RESHAPE:
@@ -86,7 +86,7 @@ def lies_alike_in_view(source: Source, lowered: PartitionedProgram, number: int)
 
 
 def views(program: Program, folded: Collection[int]) -> Iterator[Edge]:
-    """Views of what elementwise work makes, and transposes of products that are not folded into them."""
+    """Views of the results of elementwise ops, and transposes of products that are not folded into them."""
     for number, op in enumerate(program.ops):
         if len(op.results) != 1 or not op.operands or number in folded or program.producer[op.results[0]] < 0:
             continue
@@ -99,8 +99,8 @@ def views(program: Program, folded: Collection[int]) -> Iterator[Edge]:
 
 
 def turned_operands(source: Source) -> Iterator[Edge]:
-    """What products with vectors read in another order of dimensions than XLA multiplies and adds up in: what both
-    have, what only one has, what is added up."""
+    """Operands of products with vectors whose dimensions are in another order than XLA's: batch dimensions, free
+    dimensions, contracted dimensions."""
     program = source.program
     for number, op in enumerate(program.ops):
         if not op.multiplies_by_vector or program.producer[op.results[0]] < 0:
@@ -118,5 +118,5 @@ def turned_operands(source: Source) -> Iterator[Edge]:
 
 
 def computes(maker: Op) -> bool:
-    """Whether an op is one that views are moved past."""
+    """True if XLA moves views past an op."""
     return maker.kind.fusible or maker.kind.matrix_unit

@@ -1,4 +1,4 @@
-"""What XLA without Shardy cannot partition, and HLO text for it therefore cannot hold.
+"""Finds ops that XLA cannot partition without Shardy, so that HLO text for it cannot hold them.
 
 Enters: a `Source` and a `PartitionedProgram`. Raises `UsageError` for the first such op.
 """
@@ -14,12 +14,12 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.program.ops import RAGGED_DOT
 
 REGION = "sdy.manual_computation"
-# Collectives at which it stops in regions over some axes ("sharding.IsManualSubgroup()").
+# Collectives that crash it in partially manual regions ("sharding.IsManualSubgroup()").
 NOT_OVER_SOME_AXES = ("stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.collective_broadcast")
 
 
 def refuse_what_needs_shardy(source: Source, lowered: PartitionedProgram) -> None:
-    """Products of ragged groups and some collectives in regions over some axes; manual regions in one another."""
+    """Refuses ragged dots and some collectives in partially manual regions, and nested manual regions."""
     check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     for number, op in enumerate(source.program.ops):
         if op.region is None:

@@ -1,7 +1,7 @@
-"""Shardy's own propagation, run in-process on a copy of the module.
+"""Runs Shardy's own propagation in-process on a copy of the module.
 
-Enters: a `Source`, a `PartitionedProgram` and the `Marks` one thinks of writing. Leaves: the sharding that propagation
-gives every value, and the one it gives every reshard.
+Enters: a `Source`, a `PartitionedProgram` and candidate `Marks`. Leaves: the propagated sharding of every value and of
+every reshard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ADVANCE, ir, run_passes, sdy
 
-# The passes of `sdy-propagation-pipeline` that decide shardings; those that only tidy up cost as much again.
+# The passes of `sdy-propagation-pipeline` that decide shardings; its clean-up passes would double the time.
 QUICK = (
     "symbol-dce,sdy-remove-size-one-axes,sdy-constant-or-scalar-splitter,symbol-dce,sdy-manual-axes-cleanup,sdy-add-data-flow-edges,"
     "sdy-apply-sharding-constraints,sdy-sharding-group-import,sdy-user-priority-propagate,func.func(sdy-sink-data-flow-edges)"
@@ -29,13 +29,13 @@ QUICK = (
 WHOLE = "sdy-propagation-pipeline"
 
 VALUES, RESHARD = "toast.values", "toast.reshard"
-# Stands for an axis that Shardy split into parts; no plan does that.
+# Stands for a sub-axis that Shardy created; no plan has them.
 PART_OF_AXIS = -1
 
 
 @dataclass(frozen=True)
 class Propagated:
-    """`values`: value number -> sharding, where the value is still there. `reshards`: number in `Marks.reshards` ->
+    """`values`: value number -> sharding, if the value still exists. `reshards`: number in `Marks.reshards` ->
     sharding.
 
     Axes of size 1 are left out.
@@ -55,7 +55,7 @@ class Propagation:
         self._numbers: dict[Any, tuple[int, ...]] = {}
 
     def run(self, marks: Marks, pipeline: str = QUICK) -> Propagated:
-        """Where everything lies after propagation from these marks."""
+        """All shardings after propagation from these marks."""
         source, lowered = self._source, self._lowered
         notation = NumberingNotation(source, lowered, marks)
         with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
@@ -63,7 +63,7 @@ class Propagation:
         return self.propagate(copy, pipeline)
 
     def propagate(self, module: Any, pipeline: str = QUICK) -> Propagated:
-        """Where everything lies after propagation in a module whose operations are numbered; the module is changed."""
+        """All shardings after propagation in a module whose operations are numbered; the module is changed."""
         run_passes(module, pipeline)
         values: dict[int, Sharding] = {}
         reshards: dict[int, Sharding] = {}
@@ -89,7 +89,7 @@ class Propagation:
                 yield number, found[k] if found else ((),) * len(self._lowered.shardings[number])
 
     def _read(self, attribute: Any) -> tuple[Sharding, ...]:
-        """Shardings in a sharding of one or of several values, without axes of size 1."""
+        """The shardings in a sharding of one or of several values, without axes of size 1."""
         if attribute not in self._shardings:
             several = sdy.TensorShardingPerValueAttr.isinstance(attribute)
             parts = sdy.TensorShardingPerValueAttr(attribute).shardings if several else [attribute]
@@ -117,7 +117,7 @@ class NumberingNotation(ShardyNotation):
 
 def constraint_numbers(marks: Marks) -> Iterator[int]:
     """For each constraint in the order of writing, the number of the reshard that it ends; -1 for pins and for
-    shardings on the way."""
+    intermediate shardings."""
     for pin in marks.pins:
         yield from [-1] * len(pin.shardings)
     for number, reshard in enumerate(marks.reshards):
@@ -127,7 +127,7 @@ def constraint_numbers(marks: Marks) -> Iterator[int]:
 
 @contextmanager
 def numbered(source: Source, lowered: PartitionedProgram) -> Iterator[None]:
-    """While the block runs, each operation says which values of the program its results are (see `value_numbers`)."""
+    """While the block runs, each operation carries the value numbers of its results (see `value_numbers`)."""
     operations = value_numbers(source, lowered)
     with source.module.context:
         for operation, numbers in operations.items():
@@ -140,8 +140,8 @@ def numbered(source: Source, lowered: PartitionedProgram) -> Iterator[None]:
 
 
 def value_numbers(source: Source, lowered: PartitionedProgram) -> dict[Any, list[int]]:
-    """Operation -> the number of the value that each of its results is (-1: none), for values whose sharding is ours to
-    say; others propagate as they like."""
+    """Operation -> the value number of each of its results (-1: none), for values whose sharding the plan decides;
+    others propagate freely."""
     operations: dict[Any, list[int]] = defaultdict(list)
     for value in pinnable_values(source, lowered):
         handle = source.definitions[value]

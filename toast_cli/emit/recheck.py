@@ -1,9 +1,9 @@
-"""The written file, read again: does Shardy's propagation take it where the plan says?
+"""Reads the written file again and checks that Shardy's propagation reproduces the plan.
 
 Enters: a `Source`, the `PartitionedProgram` and `Marks` it was written with, and the bytes of the StableHLO file.
-Leaves: the ops at which values lie elsewhere than planned, or a sentence about them for the report. Where propagation
-has been seen to take these marks where the plan says, what is left to ask is whether the file says the same: to
-propagate a program of 20,000 ops takes several times as long.
+Leaves: the ops whose values have another sharding than planned, or a sentence about them for the report. If propagation
+is known to reproduce the plan from these marks, it suffices to check that the file holds the same module: to propagate
+a program of 20,000 ops takes several times as long.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.quantities import format_count, format_plural
 from toast_cli.xla import ADVANCE, ir, make_context, parse_module
 
-# Reading and propagating a larger file takes longer than people want to wait for good news.
+# Reading and propagating a larger file takes too long for a check that mostly succeeds.
 MOST_OPS = 60_000
-# What a written file has beside the program's own operations.
+# Operations of a written file that the program does not have.
 CONSTRAINT = "sdy.sharding_constraint"
 ADDED = frozenset({"sdy.mesh", CONSTRAINT})
 
@@ -33,10 +33,10 @@ ADDED = frozenset({"sdy.mesh", CONSTRAINT})
 def check_note(
     source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes, *, settled: bool = False
 ) -> str:
-    """What the reader of the report should know about the file; empty when everything in it lies as planned.
+    """A note on the file for the report; empty if all shardings are as planned.
 
-    settled: whether everything was seen to lie as planned after propagation from `marks`, over the module from which
-    `content` was written.
+    settled: True if propagation from `marks` is known to reproduce the plan, over the module from which `content` was
+    written.
     """
     if settled and reads_back(content):
         return ""
@@ -59,7 +59,7 @@ def check_note(
 
 
 def reads_back(content: bytes) -> bool:
-    """Whether a file, text or bytecode, is the module that it was written from: read and written again it is the same
+    """True if a file, text or bytecode, is the module that it was written from: read and written again, it has the same
     bytes."""
     try:
         module = parse_module(make_context(), content)
@@ -69,8 +69,8 @@ def reads_back(content: bytes) -> bool:
 
 
 def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes) -> list[int]:
-    """Ops, in program order, whose result propagation over the file takes elsewhere than `lowered` says, or that get an
-    operand elsewhere than `marks` says; once for each value.
+    """Ops, in program order, whose result has another propagated sharding than in `lowered`, or that read an operand in
+    another one than in `marks`; once for each value.
 
     Raises `ToastError` for a file that holds another program, `ir.MLIRError` for one that Shardy refuses.
     """
@@ -103,7 +103,7 @@ def put_numbers(source: Source, lowered: PartitionedProgram, marks: Marks, modul
     for ours, theirs in zip_longest(operations_in(source.module), operations_in(module)):
         if ours is None or theirs is None or ours.name != theirs.name:
             raise ToastError("its operations are not those of the program")
-        behind: dict[int, Any] = {}  # what the constraints of a use that are numbered already read
+        behind: dict[int, Any] = {}  # operand -> result of a use's constraints numbered so far
         if ours in numbers:
             theirs.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers[ours])
         for operand, k in reversed(uses.get(ours, ())):
@@ -119,7 +119,7 @@ def put_numbers(source: Source, lowered: PartitionedProgram, marks: Marks, modul
 
 
 def operations_in(module: Any) -> list[Any]:
-    """Every operation but those that writing adds, in program order."""
+    """Every operation except those that toast adds, in program order."""
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:

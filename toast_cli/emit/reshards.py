@@ -1,6 +1,6 @@
-"""Where arrays that a plan moves are brought from one sharding to another.
+"""Places the reshards of a plan in the module.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: a `Reshard` for all uses that one can serve, in front of the
+Enters: a `Source` and a `PartitionedProgram`. Leaves: one `Reshard` for all uses that it can serve, in front of the
 first of them, or of a loop that only reads the array.
 """
 
@@ -25,13 +25,13 @@ LOOP = "stablehlo.while"
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """`value` (its number) is brought from `start` to `sharding` in front of `anchor`; `uses` see the outcome instead
+    """`value` (its number) is resharded from `start` to `sharding` in front of `anchor`; `uses` read the result instead
     of the value.
 
-    `edges` are the uses in the program: (op, position). `read` is where the value is read in the anchor's block: the
-    first of the uses, or what takes it into the loop that the anchor is. Dimensions in `open` are left to propagation
-    (which must find what `sharding` says of them). `through` are shardings on the way, spelled out where XLA would find
-    a worse one (see `plan.reshard`). `ahead`: the anchor is a loop around the uses.
+    `edges` are the uses in the program: (op, position). `read` is the use of the value in the anchor's block: the first
+    of the uses, or the operand that passes it into the loop that is the anchor. Dimensions in `open` are left to
+    propagation (which must find their part of `sharding`). `through` are intermediate shardings, stated if XLA would
+    choose worse ones (see `plan.reshard`). `ahead`: the anchor is a loop around the uses.
     """
 
     value: int
@@ -47,16 +47,17 @@ class Reshard:
 
     @property
     def steps(self) -> tuple[tuple[Sharding, frozenset[int]], ...]:
-        """Each constraint's sharding and open dimensions, of which there are none on the way."""
+        """Each constraint's sharding and open dimensions; intermediate ones have no open dimensions."""
         return (*((sharding, frozenset[int]()) for sharding in self.through), (self.sharding, self.open))
 
 
 def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:
-    """One reshard for all uses that read one value, require one sharding and see one another's operations.
+    """One reshard for all uses that read one value, require one sharding and can see one another's operations.
 
-    What a loop only reads is moved in front of it, as far as that makes it no larger, and all the way where the loop
-    takes pieces of it or the plan says so (see `reshard.hops_ahead`). These reshards come first: others begin where
-    they end. A result of the entry function needs none where one step leads there: the sharding of the result says it.
+    Reshards of loop-invariant values are moved in front of the loop, as far as they do not enlarge the array, and
+    completely if the loop slices it or the plan says so (see `reshard.hops_ahead`). These come first, since other
+    reshards start from their results. A result of the entry function needs none if one step suffices: its own sharding
+    implies it.
     """
     ahead: Wanted = {}
     inside: Wanted = {}
@@ -97,18 +98,18 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
                 )
 
 
-# Value, what is read of it and the way from there -> uses, each with the operation in front of which it is wanted and
-# where it is read there.
+# Value, its shardings from and to -> uses, each with the operation in front of which it is wanted and where it is read
+# there.
 Wanted = dict[tuple[int, Any, Stretch], dict[tuple[int, int], tuple[Any, Use]]]
 
 
 def want(found: Wanted, value: int, stretch: Stretch, edge: tuple[int, int], operation: Any, read: Use) -> None:
-    """Enters a use."""
+    """Adds a use to `found`."""
     found.setdefault((value, read.operation.operands[read.operand], stretch), {})[edge] = operation, read
 
 
 def loops_around(program: Program, loop: int) -> int:
-    """How many loops stand around what is in a loop, that one with them; -1 is outside of all."""
+    """Number of loops around an op in `loop`, that one included; -1 is outside of all."""
     count = 0
     while loop >= 0:
         loop, count = program.loops[loop].parent, count + 1
@@ -116,9 +117,8 @@ def loops_around(program: Program, loop: int) -> int:
 
 
 def before_loops(use: Use, count: int) -> tuple[Any, Use]:
-    """The outermost of the loops around a use that only read what it reads, and where it goes into that loop; the use
-    itself where there is none, since a region stands in the loop's place. count: of the loops that stand around what
-    they read."""
+    """The outermost loop around a use in which the value is invariant, and the value's use by that loop; the use itself
+    if there is none. count: number of loops around the value's definition."""
     operation = use.operation
     for loop in enclosing_loops(operation)[count:][::-1]:
         operation, handle = loop, use.operation.operands[use.operand]
@@ -128,7 +128,7 @@ def before_loops(use: Use, count: int) -> tuple[Any, Use]:
 
 
 def enclosing_loops(operation: Any) -> list[Any]:
-    """Those around an operation, the outermost first."""
+    """The loops around an operation, the outermost first."""
     found: list[Any] = []
     while operation.name != "func.func":
         operation = operation.parent.operation
@@ -138,10 +138,10 @@ def enclosing_loops(operation: Any) -> list[Any]:
 
 
 def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[int, int]]]]:
-    """Uses, given by the operations in front of which they want it, with the one in front of which one reshard can
-    serve them all: the first of those in one block.
+    """Groups uses, given by the operations in front of which they want the value, with the anchor at which one reshard
+    can serve each group: the first operation in a block.
 
-    A use inside a region is served by a reshard that stands before that region, when there is one.
+    A use inside a region is served by a reshard in front of that region, if there is one.
     """
     anchors: list[tuple[Any, list[tuple[int, int]]]] = []
     for edge, operation in wanted.items():
@@ -161,7 +161,7 @@ def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[
 
 
 def ancestor_in(operation: Any, block: Any) -> Any | None:
-    """The operation of `block` that is, or contains, `operation`; None when there is none."""
+    """The operation of `block` that is, or contains, `operation`; None if there is none."""
     while operation.name != "func.func":
         if operation.block == block:
             return operation

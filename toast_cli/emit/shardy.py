@@ -20,12 +20,12 @@ from toast_cli.xla import ir, write_bytecode
 
 
 def write_shardy(source: Source, lowered: PartitionedProgram, marks: Marks, *, binary: bool = False) -> bytes:
-    """The program with these marks on it; the module of `source` is as before afterwards."""
+    """The program with these marks; the module of `source` is unchanged afterwards."""
     check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
     with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
-        # A copy: what regions stand for (see `loops`) is set aside and still reads values of the module, and MLIR's
-        # writer of bytecode, which sorts the readers of each value, dies of one that is not in it.
+        # A copy: operations that regions replace (see `loops`) are detached and still read values of the module, and
+        # MLIR's bytecode writer, which sorts the users of each value, crashes on a detached user.
         return written(source.module.operation.clone() if binary else source.module, binary=binary)
 
 
@@ -56,7 +56,7 @@ class ShardyNotation:
         self._operations: dict[tuple[Sharding, ...], Any] = {}
 
     def prepare(self, module: Any, undo: Undo) -> None:
-        """Declares the mesh, unless the program brings the same one along for its manual regions."""
+        """Declares the mesh, unless the program already declares the same one for its manual regions."""
         if not self._declared:
             added = ir.Operation.create(
                 "sdy.mesh",
@@ -89,8 +89,8 @@ class ShardyNotation:
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
-        """A constraint. Shardy of jaxlib 0.12 takes constraints to all results of what one device runs, when they leave
-        no dimension open, for statements about where it runs, so one that leaves all open stands between."""
+        """A constraint. If all results of an op on one device have closed constraints, Shardy of jaxlib 0.12 takes them
+        as a statement about the op's placement, so a constraint that leaves all dimensions open is put between."""
         steps = [open]
         if not isinstance(value, ir.BlockArgument) and is_placed(value.owner) and len(value.owner.results) > 1:
             steps.insert(0, frozenset(range(len(sharding))))
@@ -110,8 +110,7 @@ class ShardyNotation:
 
 
 def check_manual_regions(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> None:
-    """Manual regions hold device numbers of the mesh they were written for; on another one they would mean something
-    else.
+    """Checks that manual regions, which hold device numbers of the mesh they were written for, fit this mesh.
 
     Raises `UsageError` for the first region on a mesh that is not exactly this one.
     """

@@ -1,9 +1,8 @@
-"""A Python module to import beside the program's own: the mesh, and shardings for `jax.jit(in_shardings=…,
+"""Writes a Python module to import beside the program: the mesh, and shardings for `jax.jit(in_shardings=…,
 out_shardings=…)`.
 
-Enters: the specs of a program's arguments and results. Leaves: the text of a module that needs jax only. Where the
-program knows what its arguments are called, their specs are looked up by patterns over the paths; otherwise they go by
-their order.
+Enters: the specs of a program's arguments and results. Leaves: the text of a module that needs jax only. If the program
+knows the names of its arguments, their specs are found by patterns over paths; otherwise by position.
 """
 
 from __future__ import annotations
@@ -130,13 +129,13 @@ def snippet(specs: BoundarySpecs) -> str:
 
 
 def device_mesh_text() -> str:
-    """The function that lays axes over devices, as toast itself runs it."""
+    """The source text of the function that arranges devices, which toast itself also runs."""
     module = (files("toast_cli") / "device_mesh.py").read_text(encoding="utf-8")
     return module[module.index("def device_mesh(") :]
 
 
 def argument_names(specs: BoundarySpecs) -> list[str]:
-    """The names of the function's parameters; none when they are not known, or are not known of every array."""
+    """The names of the function's parameters; empty unless they are known for every array."""
     roots = [_ROOT.match(named.name) for named in specs.arguments]
     named_results = all(named.name for named in specs.results) or len(specs.results) == 1
     if not named_results or any(root is None for root in roots):
@@ -148,11 +147,12 @@ def argument_names(specs: BoundarySpecs) -> list[str]:
 
 
 def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, NamedAxes]]:
-    """(pattern, spec) such that the first pattern that fits a path says its spec, and none fits only what is whole.
+    """(pattern, spec) such that the first pattern that matches a path gives its spec; no pattern matches only
+    replicated arrays.
 
-    Paths that differ in numbers alone (layers) are one family; families that end alike and are split alike (a weight
-    and its moments, going in and coming out) are one rule, which says as much of the path's end as they share. What no
-    such rule says right has a line of its own.
+    Paths that differ in numbers alone (layers) are one family; families with a common ending and equal specs (a weight
+    and its moments, as argument and result) are one rule, whose pattern is the common ending. Paths for which no such
+    rule is right get their own line.
     """
     wanted = {one.name: trimmed(one.spec) for one in named}
     families: dict[str, list[str]] = defaultdict(list)
@@ -176,7 +176,7 @@ def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, NamedAxes]]:
     exact = [(path, spec) for path, spec in wanted.items() if found(path)[1] != spec]
     used = {found(path)[0] for path in wanted}
     kept = [(pattern, spec) for pattern, spec in ordered if pattern in used]
-    for rule in [rule for rule in kept if rule[1] == WHOLE]:  # what nothing fits is whole anyway
+    for rule in [rule for rule in kept if rule[1] == WHOLE]:  # unmatched arrays are replicated anyway
         others = [(matcher(pattern), spec) for pattern, spec in kept if (pattern, spec) != rule]
         fits = matcher(rule[0])
         mine = [path for path in wanted if fits.fullmatch(path)]
@@ -186,8 +186,8 @@ def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, NamedAxes]]:
 
 
 def in_few_lines(exact: list[tuple[str, NamedAxes]], wanted: dict[str, NamedAxes]) -> Iterable[tuple[str, NamedAxes]]:
-    """Rules for paths with lines of their own: the end that most of them share, where all that have it are split alike
-    (one layer's weight and its moments, going in and coming out)."""
+    """Shortens rules for single paths: the ending that most of them share and whose paths all have one spec (one
+    layer's weight and its moments, as argument and result)."""
     alike: dict[str, set[NamedAxes]] = defaultdict(set)
     for path, spec in wanted.items():
         steps = _STEP.findall(path)
@@ -202,10 +202,11 @@ def in_few_lines(exact: list[tuple[str, NamedAxes]], wanted: dict[str, NamedAxes
 
 
 def best_tail(tails: list[str], ending: dict[str, list[str]], common: dict[str, NamedAxes]) -> str:
-    """Of a family's tails (the longest first) the one that most families share, all split alike; the longest of those.
+    """Of a family's tails (the longest first) the one that most families share, all with one spec; the longest of
+    those.
 
-    Where an array comes out only, because nothing reads what goes in under its name, its tail says how that is split:
-    the next step is given it.
+    For an array that is only a result, because nothing reads the argument of its name, the tail without the result's
+    prefix is used: the next step receives it as argument.
     """
     best = (
         tails[0]
@@ -220,15 +221,15 @@ def best_tail(tails: list[str], ending: dict[str, list[str]], common: dict[str, 
 
 
 def tails_of(pattern: str) -> list[str]:
-    """The pattern and its ends, `*` in front: down to two steps, or one that is a name where there are no more; never
-    into the parameter's name."""
+    """The pattern and its endings, prefixed by `*`: down to two steps, or one if that is a name and there are no more;
+    the parameter's name stays whole."""
     steps = _STEP.findall(pattern)
     shortest = 1 if (pattern.startswith(RESULT) or len(steps) == 2) and steps[-1] != "[*]" else 2
     return [pattern, *(f"*{''.join(steps[k:])}" for k in range(1, len(steps) - shortest + 1))]
 
 
 def matcher(pattern: str) -> re.Pattern[str]:
-    """What the written module asks of a path."""
+    """The regular expression that the written module applies to a path."""
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
@@ -249,7 +250,7 @@ def flat_lines(named: tuple[NamedSpec, ...]) -> str:
 
 
 def trimmed(spec: NamedAxes) -> NamedAxes:
-    """Without whole dimensions at the end."""
+    """The spec without trailing unsharded dimensions."""
     entries = list(spec)
     while entries and entries[-1] is None:
         entries.pop()
@@ -257,7 +258,7 @@ def trimmed(spec: NamedAxes) -> NamedAxes:
 
 
 def spec_text(spec: NamedAxes) -> str:
-    """`P("data", None, ("data", "model"))`; whole dimensions at the end are left out."""
+    """`P("data", None, ("data", "model"))`; trailing unsharded dimensions are left out."""
     return f"P({', '.join(entry_text(axes) for axes in trimmed(spec))})"
 
 
@@ -275,11 +276,11 @@ def tuple_text(names: Iterable[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text from outside as a Python literal. All that is not plain ASCII is escaped, so that no text can end the
+    """A text from outside as a Python literal. All characters but plain ASCII are escaped, so that no text can end the
     literal."""
     return json.dumps(text)
 
 
 def words(text: str) -> str:
-    """A text from outside for a comment or a docstring: one line, without what could end either."""
+    """A text from outside for a comment or a docstring: one line, without characters that could end either."""
     return quoted(text)[1:-1].replace('\\"', "'")

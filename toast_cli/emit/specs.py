@@ -22,8 +22,8 @@ NamedAxes = tuple[tuple[str, ...] | None, ...]
 
 @dataclass(frozen=True)
 class NamedSpec:
-    """How one argument or result is split. `name` is its path in the user's tree (`params['w']`), empty where
-    unknown."""
+    """PartitionSpec of one argument or result. `name` is its path in the user's tree
+    (`params['w']`), empty if unknown."""
 
     name: str
     spec: NamedAxes

@@ -1,8 +1,8 @@
-"""StableHLO that partitions as planned under Shardy.
+"""Writes StableHLO that Shardy partitions as planned.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments,
-results and constraints, and drops those on other operations (docs/explanation/emitting.md), so constraints carry
-everything in between.
+results and constraints, and drops those on other operations (docs/explanation/emitting.md), so constraints carry all
+intermediate shardings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANNOTATE = ("minimal", "full", "arguments")
 
 @dataclass(frozen=True)
 class Written:
-    """A file's content, the constraints in it, and sentences about what is not as planned."""
+    """A file's content, the constraints in it, and notes on deviations from the plan."""
 
     content: bytes
     constraints: tuple[Constraint, ...] = ()
@@ -40,12 +40,11 @@ class Written:
 def emit_shardy(
     source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
 ) -> bytes:
-    """The program as StableHLO text (or MLIR bytecode) that partitions as `lowered` says.
+    """The program as StableHLO text (or MLIR bytecode) that partitions as in `lowered`.
 
     Args:
         annotate: "minimal" has the fewest constraints found under which Shardy's propagation reproduces the plan,
-            "full" one on every value, "arguments" none: shardings on arguments and results, and the rest is up to the
-            compiler.
+            "full" one on every value, "arguments" none: only arguments and results have shardings.
 
     Raises `UsageError` for another value.
     """
@@ -57,7 +56,7 @@ def emit_shardy(
 def write_checked(
     source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
 ) -> Written:
-    """What `emit_shardy` writes, read again and checked, with the constraints in it."""
+    """The output of `emit_shardy`, read again and checked, with its constraints."""
     kernels = kernel_lines(source, lowered)
     with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
@@ -69,18 +68,17 @@ def write_checked(
 
 
 def on_mesh(source: Source, lowered: PartitionedProgram) -> AbstractContextManager[None]:
-    """While the block runs, the program's manual regions name axes of this mesh where they named none."""
+    """While the block runs, the program's manual regions on unnamed meshes name axes of this mesh."""
     return regions_on(source.module, lowered.axis_names, lowered.axis_sizes)
 
 
 def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Marks:
-    """The places that carry a sharding. Where few do not suffice, every value has one."""
+    """The marks to write. If few constraints do not suffice, every value has one."""
     return choose(source, lowered, annotate)[0]
 
 
 def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Marks, str, dict[int, Sharding]]:
-    """The same; a sentence where it is not what was asked for; and where values lie after propagation, if that is
-    known."""
+    """The marks; a note if they are not those requested; and the propagated shardings, if known."""
     if annotate == "full":
         return pinned_marks(source, lowered), "", {}
     if annotate == "arguments":

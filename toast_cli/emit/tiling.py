@@ -1,8 +1,8 @@
-"""Shardings in GSPMD's notation.
+"""Writes shardings in GSPMD's notation.
 
-`{devices=[4,1,2]<=[8] last_tile_dim_replicate}` says: dimension 0 in four parts, dimension 1 whole, two copies of each
-part; devices 0 to 7 dealt out in that order. `<=[4,2]T(1,0)` counts them through a 4 x 2 grid column by column.
-Notation: xla/hlo/ir/hlo_sharding.h and tile_assignment.h.
+`{devices=[4,1,2]<=[8] last_tile_dim_replicate}` means: dimension 0 in four parts, dimension 1 whole, two copies of each
+part; devices 0 to 7 in row-major order. `<=[4,2]T(1,0)` numbers them through a 4 x 2 grid column by column. Notation:
+xla/hlo/ir/hlo_sharding.h and tile_assignment.h.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ REPLICATED, MANUAL = "{replicated}", "{manual}"
 
 
 def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...], manual: frozenset[int] = frozenset()) -> str:
-    """How GSPMD writes `sharding` on a mesh with these axis sizes, devices in row-major order; as XLA itself would
-    print it.
+    """GSPMD's text of `sharding` on a mesh with these axis sizes, devices in row-major order, as XLA itself prints it.
 
     Args:
-        manual: axes over which the array is in pieces already, in a manual region; what they split in `sharding` is
-            left out.
+        manual: manual axes of the region that the array is in; they are left out of `sharding`.
     """
     by_hand = [axis for axis in sorted(manual) if axis_sizes[axis] > 1]
     if manual and all(size == 1 or axis in manual for axis, size in enumerate(axis_sizes)):
@@ -48,7 +46,7 @@ def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...], manual: frozen
 def merged(order: list[int], axis_sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Grid and transposition that list the devices with mesh axes in `order`, in the fewest dimensions.
 
-    Axes that follow one another both on the mesh and in `order` count as one; axes of size 1 are nothing.
+    Axes that are adjacent both on the mesh and in `order` are merged; axes of size 1 are left out.
     """
     present = sorted(order)
     runs: list[list[int]] = []

@@ -1,12 +1,12 @@
-"""Where a product is transposed and nothing else reads it, it is reduced behind the transpose.
+"""Moves the reduction of a product behind its transpose, if the transpose is its only reader.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which the transposed value is the one
-that is reduced step by step. XLA folds a transpose into the product before it unless a constraint stands between them.
-XLA:TPU then lays out a gradient in the order of what it updates; else it copied weight and moments of an FSDP step into
-another order and back (a block of 2 layers on v4: 11.8 ms of compute instead of 9.7). Where the piece that a device
-keeps takes fewer tiles of memory in the order in which the product is made, what it updates lies in that order as well,
-and it is reduced before the transpose: behind it XLA:TPU left all-reduces in the place of reduce-scatters (SGD on four
-layers of 1024 x 4096, FSDP over 16 v5e: 12 % more bytes).
+Enters: a `Source` and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which the transposed value is reduced
+step by step. XLA folds a transpose into the product before it unless a constraint is between them. XLA:TPU then gives a
+gradient the layout of the array that it updates; otherwise it copies weight and moments of an FSDP step to another
+layout and back (a block of 2 layers on v4: 11.8 ms of compute instead of 9.7). If a device's shard has fewer memory
+tiles in the product's own layout, the updated array has that layout as well, and the product is reduced before the
+transpose: behind it XLA:TPU leaves all-reduces instead of reduce-scatters (SGD on four layers of 1024 x 4096, FSDP over
+16 v5e: 12 % more bytes).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TILE = (8, 128)  # rows and columns of the tiles of 32 bits that a TPU's memory
 def reduced_behind_transposes(
     source: Source, lowered: PartitionedProgram, *, narrow_too: bool = False
 ) -> PartitionedProgram:
-    """The same plan, with reductions, and reshards of what they leave, moved behind transposes.
+    """The same plan, with reductions, and the reshards after them, moved behind transposes.
 
-    narrow_too: also those of narrow pieces (in HLO, where GSPMD makes an all-reduce of such a product on XLA:CPU).
+    narrow_too: also those of narrow shards (in HLO, where GSPMD all-reduces such a product on XLA:CPU).
     """
     remade = remade_values(source.program)
     shardings, computed, paths = list(lowered.shardings), dict(lowered.computed), dict(lowered.paths)
@@ -57,16 +57,16 @@ def reduced_behind_transposes(
 
 
 def tiles(shape: tuple[int, ...]) -> int:
-    """How many tiles an array in row-major order takes."""
+    """Number of memory tiles of an array in row-major order."""
     *outer, rows, columns = (1, 1, *shape)
     return prod(outer) * ceil(rows / _TILE[0]) * ceil(columns / _TILE[1])
 
 
 def lies_alike(lowered: PartitionedProgram, value: int, of: Transposed) -> bool:
-    """Whether what the transpose makes lies as it reads the value."""
+    """True if the transposed value has the transposed sharding of the value."""
     return lowered.shardings[of.value] == turned(lowered.required.get((of.op, 0), lowered.shardings[value]), of)
 
 
 def turned(sharding: Sharding, of: Transposed) -> Sharding:
-    """The sharding of what the transpose makes, given that of what it reads."""
+    """The sharding of the transpose's result, given its operand's."""
     return tuple(sharding[dim] for dim in of.order)

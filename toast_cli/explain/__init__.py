@@ -1,8 +1,8 @@
-"""Why a plan is as it is: what each decision is worth, why an array is split so, what causes a collective, what
-makes the peak.
+"""Explains a plan: the saving of each decision, the reason for an array's sharding, the cause of a collective, and the
+contents of the memory peak.
 
-Enters: an evaluator and a plan. Leaves: an `Explanation`, which the terminal and JSON show. Every figure is the cost
-of a whole plan that differs in the one thing spoken of; nothing else is searched anew.
+Enters: an evaluator and a plan. Leaves: an `Explanation`, which the terminal and JSON show. Every figure is the cost of
+a whole plan that differs in the one thing explained; nothing else is searched again.
 """
 
 from toast_cli.explain.model import Change, Explanation, Item

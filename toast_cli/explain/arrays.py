@@ -23,8 +23,8 @@ _TRIED = 8  # other shardings
 
 
 def explain_argument(study: Study, pattern: str, pins: tuple[str, ...] = ()) -> Explanation:
-    """Which decisions split the arguments that match, which do not and why, and what it would cost to split them
-    otherwise.
+    """Explains the decisions that split the matching arguments, those that do not and why, and the cost of other
+    shardings.
 
     Args:
         pattern: as for `--pin`: a path in which * is anything, or argN. pins: those the plan was made with.
@@ -106,13 +106,13 @@ def _why(study: Study, argument: int) -> Iterator[str]:
 
 
 def _of_one_role(study: Study, members: list[int]) -> list[int]:
-    """Those that play the part of the first: of weights and their moments, the weights."""
+    """The arguments with the role of the first: of weights and their moments, the weights."""
     role = study.problem.argument_role[members[0]]
     return [k for k in members if study.problem.argument_role[k] == role]
 
 
 def _use(study: Study, members: list[int], name: str) -> str:
-    """What reads the arguments, and what it takes to move them (or what they are converted to)."""
+    """The readers of the arguments, and the time for resharding them (or their converted forms)."""
     program, problem = study.problem.program, study.problem
     origin = views(program)
     same = {value for value, argument in origin.items() if argument in set(members)}
@@ -147,7 +147,7 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
 
 
 def _specs(shape: tuple[int, ...], names: tuple[str, ...], sizes: tuple[int, ...]) -> Iterator[tuple[str, ...]]:
-    """Whole; each axis on each dimension it divides; all axes on one dimension."""
+    """Shardings to try: replicated; each axis on each dimension it divides; all axes on one dimension."""
     used = [k for k, size in enumerate(sizes) if size > 1]
     choices: list[tuple[str, int]] = [(names[k], sizes[k]) for k in used]
     if len(used) > 1:

@@ -1,4 +1,4 @@
-"""Collectives as reports list them, and as `toast explain --collective` counts them.
+"""Groups collectives into rows, for reports and for the numbering of `toast explain --collective`.
 
 Enters: collectives of a plan, the most expensive first. Leaves: rows of those that look alike to a reader.
 """
@@ -10,10 +10,10 @@ from collections.abc import Hashable, Sequence
 
 
 def rows_of(looks: Sequence[Hashable], seconds: Sequence[float]) -> list[list[int]]:
-    """Positions of what looks alike, the rows that take longest first.
+    """Positions of equal entries, the rows that take longest first.
 
     Args:
-        looks, seconds: [collectives] what a reader sees of each (see `look`), and the time it takes.
+        looks, seconds: [collectives] the visible properties of each (see `look`), and its time.
     """
     rows: dict[Hashable, list[int]] = defaultdict(list)
     for position, look in enumerate(looks):
@@ -22,5 +22,5 @@ def rows_of(looks: Sequence[Hashable], seconds: Sequence[float]) -> list[list[in
 
 
 def look(kind: str, over: Sequence[str], size: int, by_hand: bool, location: str) -> Hashable:
-    """What a reader sees of a collective: `location` up to the names in brackets."""
+    """The visible properties of a collective: `location` without the names in brackets."""
     return kind, tuple(over), size, by_hand, location.partition(" (")[0]

@@ -1,4 +1,4 @@
-"""What decisions are worth: all of them in short, or one at length. Enters: a study. Leaves: an explanation."""
+"""Explains the saving of all decisions in short, or one at length. Enters: a study. Leaves: an explanation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from toast_cli.search.edits import subject
 from toast_cli.search.objective import Objective
 from toast_cli.tactics.model import DIMENSIONS
 
-# Alternatives and collectives that are listed.
+# Limits on alternatives and collectives listed.
 _LISTED = 6
 
 
 def explain_plan(study: Study) -> Explanation:
-    """Every decision and what the plan would cost without it; decisions that matter most are those that cost most
-    to miss."""
+    """Every decision and the plan's cost without it, the most important decisions first."""
     unsharded = study.evaluator.exact_cost(())
     sentences = [
         f"The step takes {format_seconds(study.cost.step_seconds)} and {format_bytes(study.cost.peak_bytes)} "
@@ -44,7 +43,7 @@ def explain_plan(study: Study) -> Explanation:
 
 
 def explain_decision(study: Study, number: int) -> Explanation:
-    """What a decision does, where, what comes and goes with it, and what could stand in its place."""
+    """Explains what a decision splits, which collectives it adds and avoids, and what could replace it."""
     if not 1 <= number <= len(study.plan):
         raise UsageError(
             f"there is no decision {number}",
@@ -148,7 +147,7 @@ def _times(study: Study, uses: list[CollectiveUse]) -> dict[str, float]:
 
 
 def _instead(study: Study, number: int, decision: Decision) -> list[Change]:
-    """The best plans that have something else in its place, or have it at another place."""
+    """The best plans that have another decision in its place, or have it at another place."""
     problem = study.problem
     rest = (*study.plan[: number - 1], *study.plan[number:])
     held = {subject(d) for d in rest if isinstance(d, Shard)}

@@ -1,4 +1,4 @@
-"""What an explanation holds. JSON schema "toast.explain/1"; field names are stable."""
+"""The data of an explanation. JSON schema "toast.explain/1"; field names are stable."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ SCHEMA = "toast.explain/1"
 
 @dataclass(frozen=True)
 class Change:
-    """What the plan would cost if one thing were different. Seconds a step and bytes per device, of the whole plan
-    then.
+    """The plan's cost if one thing were different: seconds a step and bytes per device, of the whole changed plan.
 
-    what: the difference, in words. note: what else it does.
+    what: the difference, in words. note: its other effects.
     """
 
     what: str
@@ -27,8 +26,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Item:
-    """Something the explanation lists: an op, a collective, an array. seconds and bytes are 0 where they say
-    nothing."""
+    """A listed op, collective or array. seconds and bytes are 0 if they do not apply."""
 
     text: str
     detail: str
@@ -39,9 +37,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Explanation:
-    """subject: what is explained ("plan", "decision 3"). sentences: why, in words. items: what it speaks of,
-    called `listed`. changes: what else there would be, called `alternatives`; the figures of the plan itself are
-    those at the top."""
+    """subject: what is explained ("plan", "decision 3"). sentences: the reasons, in words. items: the list with the
+    title `listed`. changes: other plans, with the title `alternatives`; the figures at the top are those of the plan
+    itself."""
 
     program: str
     mesh: str

@@ -1,4 +1,4 @@
-"""What is alive where memory peaks, and what would lower it. Enters: a study. Leaves: an explanation."""
+"""Explains the arrays live at the memory peak, and changes that lower it. Enters: a study. Leaves: an explanation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toast_cli.search.edits import Edit, results
 from toast_cli.search.moves import NEIGHBOURHOODS, Moves
 
 _LISTED = 8
-_NAMED = 3  # decisions that one change takes out
+_NAMED = 3  # decisions that one change removes
 _PLACES = 3  # of each edit
 _TRIED = 2000  # plans
 
@@ -71,7 +71,7 @@ def _type(study: Study, alive: Alive) -> str:
 
 
 def _place(study: Study, value: int, paths: dict[int, str]) -> tuple[str, ...]:
-    """What else must be equal for two arrays to be one row: where they are made, but for the numbers in it."""
+    """A further key for arrays of one row: the place where they are made, with its numbers replaced."""
     return () if value in paths else (re.sub(r"\d+", "*", study.place(study.problem.program.producer[value])),)
 
 
@@ -88,8 +88,7 @@ def _words(role: str) -> str:
 
 
 def _lower(study: Study) -> list[Change]:
-    """The changes that lower the peak most: something more decided, something less, something at another place or
-    in place of something else."""
+    """The changes that lower the peak most: an added, removed, moved or replaced decision."""
     problem, evaluator = study.problem, study.evaluator
     tried: dict[Plan, str] = {}
     moves = Moves(problem)

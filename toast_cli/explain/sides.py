@@ -1,7 +1,7 @@
-"""What a decision's choices of side mean, in words. Enters: source, problem, a decision. Leaves: a line each.
+"""Describes the sides of a decision's conflicts. Enters: source, problem, a decision. Leaves: a line each.
 
 Attention scores `[batch, heads, seq, seq]` have one dimension twice, and a mesh axis can split only one of the two. A
-decision says which with a number, its side; people are told the array, the dimension and the place in the source.
+decision chooses one by a number, its side; the text names the array, the dimension and the place in the source.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Sight:
     """The op that shows a conflict best: the one with the most arithmetic of those with a large array.
 
     Attributes:
-        op: its number. array: type of the array that has the dimension twice; "" where no array has it twice, but the
-            op sums over one of the two and keeps the other.
-        names: side -> what it is called there: the number of the array's dimension, or what the op does with it.
+        op: its number. array: type of the array that has the dimension twice; "" if no array has it twice, but the op
+            sums over one of the two and keeps the other.
+        names: side -> its name there: the number of the array's dimension, or what the op does with it.
     """
 
     op: int
@@ -37,8 +37,8 @@ class Sight:
 
 
 def side_texts(source: Source, problem: Problem, decision: Shard) -> list[str]:
-    """[conflicts of the decision's group] what the decision splits there, `f32[1,4,128,128].2 (layers.py:49
-    attention)`; dimensions count from 0, as in `params['w'].0`."""
+    """[conflicts of the decision's group] the dimension that the decision splits there, `f32[1,4,128,128].2
+    (layers.py:49 attention)`; dimensions count from 0, as in `params['w'].0`."""
     resolutions = problem.dimensions.groups[decision.group].resolutions
     texts = []
     for resolution, side in zip(resolutions, decision.sides, strict=False):
@@ -49,8 +49,8 @@ def side_texts(source: Source, problem: Problem, decision: Shard) -> list[str]:
 
 
 def sight(problem: Problem, resolution: int) -> Sight:
-    """Where to look at a conflict: an array with both dimensions, else an op with both. An op of several conflicts may
-    be the only one to show some side of this one, and no other."""
+    """The op that shows a conflict best: one whose array has both dimensions, else an op with both, else one with
+    either."""
     program, dimensions = problem.program, problem.dimensions
     found: list[tuple[tuple[int, float, int, int], Sight]] = []
     for number, strands in dimensions.strands.items():

@@ -1,5 +1,5 @@
-"""What a partitioned program does over each mesh axis: what it computes in parts, which weights rest in parts and are
-gathered for their use. The strategy's name follows from that: "FSDP 8 × tensor 2".
+"""Derives a plan's strategy over each mesh axis: the dimensions computed sharded, and the weights that are stored
+sharded and gathered for their use. This determines the strategy's name: "FSDP 8 × tensor 2".
 
 Enters: a `Problem` and a plan. Leaves: a `Strategy`.
 """
@@ -16,25 +16,25 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import axes_of
 from toast_cli.program.roles import STATE, WEIGHTS, views
 
-# Role of the dimension that most work is split along -> what people call that; weights' dimensions are called tensor.
+# Role of the dimension that most work is split along -> its usual name; weights' dimensions are called tensor.
 _CALLED = {
     "batch": "data-parallel", "seq": "context", "experts": "expert", "ensemble": "ensemble", "edges": "edge",
     "nodes": "node", "height": "spatial", "width": "spatial", "layers": "layer",
 }  # fmt: skip
 _FSDP, _DATA = "FSDP", "data-parallel"
-# Work, or bytes of weights, below this part of all is not worth a word.
+# Work, or bytes of weights, below this fraction of the total is not mentioned.
 _SOME, _MOST = 0.2, 0.5
-_FEW = 0.05  # of the elements that are made in parts over an axis
+_FEW = 0.05  # of the elements that are computed sharded over an axis
 
 
 @dataclass(frozen=True)
 class Strategy:
     """Attributes:
-    computed: (group, axis) of dimensions along which anything but an update of weights is computed in parts.
-    gathered: axes over which most of the weights rest in parts and are gathered for their use. stored: role ("weights"
-        or "state") -> axes over which most arrays of the role rest in parts along dimensions that nothing is computed
-        along; a cache that rests by the batch is used as it rests.
-    name: "data-parallel 8 × tensor 2"; empty where nothing is split.
+    computed: (group, axis) of dimensions along which anything but an update of weights is computed sharded.
+    gathered: axes over which most of the weights are stored sharded and gathered for their use. stored: role
+        ("weights" or "state") -> axes over which most of its arrays are stored sharded along dimensions that no op
+        computes sharded; a cache sharded by the batch is used in that sharding.
+    name: "data-parallel 8 × tensor 2"; empty if nothing is split.
     """
 
     computed: frozenset[tuple[int, int]]
@@ -44,7 +44,7 @@ class Strategy:
 
 
 def strategy_of(problem: Problem, plan: Plan) -> Strategy:
-    """What the program does under a plan."""
+    """The strategy of the program under a plan."""
     lowered = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
     work = _work(problem, lowered)
     gathered = _gathered(problem, lowered)
@@ -53,8 +53,8 @@ def strategy_of(problem: Problem, plan: Plan) -> Strategy:
 
 
 def _work(problem: Problem, lowered: list[Iteration]) -> dict[tuple[int, int], float]:
-    """(group, axis) -> arithmetic of products and convolutions that is split so. Dimensions along which none of these
-    is split have none, and are there if enough of other arrays is made so; not what only updates weights and state."""
+    """(group, axis) -> FLOPs of contractions and convolutions that are split so. Dimensions that split none of these
+    have 0, and are included if enough elements of other arrays are; updates of weights and state do not count."""
     in_weights, program = set(problem.weight_bytes), problem.program
     found: dict[tuple[int, int], float] = defaultdict(float)
     elements: dict[tuple[int, int], float] = defaultdict(float)
@@ -93,7 +93,7 @@ def _gathered(problem: Problem, lowered: list[Iteration]) -> frozenset[int]:
 def _stored(
     problem: Problem, lowered: list[Iteration], role: str, computed: Collection[tuple[int, int]]
 ) -> frozenset[int]:
-    """Axes over which most bytes of a role's arguments rest in parts that they are not used in."""
+    """Axes over which most bytes of a role's arguments are stored sharded, but not used so."""
     program, number = problem.program, problem.roles.index(role)
     arguments = [k for k, of in enumerate(problem.argument_role) if of == number]
     sizes: dict[int, float] = defaultdict(float)
@@ -111,7 +111,7 @@ def _mostly(sizes: dict[int, float], whole: Iterable[float]) -> frozenset[int]:
 
 
 def _name(problem: Problem, work: dict[tuple[int, int], float], gathered: frozenset[int]) -> str:
-    """Axes of one kind are counted together, in the order in which the kinds first appear."""
+    """The strategy's name; axes of one kind are multiplied, in the order in which the kinds first appear."""
     ways: dict[str, int] = {}
     for axis, size in enumerate(problem.mesh.sizes):
         kinds: dict[str, float] = defaultdict(float)

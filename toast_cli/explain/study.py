@@ -1,5 +1,4 @@
-"""One plan under study: what everybody who explains needs to know of it. Enters: source, evaluator, plan. Leaves:
-answers."""
+"""One plan under study, with the data that all explanations need. Enters: source, evaluator, plan. Leaves: answers."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from toast_cli.plan.sharding import Sharding
 
 @dataclass(frozen=True)
 class Study:
-    """Attributes: source, evaluator: of the program. plan: the one explained; its decisions are numbered from 1."""
+    """Attributes: source, evaluator: of the program. plan: the explained one; its decisions are numbered from 1."""
 
     source: Source
     evaluator: Evaluator
@@ -42,12 +41,12 @@ class Study:
 
     @cached_property
     def problem(self) -> Problem:
-        """With everything open: what was fixed for the search need not be fixed in what is explained."""
+        """The problem without fixed decisions: the explanation may change what was fixed for the search."""
         return replace(self.evaluator.problem, fixed=(), closed=frozenset())
 
     @cached_property
     def _sights(self) -> dict[int, Sight]:
-        """Conflicts that were looked at so far."""
+        """Cache of the conflicts already described."""
         return {}
 
     @cached_property
@@ -85,7 +84,7 @@ class Study:
         return [self.problem.iterate(p, self.plan) for p in range(len(self.problem.patterns))]
 
     def without(self, number: int) -> Plan:
-        """The plan less its decision `number` (from 1)."""
+        """The plan without its decision `number` (from 1)."""
         return self.problem.canonical((*self.plan[: number - 1], *self.plan[number:]))
 
     def explanation(
@@ -107,7 +106,7 @@ class Study:
         )  # fmt: skip
 
     def change(self, what: str, plan: Plan, note: str = "") -> Change:
-        """What another plan costs."""
+        """The cost of another plan."""
         return self.priced(what, self.evaluator.exact_cost(plan), note)
 
     def priced(self, what: str, cost: Cost, note: str = "") -> Change:
@@ -135,7 +134,7 @@ class Study:
         return " ".join([f"{name}{self._sides(decision)} over {axis}", *where])
 
     def _sides(self, decision: Shard) -> str:
-        """` as f32[4,128,128].1`: what it splits where an array has the dimension twice."""
+        """` as f32[4,128,128].1`: the dimension it splits if an array has it twice."""
         resolutions = self.problem.dimensions.groups[decision.group].resolutions
         found = []
         for resolution, side in zip(resolutions, decision.sides, strict=False):
@@ -152,7 +151,7 @@ class Study:
         names = self.problem.mesh.names
         return f"({', '.join('+'.join(names[a] for a in axes) or 'None' for axes in sharding)})"
 
-    # -- who gave what -------------------------------------------------------------------------------------------
+    # -- causes --------------------------------------------------------------------------------------------------
 
     def giver(self, pattern: int, slots: Iterable[int], axis: int) -> int:
         """Number of the decision that put `axis` on one of an op's slots; 0 where a pin or the op did."""
@@ -166,7 +165,7 @@ class Study:
         return 0
 
     def holder(self, pattern: int, axis: int) -> tuple[int, str]:
-        """(decision number, name of the dimension) that has an axis in an op; (0, "") where nothing has it."""
+        """(decision number, name of the dimension) that uses an axis in an op; (0, "") if none does."""
         of = self.problem.patterns[pattern]
         for slot, axes in enumerate(self.iterations[pattern].slot_axes):
             if axis in axes:
@@ -174,7 +173,7 @@ class Study:
         return 0, ""
 
     def why_not(self, pattern: int, number: int) -> str:
-        """Why a decision about a dimension an op has does not split it there; empty where it does, or a pin does."""
+        """Why a decision about an op's dimension does not split it there; empty if it does, or a pin does."""
         of, decision = self.problem.patterns[pattern], self.plan[number - 1]
         if not isinstance(decision, Shard):
             return ""
@@ -211,7 +210,7 @@ class Study:
         text, count = f"{use.kind} over {axes}", use.count * share
         return Item(text, self.place(use.op, use.place), count, use.seconds * share, round(use.bytes))
 
-    # -- collectives stand for those on all arrays alike ---------------------------------------------------------
+    # -- a collective represents those on all similar arrays -----------------------------------------------------
 
     @cached_property
     def _alike(self) -> dict[int, tuple[int, ...]]:
@@ -226,12 +225,12 @@ class Study:
         return found
 
     def share_of_values(self, use: CollectiveUse, values: set[int]) -> float:
-        """Which part of a collective's runs moves these arrays."""
+        """Fraction of a collective's runs that move these arrays."""
         alike = self._alike.get(use.value, (use.value,))
         return len(values.intersection(alike)) / len(alike)
 
     def share_of_ops(self, use: CollectiveUse, ops: set[int]) -> float:
-        """Which part of a collective's runs is for these ops: those that read the arrays, or make them partial."""
+        """Fraction of a collective's runs that serve these ops: those that read the arrays, or make them partial."""
         program, patterns = self.problem.program, self.problem.op_pattern
         if use.value in program.ops[use.op].operands:
             readers = [

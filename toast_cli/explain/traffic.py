@@ -1,5 +1,4 @@
-"""What a source line computes on which pieces, and which decision causes a collective. Enters: a study. Leaves:
-explanations."""
+"""Explains a source line's work, and the decisions that cause a collective. Enters: a study. Leaves: explanations."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ _PLACE = re.compile(r"(.+):(\d+)")
 
 
 def explain_line(study: Study, place: str) -> Explanation:
-    """What the ops of a source line compute on, the collectives there, and what each decision that acts there is
-    worth."""
+    """Explains a source line: the local shapes of its ops, its collectives, and the saving of each decision that
+    affects it."""
     matched = _PLACE.fullmatch(place)
     if matched is None:
         raise UsageError(f"cannot read {place!r}", where="--line", hint="write FILE:LINE, e.g. model.py:75")
@@ -96,8 +95,8 @@ def _computations(study: Study, ops: list[int]) -> list[Item]:
 
 
 def explain_collective(study: Study, number: int) -> Explanation:
-    """Why collectives that look alike (a row of the report, counted from 1) are there, and what becomes of them without
-    each decision they hang on."""
+    """Explains a group of equal collectives (a row of the report, counted from 1): their cause, and their fate without
+    each decision that they depend on."""
     rows = study.collective_rows
     if not 1 <= number <= len(rows):
         raise UsageError(
@@ -137,7 +136,7 @@ def explain_collective(study: Study, number: int) -> Explanation:
 
 
 def _because(study: Study, use: CollectiveUse) -> list[str]:
-    """How the array is made and what its reader needs, and which decisions say so."""
+    """Sentences on how the array is made, how its reader needs it, and the decisions that cause this."""
     problem = study.problem
     program, names = problem.program, problem.mesh.names
     if use.reason == BY_HAND:
@@ -182,7 +181,7 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
 
 
 def _change(study: Study, uses: list[CollectiveUse], number: int) -> Change | None:
-    """What becomes of collectives without a decision; None where nothing does."""
+    """The effect on collectives of removing a decision; None if there is none."""
     plan = study.without(number)
     seconds = sum(use.seconds for use in uses)
     same = {(use.op, use.value, use.kind, use.axes) for use in uses}

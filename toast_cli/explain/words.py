@@ -14,20 +14,20 @@ from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import STATE, WEIGHTS
 
-# In place of a group's name, of a decision that leaves ops alone which sum over its own group.
+# Name in place of a group's, for a decision that excludes ops that sum over its own group.
 SUMS = "sum over it"
 LOOKED_UP = "look up rows of tables"
-# Role of a `Replicate` -> how it keeps what is called so; all others keep arguments replicated between steps.
+# Role of a `Replicate` -> its effect on those arguments; all others keep arguments replicated between steps.
 _KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
-# So many dimensions of one name are counted instead of listed.
+# Minimum number of dimensions of one name that are counted instead of listed.
 _MANY = 4
 _NUMBERED = re.compile(r"_\d+$")
 
 
 def summary(problem: Problem, plan: Plan) -> str:
     """E.g. "FSDP 8 × tensor 2: batch over data; heads, ff and vocab over model; weights sharded over data (ZeRO-3)".
-
-    It says what the partitioned program does; decisions that change nothing are not told."""
+    It describes the partitioned program; decisions without effect are left out.
+    """
     if not plan:
         return "everything replicated"
     found = strategy_of(problem, plan)
@@ -45,8 +45,7 @@ def summary(problem: Problem, plan: Plan) -> str:
 
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:
-    """Mesh axes (of more than one device) over which nothing is split: no decision is about them and no pin names
-    them."""
+    """Unused mesh axes (of more than one device): no decision or pin names them."""
     pins = (pin for of in problem.patterns for pin in (*of.operand_pins, *of.result_pins) if pin is not None)
     used = {d.axis for d in plan if isinstance(d, Shard)} | {
         axis for pin in pins for axes in pin for axis in axes or ()
@@ -55,7 +54,7 @@ def idle_axes(problem: Problem, plan: Plan) -> list[int]:
 
 
 def _whole(problem: Problem, plan: Plan) -> list[str]:
-    """That every device stores weights (and state) whole, where a plan splits none of them."""
+    """A sentence that weights (and state) are replicated, if a plan splits none of them."""
     whole = []
     for role in (WEIGHTS, STATE):
         number = problem.roles.index(role)
@@ -66,8 +65,8 @@ def _whole(problem: Problem, plan: Plan) -> list[str]:
 
 
 def _at_rest(problem: Problem, found: Strategy) -> list[str]:
-    """What rests in parts and is not used in these parts: ZeRO-3 where weights are gathered, less where only the state
-    is split."""
+    """Sentences about arguments that are stored sharded and not used so: ZeRO-3 if weights are gathered, ZeRO-2 if only
+    the state is split."""
     roles = [role for role in (WEIGHTS, STATE) if problem.roles.index(role) in problem.argument_role]
     over: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for axis, name in enumerate(problem.mesh.names):
@@ -99,18 +98,18 @@ def decision_text(problem: Problem, decision: Decision) -> str:
 
 
 def role_name(problem: Problem, decision: Replicate) -> str:
-    """`weights`, or `params/layers/0/wq and 17 alike` for a kind of them."""
+    """`weights`, or `params/layers/0/wq and 17 alike` for a group of similar arguments."""
     return slash_path(problem.roles[decision.role])
 
 
 def kept_text(problem: Problem, decision: Replicate) -> str:
-    """`weights replicated`: what a decision keeps, and how."""
+    """`weights replicated`: the arguments of a decision, and how they are stored."""
     role = role_name(problem, decision)
     return f"{role} {_KEPT.get(role, 'replicated')}"
 
 
 def scope_texts(unless: str, only: str) -> list[str]:
-    """`except in ops with ff`, `only in ops with heads`: where a decision does not hold, and where alone it does.
+    """`except in ops with ff`, `only in ops with heads`: the scope of a decision.
 
     Args:
         unless, only: names of groups, or `SUMS`, or empty; see `scope_name` and `part_name`.
@@ -124,19 +123,19 @@ def scope_texts(unless: str, only: str) -> list[str]:
 
 
 def scope_name(problem: Problem, decision: Shard) -> str:
-    """What the ops have that a decision leaves alone: the name of a group, or `SUMS`; empty where it leaves none."""
+    """The group whose ops a decision excludes, or `SUMS`, by name; empty if it excludes none."""
     if decision.unless in (SUMMED, LOOK_UPS):
         return SUMS if decision.unless == SUMMED else LOOKED_UP
     return "" if decision.unless == NOWHERE else problem.dimensions.groups[decision.unless].name
 
 
 def part_name(problem: Problem, decision: Shard) -> str:
-    """What all ops have in which a decision holds: the name of a group; empty where it does not hold in a part only."""
+    """The group to whose ops a decision is limited, by name; empty if it is not limited."""
     return "" if decision.only == NOWHERE else problem.dimensions.groups[decision.only].name
 
 
 def aside_text(problem: Problem, decision: Shard) -> str:
-    """`, except in ops with it twice` where a decision leaves the ops of its conflicts to other decisions."""
+    """`, except in ops with it twice` if a decision leaves the ops of its conflicts to other decisions."""
     resolutions = problem.dimensions.groups[decision.group].resolutions
     left = [side for side in decision.sides if side == ASIDE]
     some = "some " if len(left) < len(resolutions) else ""
@@ -144,8 +143,8 @@ def aside_text(problem: Problem, decision: Shard) -> str:
 
 
 def name_list(names: Sequence[str]) -> list[str]:
-    """`channels, channels_2, …, ff` -> `33 channels, ff`: many of one name are counted, where the first of them
-    stood."""
+    """`channels, channels_2, …, ff` -> `33 channels, ff`: many of one name are replaced by their number, at the first
+    one's place."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in names:
         alike[_NUMBERED.sub("", name)].append(name)

@@ -1,4 +1,4 @@
-"""From bytes to a program.
+"""The frontend: reads a program file.
 
 Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `Program` read from it.
 """

@@ -1,9 +1,8 @@
-"""The one way to read attributes that a program brings along: `mhlo.sharding`, `tf.aliasing_output`, `jax.result_info`
-and their like.
+"""Reads attributes that a program brings along: `mhlo.sharding`, `tf.aliasing_output`, `jax.result_info` and the like.
 
-MLIR checks the attributes that belong to an operation. These belong to none, so each may be missing, or be anything at
-all. The functions here give a plain value, or None where the attribute is missing. They raise `InputError` at the place
-where an attribute is of another kind.
+MLIR verifies only the attributes that an operation defines. These are discardable attributes, so each may be missing or
+of any kind. The functions here return a plain value, or None if the attribute is missing. They raise `InputError` with
+the source location if an attribute is of the wrong kind.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from toast_cli.frontend.diagnostics import first_error
 from toast_cli.printable import printable
 from toast_cli.xla import ir, sdy
 
-# Says where the attribute stands. It is called only where something is wrong.
+# Returns the location of an attribute for error messages. It is called only if something is wrong.
 Locator = Callable[[], str]
-# Texts of attributes are parsed by MLIR, which descends once per bracket.
+# MLIR's attribute parser recurses once per bracket.
 MAX_BRACKETS = 200
 _SHOWN = 60
 
@@ -65,7 +64,7 @@ def dictionary_value(attribute: Any, name: str, place: Locator) -> dict[str, Any
 
 
 def parsed(written: str, name: str, kind: Any, place: Locator) -> Any:
-    """The attribute that a text stands for, which must be of a class of attributes (`sdy.TensorShardingAttr`).
+    """Parses a text into an attribute that must be of a given class (`sdy.TensorShardingAttr`).
 
     Uses the current context.
     """

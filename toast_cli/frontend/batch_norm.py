@@ -50,20 +50,20 @@ class _Writer:
         ).results[0]
 
     def number(self, value: float, kind: Any) -> Any:
-        """A constant of this type, the same everywhere."""
+        """A constant of this type; every element has this value."""
         element = ir.FloatAttr.get(kind.element_type, value)
         return self("constant", kind=kind, value=ir.DenseElementsAttr.get_splat(kind, element))
 
     def converted(self, value: Any) -> Any:
-        """One number for each feature, in the operand's type."""
+        """A per-feature vector, converted to the operand's element type."""
         return value if value.type == self.per_feature else self("convert", value, kind=self.per_feature)
 
     def spread(self, value: Any) -> Any:
-        """One number for each feature, all over the operand's shape."""
+        """A per-feature vector, broadcast to the operand's shape."""
         return self("broadcast_in_dim", value, kind=self.kind, broadcast_dimensions=_array([self.feature]))
 
     def sum(self, value: Any) -> Any:
-        """The sum for each feature."""
+        """The sum over all dimensions but that of features."""
         scalar = ir.RankedTensorType.get([], self.kind.element_type)
         reduction = ir.Operation.create(
             "stablehlo.reduce",
@@ -91,7 +91,7 @@ def _array(numbers: list[int]) -> Any:
 
 
 def written_out(norm: Any) -> list[Any]:
-    """What a batch normalisation computes, in front of it, result by result."""
+    """Writes the expansion of a batch normalisation in front of it; returns a value for each result."""
     write = _Writer(norm)
     x, *others = norm.operands
     ends = [others.pop()] if norm.name == GRADIENT else []  # the result's gradient, of the operand's shape

@@ -1,4 +1,4 @@
-"""The operations of one block as a graph: what each reads, also in its regions, and who reads each value."""
+"""A block as a graph: the values that each operation reads (also in its regions), and the readers of each value."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ class BlockGraph:
         return self._sizes[kind]
 
     def least_kept(self, needed: Iterable[Any], cost: Callable[[Any], int | None], policy: Recompute) -> set[Any]:
-        """The values to keep so that these can be computed again.
+        """The values to keep so that the needed values can be recomputed, with the fewest bytes.
 
         Args:
-            cost: bytes that it takes to keep a value that is not to be computed again, 0 where it is there in any case;
-                None for one that may be computed again.
+            cost: bytes to keep a value that must not be recomputed, 0 if it is live in any case; None for one that
+                may be recomputed.
             policy: which operations may be run again.
         """
         handles = list(dict.fromkeys(needed))
         numbers = {value: number for number, value in enumerate(handles)}
         wanted, sizes = list(range(len(handles))), []
         made_from: list[list[int] | None] = []
-        for value in handles:  # it grows on the way
+        for value in handles:  # `handles` grows in the loop
             known, at = cost(value), self.place.get(value)
             read: list[Any] | None = None
             if known == 0:
@@ -79,7 +79,7 @@ class BlockGraph:
         return {handles[k] for k in least_kept(made_from, sizes, wanted)}
 
     def makers(self, needed: Iterable[Any], known: Collection[Any]) -> list[int]:
-        """The operations that make values, each after those that it reads, without those that make known ones."""
+        """The operations needed to compute values from known ones, in program order."""
         found: set[int] = set()
         stack = [value for value in needed if value not in known]
         while stack:
@@ -109,7 +109,7 @@ def _reads(operation: Any) -> list[Any]:
 
 
 def is_pure(operation: Any) -> bool:
-    """Whether an operation may be run a second time, with the same results."""
+    """True if an operation may be run a second time with the same results."""
     allowed = True
 
     def visit(inner: Any) -> Any:
@@ -123,13 +123,13 @@ def is_pure(operation: Any) -> bool:
 
 
 def is_cheap(operation: Any) -> bool:
-    """Whether it is no product, convolution, look-up, loop, sort or call."""
+    """True unless an operation is a contraction, convolution, gather, loop, sort or call."""
     kind = kind_of(operation.name)
     return kind.fusible or kind.reduction or kind.identity
 
 
 def is_cheap_or_batched(operation: Any) -> bool:
-    """Whether it is cheap or a product as attention has two: one for each of a batch, and not with weights."""
+    """True if an operation is cheap, or a contraction with a batch dimension and without weights, as in attention."""
     if is_cheap(operation):
         return True
     if operation.name != DOT_GENERAL or not xla.dot_dimensions(operation.attributes["dot_dimension_numbers"])[0]:
@@ -137,7 +137,7 @@ def is_cheap_or_batched(operation: Any) -> bool:
     return not any(map(_is_weight, operation.operands))
 
 
-# What a policy computes again.
+# Rematerialisation policy -> which operations it recomputes.
 REPEATED: dict[Recompute, Callable[[Any], bool]] = {
     Recompute.all: is_pure,
     Recompute.all_but_weight_products: is_cheap_or_batched,
@@ -146,7 +146,7 @@ REPEATED: dict[Recompute, Callable[[Any], bool]] = {
 
 
 def _is_weight(value: Any) -> bool:
-    """Whether it is an argument, the same in each trip of a loop, or a part of one, in another form."""
+    """True if a value is an argument or a loop-invariant value, also behind reshapes, conversions and slices."""
     while not isinstance(value, ir.BlockArgument):
         maker = value.owner
         if not (kind_of(maker.name).view_or_convert or maker.name in (BARRIER, DYNAMIC_SLICE)):
@@ -166,12 +166,13 @@ def _has_effect(call: Any) -> bool:
 
 
 def is_remade(value: Any) -> bool:
-    """Whether a value is made from nothing, or is one number repeated."""
+    """True if a value is made from nothing (a constant, an iota) or is a splat."""
     return not isinstance(value, ir.BlockArgument) and (kind_of(value.owner.name).source or is_splat(value.owner))
 
 
 def clone(operations: Iterable[Any], twins: dict[Any, Any], at: Any) -> None:
-    """Copies operations to a place; `twins` says what the copies read instead, and learns what they make."""
+    """Copies operations to a place. `twins` maps originals to copies: operands are replaced by
+    it, results added to it."""
     for operation in operations:
         copy = operation.clone(ip=at)
         replace_operands(copy, twins)
@@ -179,7 +180,7 @@ def clone(operations: Iterable[Any], twins: dict[Any, Any], at: Any) -> None:
 
 
 def replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
-    """Lets an operation, and all in its regions, read other values."""
+    """Replaces the operands of an operation and of all operations in its regions."""
 
     def visit(inner: Any) -> Any:
         for k, operand in enumerate(inner.operands):
@@ -191,7 +192,7 @@ def replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
 
 
 def erase_unread(block: Any) -> None:
-    """Erases operations without effects that nothing reads any more."""
+    """Erases operations without effects and without users."""
     for view in reversed(list(block.operations)[:-1]):
         operation = view.operation
         unread = not any(True for result in operation.results for _ in result.uses)

@@ -1,13 +1,12 @@
-"""Conditionals whose outcome the program states, as a Python `if` leaves them that was written `lax.cond` (optax's
-`MultiSteps` asks that way whether to skip an update).
+"""Removes conditionals with a constant predicate, which a `lax.cond` on a Python bool leaves (optax's `MultiSteps`
+decides that way whether to skip an update).
 
-XLA takes the branch before it partitions, and its operations join the kernels around them; what a conditional gives
-would be counted as arrays of its own.
+XLA inlines the branch before it partitions, so its operations fuse with those around them; the cost model would count
+the conditional's results as separate arrays.
 
-Enters: a module without calls. Leaves: the same module where the branches that are taken stand in place of such
-conditionals, and of selections with a constant predicate what they select; what nothing reads any more is dropped.
-Results of other conditionals that nothing reads (the forward pass of a gradient) are zeros: XLA's partitioner would
-still compute them, and communicate for them.
+Enters: a module without calls. Leaves: the same module with the branch in place of such a conditional, and the selected
+operand in place of a select with a constant predicate; dead code is dropped. Unread results of other conditionals (the
+forward pass of a gradient) become zeros: XLA's partitioner would still compute and communicate them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ DECIDED = CONDITIONALS | {SELECT}
 
 
 def take_known_branches(module: Any) -> None:
-    """Inner conditionals first, so that what they leave may decide outer ones."""
+    """Inlines the known branches, inner conditionals first, since these may decide outer ones."""
     decided = 0
     for operation in walk_ops(module, *DECIDED, inner_first=True):
         number = stated_number(operation.operands[0])
@@ -38,14 +37,14 @@ def take_known_branches(module: Any) -> None:
 
 
 def drop_unread_results(module: Any) -> None:
-    """Has conditionals give zeros where nothing reads what they give, and drops what only that took."""
+    """Replaces conditional results that nothing reads by zeros, and drops the operations that only they needed."""
     run_passes(module, DROP_UNREAD)
-    while empty_unread_results(module):  # each time fewer are left
+    while empty_unread_results(module):  # each round has fewer left
         run_passes(module, DROP_UNREAD)
 
 
 def empty_unread_results(module: Any) -> int:
-    """Of conditionals as they are now; returns how many values are no longer given."""
+    """Replaces unread results of conditionals by zeros; returns their number."""
     emptied = 0
     for operation in walk_ops(module, CASE, IF):
         unread = [k for k, result in enumerate(operation.results) if not list(result.uses) and is_array(result)]
@@ -69,26 +68,26 @@ def zeros(kind: Any, before: Any) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Of integers or floating-point numbers: whether there is a constant for it."""
+    """True for an array of integers or floating-point numbers, for which a constant can be made."""
     kind = value.type
     return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.IntegerType | ir.FloatType)
 
 
 def outcome(operation: Any, number: int) -> list[Any]:
-    """What a conditional gives whose index, or predicate, is `number`; the branch's operations move in front of it."""
+    """Results of a conditional with the index, or predicate, `number`; moves the branch's operations in front of it."""
     if operation.name == SELECT:
         return [operation.operands[1 if number else 2]]
     branches = list(operation.regions)
     if operation.name == IF:
         branch = branches[0 if number else 1]
-    else:  # an index that no branch has is the last one's
+    else:  # an index out of range selects the last branch
         branch = branches[number if 0 <= number < len(branches) else -1]
     return moved_out(branch.blocks[0], operation)
 
 
 def stated_number(value: Any) -> int | None:
-    """The number that all elements of an array of integers or truth values are, where the program states it; also
-    behind conversions, and clamped, as `lax.switch` does."""
+    """The value of a splat of integers or booleans, if the program states it; looks through conversions and the clamp
+    of `lax.switch`."""
     stated = splat_value(value)
     if stated is not None:
         return int(stated)

@@ -1,7 +1,7 @@
-"""Constants that the body of a reduction, sort or scatter reads from outside it.
+"""Copies constants into the bodies of reductions, sorts and scatters that capture them.
 
-Enters: a module without calls. Leaves: it, with a copy of each such constant in the body. `jax.export` writes bodies
-so; what becomes of the constant outside (a sharding, another place) would be wrong inside.
+Enters: a module without calls. Leaves: the same, with a copy of each captured constant in the body. `jax.export` writes
+such captures; a sharding or another location of the outer constant would be wrong inside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.program.ops import kind_of
 from toast_cli.xla import ADVANCE, ir, walk_ops
 
-# Operations with bodies that XLA compiles as functions. Loops and branches may read what is around them.
+# Operations with bodies that XLA compiles as functions. Loops and branches may capture values.
 BODIES = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -24,9 +24,9 @@ BODIES = frozenset(
 
 
 def copy_captured_constants(module: Any, path: str) -> None:
-    """Gives each body a copy of the constants, and of what is computed of constants, that it reads from outside.
+    """Gives each body a copy of the constants, and of expressions of constants, that it captures.
 
-    Raises `InputError` for a body that reads anything else from outside, which XLA refuses.
+    Raises `InputError` for a body that captures anything else, which XLA refuses.
     """
     for operation in walk_ops(module, *BODIES):
         for region in operation.regions:

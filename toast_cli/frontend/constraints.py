@@ -1,7 +1,7 @@
-"""Shardings a program states, as constraints on a mesh the user chose.
+"""Translates shardings that a program states into constraints on the user's mesh.
 
-Enters: `Kept` records and the axes of a mesh. Leaves: the same records in names of that mesh. Also checks that the
-program's manual regions, which were written for a certain mesh and hold device numbers inside, fit the mesh at all.
+Enters: `Kept` records and the axes of a mesh. Leaves: the same records with axis names of that mesh. It also checks
+that the program's manual regions, which were written for a certain mesh and hold device numbers, fit the mesh.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from toast_cli.xla import ir, walk_ops
 
 @dataclass(frozen=True)
 class StatedConstraint:
-    """`value` (or, where `uses` is not empty, these uses of it) must lie as `axes` says: per dimension, axis names or
-    None for open.
-    """
+    """`value` (or, if `uses` is not empty, these uses of it) must have the sharding `axes`: per dimension, axis names,
+    or None if the dimension is open."""
 
     value: Any  # ir.Value
     axes: Axes
@@ -35,7 +34,7 @@ class StatedConstraint:
 def constraints_on(
     records: Iterable[Kept], axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
 ) -> tuple[list[StatedConstraint], list[str]]:
-    """The records in axes of a mesh, and a notice about those that do not lie along its axes.
+    """The records in axes of a mesh, and a notice about those that cannot be expressed by its axes.
 
     Raises `InputError` when a record names an axis that the mesh does not have, or has with another size.
     """
@@ -64,7 +63,7 @@ def constraints_on(
 
 
 def translated(sharding: StatedSharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
-    """A sharding in XLA's notation by mesh axes; None when it does not lie along them."""
+    """A GSPMD sharding by mesh axes; None if no assignment of axes expresses it."""
     tiling = read_tiling(sharding.gspmd)
     axes = mesh_axes(tiling, rank, names, sizes) if tiling else None
     if axes is None:
@@ -123,15 +122,15 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
 
 
 def lettered(mesh: MeshAxes) -> MeshAxes:
-    """The same axes called a, b, c, …"""
+    """The same axes, renamed a, b, c, …"""
     return tuple((letter, size) for letter, (_, size) in zip(ascii_lowercase, mesh, strict=False))
 
 
 def significant(mesh: Iterable[tuple[str, int]]) -> MeshAxes:
-    """The axes that have more than one device."""
+    """The axes of size greater than 1."""
     return tuple((name, size) for name, size in mesh if size > 1)
 
 
 def mesh_shape(mesh: MeshAxes) -> str:
-    """As `--mesh-shape` takes it: `data=4,model=2`."""
+    """The axes in the notation of `--mesh-shape`: `data=4,model=2`."""
     return ",".join(f"{name}={size}" for name, size in mesh)

@@ -1,15 +1,15 @@
-"""Gathers and scatters that pick element `b` of a batch for position `b`, as ones that have the batch in common.
+"""Rewrites gathers and scatters that pick element `b` of a batch for position `b`, so that they have a batching
+dimension.
 
-`take_along_axis` is written in two ways. JAX has said since 0.4.31 that operand and indices share a batching dimension.
-Before, and in PyTorch/XLA and TensorFlow still, the index has a part for each batch dimension, and that counts: 0, 1,
-2, … along the dimension. Devices then seem to look up rows anywhere in the batch, so that nothing that comes after the
-loss of a language model could be split along it.
+`take_along_axis` is written in two ways. JAX from 0.4.31 gives operand and indices a shared batching dimension. Older
+versions, PyTorch/XLA and TensorFlow concatenate an iota (0, 1, 2, … along the batch dimension) to the index. Devices
+then seem to gather rows from anywhere in the batch, so the loss of a language model, and everything after it, could not
+be split along the batch.
 
-XLA's own passes lay all indices in a row (`[32, 128, 3]` becomes `[4096, 3]`) and keep the picked dimensions of slices,
-of size 1. Where the index counts, both are undone first.
+XLA's own passes flatten all indices (`[32, 128, 3]` becomes `[4096, 3]`) and keep the picked dimensions of slices, of
+size 1. For an index with an iota, both are undone first.
 
-Enters: a module. Leaves: the same, its gathers and scatters with batching dimensions, and with indices that have the
-other parts only.
+Enters: a module. Leaves: the same; such gathers and scatters have batching dimensions, and indices without the iotas.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.xla import PickedDimensions, ir, picked_dimensions, walk_ops, with_picked_dimensions
 
 PICKS = ("stablehlo.gather", "stablehlo.scatter")
-# As many steps back from an index as its making takes; constants of as many elements are looked at.
+# Limits: operations that a search backwards from an index follows, and elements of a constant that is inspected.
 _STEPS = 16
 _MOST_COUNTED = 1 << 20
 
-Part = tuple[Any, int]  # a value, and its width along the dimension of the parts
+Part = tuple[Any, int]  # a value, and its size along the index vector dimension
 
 
 def share_batches(module: Any) -> None:
-    """Rewrites every gather and scatter of which a part of the index counts."""
+    """Rewrites every gather and scatter of which a component of the index is an iota."""
     with module.context, ir.Location.unknown():
         for operation in walk_ops(module, *PICKS):
             share_batch(spread(operation))
 
 
 def spread(operation: Any) -> Any:
-    """The gather or scatter with its indices as they were before they were laid in a row, where a part of them counts;
-    else the one given."""
+    """The gather or scatter with its indices in their shape before flattening, if a component of them is an iota; else
+    the operation given."""
     name = "dimension_numbers" if operation.name == PICKS[0] else "scatter_dimension_numbers"
     attribute = operation.attributes[name]
     picked = picked_dimensions(attribute)
@@ -91,7 +91,7 @@ def spread(operation: Any) -> Any:
 
 
 def _as(array: Any, kind: Any, before: Any) -> Any:
-    """A reshape in front of an operation."""
+    """A reshape to a type, in front of an operation."""
     where = ir.InsertionPoint(before)
     return ir.Operation.create(
         "stablehlo.reshape", results=[kind], operands=[array], loc=before.location, ip=where
@@ -99,7 +99,7 @@ def _as(array: Any, kind: Any, before: Any) -> Any:
 
 
 def share_batch(operation: Any) -> None:
-    """Turns the parts of the index that count into batching dimensions, in place."""
+    """Turns the iota components of the index into batching dimensions, in place."""
     name = "dimension_numbers" if operation.name == PICKS[0] else "scatter_dimension_numbers"
     attribute = operation.attributes[name]
     picked = picked_dimensions(attribute)
@@ -109,7 +109,7 @@ def share_batch(operation: Any) -> None:
     if len(parts) != len(picked.mapped) or any(width != 1 for _, width in parts):
         return
     counted = _counted(operation, picked, [value for value, _ in parts])
-    if len(counted) == len(parts):  # an index of no parts is not for all compilers
+    if len(counted) == len(parts):  # not all compilers accept an index without components
         whole = _in_place(operation, picked, dict(counted.values())) if operation.name == PICKS[0] else None
         if whole is not None:
             replace_operation(operation, [whole])
@@ -131,11 +131,11 @@ def share_batch(operation: Any) -> None:
 
 
 def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> Any | None:
-    """What is gathered where every part of the index counts: the operand, its dimensions in other places. None where
-    slices are not of all there is, and where the operand is an argument: the rows of a table of positions are those of
-    a weight, whose gradient is scattered, and not the positions of a sequence.
+    """A transpose of the operand that replaces a gather of which every index component is an iota. None if slices are
+    not whole, and if the operand is an argument: the rows of a table of positions are those of a weight, whose gradient
+    is scattered, and not the positions of a sequence.
 
-    along: dimension of the operand -> that of the indices that counts it.
+    along: dimension of the operand -> the dimension of the indices whose iota indexes it.
     """
     source = gather.operands[0]
     while not isinstance(source.owner, ir.Block) and source.owner.name == "stablehlo.convert":
@@ -164,7 +164,8 @@ def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> A
 
 
 def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict[int, tuple[int, int]]:
-    """Part (by number) -> the operand's dimension that it speaks of, and that of the indices along which it counts."""
+    """Index component (by number) -> the operand's dimension that it indexes, and the indices'
+    dimension of its iota."""
     shape = ir.RankedTensorType(operation.operands[0].type).shape
     found: dict[int, tuple[int, int]] = {}
     taken = set(picked.counted)
@@ -179,7 +180,7 @@ def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict
 
 
 def _parts(indices: Any, vector: int) -> list[Part]:
-    """The pieces that were put together along the dimension of the parts."""
+    """The pieces that are concatenated along the index vector dimension."""
     owner = indices.owner
     shape = ir.RankedTensorType(indices.type).shape
     if vector >= len(shape):
@@ -192,7 +193,7 @@ def _parts(indices: Any, vector: int) -> list[Part]:
 
 
 def _joined(parts: list[Any], dim: int, whole: Any, before: Any) -> Any:
-    """The parts side by side, in front of an operation. whole: type of all the parts there were."""
+    """Concatenates index components in front of an operation. whole: type of the original indices."""
     if len(parts) == 1:
         return parts[0]
     kind = ir.RankedTensorType(whole)
@@ -209,16 +210,16 @@ def _joined(parts: list[Any], dim: int, whole: Any, before: Any) -> Any:
 
 
 def counts_along(value: Any) -> int | None:
-    """The dimension along which each element says its own place (0, 1, 2, …); None where there is none.
+    """The dimension along which a value is an iota (0, 1, 2, …); None if there is none.
 
-    A dimension of one element does not count.
+    A dimension of one element does not qualify.
     """
     found = _seen_to_count(value, _STEPS)
     return _computed_to_count(value) if found is None else found
 
 
 def _computed_to_count(value: Any) -> int | None:
-    """The same of an array that is computed from nothing, whatever it is computed with."""
+    """The same as `counts_along`, by evaluating an array that depends on no argument."""
     elements = known_numbers(value)
     if elements is None or elements.dtype == bool:
         return None
@@ -227,12 +228,12 @@ def _computed_to_count(value: Any) -> int | None:
 
 
 def _places(shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
-    """[shape] each element's place along one of the dimensions."""
+    """[shape] each element's index along one of the dimensions."""
     return np.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
 
 
 def _seen_to_count(value: Any, steps: int) -> int | None:
-    """The same as far as it can be seen without computing: of arrays of any size."""
+    """The same as `counts_along`, by following operations without evaluating them, for arrays of any size."""
     owner = value.owner
     if isinstance(owner, ir.Block) or not steps:
         return None
@@ -262,13 +263,13 @@ def _seen_to_count(value: Any, steps: int) -> int | None:
 
 
 def _reshaped(before: list[int], after: list[int], dim: int) -> int | None:
-    """The dimension that becomes of one that stays what it is in a reshape."""
+    """The dimension of a reshape's result that is dimension `dim` of its operand, unchanged; None if there is none."""
     outer, size = prod(before[:dim]), before[dim]
     return next((d for d, s in enumerate(after) if s == size and prod(after[:d]) == outer), None)
 
 
 def _wrapped(select: Any, steps: int) -> int | None:
-    """Of `x < 0 ? x + n : x`, as Python's negative indices are written, what x is: places are not negative."""
+    """The dimension along which x is an iota, for Python's normalisation of negative indices, `x < 0 ? x + n : x`."""
     asked, _, value = select.operands
     question = asked.owner
     if isinstance(question, ir.Block) or question.name != "stablehlo.compare":

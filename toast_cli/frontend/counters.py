@@ -1,6 +1,6 @@
-"""Indices of a loop as numbers that count: `sign * counter + offset`, where the loop adds a constant to the counter.
+"""Recognises loop indices that are linear in a loop counter: `sign * counter + offset`, with a constant step per trip.
 
-Enters: a `stablehlo.while` and a scalar of its body. Leaves: what it counts, or None.
+Enters: a `stablehlo.while` and a scalar of its body. Leaves: its `Index`, or None.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def body_of(loop: Any) -> Any:
 
 
 def yielded(loop: Any) -> list[Any]:
-    """What an iteration passes on to the next."""
+    """The values that an iteration passes on to the next."""
     body = body_of(loop)
     return list(body.operations[len(body.operations) - 1].operands)
 
 
 def index_of(value: Any, loop: Any) -> Index | None:
-    """What an integer of a loop's body counts."""
+    """An integer of a loop's body as a linear function of a counter; None if it is not one."""
     body = body_of(loop)
     if isinstance(value, ir.BlockArgument):
         if value.owner != body:
@@ -51,7 +51,7 @@ def index_of(value: Any, loop: Any) -> Index | None:
         return _constant(maker)
     if maker.name in (CONVERT, RESHAPE):
         return index_of(maker.operands[0], loop)
-    if maker.name == SELECT and _asks_if_negative(maker):  # where JAX lets negative indices count from the end
+    if maker.name == SELECT and _asks_if_negative(maker):  # JAX's handling of negative indices
         return index_of(maker.operands[2], loop)
     if maker.name not in (ADD, _SUBTRACT):
         return None
@@ -81,7 +81,7 @@ def _asks_if_negative(select: Any) -> bool:
 
 
 def counted(index: Index, loop: Any) -> range | None:
-    """The numbers that an index runs through, in order; None where that is not known."""
+    """The values that an index takes, in order; None if they are not known."""
     trips = trip_count(loop)
     if index.sign == 0 or trips is None:
         return None

@@ -1,11 +1,10 @@
-"""Operations of a program that was HLO, in the order in which they were made.
+"""Sorts the operations of a program read from HLO into the order in which they were created.
 
-Enters: a module as it comes from HLO. Leaves: it, with the operations of each block sorted. XLA prints instructions as
-its results need them: all that the first result needs first, which for a training step is the forward pass and the
-gradient of one weight through all layers, and every other gradient after that. What lies in memory at a time is counted
-along the program, and was up to twice as much as in the order of the program that JAX or PyTorch wrote. XLA numbers
-the instructions of each name as they are made (`add.17`, `add.18`): those of one name are brought into that order, each
-with what it reads in front of it.
+Enters: a module as it comes from HLO. Leaves: it, with the operations of each block sorted. XLA prints instructions in
+depth-first order of its results: all that the first result needs first, which for a training step is the forward pass
+and the gradient of one weight through all layers, and every other gradient after that. Liveness along that order
+overestimated peak memory by up to a factor of two. XLA numbers the instructions of each name as it creates them
+(`add.17`, `add.18`): this sorts those of one name by number, each after its operands.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ def sort_block(block: Any) -> None:
     for earlier, later in pairs_of_one_name(operations):
         made_before[later].append(earlier)
     order = sorted_after(range(len(needed)), [made + read for made, read in zip(made_before, needed, strict=True)])
-    order = sorted_after(order, needed)  # numbers that say otherwise than what is read are not believed
+    order = sorted_after(order, needed)  # ignores numbers that contradict the data dependences
     if order != list(range(len(order))):
         for place in order:
             operations[place].move_before(last)
 
 
 def read_by(operation: Any) -> list[Any]:
-    """Operations whose results an operation reads, itself or in its regions."""
+    """Operations whose results an operation, or its regions, read."""
     found: list[Any] = []
 
     def visit(inner: Any) -> Any:
@@ -69,7 +68,7 @@ def read_by(operation: Any) -> list[Any]:
 
 
 def pairs_of_one_name(operations: list[Any]) -> list[tuple[int, int]]:
-    """Places of operations that were made one after the other, of each name."""
+    """Pairs of positions of successively created operations, for each name."""
     named: dict[str, list[tuple[int, int]]] = {}
     for place, operation in enumerate(operations):
         found = _NUMBERED.fullmatch(xla.location_name(operation.location))
@@ -80,7 +79,7 @@ def pairs_of_one_name(operations: list[Any]) -> list[tuple[int, int]]:
 
 
 def sorted_after(places: Iterable[int], before: list[list[int]]) -> list[int]:
-    """Places in their order, each after those that stand before it. Where these go in circles, some come after it."""
+    """Depth-first topological order of the places, each after those in its `before`. Cycles are broken somewhere."""
     order: list[int] = []
     begun = [False] * len(before)
     for first in places:

@@ -1,4 +1,4 @@
-"""What jaxlib says about a program it cannot read, as a place in the file and one sentence."""
+"""Extracts the place in the file and one sentence from jaxlib's error messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toast_cli.printable import printable
 _MLIR_PLACE = re.compile(r'"-":([1-9]\d*):(\d+)')
 _HLO_ERROR = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
 _STATUS = re.compile(r"^[A-Z_]+: ")
-# What the C++ library says where a list ends too early: `vector::_M_range_check: __n (which is 0) >= …`.
+# The C++ library's message for a list that ends too early: `vector::_M_range_check: __n (which is 0) >= …`.
 _LIBRARY_SAYS = re.compile(r"\w+(?:::_M_\w+|::at\b|::substr)")
 _FILE_PLACE = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::(\d+))?')
 
@@ -42,9 +42,8 @@ def _one_line(text: str) -> str:
 
 
 def place_of(operation: Any, path: str) -> str:
-    """Where an operation comes from:
-
-    `model.py:12:4` where the program says so, else its line in the file, else the file.
+    """The location of an operation:
+    `model.py:12:4` if the program records it, else its line in the file, else the file.
     """
     found = _FILE_PLACE.search(str(operation.location))
     if not found:

@@ -2,7 +2,7 @@
 
 Enters: a converted module and the HloModuleProto it came from. Leaves: the same module with `tf.aliasing_output` (the
 argument's buffer becomes that result) or `jax.buffer_donor` (it may be reused for anything) on the arguments concerned.
-The proto speaks of a place inside a parameter's tuple; StableHLO has those flattened, depth first.
+The proto gives a path into a parameter's tuple; StableHLO flattens tuples, depth first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Path = tuple[int, ...]
 
 
 def mark_donations(module: Any, proto: bytes) -> None:
-    """Sets the attributes on the arguments of `main`; an entry that does not name one array is passed over."""
+    """Sets the attributes on the arguments of `main`; ignores an entry that does not name a single array."""
     aliases, donors = donations(proto)
     if not aliases and not donors:
         return
@@ -46,7 +46,7 @@ def mark_donations(module: Any, proto: bytes) -> None:
 
 
 def mark_host_memory(module: Any, proto: bytes) -> None:
-    """Sets `mhlo.memory_kind` on the arguments and results of `main` that lie in the host's memory."""
+    """Sets `mhlo.memory_kind` on the arguments and results of `main` that are in host memory."""
     main = next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
     attributes = main.operation.attributes
     with module.context:

@@ -1,8 +1,7 @@
-"""Operations that do something besides computing: infeeds and outfeeds, transfers to and from the host, custom calls
-with side effects.
+"""Operations with side effects: infeeds and outfeeds, transfers to and from the host, custom calls with side effects.
 
-XLA's partitioner asks of each on which device it runs. Enters: a module. Leaves: the same, in which each outside manual
-regions is bound to device 0, as JAX binds host callbacks, unless the program says another one.
+XLA's partitioner must know on which device each of them runs. Enters: a module. Leaves: the same, in which each outside
+manual regions is bound to device 0, as JAX binds host callbacks, unless the program states another device.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ CUSTOM_CALL, REGION, MESH = "stablehlo.custom_call", "sdy.manual_computation", "
 EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.send", CUSTOM_CALL})
 SHARDING = "sdy.sharding"
 NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
-# XLA itself takes these out, and where they run is no question.
+# XLA removes these itself, so they need no device.
 PLACELESS = ("annotate_device_placement", "LayoutConstraint", "MoveTo", "Sharding", "shape_assertion", "xla.sdy.")
 CALLBACK = "callback"  # in the names of all targets that Shardy leaves on their device
 BEFORE = (
@@ -27,7 +26,7 @@ BEFORE = (
 
 
 def bind_effects(module: Any) -> None:
-    """Binds what has no place to device 0."""
+    """Binds every operation with effects and without a device to device 0."""
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -55,12 +54,12 @@ def bind_effects(module: Any) -> None:
 
 
 def is_placed(operation: Any) -> bool:
-    """Whether an operation runs on one device alone, for its effect."""
+    """True if an operation with effects is bound to one device."""
     return operation.name in EFFECTS and SHARDING in operation.attributes
 
 
 def has_effect(operation: Any) -> bool:
-    """Whether an operation of `EFFECTS` needs a device of its own."""
+    """True if an operation of `EFFECTS` needs a device of its own."""
     if operation.name != CUSTOM_CALL:
         return True
     attributes = operation.attributes
@@ -70,9 +69,8 @@ def has_effect(operation: Any) -> bool:
 
 
 def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
-    """Raises `UsageError` at the first operation outside manual regions that XLA's partitioner refuses, with `place` of
-    it. shardy: whether Shardy reads the program, which forgets on which device a custom call runs and, in jaxlib 0.12,
-    an infeed or outfeed."""
+    """Raises `UsageError` at the first operation outside manual regions that XLA's partitioner refuses. shardy: True if
+    Shardy reads the program; it loses the device of a custom call and, in jaxlib 0.12, that of an infeed or outfeed."""
     found: list[tuple[Any, str, str]] = []
 
     def visit(operation: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Value numbering of operations: which compute the same from the same operands, also behind optimization barriers.
+"""Value numbering: finds operations that compute the same from the same operands, also behind optimization barriers.
 
-Enters: operations in their order. Leaves: for each value the first one that is equal to it.
+Enters: operations in their order. Leaves: for each value, the first value that is equal to it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from toast_cli.xla import ir
 
 
 class EqualValues:
-    """The first of equal values; `first` may be told what is equal for other reasons."""
+    """The first of equal values; callers may add further equalities to `first`."""
 
     def __init__(self) -> None:
         self.first: dict[Any, Any] = {}  # value -> the first that is equal; none where it is itself
-        self._made: dict[Hashable, Any] = {}  # what an operation computes -> the first operation that does
+        self._made: dict[Hashable, Any] = {}  # key of an operation -> the first operation with that key
 
     def of(self, value: Any) -> Any:
         """The first value equal to this one."""
         return self.first.get(value, value)
 
     def number(self, operation: Any, *, learn: bool = True) -> bool:
-        """Whether an earlier operation computes the same. learn: whether later ones may be equal to this one."""
+        """True if an earlier operation computes the same. learn: whether later operations may be equal to this one."""
         if operation.name == BARRIER:
             self.first.update((r, self.of(o)) for r, o in zip(operation.results, operation.operands, strict=True))
             return True
@@ -46,12 +46,12 @@ class EqualValues:
         return known is not None
 
     def _unshaped(self, operation: Any) -> Any | None:
-        """The value that a reshape of a reshape gives back."""
+        """The source of two successive reshapes that cancel; None if they do not."""
         before = before_reshape(self.of(operation.operands[0])) if operation.name == RESHAPE else None
         return self.of(before) if before is not None and before.type == operation.results[0].type else None
 
     def _key(self, operation: Any, inner: dict[Any, int]) -> Hashable:
-        """What equal operations have in common. inner: numbers of the values of regions around it."""
+        """A key that equal operations share. inner: numbers of the values of enclosing regions."""
         operands = tuple(inner[o] if o in inner else self.of(o) for o in operation.operands)
         attributes = operation.attributes
         named = tuple((name, _attribute(attributes, k, name)) for k, name in enumerate(attributes))
@@ -79,7 +79,7 @@ def _enumerate(values: Any, known: dict[Any, int]) -> None:
 
 
 def before_reshape(value: Any) -> Any | None:
-    """The array of as many elements that a value is made from by a reshape or a broadcast."""
+    """The operand of a reshape or broadcast that has as many elements as the result; None for other values."""
     if isinstance(value, ir.BlockArgument) or value.owner.name not in (RESHAPE, BROADCAST_IN_DIM):
         return None
     if value.owner.name == BROADCAST_IN_DIM:

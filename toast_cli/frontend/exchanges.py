@@ -1,4 +1,4 @@
-"""What the devices of a manual region exchange, from the attributes of the ops that do it.
+"""Reads the communication in a manual region from the attributes of its collective ops.
 
 Enters: the ops of a region, with their MLIR operations. Leaves: `Exchange`s.
 """
@@ -24,11 +24,11 @@ KINDS = {
     "stablehlo.reduce_scatter": "reduce-scatter",
 }
 RAGGED_ALL_TO_ALL = "ragged_all_to_all"  # a custom call
-_PADDING = -1  # behind groups that are smaller than others
+_PADDING = -1  # fills groups that are smaller than others
 
 
 def exchanges_of(ops: Iterable[Op], operations: Iterable[Any]) -> dict[int, Exchange]:
-    """Op -> what devices exchange in it, of those that communicate."""
+    """Op number -> its communication, for ops that communicate."""
     found = {}
     for number, (op, operation) in enumerate(zip(ops, operations, strict=True)):
         ragged = op.detail == RAGGED_ALL_TO_ALL
@@ -41,18 +41,18 @@ def exchanges_of(ops: Iterable[Op], operations: Iterable[Any]) -> dict[int, Exch
 
 
 def devices_of(region: Any) -> int:
-    """How many devices take part in a manual region, each with its own piece: those along its manual axes."""
+    """Number of devices of a manual region: the product of the sizes of its manual axes."""
     axes, manual = _axes(region)
     return prod(axes.get(axis, 1) for axis in manual)
 
 
 def manual_axes(region: Any) -> tuple[str, ...]:
-    """The axes over which a region is manual."""
+    """The manual axes of a region."""
     return tuple(str(axis) for axis in sdy.ManualAxesAttr(region.attributes["manual_axes"]))
 
 
 def leaves_axes(region: Any) -> bool:
-    """Whether a region leaves axes of its mesh to the partitioner."""
+    """True if some axes of a region's mesh are not manual, so that the partitioner may use them."""
     axes, manual = _axes(region)
     return any(size > 1 for axis, size in axes.items() if axis not in manual)
 
@@ -69,7 +69,7 @@ def _axes(region: Any) -> tuple[dict[str, int], set[str]]:
 
 
 def _groups(operation: Any) -> Groups | None:
-    """The groups, or the pairs, that an op states."""
+    """The replica groups, or the source-target pairs, of an op."""
     for name in ("replica_groups", "source_target_pairs"):
         if name in operation.attributes:
             return _rows(operation.attributes[name])

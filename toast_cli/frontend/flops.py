@@ -17,9 +17,9 @@ from toast_cli.program.ops import RAGGED_DOT, SCATTER, kind_of
 
 Shape = tuple[int, ...]
 
-# Elementwise ops that cost several vector operations an element: a TPU's extended unary unit takes one register a cycle
-# where four arithmetic units work beside it, a GPU's special function units are 16 beside 128 f32 lanes. They matter
-# only where such ops outweigh memory traffic, which is rare.
+# Elementwise ops that take several vector operations per element: a TPU's extended unary unit takes one register a
+# cycle beside four arithmetic units, a GPU has 16 special function units for 128 f32 lanes. They matter only if such
+# ops outweigh memory traffic, which is rare.
 SLOW = 4.0
 
 
@@ -68,7 +68,7 @@ def _valid_pairs(window: Window) -> int:
     hole.
     """
     pairs = window.outputs * window.size
-    if pairs > 4_000_000:  # a window as wide as the array: counting pair by pair is not worth it
+    if pairs > 4_000_000:  # a window as wide as the array: counting pair by pair is too slow
         return pairs // window.dilation
     starts = np.arange(window.outputs)[:, None] * window.stride - window.low
     places = starts + np.arange(window.size)[None, :] * window.spread

@@ -1,7 +1,7 @@
-"""Other dialects than those XLA takes: their attributes are taken off, their operations refused with a hint.
+"""Handles dialects that XLA does not accept: drops their attributes, refuses their operations with a hint.
 
-Enters: a program, a parsed module, or what the parser said of a file. Leaves: a module without their attributes;
-nothing, or an `InputError`; a hint.
+Enters: a program, a parsed module, or a parser message. Leaves: a module without such attributes; nothing, or an
+`InputError`; a hint.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.xla import ADVANCE, INTERRUPT, ir, make_context, parse_module
 
-# XLA's conversion to HLO takes what stands in `shape` and `tensor`, and constants, where shapes are known.
+# XLA's conversion to HLO accepts the operations of `shape` and `tensor`, and constants, if shapes are static.
 DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "mhlo", "sdy", "shape", "tensor"})
 TAKEN = frozenset({"arith.constant"})
 CUSTOM_CALL = "stablehlo.custom_call"
-# Of a custom call's attributes, those that are its own or that it is handed: names without a dialect's, and MHLO's.
+# Attributes that a custom call keeps: names without a dialect prefix, and MHLO's.
 READ = frozenset({"api_version", "backend_config", "call_target_name", "called_computations", "mhlo"})
 LOWER = (
     "lower the program to StableHLO first, e.g. with torch-mlir's or IREE's passes that end in StableHLO, "
@@ -28,10 +28,10 @@ UNREGISTERED = "unregistered dialect"
 
 
 def parse_without_foreign_attributes(program: bytes) -> Any:
-    """The module without the attributes of dialects that are not known here (`tt.device = #tt.device<…>`): they say
-    nothing to XLA. What a custom call reads stays.
+    """The module without the attributes of unregistered dialects (`tt.device = #tt.device<…>`), which XLA ignores.
+    Attributes that a custom call reads stay.
 
-    Raises `ir.MLIRError` where other things than attributes are of such dialects.
+    Raises `ir.MLIRError` if operations or types are of such dialects.
     """
     context = make_context()
     context.allow_unregistered_dialects = True
@@ -48,14 +48,14 @@ def parse_without_foreign_attributes(program: bytes) -> Any:
                 ir.Attribute.parse(text, known)
             except ir.MLIRError:
                 verdicts[text] = True
-            except (TypeError, ValueError):  # one that exists and that Python cannot hold
+            except (TypeError, ValueError):  # an attribute that Python cannot represent
                 verdicts[text] = False
             else:
                 verdicts[text] = False
         return verdicts[text]
 
     def own(entries: Any) -> Any:
-        """The dictionaries of arguments or results."""
+        """The argument or result dictionaries without foreign attributes."""
         return ir.ArrayAttr.get(
             [ir.DictAttr.get({one.name: one.attr for one in each if not is_foreign(one.attr)}) for each in entries]
         )
@@ -73,27 +73,26 @@ def parse_without_foreign_attributes(program: bytes) -> Any:
 
     with context:
         module.operation.walk(visit)
-    # As text: the reader of bytecode ends the process at a type that nobody has registered.
+    # As text: the reader of bytecode ends the process at an unregistered type.
     return parse_module(known, module.operation.get_asm(enable_debug_info=True, binary=True))
 
 
 def _value(attributes: Any, name: str) -> Any:
     try:
         return attributes[name]
-    except (TypeError, ValueError):  # complex numbers, which Python cannot hold
+    except (TypeError, ValueError):  # complex numbers, which Python cannot represent
         return ""
 
 
 def drop_declarations(module: Any) -> None:
-    """Takes out what stands beside the functions of a module, has no name to refer to it by, and is of another dialect
-    (`llvm.module_flags`)."""
+    """Removes top-level operations of other dialects that have no symbol name (`llvm.module_flags`)."""
     for view in list(module.body.operations):
         if not is_known(view.operation.name) and "sym_name" not in view.operation.attributes:
             view.operation.erase()
 
 
 def refuse_foreign(module: Any, path: str) -> None:
-    """Raises `InputError` at the first operation that XLA would not know."""
+    """Raises `InputError` at the first operation that XLA does not accept."""
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -108,12 +107,12 @@ def refuse_foreign(module: Any, path: str) -> None:
 
 
 def is_known(name: str) -> bool:
-    """Whether XLA knows operations of that name, or they are taken out."""
+    """True if XLA accepts operations of that name, or they are removed."""
     return name.partition(".")[0] in DIALECTS or name in TAKEN
 
 
 def foreign_hint(message: str) -> str:
-    """What to try where the parser does not know a dialect; empty where that is not what it complains of."""
+    """A hint for a parser message about an unknown dialect; empty for other messages."""
     if "quant" in message and UNREGISTERED in message:
         return (
             "quantized types are not known here: write them as integers and scales, "

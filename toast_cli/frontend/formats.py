@@ -1,9 +1,8 @@
-"""Recognises a program from its content and parses it: what enters are bytes, what leaves is an `ir.Module`.
+"""Recognises a program's format from its content and parses it: bytes go in, an `ir.Module` comes out.
 
 Formats, by the name that reports show:
-
 * `stablehlo`: MLIR text. `bytecode`: MLIR bytecode. `portable`: a StableHLO portable artifact (versioned bytecode).
-* `jax.export`: what `jax.export.Exported.serialize` writes (a FlatBuffer around a portable artifact).
+* `jax.export`: the output of `jax.export.Exported.serialize` (a FlatBuffer around a portable artifact).
 * `hlo-text`: HLO as XLA prints it. `hlo-proto`: a serialized HloModuleProto, or an HloProto or HloSnapshot around one.
 
 Each may be compressed with gzip or zstd. Everything is parsed in a child process first.
@@ -30,9 +29,9 @@ from toast_cli.inputs import PROGRAM_BYTES, STDIN, limit_of, read_file, too_larg
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 GZIP, ZSTD, BYTECODE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ML\xefR"
 PORTABLE_PRODUCER = b"StableHLO_v"
-# Layers of compression that are unpacked; more is no accident.
+# Most layers of compression that are unpacked.
 MAX_LAYERS = 4
-# MLIR's parser descends once per bracket and overflows its stack at some 5,000; programs have a few dozen.
+# MLIR's parser recurses once per bracket and overflows its stack at some 5,000; programs have a few dozen.
 MAX_NESTING = 1_000
 # Number of the field `mlir_module_serialized` of jax.export's FlatBuffer schema.
 EXPORT_MODULE_SLOT = 13
@@ -54,7 +53,7 @@ _FOREIGN = (
     (b"\x7fELF", "an executable"), (b"%PDF", "a PDF"),
 )  # fmt: skip
 _HLO_WORD = re.compile(rb"HloModule\b|ENTRY\b")
-# What may stand before it: white space, and comments, which are looked for one after the other.
+# Text that may precede the first word: white space and comments, matched one at a time.
 _BLANK = re.compile(rb"\s+|//[^\n]*\n?")
 _OPENING, _CLOSING = b"([{<", b")]}>"
 _NO_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING + b'"'))
@@ -87,7 +86,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def source_name(path: str) -> str:
-    """How messages call the input."""
+    """The input's name in messages."""
     return "<stdin>" if path == STDIN else path
 
 
@@ -128,7 +127,7 @@ def _unzstd(data: bytes, where: str) -> bytes:
 
 
 def _unpacked(read: Callable[[int], bytes], where: str) -> bytes:
-    """All that a decompressing reader gives, as far as programs may be large."""
+    """The output of a decompressing reader, up to the size limit of programs."""
     limit = limit_of(PROGRAM_BYTES)
     content = bytearray()
     while chunk := read(_CHUNK):
@@ -139,7 +138,7 @@ def _unpacked(read: Callable[[int], bytes], where: str) -> bytes:
 
 
 def recognise(data: bytes) -> str:
-    """The format's name (see the module's docstring); empty when it is none of them."""
+    """The format's name (see the module's docstring); empty if it is none of them."""
     if data.startswith(BYTECODE):
         return "portable" if PORTABLE_PRODUCER in data[: 32 + len(BYTECODE)] else "bytecode"
     module = flatbuffer_bytes(data, EXPORT_MODULE_SLOT)
@@ -151,7 +150,7 @@ def recognise(data: bytes) -> str:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether the bytes are UTF-8 text. Looked at in pieces: as a string they would take several times their size."""
+    """True if the bytes are UTF-8 text. Decodes in chunks: the whole string would take several times their size."""
     if b"\0" in data:
         return False
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -165,7 +164,7 @@ def is_text(data: bytes) -> bool:
 
 
 def is_hlo(data: bytes) -> bool:
-    """Whether the first word of a text, comments left out, is one that HLO begins with."""
+    """True if the first word of a text, after comments, is one that HLO begins with."""
     at = len(_MARK) if data.startswith(_MARK) else 0
     while True:
         if data.startswith(b"/*", at):
@@ -200,9 +199,9 @@ def hlo_module_proto(data: bytes | memoryview) -> bytes | None:
 
 
 def _is_module(data: memoryview) -> bool:
-    """Whether a message has computations, which is the mark of an HloModuleProto.
+    """True if a message has computations, which identify an HloModuleProto.
 
-    A message around one has the module in the place where an HloModuleProto has its name.
+    A message that wraps one has the module in the field in which an HloModuleProto has its name.
     """
     return any(
         field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in message_fields(data) or []
@@ -230,7 +229,7 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
 
 
 def hint_for(kind: str) -> str:
-    """What to ask oneself where a program of some format cannot be read."""
+    """A hint for a program of this format that cannot be read."""
     return {
         "jax.export": "export it again, with this jax or an older one",
         "hlo-proto": "is it an HloModuleProto or HloProto, and complete?",
@@ -276,7 +275,7 @@ def _parse_bytecode(bytecode: bytes, where: str) -> Any:
 
 
 def _parse_known(program: bytes) -> Any:
-    """The module, without attributes of dialects that are not known here."""
+    """Parses bytecode; drops attributes of unregistered dialects."""
     from toast_cli import xla
     from toast_cli.frontend.foreign import UNREGISTERED, parse_without_foreign_attributes
 
@@ -288,7 +287,7 @@ def _parse_known(program: bytes) -> Any:
             raise
         try:
             return parse_without_foreign_attributes(program)
-        except xla.ir.MLIRError as left:  # its place is one in a copy, where it is an operation's or a type's dialect
+        except xla.ir.MLIRError as left:  # its location refers to a copy, if an operation or a type is of the dialect
             raise error if UNREGISTERED in first_error(left)[1] else left from None
 
 
@@ -321,7 +320,7 @@ def _parse_text(data: bytes, where: str) -> Any:
 
 
 def nesting(text: bytes) -> int:
-    """How deep the brackets of MLIR text are nested, at most; those in strings do not count."""
+    """Greatest depth of brackets in MLIR text; brackets in strings do not count."""
     import numpy as np
 
     deepest = level = end = 0
@@ -345,6 +344,6 @@ def nesting(text: bytes) -> int:
 
 
 def _guess(data: bytes) -> str:
-    """What a file of no known format seems to be instead."""
+    """Describes a file of an unknown format by its magic number, for an error message."""
     found = next((name for magic, name in _FOREIGN if data.startswith(magic)), "")
     return f": it is {found}" if found else ""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from toast_cli.inputs import whole_number
 
-# Far above any machine there is. A sharding over more devices is in no notation known here.
+# More devices than any machine has. A sharding over more counts as unreadable.
 MOST_DEVICES = 1 << 20
 REPLICATED, MAXIMAL, MANUAL, TILED = "replicated", "maximal", "manual", "tiled"
 
@@ -31,10 +31,8 @@ _LAST_TILES = re.compile(r"last_tile_dims=\{([^}]*)\}")
 @dataclass(frozen=True, eq=False)
 class TileAssignment:
     """One sharding. For `tiled`: `devices` [*tiles, copies] are device numbers, `tiles` the parts per array dimension.
-
-    `by_hand` [parts, devices of each] are the parts that differ by hand (inside a manual region over some axes); None
-    outside.
-    """
+    `by_hand` [parts, devices of each] groups them by position along the manual axes (in a region that is manual over
+    some axes); None outside."""
 
     kind: str
     tiles: tuple[int, ...] = ()
@@ -84,7 +82,8 @@ def read_tiling(text: str) -> TileAssignment | None:
 
 
 def _by_hand(devices: NDArray[np.int64], kinds: list[str]) -> NDArray[np.int64] | None:
-    """The devices by the last dimensions that are manual, of those whose kinds are given."""
+    """[parts of the manual dimensions, devices of each] numbers. kinds: of the last dimensions;
+    None if none is manual."""
     first = devices.ndim - len(kinds)
     manual = [first + k for k, kind in enumerate(kinds) if kind == MANUAL]
     if not manual:
@@ -94,7 +93,7 @@ def _by_hand(devices: NDArray[np.int64], kinds: list[str]) -> NDArray[np.int64] 
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Numbers between commas; 0, which no array of devices has, for one that is too long to be any."""
+    """The numbers in a comma-separated list; 0, which is invalid, for a number with too many digits."""
     return tuple(whole_number(number) or 0 for number in text.split(",") if number)
 
 
@@ -139,7 +138,7 @@ def mesh_axes(
 def _choices(
     tiles: tuple[int, ...], sizes: tuple[int, ...], free: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every way to give each dimension a row of different axes whose sizes multiply to its number of parts."""
+    """Every assignment of mesh axes to dimensions whose sizes multiply to the dimensions' numbers of parts."""
     if not tiles:
         yield ()
         return

@@ -1,9 +1,9 @@
-"""Rebuilds manual regions in GSPMD's form, as `shard_map` of JAX up to 0.6 writes them and every version without
-Shardy.
+"""Rebuilds manual regions in GSPMD's form, as `shard_map` of JAX up to 0.6 writes them, and later JAX without Shardy.
 
-There is no operation around the body: `SPMDFullToShardShape` behind a `Sharding` makes a device's piece of an array,
-`SPMDShardToFullShape` an array of pieces, and what lies between them is computed on pieces. Enters: the entry function,
-calls inlined. Leaves: each connected body in a `sdy.manual_computation`, over a mesh without names (see `nameless`).
+The form has no operation around the body: a `Sharding` followed by `SPMDFullToShardShape` makes a device's shard of an
+array, `SPMDShardToFullShape` makes an array of shards, and the operations between them work on shards. Enters: the
+entry function, calls inlined. Leaves: each connected body in a `sdy.manual_computation`, over a mesh without names (see
+`nameless`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HINT = "lower the program with the Shardy partitioner (jax_use_shardy_partitione
 
 @dataclass(frozen=True)
 class Way:
-    """A way into a region or out of it: the custom call, how the whole array lies, and over which devices the region
-    is manual there. `open`: dimensions that the partitioner may split further."""
+    """An entrance or exit of a region: the custom call, the sharding of the whole array, and the devices over which the
+    region is manual. `open`: dimensions that the partitioner may split further."""
 
     operation: Any
     whole: TileAssignment
@@ -40,7 +40,7 @@ class Way:
 
 @dataclass
 class Body:
-    """What is computed on pieces and hangs together, in program order. `operations` are the inner ones."""
+    """A connected set of operations on shards, in program order. `operations` are the inner ones."""
 
     operations: list[Any] = field(default_factory=list)
     entrances: list[Any] = field(default_factory=list)
@@ -73,7 +73,7 @@ def restore_gspmd_regions(module: Any, function: Any, path: str) -> None:
 
 
 def read_way(call: Any, path: str) -> Way:
-    """What the custom call and the one in front of it say."""
+    """Reads the shardings of a boundary's custom call and of the one in front of it."""
 
     def said(operation: Any) -> TileAssignment:
         text = foreign.text(operation.attributes, GSPMD, lambda: place_of(operation, path)) or ""
@@ -95,7 +95,7 @@ def unreadable(what: str, operation: Any, path: str) -> InputError:
 
 
 def common_mesh(module: Any, ways: list[Way], path: str) -> MeshAxes:
-    """The fewest axes along which every boundary lies."""
+    """The mesh with the fewest axes that express every boundary's sharding."""
     counts = {tiling.devices.size for way in ways for tiling in (way.whole, way.manual) if tiling.devices is not None}
     stated = foreign.integer(module.operation.attributes, PARTITIONS, lambda: path, least=0, most=MOST_DEVICES) or 1
     devices = max(counts, default=stated)
@@ -112,7 +112,7 @@ def common_mesh(module: Any, ways: list[Way], path: str) -> MeshAxes:
 
 
 def by_hand(local: TileAssignment, devices: int) -> TileAssignment:
-    """One dimension, split over the devices that differ by hand: over all of them for `{manual}`."""
+    """One dimension, split over the manual devices: all of them for `{manual}`."""
     parts = np.arange(devices, dtype=np.int64)[:, None] if local.kind == MANUAL else local.by_hand
     return TileAssignment(REPLICATED, (1,)) if parts is None else TileAssignment(TILED, parts.shape[:1], parts)
 
@@ -133,12 +133,12 @@ def declare_mesh(module: Any, mesh: MeshAxes) -> str:
 
 
 def bodies_in(operations: list[Any], block: Any, path: str) -> list[Body]:
-    """The bodies among the operations of a block: what follows from an entrance, up to the exits.
+    """The bodies among the operations of a block: the operations reachable from an entrance, up to the exits.
 
     Raises `InputError` for a body that reads an array which did not come in through an entrance.
     """
     reads = {operation: values_read(operation, block) for operation in operations}
-    maker: dict[Any, Any] = {}  # a value that lies in pieces -> the operation that made it
+    maker: dict[Any, Any] = {}  # a value that is a shard -> the operation that made it
     exits: list[Any] = []
     for operation in operations:
         kind = kind_of(operation)
@@ -186,7 +186,7 @@ def values_read(operation: Any, block: Any) -> list[Any]:
 
 
 def made_of_nothing(value: Any, reads: dict[Any, list[Any]]) -> bool:
-    """Whether a value hangs on constants and on a device's own number alone."""
+    """True if a value depends on constants and on the partition id alone."""
     waiting, seen = [value], {value}
     while waiting:
         one = waiting.pop()
@@ -204,8 +204,8 @@ def made_of_nothing(value: Any, reads: dict[Any, list[Any]]) -> bool:
 
 
 def build(body: Body, ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: str) -> set[Any]:
-    """Puts a body into a `sdy.manual_computation` between what its boundary read and what reads its boundary; a body
-    that nothing reads goes. Returns the operations outside that it has copies of now."""
+    """Moves a body into a `sdy.manual_computation` in place of its boundary; erases a body that nothing reads. Returns
+    the outside operations that it has copies of."""
     if not body.exits:
         for operation in [*reversed(body.operations), *body.entrances]:
             operation.erase()
@@ -237,7 +237,7 @@ def build(body: Body, ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: s
 def region_between(
     entrances: list[Any], exits: list[Any], ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: str
 ) -> Any:
-    """The operation, still without a body."""
+    """Creates the `sdy.manual_computation`, still without a body."""
     axes = {manual_axes(ways[call], mesh, path) for call in [*entrances, *exits]}
     if len(axes) > 1:
         raise unreadable("whose boundary is manual over different devices", exits[0], path)
@@ -261,7 +261,7 @@ def region_between(
 
 
 def unstated(value: Any) -> Any:
-    """What enters, without the custom call that says how."""
+    """The value that enters, without the `Sharding` custom call around it."""
     owner = getattr(value.owner, "operation", None)
     return owner.operands[0] if owner is not None and kind_of(owner) == STATEMENT else value
 
@@ -284,8 +284,7 @@ def manual_axes(way: Way, mesh: MeshAxes, path: str) -> tuple[str, ...]:
 
 
 class Boundary(NamedTuple):
-    """What the boundary of a manual region says: the mesh (with its symbol), the axes of it that are manual, and the
-    program's path."""
+    """The boundary of a manual region: the mesh (with its symbol), its manual axes, and the program's path."""
 
     manual: tuple[str, ...]
     mesh: MeshAxes
@@ -294,7 +293,7 @@ class Boundary(NamedTuple):
 
 
 def sharding_said(way: Way, whole: Any, local: Any, boundary: Boundary) -> str:
-    """How an array lies at the boundary, over the axes that are manual; what else splits it is left to propagation."""
+    """The sharding of an array at the boundary over the manual axes; other axes are left to propagation."""
     manual, mesh, symbol, path = boundary
     names, sizes = zip(*mesh, strict=True)
     found = mesh_axes(way.whole, whole.rank, names, sizes) or ()
@@ -310,7 +309,8 @@ def sharding_said(way: Way, whole: Any, local: Any, boundary: Boundary) -> str:
 
 
 def copy_in(inside: Any, outside: Any) -> set[Any]:
-    """Copies what a region reads of the block around it, which hangs on nothing, into it. Returns the originals."""
+    """Copies outside operations that a region reads, which depend on constants alone, into it;
+    returns the originals."""
     copies: dict[Any, Any] = {}
     waiting = [view.operation for view in inside.operations]
 
@@ -331,7 +331,7 @@ def copy_in(inside: Any, outside: Any) -> set[Any]:
 
 
 def drop_statements(inside: Any) -> None:
-    """Removes what a body says about how its values lie, which is by hand."""
+    """Removes sharding annotations from a body, whose values are shards already."""
     for view in list(inside.operations):
         for operation in [*walk_ops(view.operation, "stablehlo.custom_call")]:
             if kind_of(operation) == STATEMENT:
@@ -349,7 +349,7 @@ def without_statement(operation: Any) -> Any:
 
 
 def put_in_order(block: Any) -> None:
-    """Puts what an operation reads in front of it, and changes the order no further."""
+    """Sorts a block topologically, changing the order as little as possible."""
     *operations, last = [view.operation for view in block.operations]
     order: dict[Any, None] = {}
     for operation in operations:

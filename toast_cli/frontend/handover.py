@@ -1,10 +1,9 @@
-"""Reading in one child process: what enters is a file's content, what leaves is a module that this process can work
-with.
+"""Reads a program in one child process: a file's content goes in, a module that is safe to work with comes out.
 
 Every file is parsed, normalised and given Shardy's rules in a child first, because the compiler's libraries end the
-process on some that are damaged or hostile. The child hands over the outcome once: the normalised module as bytecode,
-and beside it as JSON what was taken out of the module. Values and operations are numbered in the order in which a walk
-of the entry function meets them, which is the same on both sides.
+process on some that are damaged or hostile. The child returns the normalised module as bytecode, and as JSON what was
+removed from the module. Values and operations are numbered in the order of a walk of the entry function, which is the
+same on both sides.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.statements import MeshAxes, StatedSharding
 from toast_cli.kernels.table import Table
 
-# A child may use this many seconds of processor time, plus one for so many bytes of the program, and so many bytes of
-# memory for each byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
+# A child's limits: seconds of processor time, plus one for so many bytes of the program; and bytes of memory for each
+# byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
 BASE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
 MEMORY_PER_BYTE = 200
 ROOM = "is there memory for one more Python process, and do `ulimit -u` and `ulimit -f` allow it and its answer?"
-# What is said of a program whose child ended without an answer, and what to try.
+# Message and hint for a program whose child ended without an answer.
 TOO_LONG = ("reading it takes too long", "write repeated layers as a loop (`jax.lax.scan`)")
 TOO_LARGE = (
     "reading it takes too much memory",
@@ -38,7 +37,7 @@ TOO_LARGE = (
 
 @dataclass(frozen=True)
 class Received:
-    """What a child made of a program; the fields are those of `LoadedModule`."""
+    """The child's result for a program; the fields are those of `LoadedModule`."""
 
     format: str
     module: Any

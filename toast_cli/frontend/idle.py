@@ -1,13 +1,12 @@
-"""Operations that return an operand unchanged, such as a flip of dimensions of size 1, a permutation that moves
-nothing or moves back, a slice of everything, what is written over all of an array, an addition of zero (`total = 0`
-in front of a Python loop), or a question that is answered already (`done & False`).
+"""Finds operations that return an operand unchanged: a reverse along dimensions of size 1, an identity transpose or one
+that undoes another, a slice of everything, an update of a whole array, an addition of zero (`total = 0` in front of a
+Python loop), or a logical operation with a known result (`done & False`).
 
-XLA drops them before it partitions, and so finds, for example, the kernel of a 1x1 convolution gathered once for both
-directions, which flips it backward. A program that kept them would be split, and costed, as if these were different
-arrays.
+XLA drops them before it partitions, and so gathers, for example, the kernel of a 1x1 convolution once for the forward
+and the backward pass, which flips it. With these operations the plan would treat the two as different arrays.
 
-Enters: an operation. Leaves: the operand that can take its place, if one can. An addition of zero then leaves -0.0 what
-it is, as in XLA.
+Enters: an operation. Leaves: the operand that can replace it, if any. An addition of zero then returns -0.0 for -0.0,
+as in XLA.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from toast_cli.xla import ir
 
 
 def unchanged_operand(operation: Any) -> Any | None:
-    """The operand that an operation of a kind in `IDLE_KINDS`, `NEUTRAL` or `ABSORBING`, a concatenation, or an
-    overwriting, returns as it is; None where it changes it."""
+    """The operand that an operation returns unchanged, for the kinds in `IDLE_KINDS`, `NEUTRAL` and `ABSORBING`,
+    concatenations and updates; None if the operation changes it."""
     if operation.name == CONCATENATION:
         return _all_there_is(operation)
     if operation.name == OVERWRITING:
@@ -37,7 +36,8 @@ def unchanged_operand(operation: Any) -> Any | None:
 
 
 def _undone(operation: Any) -> Any | None:
-    """What a change of form changes back, as the gradient of a product with a transposed table is."""
+    """The first operand of two shape operations that cancel, as in the gradient of a product
+    with a transposed table."""
     before = operation.operands[0].owner
     if isinstance(before, ir.Block) or before.name != operation.name:
         return None
@@ -46,13 +46,13 @@ def _undone(operation: Any) -> Any | None:
 
 
 def _all_there_is(concatenation: Any) -> Any | None:
-    """The one piece that has elements, as `associative_scan` leaves it at its ends."""
+    """The one operand of a concatenation that has elements; `associative_scan` leaves such concatenations."""
     whole = concatenation.results[0].type
     return next((piece for piece in concatenation.operands if piece.type == whole), None)
 
 
 def _other_than_neutral(operation: Any, element: float, sides: tuple[int, ...]) -> Any | None:
-    """The operand beside one whose elements are all neutral, where that is on one of these sides."""
+    """The other operand, if all elements of one operand are neutral and that operand is on one of these sides."""
     for side in sides:
         if splat_value(operation.operands[side]) == element:
             return operation.operands[1 - side]
@@ -60,8 +60,8 @@ def _other_than_neutral(operation: Any, element: float, sides: tuple[int, ...]) 
 
 
 def _absorbing(operation: Any) -> Any | None:
-    """The operand, all of it false (of `or` true), that the other one changes nothing of: whether any sentence may stop
-    early, of a beam search in which none may."""
+    """An operand of `and` that is all false (of `or`: all true), which determines the result. Beam searches that may
+    not stop early have these."""
     element = operation.results[0].type.element_type
     if not isinstance(element, ir.IntegerType) or element.width != 1:
         return None
@@ -69,7 +69,7 @@ def _absorbing(operation: Any) -> Any | None:
 
 
 def splat_value(handle: Any) -> float | None:
-    """The number that every element of a constant, or of one that is broadcast, is; None for anything else."""
+    """The value of all elements of a constant splat, or of a broadcast one; None for anything else."""
     owner = handle.owner
     if not isinstance(owner, ir.Block) and owner.name == "stablehlo.broadcast_in_dim":
         owner = owner.operands[0].owner
@@ -89,14 +89,14 @@ def flips_nothing(operation: Any) -> bool:
 
 
 def permutes_nothing(operation: Any) -> bool:
-    """Apart from dimensions of size 1."""
+    """True for a permutation that moves only dimensions of size 1."""
     shape = ir.RankedTensorType(operation.results[0].type).shape
     moved = [d for d in numbers(operation, "permutation") if shape[d] > 1]
     return moved == sorted(moved)
 
 
 def permutes_back(first: Any, second: Any) -> bool:
-    """Two transposes after each other."""
+    """True if the second of two transposes undoes the first."""
     order = numbers(first, "permutation")
     return [order[d] for d in numbers(second, "permutation")] == list(range(len(order)))
 
@@ -112,7 +112,7 @@ def pads_nothing(operation: Any) -> bool:
 
 
 def always(operation: Any) -> bool:
-    """Of one type in and out it cannot do anything."""
+    """True: with equal operand and result types, such an operation is the identity."""
     return True
 
 
@@ -130,16 +130,16 @@ IDLE_KINDS: dict[str, Callable[[Any], bool]] = {
     "stablehlo.reshape": always,
     "stablehlo.convert": always,
 }
-# Changes of form -> whether the second of two undoes the first, where types are the same.
+# Shape operations -> a function that says if the second of two undoes the first, given equal types.
 UNDOING: dict[str, Callable[[Any, Any], bool]] = {
     "stablehlo.transpose": permutes_back,
     "stablehlo.reshape": lambda first, second: True,
 }
 CONCATENATION = "stablehlo.concatenate"
 OVERWRITING = "stablehlo.dynamic_update_slice"
-# Logical operation -> the value of one operand that is that of the result, whatever the other one is.
+# Logical operation -> its absorbing element.
 ABSORBING = {"stablehlo.and": 0.0, "stablehlo.or": 1.0}
-# Element-wise operations -> the number that changes nothing, and the sides on which it may stand.
+# Element-wise operation -> its neutral element, and the operand positions in which it is neutral.
 NEUTRAL: dict[str, tuple[float, tuple[int, ...]]] = {
     "stablehlo.add": (0, (0, 1)),
     "stablehlo.subtract": (0, (1,)),

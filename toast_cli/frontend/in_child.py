@@ -1,4 +1,4 @@
-"""The child's side of reading: what enters is a file's content, what leaves is a message for `handover`.
+"""The child process's side of reading: a file's content goes in, a message for `handover` comes out.
 
 A damaged or hostile file may end the process that this runs in.
 """
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 def parsed_here(data: bytes, where: str) -> bytes:
-    """Format and bytecode of a program."""
+    """A program's format and bytecode, serialised."""
     form, module = _told(where, lambda: parse_here(data, where))
     return _message({"format": form}, xla.write_bytecode(module))
 
 
 def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> bytes:
-    """Format, notices, shardings and bytecode of a program's normalised module.
+    """A normalised program, serialised: format, notices, shardings and bytecode.
 
-    What the parent does next is tried out here: Shardy's rules, and, where a name is no text, on which some of jaxlib's
-    bindings end the process, reading the operations too.
+    This also tries the parent's next steps, in which jaxlib may end the process: populating Shardy's rules, and reading
+    operations if a name is not valid UTF-8.
     """
     form, module = _told(where, lambda: parse_here(data, where))
     if b"reduce_window" in data:
@@ -61,7 +61,7 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
 
 
 def _told(where: str, work: Callable[[], T]) -> T:
-    """What `work` returns, with what jaxlib complains of as an `InputError`."""
+    """Calls `work` and turns jaxlib's errors into `InputError`s."""
     try:
         return work()
     except RecursionError:
@@ -71,8 +71,8 @@ def _told(where: str, work: Callable[[], T]) -> T:
 
 
 def _refuse_windows_of_arrays(module: Any, where: str) -> None:
-    """StableHLO's verifier reads past the shape of a `reduce_window` that starts at an array: it calls that wrong, or
-    not, or ends the process."""
+    """Raises `InputError` for a `reduce_window` whose initial value is not a scalar: StableHLO's verifier reads out of
+    bounds there, and may end the process."""
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -82,7 +82,7 @@ def _refuse_windows_of_arrays(module: Any, where: str) -> None:
         return ADVANCE
 
     module.operation.walk(visit)
-    if found:  # nothing may be raised within a walk
+    if found:  # an exception must not be raised within a walk
         raise InputError("a reduce_window starts at an array, not a scalar", where=where, hint="is the file intact?")
 
 

@@ -1,8 +1,8 @@
-"""Inlining: calls and composites disappear into the entry function.
+"""Inlines calls and composites into the entry function.
 
-What enters is a module with functions that call one another, what leaves is the same module with every call site
-replaced by a copy of its callee's body, innermost first. The copying happens in C++ and costs a fraction of parsing;
-locations keep the call's name in front (`jit(f)/jit(gelu)/mul`).
+Enters: a module with functions that call one another. Leaves: the same module with every call site replaced by a copy
+of its callee's body, innermost first. The copying happens in C++ and costs a fraction of parsing; locations keep the
+call's name in front (`jit(f)/jit(gelu)/mul`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.inputs import whole_number
 from toast_cli.xla import ADVANCE, inline_function, ir, walk_ops
 
-# More operations than this after inlining come from calls that double at every level, not from a model. The environment
-# can allow more.
+# Limit on operations after inlining. More come from calls that double at every level, not from a model. The environment
+# can raise it.
 MAX_OPERATIONS = 1_000_000
 LIMIT_VARIABLE = "TOAST_MAX_OPERATIONS"
 
@@ -37,7 +37,7 @@ def inline_calls(module: Any, entry: str, path: str) -> None:
 def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str]]], path: str) -> list[str]:
     """The functions that `entry` reaches, each after all that it calls; fills `sites`.
 
-    The number of operations is added up on the way.
+    It also adds up the number of operations after inlining.
     """
     order: list[str] = []
     sizes: dict[str, int] = {}  # functions in `order` -> operations in them once their calls are inlined
@@ -53,7 +53,7 @@ def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str
                 refuse_unknown(call, callee, symbols, path)
         missing = list(dict.fromkeys(callee for _, callee in sites[name] if callee not in sizes))
         for callee in missing:
-            if callee in sites:  # it waits for what it calls, which is this function
+            if callee in sites:  # recursion: it is in progress
                 call = next(call for call, called in sites[name] if called == callee)
                 hint = "a recursive program has no fixed size and cannot be partitioned"
                 raise InputError(f"function @{callee} calls itself", where=place_of(call, path), hint=hint)
@@ -70,19 +70,19 @@ def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str
 
 
 def most_operations() -> int:
-    """`MAX_OPERATIONS`, or as many as fit into what `TOAST_MAX_OPERATIONS` says."""
+    """`MAX_OPERATIONS`, or the value of the environment's `TOAST_MAX_OPERATIONS`."""
     given = whole_number(os.environ.get(LIMIT_VARIABLE, ""))
     return MAX_OPERATIONS if given is None else given
 
 
 def refuse_unknown(call: Any, callee: str, symbols: Any, path: str) -> None:
-    """Raises `InputError` for a call of something that is no function of the module."""
+    """Raises `InputError` for a call of a name that is not a function of the module."""
     if callee not in symbols or symbols[callee].operation.name != "func.func":
         raise InputError(f"there is no function @{callee}", where=place_of(call, path), hint="is the module whole?")
 
 
 def body_of(symbols: Any, name: str, path: str) -> Any:
-    """The function called `name`, which must consist of one block."""
+    """The function called `name`; raises `InputError` unless it has exactly one block."""
     function = symbols[name]
     blocks = list(function.regions[0].blocks)
     if len(blocks) == 1:
@@ -98,7 +98,7 @@ def call_sites(function: Any) -> list[Any]:
 
 
 def callee_name(call: Any) -> str:
-    """Name of the function that a call runs, or that says what a composite means."""
+    """Name of the function that a call runs, or that defines a composite."""
     attribute = "callee" if call.name == "func.call" else "decomposition"
     return str(ir.FlatSymbolRefAttr(call.attributes[attribute]).value)
 
@@ -125,7 +125,7 @@ def moved_out(block: Any, before: Any) -> list[Any]:
 
 
 def replace_operation(operation: Any, values: list[Any]) -> None:
-    """Lets users of the operation's results use `values` instead, and erases it."""
+    """Replaces the operation's results by `values`, and erases it."""
     for result, value in zip(operation.results, values, strict=True):
         result.replace_all_uses_with(value)
     operation.erase()

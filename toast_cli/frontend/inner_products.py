@@ -1,11 +1,11 @@
-"""Inner products of arrays that are flattened first (`jnp.vdot`), as ones over all dimensions of the arrays.
+"""Rewrites inner products of flattened arrays (`jnp.vdot`) so that they contract all dimensions of the arrays.
 
-Norms of gradients, conjugate gradients and L-BFGS multiply whole arrays with each other as if they were vectors. A
-dimension that is not the first one of its array is split over no mesh once the array is flat, so that each device would
-gather a gradient for its norm. XLA takes the reshapes away before it partitions, unless a sharding stands between.
+Gradient norms, conjugate gradients and L-BFGS multiply whole arrays as vectors. In a flat array only the first
+dimension can be split, so each device would gather a gradient to compute its norm. XLA removes the reshapes before it
+partitions, unless a sharding is between them.
 
 Enters: a module without calls. Leaves: the same module, rewritten in place: `dot(reshape(x), reshape(y))` of arrays of
-one shape contracts all their dimensions. The sum is the same, in another order at most.
+one shape contracts all their dimensions. The sum is the same up to the order of its terms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rewrite_inner_products(module: Any) -> None:
 
 
 def _before_flattening(handle: Any) -> Any | None:
-    """The array of several dimensions that a vector has all elements of; None where there is none."""
+    """The array of several dimensions that was flattened to this vector; None if there is none."""
     maker = handle.owner
     if isinstance(maker, ir.Block) or maker.name != RESHAPE or handle.type.rank != 1 or len(maker.attributes):
         return None
@@ -40,7 +40,7 @@ def _before_flattening(handle: Any) -> Any | None:
 
 
 def _contract_all(operation: Any, left: Any, right: Any) -> None:
-    """Two vectors make one number, or each element of one with each of the other, which stays."""
+    """Contracts all dimensions of two arrays in an inner product. An outer product stays as it is."""
     if operation.results[0].type.rank:
         return
     everything = list(range(left.type.rank))

@@ -1,7 +1,7 @@
-"""Products that a step computes a second time in its backward pass (`jax.checkpoint` around a layer), kept instead.
+"""Keeps matrix products that a step recomputes in its backward pass (`jax.checkpoint` around a layer).
 
 Enters: a module. Leaves: it, with the backward pass reading products, and all else that is not cheap, from the forward
-pass. What is cheap is still computed again: of all values that will do, those of the fewest bytes are kept.
+pass. Cheap operations are still recomputed: among all sufficient sets of values, the one with the fewest bytes is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toast_cli.request import Recompute
 
 
 def keep_products(module: Any, policy: Recompute) -> list[Any]:
-    """Keeps what is computed twice; returns locations of forward loops, and of first operations that are kept."""
+    """Keeps values that are computed twice; returns locations of forward loops and of the first operations kept."""
     places = []
     while (pair := next((it for it in loop_pairs(module) if _keep_in_scan(it, policy)), None)) is not None:
         places.append(pair.place)
@@ -30,8 +30,8 @@ def keep_products(module: Any, policy: Recompute) -> list[Any]:
 
 
 def _keep_in_block(block: Any, policy: Recompute) -> list[Any]:
-    """The same of layers that stand one after the other: what is computed again reads what an optimization barrier
-    passes on."""
+    """The same for layers outside a loop: recomputed operations are those that read results of
+    an optimization barrier."""
     graph, equal = BlockGraph(block), EqualValues()
     behind: set[Any] = set()
     again: set[int] = set()
@@ -98,7 +98,7 @@ def _keep_in_scan(pair: LoopPair, policy: Recompute) -> bool:
 
 
 def _same_index(operation: Any, loop: Any, index: Any, at: Any, equal: EqualValues) -> None:
-    """Lets indices of the layer be equal in both loops."""
+    """Marks the loop indices of a layer as equal in both loops."""
     if operation.name == DYNAMIC_SLICE:
         for start in list(operation.operands)[1:]:
             found = index_of(start, loop)
@@ -110,8 +110,8 @@ def _to_keep(
     backward: BlockGraph, forward: BlockGraph, equal: EqualValues, again: set[int],
     cost: Callable[[Any], int | None], policy: Recompute,
 ) -> dict[Any, Any]:  # fmt: skip
-    """Values computed again that are to be read from the forward pass, and what they are there. again: operations of
-    the backward block that compute something again."""
+    """Recomputed value -> the forward value to read in its place. again: operations of the backward block that
+    recompute."""
     made = [result for n in sorted(again) for result in backward.operations[n].results]
     read = [value for value in made if not again.issuperset(backward.readers.get(value, ()))]
     kept = forward.least_kept([equal.of(value) for value in read], cost, policy)

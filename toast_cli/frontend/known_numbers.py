@@ -1,10 +1,10 @@
-"""Integers that a program computes from nothing: from constants and iotas alone.
+"""Evaluates integers that a program computes from constants and iotas alone.
 
-`arange(batch * beams) // beams`, which beam searches pick batches with, is twenty operations of JAX's floor division.
-What they come to is a matter of computing them.
+`arange(batch * beams) // beams`, with which beam searches index a batch, becomes twenty operations of JAX's floor
+division. Evaluating them shows the index's pattern.
 
-Enters: a value. Leaves: its elements, or None where it depends on an argument, is not of integers or truth values, is
-large, or is made by an operation that indices are not made with.
+Enters: a value. Leaves: its elements, or None if it depends on an argument, is not of integers or booleans, is large,
+or is made by an unsupported operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from toast_cli.frontend.idle import numbers
 from toast_cli.xla import ir
 
-# Operations that are computed for one value, and elements of the largest array among them.
+# Limits: operations evaluated for one value, and elements of the largest array among them.
 MOST_OPERATIONS = 64
 MOST_ELEMENTS = 1 << 16
 
@@ -29,11 +29,11 @@ _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def known_numbers(value: Any) -> Array | None:
-    """The elements of a value of integers or truth values, in its shape; None where the program does not say them."""
+    """The elements of a value of integers or booleans, in its shape; None if they are not known."""
     makers: list[Any] = []
     places: dict[Any, int] = {}
     waiting = [value]
-    while waiting:  # what is made of what, the last first
+    while waiting:  # dependences, the last first
         handle = waiting[-1]
         maker = handle.owner
         if isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_small(handle.type):
@@ -59,7 +59,7 @@ def known_numbers(value: Any) -> Array | None:
 
 
 def _is_small(kind: Any) -> bool:
-    """Whether a type is one of arrays that are computed here."""
+    """True if arrays of a type are small enough, and of a supported element type, to be evaluated here."""
     if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape or _dtype(kind.element_type) is None:
         return False
     return int(np.prod(kind.shape, dtype=np.int64)) <= MOST_ELEMENTS
@@ -116,7 +116,7 @@ def _compare(maker: Any, arrays: Sequence[Array]) -> Array:
 
 
 def _divide(_: Any, arrays: Sequence[Array]) -> Array | None:
-    """Towards zero, as StableHLO does."""
+    """Division that rounds towards zero, as in StableHLO."""
     left, right = arrays
     return None if not right.all() else ((left - np.fmod(left, right)) // right).astype(left.dtype)
 
@@ -133,7 +133,7 @@ def _elementwise(function: Callable[..., Array]) -> Callable[[Any, Sequence[Arra
     return lambda _, arrays: function(*arrays)
 
 
-# How each operation that indices are made with is computed.
+# Supported operation -> a function that evaluates it.
 _COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
     "stablehlo.iota": _iota,
     "stablehlo.constant": _constant,

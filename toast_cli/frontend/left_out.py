@@ -1,8 +1,8 @@
-"""Constants whose numbers a file leaves out.
+"""Handles constants whose values a file omits.
 
-XLA prints large constants as `constant({...})` unless it is asked for them, and reads that back as numbers of its own
-making. MLIR prints `dense_resource<name>` and may leave the resource away. Both become a `stablehlo.constant` of a
-resource that is nowhere: planning needs no more, and what writes or runs the program refuses it.
+XLA prints large constants as `constant({...})` by default, and reads that back as values of its own choice. MLIR prints
+`dense_resource<name>` and may omit the resource. Both become a `stablehlo.constant` of a missing resource: planning
+does not need the values, and writing or running the program is refused.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.xla import holds_resource, ir, walk_ops
 
 CONSTANT = "stablehlo.constant"
-# Stands for a constant while HLO is converted; its line and column follow.
+# Custom call target that replaces a constant while HLO is converted; its line and column follow.
 MARKER = "toast.left_out."
 _START = "constant("
-# They may do something with what they read besides giving results.
+# These may have effects besides their results.
 EFFECTS = frozenset({"stablehlo.custom_call", "stablehlo.outfeed", "stablehlo.send"})
 HINT = (
     "give the program with its constants: StableHLO of `jax.jit(f).lower(…).as_text()`, or HLO printed with "
@@ -27,7 +27,7 @@ HINT = (
 
 
 def with_markers(text: str) -> str:
-    """HLO text with a custom call in the place of each constant that is left out."""
+    """HLO text with a custom call in place of each constant whose values are omitted."""
     pieces: list[str] = []
     done, at = 0, text.find("...")
     while at >= 0:
@@ -42,7 +42,7 @@ def with_markers(text: str) -> str:
 
 
 def _end_of(text: str, start: int, dots: int) -> int:
-    """Where the constant whose numbers begin at `start` ends, if the dots stand among them; else -1."""
+    """The end of the constant whose value begins at `start`, if the dots are part of it; else -1."""
     before = text[start:dots]
     if '"' in before or before.count("(") < before.count(")") or before.rfind("/*") > before.rfind("*/"):
         return -1
@@ -55,7 +55,7 @@ def _end_of(text: str, start: int, dots: int) -> int:
 
 
 def take_markers(module: Any) -> None:
-    """Constants of no known numbers in the place of the custom calls of `with_markers`."""
+    """Replaces the custom calls of `with_markers` by constants of a missing resource."""
     for call in walk_ops(module, "stablehlo.custom_call"):
         target = bytes(ir.StringAttr(call.attributes["call_target_name"]).value_bytes).decode("utf-8", "replace")
         if not target.startswith(MARKER):
@@ -73,8 +73,7 @@ def take_markers(module: Any) -> None:
 
 
 def left_out(module: Any) -> list[Any]:
-    """The constants without numbers that the program needs. Zeros take the place of those that nothing is computed
-    from."""
+    """The constants with omitted values that the program needs. Those that nothing depends on are replaced by zeros."""
     missing = [operation for operation in walk_ops(module, CONSTANT) if holds_resource(operation)]
     needed = [operation for operation in missing if _is_needed(operation.results[0])]
     for operation in missing:
@@ -84,7 +83,7 @@ def left_out(module: Any) -> list[Any]:
 
 
 def refuse_left_out(module: Any, path: str) -> None:
-    """Raises `InputError` at the first constant without numbers that the program needs."""
+    """Raises `InputError` at the first needed constant whose values are omitted."""
     needed = left_out(module)
     if needed:
         count = "" if len(needed) == 1 else f" (and of {len(needed) - 1} more)"
@@ -93,14 +92,14 @@ def refuse_left_out(module: Any, path: str) -> None:
 
 
 def left_out_notices(module: Any) -> list[str]:
-    """What is said in a report."""
+    """Notices for a report about constants with omitted values."""
     count = len(left_out(module))
     what = "the numbers of 1 constant are" if count == 1 else f"the numbers of {count} constants are"
     return [f"{what} left out of the file: it can be planned for, and not written"] if count else []
 
 
 def _is_needed(start: Any) -> bool:
-    """Whether a result of the program, its course, or an effect depends on a value."""
+    """True if a result of the program, its control flow, or an effect depends on a value."""
     waiting, seen = [start], {start}
     while waiting:
         for use in waiting.pop().uses:
@@ -114,7 +113,7 @@ def _is_needed(start: Any) -> bool:
 
 
 def _following(user: Any, number: int) -> list[Any] | None:
-    """The values that depend on an operand; None where more than values does."""
+    """The values that depend on an operand; None if control flow or an effect also does."""
     if user.name == "stablehlo.while":
         return [user.results[number], *_carried(user, number)]
     if user.name == "stablehlo.return":

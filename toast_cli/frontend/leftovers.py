@@ -1,18 +1,17 @@
-"""Rewrites what a converted HLO module holds and StableHLO does not have.
+"""Rewrites operations of a converted HLO module that StableHLO does not have.
 
 Enters: a module whose functions may hold `mhlo` operations. Leaves: the same module where
-
-* fusions, named computations and asynchronous pairs are replaced by what they compute,
+* fusions, named computations and asynchronous pairs are replaced by their bodies,
 * copies and control dependencies by their operand,
 * constants of other dialects (Shardy's, CHLO's, arith's) by StableHLO's,
-* bitcasts between layouts by the reshape and transposes they stand for,
-* batch normalisations by the elementwise operations and sums they stand for (see `batch_norm`),
-* plain products by general ones,
+* bitcasts between layouts by the equivalent reshape and transposes,
+* batch normalisations by equivalent elementwise operations and sums (see `batch_norm`),
+* `dot` by `dot_general`,
 * operations that do nothing by the operand they return (see `idle`),
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
-An operation in neither list (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stays, for the
-reader to report.
+Other operations (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stay, for the reader to
+report.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from toast_cli.frontend.inline import moved_out, replace_operation
 from toast_cli.frontend.ragged_dots import general_ragged_dot
 from toast_cli.xla import dot_dimension_numbers, ir, walk_ops
 
-# Operations that only draw a line around their one region: the region's block takes their place.
+# Operations that only wrap their one region: the region's block replaces them.
 FENCES = ("mhlo.fusion", "sdy.named_computation")
 CONSTANTS = ("sdy.constant", "chlo.constant", "arith.constant")
 CHLO_TWINS = (
@@ -60,10 +59,10 @@ Values = list[Any]
 
 
 def translate_leftovers(module: Any, path: str) -> None:
-    """Rewrites every operation that `REWRITES` knows, inner ones first.
+    """Rewrites every operation in `REWRITES`, inner ones first.
 
-    Raises `InputError` for a fusion whose body takes or gives other values than it does: the conversion lets those
-    through.
+    Raises `InputError` for a fusion whose operands or results have other types than its body's: the conversion does not
+    check that.
     """
     with module.context, ir.Location.unknown():
         for operation in walk_ops(module, *REWRITES, inner_first=True):
@@ -79,13 +78,13 @@ def translate_leftovers(module: Any, path: str) -> None:
 
 
 def drop_if_unread(operation: Any) -> None:
-    """Drops a change of form that nothing reads any more."""
+    """Erases a shape operation that has no users."""
     if not isinstance(operation, ir.Block) and operation.name in UNDOING and not list(operation.results[0].uses):
         operation.operation.erase()
 
 
 def fits_its_body(operation: Any) -> bool:
-    """Whether operands are what the one block takes, and results what it yields."""
+    """True if the operand and result types are those of the one block's arguments and terminator."""
     block = operation.regions[0].blocks[0]
     yielded = block.operations[len(block.operations) - 1].operands
     pairs = ((block.arguments, operation.operands), (yielded, operation.results))
@@ -114,12 +113,12 @@ def create(name: str, operands: Values, results: list[Any], attributes: dict[str
 
 
 def first_operand(operation: Any) -> Values:
-    """A copy is its operand; so is a value that must wait for a token."""
+    """The first operand, for copies and for values that wait for a token."""
     return [operation.operands[0]]
 
 
 def plain_constant(operation: Any) -> Values | None:
-    """A constant, under the name by which everything that looks for constants knows it."""
+    """A `stablehlo.constant` with the value of a constant of another dialect."""
     value = operation.attributes["value"]
     if not isinstance(value, ir.DenseElementsAttr | ir.DenseResourceElementsAttr):
         return None
@@ -127,13 +126,13 @@ def plain_constant(operation: Any) -> Values | None:
 
 
 def chlo_twin(operation: Any) -> Values:
-    """The CHLO operation of the same name."""
+    """Replaces an operation by the CHLO operation of the same name."""
     types = [result.type for result in operation.results]
     return create(operation.name.replace("mhlo.", "chlo."), list(operation.operands), types, {}, operation)
 
 
 def chlo_top_k(operation: Any) -> Values | None:
-    """`chlo.top_k`, which always takes the largest."""
+    """`chlo.top_k` if the operation takes the largest elements; else None."""
     if "largest" in operation.attributes and not ir.BoolAttr(operation.attributes["largest"]).value:
         return None
     types = [result.type for result in operation.results]
@@ -141,9 +140,8 @@ def chlo_top_k(operation: Any) -> Values | None:
 
 
 def chlo_composite(operation: Any) -> Values | None:
-    """jax.export writes CHLO operations as composites of the same name; the operation is easier to split than its
-    expansion.
-    """
+    """Replaces a composite of a CHLO operation, as jax.export writes it, by the operation, which is easier to split
+    than its expansion."""
     name = str(ir.StringAttr(operation.attributes["name"]).value)
     if name not in CHLO_COMPOSITES:
         return None
@@ -154,7 +152,7 @@ def chlo_composite(operation: Any) -> Values | None:
 
 
 def operand_if_idle(operation: Any) -> Values | None:
-    """The operand of what does nothing to it; None for what does."""
+    """The operand that an operation returns unchanged; None if it changes it."""
     operand = unchanged_operand(operation)
     return None if operand is None else [operand]
 
@@ -180,7 +178,7 @@ def plain_bitcast(operation: Any) -> Values | None:
 
 
 def element_bits(kind: Any) -> int:
-    """Width of a tensor type's elements; 0 for those that are neither integers nor floats."""
+    """Bits per element of a tensor type; 0 for elements that are neither integers nor floats."""
     element = kind.element_type
     return int(element.width) if isinstance(element, ir.IntegerType | ir.FloatType) else 0
 
@@ -193,7 +191,7 @@ def layout_of(operation: Any, name: str, rank: int) -> list[int]:
 
 
 def transpose(value: Any, order: list[int], before: Any) -> Any:
-    """The value with dimension `order[k]` as its k-th; itself where nothing moves."""
+    """The value with dimension `order[k]` as its k-th; the value itself if the order is the identity."""
     if order == sorted(order):
         return value
     kind = ir.RankedTensorType(value.type)
@@ -202,9 +200,9 @@ def transpose(value: Any, order: list[int], before: Any) -> Any:
 
 
 def general_product(operation: Any) -> Values:
-    """A product of two matrices or vectors as the general one, which everything that looks for products knows.
+    """A `stablehlo.dot` of matrices or vectors as a `dot_general`, which the analyses look for.
 
-    HLO's products of two matrices in the usual order are converted to the plain operation, all others to the general.
+    The conversion from HLO makes a `dot` of products in the usual order, and a `dot_general` of all others.
     """
     left = ir.RankedTensorType(operation.operands[0].type)
     numbers = dot_dimension_numbers([[], [], [left.rank - 1], [0]], operation.context)
@@ -214,9 +212,9 @@ def general_product(operation: Any) -> Values:
 
 
 def finished_at_once(start: Any) -> Values | None:
-    """An asynchronous start runs in its place; whoever waits for it gets the outcome.
+    """Replaces an asynchronous start by a synchronous call, and its waits by the results.
 
-    It is erased here, with its waits.
+    It erases the start and its waits.
     """
     values = move_out(start) if len(start.regions) and start.regions[0].blocks else called_at_once(start)
     steps = [start]

@@ -1,4 +1,4 @@
-"""The frontend's first half in one call: what enters is a path (or bytes), what leaves is a normalised module."""
+"""The frontend's first half in one call: a path (or bytes) goes in, a normalised module comes out."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class LoadedModule:
     Attributes:
         path: as the user gave it. format: as `toast_cli.frontend.formats` names it.
         module: ir.Module whose one function `main` has no calls; its context is its own.
-        kept: shardings the program stated (empty unless they were asked for). pins: what its manual regions need.
+        kept: shardings the program states (empty unless requested). pins: shardings that its manual regions need.
         notices: what was changed or assumed, one sentence each.
         argument_axes: argument (by number) -> per dimension the one mesh axis that the program splits it over, or "".
-        own_mesh: axes of the mesh for which it states shardings, with their sizes; one axis without a name where it
-            names none; empty where it states none.
+        own_mesh: axes of the mesh for which it states shardings, with their sizes; one axis without a name if it names
+            none; empty if it states no shardings.
     """
 
     path: str
@@ -40,10 +40,9 @@ class LoadedModule:
 def load_module(
     path: str, *, keep_shardings: bool = False, content: bytes | None = None, kernels: Table | None = None
 ) -> LoadedModule:
-    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or `content` where it is at
-    hand.
+    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or in `content` if given.
 
-    All of that happens in a child process, which hands over the outcome.
+    All of that happens in a child process, which returns the result.
 
     Raises `InputError` saying where and what to try.
     """

@@ -26,10 +26,10 @@ from toast_cli.program.roles import views
 def load(
     path: str, *, keep_shardings: bool = False, content: bytes | None = None, kernels: str | None = None
 ) -> Source:
-    """Reads a program in any known format: the file's, or `content`, which `path` then only names. kernels: a file
-    that says how hand-written ones are split.
+    """Reads a program in any known format from a file, or from `content`, which `path` then only names. kernels: a file
+    that says how hand-written kernels can be split.
 
-    Raises `InputError` with place and hint when that is not possible.
+    Raises `InputError` with place and hint if that is not possible.
     """
     table = None if kernels is None else Table(text_of(read_file(kernels, TEXT_BYTES), kernels, InputError), kernels)
     loaded = load_module(path, keep_shardings=keep_shardings, content=content, kernels=table)
@@ -39,7 +39,7 @@ def load(
 
 
 def with_first_uses(source: Source) -> Source:
-    """The source with, for each argument without a name, the module and op that read it first."""
+    """Adds, for each argument without a name, the module and op that read it first."""
     program = source.program
     if all(argument.path for argument in program.arguments):
         return source
@@ -61,9 +61,7 @@ def with_first_uses(source: Source) -> Source:
 
 
 def with_stated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:
-    """The source with the mesh axes that the program states for its arguments; they name dimensions that nothing else
-    names.
-    """
+    """Adds the mesh axes that the program states for its arguments; they name dimensions that have no other name."""
     if not axes:
         return source
     arguments = tuple(
@@ -73,7 +71,7 @@ def with_stated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source
 
 
 def stated_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> Pins:
-    """What the program insists on, in axes of the mesh chosen.
+    """Shardings that the program requires, in axes of the chosen mesh.
 
     Raises `InputError` when a manual region or a kept sharding was written for another mesh.
     """
@@ -94,7 +92,7 @@ def stated_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[i
 
 
 def _check_devices(source: Source, program: Program, devices: int) -> None:
-    """Raises `InputError` where something in a manual region names a device that the mesh does not have."""
+    """Raises `InputError` if something in a manual region names a device that the mesh does not have."""
     for op in program.ops:
         if op.region is None:
             continue
@@ -110,7 +108,7 @@ def _check_devices(source: Source, program: Program, devices: int) -> None:
 
 
 def _manual_axes(source: Source, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[int, tuple[str, ...]]:
-    """The axes of regions on meshes without names."""
+    """Manual region (op number) -> its manual axes, for regions on meshes without names."""
     found = {}
     meshes = meshes_of(source.module)
     for number, op in enumerate(source.program.ops):

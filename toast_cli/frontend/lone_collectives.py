@@ -1,9 +1,9 @@
-"""Drops collectives in which no device meets another one.
+"""Drops collectives whose groups have one member.
 
 `shard_map` on one device, or over axes of size 1, leaves its collectives outside any manual region. Each of their
-groups has one member, so that they return what they are given, and the number of the one device is 0. XLA's partitioner
-refuses all of them. Enters: a module whose calls are inlined and whose manual regions are operations. Leaves: the same
-without those. Collectives of several members stay, for `refuse_unpartitionable` to report.
+groups has one member, so they return their operands, and the partition id is 0. XLA's partitioner refuses all of them.
+Enters: a module whose calls are inlined and whose manual regions are operations. Leaves: the same without those.
+Collectives of several members stay, for `refuse_unpartitionable` to report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTITIONS, REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
 
 
 def drop_lone_collectives(module: Any, path: str) -> None:
-    """Replaces each by what it is given, or by zeros where nobody sends anything."""
+    """Replaces each such collective by its operands, or by zeros if no device sends anything."""
     found = collectives_outside(module)
     if not found:
         return
@@ -46,7 +46,7 @@ def drop_lone_collectives(module: Any, path: str) -> None:
 
 
 def collectives_outside(view: Any) -> list[Any]:
-    """Operations outside manual regions in which devices exchange something or are told apart.
+    """Collectives and partition ids outside manual regions.
 
     Args:
         view: a module or function.
@@ -63,7 +63,7 @@ def collectives_outside(view: Any) -> list[Any]:
 
 
 def values_alone(operation: Any, partitions: int, replicas: int) -> list[Any] | None:
-    """What takes the place of an operation's results; None where devices meet, or are told apart."""
+    """The values that replace an operation's results; None if devices communicate or must know their number."""
     devices = partitions * replicas
     if operation.name in NUMBERS:
         return zeros(operation) if devices == 1 else None
@@ -74,12 +74,12 @@ def values_alone(operation: Any, partitions: int, replicas: int) -> list[Any] | 
         return list(operation.operands) if (pairs[:, 0] == pairs[:, 1]).all() and len(pairs) >= devices else None
     if members(operation, partitions, replicas) > 1:
         return None
-    return list(operation.operands)[: len(operation.results)]  # behind which a collective_reduce may have its roots
+    return list(operation.operands)[: len(operation.results)]  # without roots of a collective_reduce
 
 
 def members(operation: Any, partitions: int, replicas: int) -> int:
-    """How many devices the largest group of a collective has. Without groups all replicas are one; without global
-    numbers every partition of the replicas in a group takes part where there is a channel."""
+    """Size of the largest group of a collective. Without groups, all replicas form one. A collective with a channel and
+    without global device ids includes every partition of the replicas in a group."""
     attributes = operation.attributes
     groups = np.array(attributes[GROUPS]) if GROUPS in attributes else np.zeros((0, 0))
     named = groups.shape[-1] if groups.size else replicas
@@ -89,7 +89,7 @@ def members(operation: Any, partitions: int, replicas: int) -> int:
 
 
 def zeros(operation: Any) -> list[Any]:
-    """Zeros in the place of the operation's one result."""
+    """Zeros of the type of the operation's one result."""
     kind = operation.results[0].type
     with operation.location, ir.InsertionPoint(operation):
         scalar = ir.RankedTensorType.get([], kind.element_type)

@@ -1,7 +1,7 @@
-"""Pairs of loops over layers (`lax.scan`): the forward loop stacks up what it saves of each layer, and the backward
-loop reads one layer's part of each stack.
+"""Pairs of loops over layers (`lax.scan`): the forward loop stacks the residuals of each layer, and the backward loop
+reads one layer's slice of each stack.
 
-Enters: a forward and a backward loop. Leaves: a `LoopPair`, which can add stacks to both and leave some out.
+Enters: a forward and a backward loop. Leaves: a `LoopPair`, which can add stacks to both and remove some.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _CONSTANT, _WHILE = "stablehlo.constant", "stablehlo.while"
 
 @dataclass(frozen=True)
 class Stack:
-    """What the forward loop stacks up.
+    """A stack of residuals.
 
     Attributes:
-        carried: its place among what the forward loop carries. read: the same of the backward loop.
-        update: the part that an iteration writes. at: the index that it writes it at, along dimension `dim`.
-        slices: operations of the backward loop that read a part.
+        carried: its index among the forward loop's carried values. read: its index in the backward loop.
+        update: the slice that an iteration writes. at: the index at which it is written along dimension `dim`.
+        slices: operations of the backward loop that read a slice.
     """
 
     carried: int
@@ -39,7 +39,7 @@ class Stack:
 
 
 def loop_pairs(module: Any) -> Iterator[LoopPair]:
-    """All pairs of loops of a module. A caller that rewrites one must ask anew."""
+    """All pairs of loops of a module. After rewriting a pair, a caller must call this again."""
     for forward in xla.walk_ops(module, _WHILE):
         for backward in _readers(forward):
             stacks = _stacks(forward, backward)
@@ -48,11 +48,11 @@ def loop_pairs(module: Any) -> Iterator[LoopPair]:
 
 
 class LoopPair:
-    """A forward and a backward loop, which are written anew.
+    """A forward and a backward loop, which are rewritten together.
 
     Attributes:
-        stacks: what the forward loop stacks up for the backward loop alone. graph: the forward body.
-        index: the index at which the backward loop reads. at: where its body has that.
+        stacks: arrays that the forward loop stacks for the backward loop alone. graph: the forward body.
+        index: the index at which the backward loop reads. at: where its body computes that.
     """
 
     def __init__(self, forward: Any, backward: Any, stacks: list[Stack]) -> None:
@@ -67,7 +67,7 @@ class LoopPair:
         self._passed = yielded(forward)
         kept = enumerate(yielded(backward))
         self._held = {backward.operands[k]: body.arguments[k] for k, value in kept if value == body.arguments[k]}
-        self._added: list[Any] = []  # what the backward loop starts with besides
+        self._added: list[Any] = []  # initial values added to the backward loop
 
     @property
     def place(self) -> Any:
@@ -75,8 +75,8 @@ class LoopPair:
         return self.forward.location
 
     def cost(self, value: Any) -> int | None:
-        """Bytes to keep a value of the forward body that it does not make: none where it is the same in each layer, or
-        counts them."""
+        """Bytes to keep a value that the forward body does not compute: 0 if it is loop-invariant or the loop counter;
+        None if the body computes it."""
         if not isinstance(value, ir.BlockArgument):
             return None if value in self.graph.place else 0
         number = value.arg_number
@@ -84,7 +84,8 @@ class LoopPair:
         return 0 if free else max(1, self.graph.size(value))
 
     def stack(self, kept: Collection[Any]) -> dict[Any, Any]:
-        """Lets the forward loop stack up values, if it does not yet; returns the backward body's part of each."""
+        """Makes the forward loop stack these values, if it does not yet; returns each value's slice in the backward
+        body."""
         forward, at, reads = self.forward, self.stacks[0].at, body_of(self.backward).arguments
         there = {before_reshape(stack.update): stack for stack in self.stacks} | {s.update: s for s in self.stacks}
         found = {v: self._row(reads[there[v].read], v.type, there[v].dim) for v in kept if v in there}
@@ -113,7 +114,7 @@ class LoopPair:
         return self.graph.place[value], value.result_number
 
     def twin(self, value: Any) -> Any:
-        """What the backward body has of a value that is the same in each layer, or counts them."""
+        """The backward body's equivalent of a loop-invariant value or of the loop counter."""
         if not isinstance(value, ir.BlockArgument) or value.owner != self.graph.block:
             return value
         number = value.arg_number
@@ -127,7 +128,7 @@ class LoopPair:
         return self._held[outer]
 
     def _counter(self, counter: Any) -> Any:
-        """The forward loop's counter, from the index at which the backward loop reads."""
+        """The forward loop's counter, computed from the index at which the backward loop reads."""
         found, kind, at = self.index, counter.type, self.at
         found = found if found.type == kind else _create(CONVERT, [found], kind, at)
         if self.writing.offset:
@@ -135,7 +136,7 @@ class LoopPair:
         return found if self.writing.sign > 0 else _create("stablehlo.negate", [found], kind, at)
 
     def _row(self, stack: Any, kind: Any, dim: int) -> Any:
-        """A part of a stack, of this type."""
+        """A slice of a stack, of this type."""
         zero, shape = _number(self.index.type, 0, self.at), list(stack.type.shape)
         starts = [self.index if d == dim else zero for d in range(len(shape))]
         shape[dim] = 1
@@ -144,7 +145,7 @@ class LoopPair:
         return piece if row == kind else _create(RESHAPE, [piece], kind, self.at)
 
     def finish(self) -> None:
-        """Writes both loops with what was added, and without stacks that nothing reads any more."""
+        """Rewrites both loops with the added values and without unread stacks."""
         body = body_of(self.backward)
         erase_unread(body)
         unread = {stack.read for stack in self.stacks if _uses(body.arguments[stack.read]) == 1}
@@ -155,13 +156,13 @@ class LoopPair:
 
 
 def _readers(forward: Any) -> list[Any]:
-    """Loops that read what a loop has carried."""
+    """Loops that read a result of this loop."""
     users = [use.owner.operation for result in forward.results for use in result.uses]
     return [user for user in dict.fromkeys(users) if user.name == _WHILE and user != forward]
 
 
 def _stacks(forward: Any, backward: Any) -> list[Stack]:
-    """What the one loop stacks up for the other alone, all at one index and read at one index."""
+    """The stacks that one loop writes for the other alone, all written at one index and read at one index."""
     found: list[tuple[tuple[Index, Index], Stack]] = []
     for number, value in enumerate(yielded(forward)):
         written = _written(value, number, forward)
@@ -192,7 +193,7 @@ def _stacks(forward: Any, backward: Any) -> list[Stack]:
 
 
 def _written(value: Any, number: int, loop: Any) -> tuple[int, Index] | None:
-    """The dimension along which a carried array is written one part at a time, and at which index."""
+    """The dimension along which a carried array is written one slice at a time, and the index; None if it is not."""
     if isinstance(value, ir.BlockArgument) or value.owner.name != DYNAMIC_UPDATE_SLICE:
         return None
     array, update, *starts = value.owner.operands
@@ -204,7 +205,7 @@ def _written(value: Any, number: int, loop: Any) -> tuple[int, Index] | None:
 
 
 def _along(starts: list[Any], whole: list[int], part: list[int], loop: Any) -> tuple[int, Index] | None:
-    """The one dimension of which a part is a row, and the index of that; all else of the part is whole."""
+    """The one dimension in which `part` is a single row, and its index; None unless other dimensions are whole."""
     indices = [index_of(start, loop) for start in starts]
     dims = [dim for dim, index in enumerate(indices) if index is None or index.sign or index.offset]
     if len(dims) != 1 or part[dims[0]] != 1:
@@ -216,7 +217,7 @@ def _along(starts: list[Any], whole: list[int], part: list[int], loop: Any) -> t
 
 
 def _slices(loop: Any, number: int, dim: int, part: list[int]) -> list[Any]:
-    """The operations that read parts of a loop-invariant array; none where anything else reads it."""
+    """The operations that read slices of a loop-invariant array; empty if it has other users."""
     held = body_of(loop).arguments[number]
     if yielded(loop)[number] != held or _uses(loop.regions[0].blocks[0].arguments[number]):
         return []
@@ -237,11 +238,11 @@ def _uses(value: Any) -> int:
 
 
 def rebuilt(loop: Any, starts: list[Any], ends: list[Any], dropped: set[int]) -> Any:
-    """A loop that carries more, or less, in its place. Its blocks have the arguments of what is added already.
+    """A loop with more or fewer carried values, in its place. Its blocks already have the added arguments.
 
     Args:
-        starts: what is added begins with these. ends: and an iteration passes on these. dropped: places of what it does
-            not carry any more.
+        starts: initial values of the added ones. ends: their values after an iteration. dropped: indices of carried
+            values to remove.
     """
     if not starts and not dropped:
         return loop

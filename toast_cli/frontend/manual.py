@@ -23,7 +23,7 @@ ENTRANCE, EXIT = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
 MESHES = "xla.sdy.meshes"
 REGION = "sdy.manual_computation"
 BOUNDARY = ("in_shardings", "out_shardings")
-# Of Shardy's pipeline what decides shardings.
+# The propagation passes of Shardy's pipeline.
 PROPAGATION = (
     "sdy-add-data-flow-edges,sdy-apply-sharding-constraints,sdy-user-priority-propagate,"
     "func.func(sdy-sink-data-flow-edges)"
@@ -31,8 +31,8 @@ PROPAGATION = (
 
 
 def restore_manual_regions(module: Any, path: str) -> None:
-    """Rebuilds every manual region; tuples must be gone, calls still be there. Those in GSPMD's form come later (see
-    `gspmd_regions`)."""
+    """Rebuilds every manual region, after tuples are flattened and before calls are inlined. `gspmd_regions` handles
+    those in GSPMD's form."""
     with module.context, ir.Location.unknown():
         declare_meshes(module, path)
         for call in walk_ops(module, "func.call"):
@@ -41,7 +41,7 @@ def restore_manual_regions(module: Any, path: str) -> None:
 
 
 def declare_meshes(module: Any, path: str) -> None:
-    """`sdy.mesh` operations for the meshes that a converted HLO module has as text."""
+    """Declares `sdy.mesh` operations for the meshes that a converted HLO module has as text."""
     attributes = {name: module.operation.attributes[name] for name in module.operation.attributes}
 
     def place() -> str:
@@ -54,14 +54,14 @@ def declare_meshes(module: Any, path: str) -> None:
     start = ir.InsertionPoint.at_block_begin(module.body)
     for item in foreign.parsed(texts[MESHES], MESHES, ir.DictAttr, place):
         mesh = foreign.of_kind(item.attr, MESHES, sdy.MeshAttr, place)
-        if item.name in declared:  # the conversion of jaxlib 0.12 declares them itself
+        if item.name in declared:  # jaxlib 0.12 already declares them
             continue
         named = {"sym_name": ir.StringAttr.get(item.name), "mesh": mesh}
         ir.Operation.create("sdy.mesh", attributes=named, ip=start)
 
 
 def restore_region(call: Any, path: str) -> None:
-    """One region: the call of its body, with the custom calls around it."""
+    """Rebuilds one region from the call of its body and the custom calls around it."""
     entrance = getattr(call.operands[0].owner, "operation", None) if len(call.operands) else None
     leaving = [use.owner.operation for result in call.results for use in result.uses]
     way_out = leaving[0] if leaving else None
@@ -115,8 +115,8 @@ def restore_region(call: Any, path: str) -> None:
 
 
 def settle_boundaries(module: Any) -> None:
-    """States how operands and results of manual regions lie over axes that something in the region names: a constraint,
-    or a region in it. Where the program leaves that open, Shardy carries it out of the region. Calls must be gone."""
+    """States how operands and results of manual regions are sharded over axes that a constraint or region in it names.
+    Where the program leaves that open, Shardy propagates it out of the region. Calls must be inlined."""
     regions = [region for region in walk_ops(module, REGION) if _names_more(region)]
     if not regions:
         return
@@ -136,7 +136,7 @@ def settle_boundaries(module: Any) -> None:
 
 
 def _names_more(region: Any) -> bool:
-    """Whether something in a region names axes besides those over which it is manual."""
+    """True if something in a region names axes that are not manual there."""
     inside = [one.attributes["sharding"] for one in walk_ops(region, "sdy.sharding_constraint")]
     regions = [one.attributes["manual_axes"] for one in walk_ops(region, REGION)[1:]]
     return any('"' in str(said) for said in (*inside, *regions))

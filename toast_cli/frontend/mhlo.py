@@ -1,7 +1,7 @@
-"""MHLO, the dialect that StableHLO came out of, in StableHLO's words.
+"""Converts MHLO, the predecessor of StableHLO, to StableHLO.
 
 Enters: a module that may hold MHLO's operations: older versions of JAX, TensorFlow, torch-mlir and IREE write them.
-Leaves: the same module with StableHLO's operations of the same names. Those that MHLO alone has stay.
+Leaves: the same module with StableHLO's operations of the same names. Operations that only MHLO has stay.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ATTRIBUTE = re.compile(
 
 
 def in_stablehlo(module: Any, path: str) -> Any:
-    """The module, or a copy in StableHLO's words.
+    """The module, or a copy with MHLO operations converted to StableHLO.
 
-    Raises `InputError` where StableHLO refuses an operation that MHLO takes.
+    Raises `InputError` if StableHLO refuses an operation that MHLO accepts.
     """
     twins = {name[5:].encode() for name in mhlo_names(module) if has_twin(name, module.context)}
     if not twins:
@@ -45,7 +45,7 @@ def in_stablehlo(module: Any, path: str) -> Any:
 
 
 def mhlo_names(module: Any) -> set[str]:
-    """MHLO's operations that a module holds."""
+    """Names of the MHLO operations in a module."""
     found: set[str] = set()
 
     def visit(operation: Any) -> Any:
@@ -58,5 +58,5 @@ def mhlo_names(module: Any) -> set[str]:
 
 
 def has_twin(name: str, context: Any) -> bool:
-    """Whether StableHLO has an operation of the same name as this one of MHLO's."""
+    """True if StableHLO has an operation of the same name as this MHLO operation."""
     return bool(context.is_registered_operation(name.replace("mhlo", "stablehlo", 1)))

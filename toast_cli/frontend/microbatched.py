@@ -1,9 +1,9 @@
-"""The step with its batch in parts that run one after the other; see `toast_cli.program.microbatches`.
+"""Splits a step's batch into microbatches that run one after the other; see `toast_cli.program.microbatches`.
 
-Enters: a `Source`, a dimension of an argument, and a number of parts. Leaves: another one that computes the same from
-the same arguments: a loop around most of the program reads one part of each input at a time, adds up what are sums over
-the batch, and puts side by side what has examples of its own. Part k has every N-th example from k on, so that each
-device runs a part of the examples that it has.
+Enters: a `Source`, a dimension of an argument, and a number of microbatches. Leaves: another one that computes the same
+from the same arguments: a loop around most of the program reads one microbatch of each input, accumulates sums over the
+batch, and stacks outputs that have a batch dimension. Microbatch k has every N-th example from k on, so that each
+device runs a part of its own examples.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NARROW = ("bf16", "f16", "f8")  # their sums are of f32
 
 
 def batch_dimensions(source: Source) -> list[tuple[int, int]]:
-    """(argument, dimension) of what may be a batch: first the leading dimensions of inputs, the largest array first.
-    Where nothing tells inputs from weights, any argument may be one."""
+    """(argument, dimension) candidates for a batch dimension: leading dimensions of inputs first, the largest array
+    first. If inputs cannot be told from weights, any argument may be one."""
     program = source.program
     inputs = _inputs(source)
     values = {n: program.values[program.arguments[n].value] for n in inputs}
@@ -59,7 +59,7 @@ def _inputs(source: Source) -> list[int]:
 
 
 def batch_parts(source: Source) -> list[int]:
-    """Numbers of parts to try, the smallest first: powers of two that divide a batch."""
+    """Numbers of microbatches to try, the smallest first: powers of two that divide a batch."""
     shapes = [
         source.program.values[source.program.arguments[n].value].own_shape for n, _ in batch_dimensions(source)[:1]
     ]
@@ -67,7 +67,7 @@ def batch_parts(source: Source) -> list[int]:
 
 
 def with_microbatches(source: Source, parts: int) -> Source | str:
-    """The program with its batch in so many parts, or why it has no such form, with the op that forbids it."""
+    """The program with its batch in `parts` microbatches, or why that is impossible, with the op concerned."""
     if source.stated:
         return "the program states shardings of its own, which are of arrays for the whole batch"
     why = ""
@@ -84,7 +84,7 @@ def with_microbatches(source: Source, parts: int) -> Source | str:
 
 
 class _RefusedError(Exception):
-    """Why a program is not run in parts."""
+    """The reason why a program cannot be run in microbatches."""
 
 
 def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
@@ -112,7 +112,7 @@ def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
 
 
 def _read_from_outside(module: Any) -> None:
-    """Lets what only passes through a loop be read where it comes from, behind the loop."""
+    """Makes users of a loop result that the loop passes through unchanged read the loop's operand instead."""
     for operation in xla.walk_ops(module, "stablehlo.while"):
         body = operation.regions[1].blocks[0]
         yielded = body.operations[len(body.operations) - 1].operands
@@ -122,7 +122,7 @@ def _read_from_outside(module: Any) -> None:
 
 
 def _statements(module: Any) -> tuple[Statements, Reader]:
-    """The module as a program that has every op, also those whose results nobody needs."""
+    """The module as a program with every op, including those whose results are not needed."""
     function = xla.main_function(module)
     reader = Reader()
     reader.function(function)
@@ -164,7 +164,7 @@ def _constant_detail(operation: Any) -> str:
 
 
 class _Writer:
-    """Makes the loop, in place."""
+    """Writes the loop, in place."""
 
     def __init__(self, function: Any, reader: Reader, statements: Statements, split: Split) -> None:
         self._block = function.entry_block
@@ -176,7 +176,7 @@ class _Writer:
         self._end = views[-1].operation
 
     def run(self) -> None:
-        """Cuts arrays, then moves statements into the loop and behind it."""
+        """Reshapes arrays to microbatches, then moves statements into the loop and behind it."""
         before = set(self._split.read_cut)
         for (number, position), cut in self._split.remade.items():
             self._make_smaller(number, position, cut)
@@ -192,7 +192,7 @@ class _Writer:
         return (*shape[: cut.dim], shape[cut.dim] // self._split.parts, *shape[cut.dim + 1 :])
 
     def _make_smaller(self, number: int, position: int, cut: Cut) -> None:
-        """Gives an operand an array of its own, with fewer elements."""
+        """Replaces an operand by an array with the size of one microbatch."""
         operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
         handle = operation.operands[operand]
         made = self._smaller(handle, cut, {}, ir.InsertionPoint(operation))
@@ -201,8 +201,8 @@ class _Writer:
             self._inside.insert(self._inside.index(operation), made.owner)
 
     def _smaller(self, handle: Any, cut: Cut, twins: dict[Any, Any], at: Any) -> Any:
-        """An array like `handle`, of which all parts are alike, with the elements of one part. twins: what to read in
-        the place of what `handle` is made from."""
+        """An array like `handle`, which repeats along the batch, with the size of one microbatch. twins: replacements
+        for operands that `handle` is made from."""
         maker, kind = handle.owner, retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
         operands = [
             twins.get(source, source) if own is None else self._smaller(source, replace(cut, dim=own), twins, at)
@@ -274,7 +274,7 @@ class _Writer:
         _replace_operands(self._end, results)
 
     def _read_within(self, inside: set[Any]) -> list[Any]:
-        """What statements of the loop read that is made before it."""
+        """Values from before the loop that its statements read."""
         made = set[Any]()
         read: dict[Any, None] = {}
 
@@ -301,12 +301,12 @@ class _Writer:
         ir.Operation.create("stablehlo.return", operands=[goes_on], ip=at)
 
     def _split_shape(self, shape: Shape, cut: Cut) -> Shape:
-        """A shape with the cut dimension as three: steps, parts, and what lies within a step."""
+        """A shape with the cut dimension as three: steps, microbatches, and size within a step."""
         steps = shape[cut.dim] // (self._split.parts * cut.inner)
         return (*shape[: cut.dim], steps, self._split.parts, cut.inner, *shape[cut.dim + 1 :])
 
     def _in_front(self, handle: Any, cut: Cut, at: Any) -> Any:
-        """An array with the parts along its first dimension."""
+        """An array with the microbatches along its first dimension."""
         apart = self._split_shape(tuple(handle.type.shape), cut)
         order = [cut.dim + 1, *(d for d in range(len(apart)) if d != cut.dim + 1)]
         split = self._create(RESHAPE, [handle], retyped(handle.type, apart), at)
@@ -334,7 +334,7 @@ class _Writer:
         return handle.type
 
     def _added(self, handle: Any, state: Any, held: Any, index: Any, zero: Any, at: Any) -> Any:
-        """What the loop carries on of a value."""
+        """A carried value after an iteration: updated at this microbatch's index, summed, or replaced."""
         if isinstance(state, Cut):
             shape = tuple(handle.type.shape)
             one = self._create(RESHAPE, [handle], retyped(handle.type, (1, *shape)), at)
@@ -345,7 +345,7 @@ class _Writer:
         return self._create(ADD, [held, term], held.type, at)
 
     def _result(self, handle: Any, state: Any, result: Any, at: Any) -> Any:
-        """The value as it is without the loop."""
+        """The loop's result in the form of the value without a loop."""
         if isinstance(state, Cut):
             part = tuple(handle.type.shape)
             whole = (*part[: state.dim], part[state.dim] * self._split.parts, *part[state.dim + 1 :])
@@ -389,13 +389,13 @@ def _replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
 
 
 def _is_constant(handle: Any) -> bool:
-    """Whether the loop makes a value itself, like every other op that reads it (see `copy_splats`)."""
+    """True for constants and splats, which the loop and all other readers make for themselves (see `copy_splats`)."""
     return not isinstance(handle, ir.BlockArgument) and (handle.owner.name == CONSTANT or is_splat(handle.owner))
 
 
 def _along(handle: Any, dim: int) -> list[tuple[Any, int | None]] | None:
-    """What a broadcast or an elementwise op reads, each operand with its dimension that becomes dimension `dim` of the
-    result, None where it has the same for all of that. None for any other op."""
+    """The operands of a broadcast or an elementwise op, each with its dimension that becomes dimension `dim` of the
+    result, or None if the operand is the same along it. None for any other op."""
     maker = handle.owner
     if maker.name == BROADCAST_IN_DIM:
         (source,) = maker.operands
@@ -408,7 +408,7 @@ def _along(handle: Any, dim: int) -> list[tuple[Any, int | None]] | None:
 
 
 def _is_repeated(handle: Any, dim: int) -> bool:
-    """Whether an array has the same for all of a dimension: it is broadcast along it, or made from such."""
+    """True if an array is constant along a dimension: it is broadcast along it, or computed from such arrays."""
     if isinstance(handle, ir.BlockArgument):
         return False
     read = _along(handle, dim)
@@ -418,13 +418,13 @@ def _is_repeated(handle: Any, dim: int) -> bool:
 
 
 def _repeats(handle: Any, dim: int) -> Iterator[Any]:
-    """What such an array is made from."""
+    """The arrays from which such an array is broadcast."""
     for source, own in _along(handle, dim) or ():
         yield from [source] if own is None else _repeats(source, own)
 
 
 def _adapt(operation: Any) -> None:
-    """Lets the attributes of an op that name sizes agree with its arrays."""
+    """Updates attributes of an op that state sizes, to match its arrays."""
     attributes, shape = operation.attributes, list(operation.results[0].type.shape) if operation.results else []
     if operation.name == SLICE:
         starts, strides = (ir.DenseI64ArrayAttr(attributes[key]) for key in ("start_indices", "strides"))

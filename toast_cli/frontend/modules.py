@@ -1,7 +1,7 @@
-"""The module that an operation belongs to, from what its location says.
+"""Finds the module (layer) that an operation belongs to, from its location.
 
 A name stack, as `jax.named_scope`, Flax and Haiku leave it, names modules: `jit(step)/transpose(jvp(Net))/layer_3/mul`
-is `Net`, `layer_3`. Where it names none, the user's functions do: `train_step`, `loss`, `attention`.
+is `Net`, `layer_3`. Without such names, the user's functions serve: `train_step`, `loss`, `attention`.
 
 Enters: a name stack and frames. Leaves: a path, the outermost module first.
 """
@@ -15,14 +15,14 @@ from toast_cli.frontend.name_stack import scope_parts
 from toast_cli.frontend.places import Frame
 
 _NUMBER = re.compile(r"\d+")
-# Of a layer: the 3 of `layer_3`, of `layers.3`, of `layers[3]`, of `h['3']`, of `h/3`.
+# The number of a layer: the 3 of `layer_3`, of `layers.3`, of `layers[3]`, of `h['3']`, of `h/3`.
 _LAYER = re.compile(r"(?<=[\[_./'])\d+(?![A-Za-z\d])")
 
 
 def scopes_of(stack: str) -> tuple[str, ...]:
-    """Names of modules on a name stack, the outermost first; the op at its end is none of them.
+    """Names of modules on a name stack, the outermost first, without the op at its end.
 
-    A number is part of the name before it: `h/3`.
+    A number is joined to the name before it: `h/3`.
     """
     found: list[str] = []
     for name in scope_parts(stack)[0]:
@@ -36,19 +36,19 @@ def scopes_of(stack: str) -> tuple[str, ...]:
 
 
 def functions_of(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """The user's functions on a call stack, the outermost first; the innermost place where none has a name."""
+    """The user's functions on a call stack, the outermost first; the innermost file and line if none has a name."""
     users = [frame for frame in reversed(frames) if frame.is_users]
     names = [frame.function.removesuffix(".__call__") for frame in users if frame.function]
     return tuple(dict.fromkeys(names)) or tuple(frame.place for frame in users[-1:])
 
 
 def folded(path: Iterable[str]) -> tuple[str, ...]:
-    """The path of all layers alike: `layer_3` -> `layer_*`."""
+    """The path with layer numbers replaced: `layer_3` -> `layer_*`."""
     return tuple(_LAYER.sub("*", name) for name in path)
 
 
 def common_start(paths: Iterable[tuple[str, ...]]) -> int:
-    """How many names all paths begin with, leaving each at least one."""
+    """Length of the common prefix of all paths, which leaves each at least one name."""
     every = list(paths)
     if not every:
         return 0

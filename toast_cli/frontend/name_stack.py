@@ -1,6 +1,6 @@
-"""What a name stack says: the pass of the step that an op runs in, the user's scopes around it, and its own name.
+"""Parses a JAX name stack: the pass (forward, backward) that an op runs in, the user's scopes, and the op's name.
 
-JAX writes `jit(step)/transpose(jvp(layer_0))/while/body/checkpoint/rematted_computation/mlp/dot_general`. People read
+JAX writes `jit(step)/transpose(jvp(layer_0))/while/body/checkpoint/rematted_computation/mlp/dot_general`. Reports show
 `remat layer_0/mlp/dot_general`: the other parts are transformations and control flow, which JAX puts on the stack.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-# Passes: what differentiation evaluates, what it adds, and what is computed again for it.
+# Passes: forward, backward, and rematerialisation.
 FORWARD, BACKWARD, REMATERIALISED = "fwd", "bwd", "remat"
 
 _WRAPPED = re.compile(r"(\w*)\((.*)\)", re.DOTALL)
 _FUNCTIONS = frozenset({"jit", "pjit", "xla_call", "core_call"})  # jit(silu): a function, not a module
-# What JAX itself puts on the stack.
+# Names that JAX itself puts on the stack.
 _STRUCTURE = frozenset(
     {"", "~", "while", "body", "cond", "scan", "closed_call", "checkpoint", "remat", "remat2", "pjit", "jit",
      "rematted_computation", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map"}
@@ -25,7 +25,7 @@ _BRANCH = re.compile(r"branch_\d+_fun")
 def op_path(stack: str) -> str:
     """`jit(step)/transpose(jvp(layer_0))/mlp/dot_general` -> `bwd layer_0/mlp/dot_general`.
 
-    The one way in which reports show a name stack. Empty where it names nothing but the function that was lowered.
+    All reports show name stacks in this form. Empty if the stack names only the lowered function.
     """
     scopes, op = scope_parts(stack)
     path = "/".join([*scopes, *([op] if op else [])])
@@ -33,7 +33,7 @@ def op_path(stack: str) -> str:
 
 
 def pass_of(stack: str) -> str:
-    """`fwd`, `bwd` or `remat`; empty where nothing is differentiated."""
+    """`fwd`, `bwd` or `remat`; empty for an op outside differentiation."""
     if "rematted_computation" in stack:
         return REMATERIALISED
     if "transpose(" in stack:
@@ -42,16 +42,15 @@ def pass_of(stack: str) -> str:
 
 
 def scope_parts(stack: str) -> tuple[list[str], str]:
-    """The user's names on a stack, the outermost first, and the op at its end; that is empty where the stack ends in a
-    function.
-    """
+    """The user's names on a stack, the outermost first, and the op at its end; the op is empty if the stack ends in a
+    function."""
     parts = _split(stack)
     op = "" if _WRAPPED.fullmatch(parts[-1]) else parts.pop()
     return [name for name in _unwrapped(parts) if name not in _STRUCTURE and not _BRANCH.fullmatch(name)], op
 
 
 def _split(stack: str) -> list[str]:
-    """The parts between slashes that stand in no parentheses."""
+    """Splits a stack at slashes outside parentheses."""
     parts, depth = [""], 0
     for character in stack:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -63,7 +62,7 @@ def _split(stack: str) -> list[str]:
 
 
 def _unwrapped(parts: Iterable[str]) -> Iterator[str]:
-    """`transpose(jvp(Net/layer))` -> `Net`, `layer`; nothing of `jit(f)`.
+    """`transpose(jvp(Net/layer))` -> `Net`, `layer`; empty for `jit(f)`.
 
     `jax.checkpoint` names a scope twice, as `transpose(jvp(Net))/jvp(Net)`: the second one is left out.
     """

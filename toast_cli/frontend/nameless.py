@@ -1,8 +1,8 @@
 """Meshes whose axes have no names: those of manual regions in GSPMD's form.
 
-GSPMD says by device numbers how arrays are split. Such regions are read on a mesh with axes of our own, the fewest that
-say it (`factored`). Once a mesh is chosen, the same devices are found along its axes (`axes_on`), and while a program
-is written, its regions name those (`regions_on`).
+GSPMD states shardings by device numbers. Such regions are read on a mesh with invented axes, the fewest that express
+the shardings (`factored`). Once the user's mesh is chosen, its axes over the same devices are found (`axes_on`); while
+a program is written, its regions name those (`regions_on`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toast_cli.frontend.statements import Axes, MeshAxes, mesh_axes_of
 from toast_cli.xla import ir, sdy, walk_ops
 
 PREFIX = "gspmd_axis_"
-# Meshes have few axes; with more, the ways to give them to dimensions are too many to try.
+# Meshes have few axes; with more, there are too many assignments of axes to dimensions to try.
 MOST_AXES = 5
 
 
@@ -28,7 +28,7 @@ def is_nameless(mesh: MeshAxes) -> bool:
 
 
 def factored(tilings: Iterable[TileAssignment], devices: int) -> MeshAxes | None:
-    """The mesh of the fewest axes, devices in row-major order, along which all tilings lie; None when none does."""
+    """The mesh with the fewest axes, devices in row-major order, that expresses all tilings; None if there is none."""
     tilings = list(tilings)
     for sizes in sorted(_factorisations(devices, MOST_AXES), key=len):
         names = tuple(f"{PREFIX}{k}" for k in range(len(sizes)))
@@ -38,7 +38,7 @@ def factored(tilings: Iterable[TileAssignment], devices: int) -> MeshAxes | None
 
 
 def _factorisations(number: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Every row of at most `most` factors above 1 with this product; (1,) for 1."""
+    """Every tuple of at most `most` factors above 1 with this product; (1,) for 1."""
     yield (number,)
     if most > 1:
         for first in range(2, number // 2 + 1):
@@ -47,7 +47,7 @@ def _factorisations(number: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 def axes_on(axes: Axes, mesh: MeshAxes, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
-    """A sharding on a mesh without names, by the axes of another one; None when no axes of that say the same."""
+    """A sharding on a mesh without names, by the axes of another mesh; None if its axes cannot express it."""
     numbers = {name: number for number, (name, _) in enumerate(mesh)}
     extents = tuple(size for _, size in mesh)
     split = [[numbers[name] for name in found or ()] for found in axes]
@@ -63,8 +63,8 @@ def axes_on(axes: Axes, mesh: MeshAxes, names: tuple[str, ...], sizes: tuple[int
 
 @contextmanager
 def regions_on(module: Any, names: tuple[str, ...], sizes: tuple[int, ...]) -> Iterator[None]:
-    """While the block runs, regions on meshes without names are regions on the mesh with these axes, along which they
-    must lie (`constraints.check_manual_axes`)."""
+    """While the block runs, regions on meshes without names refer to the mesh with these axes, which must be able to
+    express them (`constraints.check_manual_axes`)."""
     meshes = {
         str(op.attributes["sym_name"].value): op
         for op in walk_ops(module, "sdy.mesh")
@@ -109,7 +109,7 @@ def _translate(
 
 
 def region_axes(region: Any) -> tuple[str, ...]:
-    """The axes over which a region is manual."""
+    """The manual axes of a region."""
     return tuple(str(axis) for axis in sdy.ManualAxesAttr(region.attributes["manual_axes"]))
 
 
@@ -118,7 +118,7 @@ def dimensions(sharding: Any) -> list[Any]:
 
 
 def sharding_text(symbol: str, axes: Axes, closed: Iterable[bool]) -> str:
-    """One sharding of a list of them, as MLIR writes it."""
+    """Text of one `#sdy.sharding`, for use in a list."""
     found = (
         "{" + ", ".join([*map(quoted, names or ()), *([] if whole else ["?"])]) + "}"
         for names, whole in zip(axes, closed, strict=True)

@@ -1,7 +1,7 @@
-"""One entry function without calls, tuples, fusions or shardings.
+"""Normalises a module to one entry function without calls, tuples, fusions or shardings.
 
-Enters: a parsed module of any origin. Leaves: a module whose only function is `main`, and what was taken out of it on
-the way. Every step is linear in the number of operations after inlining.
+Enters: a parsed module of any origin. Leaves: a module whose only function is `main`, and the shardings removed from
+it. Every step is linear in the number of operations after inlining.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from toast_cli.program.ops import kind_of
 from toast_cli.xla import ADVANCE, ir, run_passes, walk_ops
 
 ENTRY = "main"
-# Left by the conversion from HLO: XLA's own settings, layouts, and what has become attributes of arguments.
+# Attributes left by the conversion from HLO: XLA's settings, layouts, and those that now belong to arguments.
 HLO_SETTINGS = (
     "mhlo.cross_program_prefetches", "mhlo.frontend_attributes", "mhlo.input_output_alias", "mhlo.is_dynamic",
     "mhlo.spmd_output_sharding", "mhlo.spmd_parameters_shardings", "mhlo.use_auto_spmd_partitioning",
@@ -54,7 +54,7 @@ class Normalised:
 
     Attributes:
         module: ir.Module that begins with the function `main`; after it only symbols that its operations refer to.
-        kept: shardings that were taken out. pins: what manual regions, which stay, need at their boundary.
+        kept: shardings that were removed. pins: shardings at the boundary of manual regions, which stay.
         notices: one sentence for each thing that was changed or assumed.
         argument_axes: argument (by number) -> per dimension the one mesh axis that the program splits it over, or "".
         own_mesh: the mesh for which the program states shardings, see `own_mesh`.
@@ -70,14 +70,14 @@ class Normalised:
 
 @dataclass(frozen=True)
 class Held:
-    """What a module holds, which says what need not be looked for in it: names of operations, types of results."""
+    """The names of operations and types of results in a module; passes for absent ones are skipped."""
 
     names: frozenset[str]
     types: frozenset[Any]
 
 
 def held_by(module: Any) -> Held:
-    """One walk instead of one for each thing that most programs do not have."""
+    """Collects names and types in one walk, instead of one walk for each feature that most programs lack."""
     names: set[str] = set()
     types: set[Any] = set()
 
@@ -94,8 +94,8 @@ def held_by(module: Any) -> Held:
 def normalise(
     module: Any, path: str = "<program>", keep_shardings: bool = False, kernels: Table | None = None
 ) -> Normalised:
-    """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`. kernels: what the user
-    says of hand-written ones.
+    """Normalises a module in place. `kept` is empty unless `keep_shardings`. kernels: the user's table of hand-written
+    kernels.
 
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
@@ -157,7 +157,7 @@ def normalise(
 
 
 def own_mesh(module: Any, path: str) -> MeshAxes:
-    """The largest mesh that a module declares; where it declares none, its devices as one axis without a name. Empty
+    """The largest mesh that a module declares; without a declared mesh, its devices as one axis without a name. Empty
     for a program of one device."""
     attributes = module.operation.attributes
     partitions = foreign.integer(attributes, PARTITIONS, lambda: path, least=0, most=MOST_DEVICES) or 1
@@ -172,7 +172,7 @@ def entry_function(module: Any, path: str) -> Any:
     named = [function for function in functions if function.name.value == ENTRY]
     public = [function for function in functions if not is_private(function)]
     if named:
-        if is_private(named[0]):  # it would go with the symbols that nothing uses
+        if is_private(named[0]):  # a private function would be erased with unused symbols
             del named[0].operation.attributes["sym_visibility"]
         return named[0]
     if len(public) == 1:
@@ -190,7 +190,7 @@ def is_private(function: Any) -> bool:
 
 
 def sharding_notices(count: int, keep: bool) -> list[str]:
-    """What became of the shardings in the program."""
+    """A notice about the shardings in the program."""
     if not count:
         return []
     what = "1 sharding already in the program is" if count == 1 else f"{count} shardings already in the program are"
@@ -199,7 +199,7 @@ def sharding_notices(count: int, keep: bool) -> list[str]:
 
 
 def collective_notices(function: Any) -> list[str]:
-    """Collectives outside manual regions: a sign that the program has been partitioned before."""
+    """A notice about collectives outside manual regions: a sign that the program is already partitioned."""
     count = len(collectives_outside(function))
     if not count:
         return []
@@ -208,14 +208,14 @@ def collective_notices(function: Any) -> list[str]:
 
 
 def region_notices(function: Any) -> list[str]:
-    """What manual regions do by hand is no plan's to change."""
+    """A notice that no plan changes manual regions."""
     count = len(walk_ops(function, MANUAL_REGION))
     what = "a manual region (shard_map) does" if count == 1 else f"{count} manual regions (shard_map) do"
     return [f"what {what} by hand stays as it is under every plan"] if count else []
 
 
 def settle_attributes(module: Any, path: str) -> list[str]:
-    """A program for one device: what it ran on before is not what it will run on. Returns notices."""
+    """Removes attributes of the devices that the program was lowered for. Returns notices."""
     attributes = module.operation.attributes
     for name in HLO_SETTINGS:
         if name in attributes:

@@ -1,11 +1,10 @@
-"""MLIR text as older versions of MLIR, StableHLO and MHLO print it, in the words of the jaxlib in use.
+"""Converts MLIR text of older versions of MLIR, StableHLO and MHLO to the syntax of the installed jaxlib.
 
 Enters: text that does not parse. Leaves: the same text, line by line, where
-
-* constants of booleans have a byte for each element. Before 2026 they had a bit for each, the first in the lowest: any
-  program with a mask of more than 100 elements (JAX up to 0.8, TensorFlow up to 2.21, PyTorch/XLA up to 2.9);
-* lists of whole numbers that belong to StableHLO's operations are arrays. Before StableHLO 0.17 they were tensors
-  (`slice_sizes = dense<[1, 512]> : tensor<2xi64>`: any look-up in a table of JAX up to 0.4.23).
+* constants of booleans have a byte for each element. The syntax before 2026 has a bit for each, the lowest first: any
+program with a mask of more than 100 elements (JAX up to 0.8, TensorFlow up to 2.21, PyTorch/XLA up to 2.9);
+* lists of integers of StableHLO's operations are arrays. StableHLO before 0.17 writes them as tensors (`slice_sizes =
+dense<[1, 512]> : tensor<2xi64>`: any gather of JAX up to 0.4.23).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 from math import prod
 
 _BOOLEANS = re.compile(rb'dense<"0x([0-9A-Fa-f]+)"> ?: ?tensor<((?:\d+x)+)i1>')
-# The attributes of StableHLO's operations that hold such a list.
+# StableHLO attributes that hold such a list.
 _NUMBERS = (
     b"base_dilations", b"broadcast_dimensions", b"broadcast_sizes", b"dimensions", b"edge_padding_high",
     b"edge_padding_low", b"fft_length", b"interior_padding", b"known_expanding_dimensions",
@@ -25,7 +24,7 @@ _LIST = re.compile(rb"\b(" + b"|".join(_NUMBERS) + rb"|window_reversal) = dense<
 
 
 def in_todays_words(text: bytes) -> bytes:
-    """The text with both rewritten; the same text where it holds neither."""
+    """The text with both rewritten; unchanged if it holds neither."""
     return arrays_of_numbers(_BOOLEANS.sub(_byte_for_each, text))
 
 
@@ -49,7 +48,7 @@ def _byte_for_each(found: re.Match[bytes]) -> bytes:
 def _array(found: re.Match[bytes]) -> bytes:
     name, written, count, kind = found[1], found[2].strip(b"[] "), int(found[3]), found[4]
     numbers = [number.strip() for number in written.split(b",") if number.strip()]
-    if len(numbers) == 1:  # one for all
+    if len(numbers) == 1:  # a splat
         numbers *= count
     listed = b": " + b", ".join(numbers) if numbers else b""
     return name + b" = array<" + kind + listed + b">"

@@ -1,9 +1,9 @@
-"""The program with fused products taken apart: the dimension that holds several things side by side becomes two, parts
-and width; see `toast_cli.program.fused_products`.
+"""Splits fused matrix products: a dimension that concatenates several arrays becomes two, parts and width; see
+`toast_cli.program.fused_products`.
 
-Enters: a `Source`. Leaves: another one that computes the same from the same arguments, its products on arrays of one
-more dimension, or None where nothing is fused. Reshapes stand where the rest of the program begins; a compiler makes
-nothing of them.
+Enters: a `Source`. Leaves: another one that computes the same from the same arguments, with products on arrays of one
+more dimension, or None if nothing is fused. Reshapes connect them to the rest of the program; a compiler treats them as
+free.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ _BRANCHES = ("stablehlo.case", "stablehlo.if")
 
 
 def with_parts(source: Source) -> Source | None:
-    """The program read in the other way; None where it is not to be: nothing is fused, or the program states shardings,
-    which are of the arrays that it has.
-    """
+    """The rewritten program; None if nothing is fused, or if the program states shardings, which would refer to the
+    original arrays."""
     parts = None if source.stated else fused_parts(source.program)
     if parts is None:
         return None
@@ -63,16 +62,16 @@ def _notice(source: Source, parts: Parts) -> str:
 
 
 class _Rewriter:
-    """Writes ops anew, in place, each after those that make what it reads.
+    """Rewrites ops in place, in program order.
 
-    `twins`: operation of the source -> the one of the copy that is written on.
+    `twins`: operation of the source -> the operation of the copy that is rewritten.
     """
 
     def __init__(self, source: Source, parts: Parts, twins: dict[Any, Any]) -> None:
         self._parts, self._twins = parts, twins
-        self._positions: dict[Any, dict[Position, int]] = {}  # operation -> what is parted of what it reads and makes
-        self._passing: dict[Any, dict[int, Widths]] = defaultdict(dict)  # loop or barrier -> what passes through it
-        self._parted: dict[Any, Any] = {}  # value with its dimension whole -> the same of parts
+        self._positions: dict[Any, dict[Position, int]] = {}  # operation -> split ones of its operands and results
+        self._passing: dict[Any, dict[int, Widths]] = defaultdict(dict)  # loop or barrier -> its split values
+        self._parted: dict[Any, Any] = {}  # value with the dimension merged -> the same value split
         self._reshapes: list[Any] = []
         self._read = {v for number in parts.ops for v in source.program.ops[number].operands}
         self._numbers = {handle: value for value, handle in enumerate(source.definitions)}
@@ -84,7 +83,7 @@ class _Rewriter:
                 self._positions[use.operation] = positions
 
     def run(self, function: Any) -> None:
-        """Writes all that is to be written in the copy of this function."""
+        """Rewrites the copy of this function."""
         self._block(function.regions[0].blocks[0])
         for reshape in reversed(self._reshapes):
             if not list(reshape.results[0].uses):
@@ -125,7 +124,7 @@ class _Rewriter:
         operation, passing = self._twins[original], self._passing[original]
         condition, body = (region.blocks[0] for region in original.regions)
         for place, yielded in enumerate(body.operations[len(body.operations) - 1].operands):
-            if yielded == body.arguments[place]:  # it only passes through, and is read in the loop or behind it
+            if yielded == body.arguments[place]:  # it passes through unchanged, and is read in the loop or behind it
                 value = self._numbers.get(original.operands[place], -1)
                 for handle in (original.results[place], body.arguments[place], condition.arguments[place]):
                     self._numbers[handle] = value
@@ -144,7 +143,7 @@ class _Rewriter:
             self._read_parts(terminator, place, widths)
 
     def _read_parts(self, operation: Any, place: int, widths: Widths) -> None:
-        """Lets an operation read the parts of an operand."""
+        """Makes an operation read an operand with its dimensions split."""
         if not widths:
             return
         handle = operation.operands[place]
@@ -155,7 +154,7 @@ class _Rewriter:
         operation.operands[place] = known
 
     def _take_apart(self, handle: Any, widths: Widths, at: Any) -> None:
-        """Lets a value be of parts from now on; what reads it reads the whole."""
+        """Splits dimensions of a value; its users read a reshape of it to the original shape."""
         if widths:
             shape = tuple(handle.type.shape)
             handle.set_type(retyped(handle.type, expanded(shape, widths)))
@@ -176,20 +175,20 @@ def _widths(positions: dict[Position, int], array: int) -> Widths:
 
 
 def expanded(shape: Shape, widths: Widths) -> Shape:
-    """A shape with two dimensions, parts and their width, for each that is parted."""
+    """A shape with two dimensions, parts and their width, for each split one."""
     return tuple(
         n for dim, size in enumerate(shape) for n in ((size // widths[dim], widths[dim]) if dim in widths else (size,))
     )
 
 
 def places(dims: Sequence[int], widths: Widths) -> list[int]:
-    """Where dimensions of an array are once its parted ones are two."""
+    """Indices of dimensions of an array after its `widths` dimensions are split in two."""
     first = {dim: dim + sum(parted < dim for parted in widths) for dim in dims}
     return [at for dim in dims for at in ((first[dim], first[dim] + 1) if dim in widths else (first[dim],))]
 
 
-# -- attributes that speak of dimensions: each change is given the op, its shapes and its widths, operands before
-# results; it returns the op that stands in its place, if another one does
+# -- attributes that name dimensions: each function is given the op, its shapes and its widths, operands before results;
+# it returns the op that replaces it, if any
 
 _Change = Callable[[Any, list[Shape], list[Widths]], Any]
 
@@ -204,7 +203,7 @@ def _set(operation: Any, **numbers: Sequence[int]) -> None:
 
 
 def _broadcast(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
-    """A dimension of one element is repeated along the width."""
+    """A dimension of one element is broadcast along the width."""
     target = _numbers(operation, "broadcast_dimensions")
     of_operand = {dim: width for dim, width in widths[1].items() if dim in target and target.index(dim) in widths[0]}
     assert len(of_operand) == len(widths[0])
@@ -229,7 +228,7 @@ def _concatenate(operation: Any, shapes: list[Shape], widths: list[Widths]) -> N
 
 
 def _in_parts(numbers: list[int], shape: Shape, widths: Widths, rest: Callable[[int], int]) -> list[int]:
-    """Per dimension a number of elements; of parted dimensions a number of parts, and `rest` of the width."""
+    """Per dimension a number of elements; for split dimensions, a number of parts, and `rest` of the width."""
     found: list[int] = []
     for dim in range(len(shape)):
         found += [numbers[dim] // widths[dim], rest(widths[dim])] if dim in widths else [numbers[dim]]
@@ -263,7 +262,7 @@ def _dynamic_update_slice(operation: Any, shapes: list[Shape], widths: list[Widt
 
 
 def _in_parts_from(operation: Any, indices: list[Any], widths: Widths) -> list[Any]:
-    """Where a piece begins that has all of every parted dimension."""
+    """Start indices of a slice that is whole in every split dimension."""
     kind = indices[0].type
     zero = ir.Operation.create(
         "stablehlo.constant",
@@ -276,7 +275,7 @@ def _in_parts_from(operation: Any, indices: list[Any], widths: Widths) -> list[A
 
 
 def _with_operands(operation: Any, operands: list[Any]) -> Any:
-    """The same op with another number of operands, in its place."""
+    """Replaces an op by the same op with other operands."""
     made = ir.Operation.create(
         operation.name,
         results=[result.type for result in operation.results],

@@ -1,8 +1,8 @@
-"""Places in the user's source: what an operation's location says, as people want to read it.
+"""Converts an operation's location to a readable place in the user's source.
 
-Enters: an MLIR location as text. Leaves: the stack of frames it holds, and the place to show: the innermost frame
-outside installed packages, with its function and what it calls there: `model.py:28 Block.__call__ →
-MultiHeadAttention`. In brackets behind it stands the name stack, as `op_path` shortens it.
+Enters: an MLIR location as text. Leaves: its stack of frames, and the place to show: the innermost frame outside
+installed packages, with its function and the function called there: `model.py:28 Block.__call__ → MultiHeadAttention`.
+The name stack follows in parentheses, as `op_path` shortens it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from toast_cli.frontend.name_stack import op_path
 from toast_cli.printable import printable
 
-# Which frames a place has: the user's own, or the whole stack.
+# Frames to show: the user's innermost one, or the whole stack.
 USERS, ALL = "user", "all"
 FRAMES = (USERS, ALL)
-TEXT = "-"  # what MLIR calls the text that it parses
+TEXT = "-"  # MLIR's name for the text that it parses
 
 _HEAD = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"(?=\()')
 _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
-# Where installed packages and Python's own library lie; what runs there is not the user's to change.
+# Folders of installed packages and of Python's own library; their code is not the user's.
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
 _UNNAMED = frozenset({"", "<module>", "<lambda>"})
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One level of the call stack: `function` as Python calls it, without what it is nested in; "" where unknown."""
+    """One level of the call stack: `function` is its name without the enclosing functions; "" if unknown."""
 
     function: str
     path: str
@@ -41,7 +41,7 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        """Whether it is outside installed packages."""
+        """True for a frame outside installed packages."""
         return not _INSTALLED.search(self.path)
 
     def __str__(self) -> str:
@@ -49,8 +49,8 @@ class Frame:
 
 
 def frames_of(location: str, file: str = TEXT) -> tuple[Frame, ...]:
-    """The frames of a location, the innermost first; none where it holds no source. file: what the program's own text
-    is called, the lines of which stand for a source where it names none."""
+    """The frames of a location, the innermost first; empty if it has no source. file: name of the program's own text,
+    which locations without a source file refer to."""
     head = _HEAD.match(location)
     found = _FRAME.findall(location, head.end() if head else 0)
     return tuple(
@@ -79,7 +79,7 @@ def name_stack_of(location: str) -> str:
 
 
 def users_frame(stack: tuple[Frame, ...]) -> int:
-    """Number of the innermost frame outside installed packages; 0 where all are inside."""
+    """Index of the innermost frame outside installed packages; 0 if all are inside."""
     return next((k for k, frame in enumerate(stack) if frame.is_users), 0)
 
 
@@ -92,6 +92,6 @@ def _users(stack: tuple[Frame, ...]) -> str:
 
 
 def _function(name: str) -> str:
-    """`build.<locals>.Block.__call__` -> `Block.__call__`; "" for a module's own code and for lambdas."""
+    """`build.<locals>.Block.__call__` -> `Block.__call__`; "" for a module's top level and for lambdas."""
     last = name.rpartition("<locals>.")[2]
     return "" if last in _UNNAMED else last

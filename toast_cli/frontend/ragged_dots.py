@@ -1,14 +1,13 @@
-"""Products of ragged groups (`chlo.ragged_dot`): which dimension is which, and the rule that follows.
+"""Products of ragged groups (`chlo.ragged_dot`): their dimension numbers and sharding rule.
 
-Rows that stand one behind the other belong to groups; `group_sizes` says how many rows each group has. The ragged
-dimension is one of three kinds (as in `jax.lax.ragged_dot_general`):
-
+Consecutive rows belong to groups; `group_sizes` states how many rows each group has. The ragged dimension is one of
+three kinds (as in `jax.lax.ragged_dot_general`):
 * not contracted: `[m, k] x [g, k, n] -> [m, n]`, each row with the matrix of its group (a mixture of experts);
 * contracted: `[m, k] x [m, n] -> [g, k, n]`, a product for each group (the gradient of the experts' weights);
 * a batch dimension: `[b, m, k] x [b, k, n] -> [b, m, n]`.
 
-Groups are a factor like any other: a device that has the matrices of some groups makes the rows of these, so that the
-result is a sum over devices, as it is along `k`.
+Groups are a factor like any other: a device that has the matrices of some groups computes the rows of these, so the
+result is a partial sum, as it is along `k`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NUMBERS = "ragged_dot_dimension_numbers"
 @dataclass(frozen=True)
 class RaggedDot:
     """Dimension numbers. left, right: of the two operands. ragged: the left operand's dimension of rows. group: the
-    right operand's dimension of groups; -1 where it has none. rank: of the left operand."""
+    right operand's dimension of groups, or -1. rank: of the left operand."""
 
     left_batch: Dims
     right_batch: Dims
@@ -50,7 +49,7 @@ class RaggedDot:
 
     @property
     def right_ragged(self) -> int:
-        """The right operand's dimension of rows; -1 where it has none."""
+        """The right operand's dimension of rows; -1 if it has none."""
         for left, right in ((self.left_contracting, self.right_contracting), (self.left_batch, self.right_batch)):
             if self.ragged in left:
                 return right[left.index(self.ragged)]
@@ -58,12 +57,12 @@ class RaggedDot:
 
     @property
     def result_ragged(self) -> int:
-        """The result's dimension of rows, where these are not contracted."""
+        """The result's dimension of rows, if these are not contracted."""
         return (self.left_batch + self.left_free).index(self.ragged)
 
     @property
     def prefix(self) -> Dims:
-        """Dimensions of the left operand that `group_sizes` has in front of the groups, where it has any."""
+        """Dimensions of the left operand that `group_sizes` has in front of the groups, if any."""
         if self.ragged in self.left_batch:
             return self.left_batch[: self.left_batch.index(self.ragged)]
         others = self.left_contracting if self.contracts_rows else self.left_free
@@ -105,7 +104,7 @@ def ragged_dot(operation: Any) -> RaggedDot | None:
 
 
 def ragged_rule(operation: Any) -> Rule | None:
-    """The rule of a `chlo.ragged_dot`. The sizes of all groups are needed on every device."""
+    """The rule of a `chlo.ragged_dot`. `group_sizes` is replicated along the groups."""
     at = ragged_dot(operation)
     if at is None:
         return None
@@ -128,7 +127,7 @@ def ragged_rule(operation: Any) -> Rule | None:
         return None
     prefix = tuple(of_left[d] for d in at.prefix) if len(sizes) > 1 else ()
     summed = {f for d in at.left_contracting for f in of_left[d]} | set(groups if at.group >= 0 else ())
-    # Rows of a group begin at another place in each batch where each has its own sizes.
+    # If each batch has its own group sizes, rows of a group begin at another place in each batch.
     whole = frozenset(groups if prefix else ())
     return Rule(
         tuple(lengths), (of_left, of_right, (*prefix, ())), (result,), frozenset(summed) - whole, need_replication=whole
@@ -136,14 +135,14 @@ def ragged_rule(operation: Any) -> Rule | None:
 
 
 def group_factor(rule: Rule, at: RaggedDot) -> int:
-    """The factor of the groups; -1 where neither operands nor the result have them as a dimension."""
+    """The factor of the groups; -1 if neither operands nor the result have such a dimension."""
     if at.group >= 0:
         return rule.operands[1][at.group][0]
     return rule.results[0][0][0] if at.contracts_rows else -1
 
 
 def ragged_flops(operation: Any, rule: Rule) -> float:
-    """Two for each pair of numbers that are multiplied: each row meets one group."""
+    """FLOPs: two for each pair of numbers that are multiplied; each row is multiplied with one group's matrix."""
     at = ragged_dot(operation)
     if at is None:
         return 0.0
@@ -155,7 +154,7 @@ def ragged_flops(operation: Any, rule: Rule) -> float:
 
 
 def general_ragged_dot(operation: Any) -> list[Any]:
-    """`chlo.ragged_dot` for the one that HLO is converted to."""
+    """Converts an `mhlo.ragged_dot`, as HLO is converted to, to a `chlo.ragged_dot`."""
     said = str(operation.attributes[NUMBERS])
     inner = re.sub(r"dot_dimension_numbers = #mhlo\.dot<([^>]*)>", r"\1", said).replace("#mhlo", "#chlo")
     attributes = {NUMBERS: ir.Attribute.parse(inner)}

@@ -2,7 +2,7 @@
 
 Enters: a module whose one function `main` has no calls, with Shardy's rules populated. Leaves: a `Source`. Regions of
 `while`, `case` and `if` are flattened in program order as `toast_cli.program.model` describes; a manual region is one
-op that holds a program of its own; bodies of reductions and sorts are not looked into.
+op that holds a program of its own; bodies of reductions and sorts are not read.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from toast_cli.program.rematerialised import with_sums_whole
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
-# Custom calls of XLA's own, of its libraries, and of Python's callbacks.
+# Custom calls of XLA itself, of its libraries, and of Python callbacks.
 _OF_XLA = re.compile(r"__|xla|lapack|mhlo\.|SPMD|Sharding|X64|cu_|hip_")
 CONSTRAINT = "sdy.sharding_constraint"
 BITWISE = ("and", "or", "xor")
-# Reading descends once per loop or branch. Programs have a handful in each other.
+# Reading recurses once per loop or branch. Programs nest a handful of them.
 MAX_DEPTH = 100
 
 
 class Reader:
     """Builds the lists of one Program; used once.
 
-    `uses` and `operations` say where each op's pieces lie in the module.
+    `uses` and `operations` map the operands and ops of the Program to the module.
     """
 
     def __init__(self) -> None:
@@ -73,14 +73,14 @@ class Reader:
         self._numbers: dict[Any, int] = {}  # ir.Value -> value number
         self._types: dict[Any, Value] = {}  # ir.Type -> Value
         self._rules = ShardyRules()
-        self._unknown: dict[str, str] = {}  # target of a custom call -> the line that would tell its rule
-        self._unsure: Counter[str] = Counter()  # what trip counts that data decides are taken as -> how many
+        self._unknown: dict[str, str] = {}  # target of a custom call -> the `--kernels` line that would state its rule
+        self._unsure: Counter[str] = Counter()  # assumption for a data-dependent trip count -> loops
         self._depth = 0  # of the block that is being read
-        self._within: tuple[int, ...] = ()  # branches around it, in its loop
+        self._within: tuple[int, ...] = ()  # enclosing branches, within its loop
         self._branches_read = 0
         self._in_region = False
         self._inner_loops = 0  # in manual regions
-        self._deciding: list[int] = []  # values that say, from data, whether a loop goes on or which branch runs
+        self._deciding: list[int] = []  # values that decide, from data, if a loop goes on or which branch runs
 
     # -- values and ops ------------------------------------------------------------------------------------------
 
@@ -99,11 +99,11 @@ class Reader:
         return number
 
     def number(self, handle: Any) -> int:
-        """The value that an ir.Value is."""
+        """The number of the value that an ir.Value stands for."""
         return self._numbers[handle]
 
     def handles(self) -> list[tuple[Any, int]]:
-        """Every ir.Value, and the value that it is."""
+        """Every ir.Value, with its value number."""
         return list(self._numbers.items())
 
     def _add(self, op: Op, operation: Any) -> int:
@@ -117,11 +117,11 @@ class Reader:
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def function(self, function: Any) -> None:
-        """Arguments, body and results of the entry function."""
+        """Reads arguments, body and results of the entry function."""
         self.whole(function.operation, function.entry_block)
 
     def whole(self, owner: Any, block: Any) -> None:
-        """The same of any operation with this one block."""
+        """The same for any operation with this one block."""
         for argument in block.arguments:
             number = self._define(argument)
             self._add(Op(ARGUMENT, (), (number,), free_rule(self.values[number].shape)), owner)
@@ -147,7 +147,7 @@ class Reader:
                 self._branches(operation, trips, loop)
             elif name == "stablehlo.optimization_barrier":
                 self._barrier(operation, trips, loop)
-            elif name == CONSTRAINT and self._in_region:  # JAX puts one behind every op, mostly an open one
+            elif name == CONSTRAINT and self._in_region:  # JAX adds one to every op, mostly an open one
                 self._numbers[operation.results[0]] = self._numbers[operation.operands[0]]
             elif name not in ("stablehlo.return", "func.return", "sdy.return"):
                 self._plain(operation, name, trips, loop)
@@ -167,7 +167,7 @@ class Reader:
             detail = _body_op(operation)
         opaque = False
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
-        of_region = kernel is not None and self._in_region  # what a region leaves to the partitioner, no kernel takes
+        of_region = kernel is not None and self._in_region  # kernels cannot use axes left to the partitioner
         if "sdy.sharding_rule" in attributes and not kind_of(name).whole and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
             if name in STATED_OTHERWISE:
@@ -180,7 +180,7 @@ class Reader:
             ragged = ragged_rule(operation) if name == RAGGED_DOT else None
             known = ragged or table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
-            whole = known is None and name != MANUAL_REGION  # a region is computed in pieces
+            whole = known is None and name != MANUAL_REGION  # a region is computed in shards
             opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
             familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)
             if opaque and name == "stablehlo.custom_call" and not familiar:
@@ -204,7 +204,7 @@ class Reader:
         self._add(op, operation)
 
     def _region(self, operation: Any) -> ManualRegion:
-        """What a manual region does on each device."""
+        """The computation of a manual region on each device."""
         reader = Reader()
         reader._depth, reader._in_region = self._depth, True
         reader.whole(operation, operation.regions[0].blocks[0])
@@ -224,7 +224,7 @@ class Reader:
         return ManualRegion(manual_axes(operation), body, exchanges_of(reader.ops, reader.operations))
 
     def _barrier(self, operation: Any, trips: float, loop: int) -> None:
-        """One op per operand: what passes together need not be split together."""
+        """Adds one op per operand: values that share a barrier may have different shardings."""
         for position, (operand, result) in enumerate(zip(operation.operands, operation.results, strict=True)):
             value = self._define(result)
             rule = identity_rule(self.values[value].shape, 1, 1)
@@ -246,7 +246,7 @@ class Reader:
         carries: list[tuple[int, int]] = []  # (op number of the carry, position)
         for k, init in enumerate(operation.operands):
             handles = (operation.results[k], body.arguments[k], condition.arguments[k])
-            if yielded[k] == body.arguments[k]:  # passed through unchanged: the value outside, inside and afterwards
+            if yielded[k] == body.arguments[k]:  # loop-invariant: one value outside and inside
                 value = self._numbers[init]
             else:
                 value = self._define(handles[0])
@@ -288,7 +288,7 @@ class Reader:
         self._within = around
 
     def loop_notices(self) -> list[str]:
-        """What trip counts that nobody knows before the program runs are taken as."""
+        """Notices about trip counts that depend on data, and the assumed numbers."""
         loops = len(self.loops) + self._inner_loops
         return [
             f"{count} of {loops} loops have an unknown trip count, taken as {what}"
@@ -296,17 +296,17 @@ class Reader:
         ]
 
     def kernel_notices(self) -> list[str]:
-        """Which lines would tell toast how custom calls that it does not know are split."""
+        """Notices with the `--kernels` lines that would state how unknown custom calls can be split."""
         return [f"if you know how {name} is split: --kernels FILE with {line}" for name, line in self._unknown.items()]
 
     def drop_dead_ops(self) -> None:
-        """Forgets ops whose results nobody needs: the compiler will not run them either."""
+        """Removes ops whose results are not needed, as the compiler will."""
         needed = [False] * len(self.values)
         for value in self._deciding:
             needed[value] = True
         kept = [False] * len(self.ops)
         changed = True
-        while changed:  # a second round only where a loop carries something
+        while changed:  # a second round only if a loop carries something
             changed = False
             for number in range(len(self.ops) - 1, -1, -1):
                 op = self.ops[number]
@@ -330,7 +330,7 @@ class Reader:
 
 
 def read_type(kind: Any) -> Value:
-    """An MLIR type as a `Value`; a token has no elements worth counting."""
+    """An MLIR type as a `Value`; a token counts as a scalar."""
     from toast_cli import xla
 
     shaped = xla.shape_and_element_type(kind)
@@ -340,7 +340,7 @@ def read_type(kind: Any) -> Value:
 
 
 def _body_op(operation: Any) -> str:
-    """Name of the one op of two arguments that a reduction's body is (`add`, `maximum`); empty for any other body."""
+    """Name of the op (`add`, `maximum`) if a reduction's body is one op of its two arguments; else empty."""
     block = operation.regions[0].blocks[0]
     inside = [op.operation for op in block.operations]
     if len(inside) != 2 or len(block.arguments) != 2 or set(inside[0].operands) != set(block.arguments):
@@ -349,7 +349,7 @@ def _body_op(operation: Any) -> str:
 
 
 def read_program(function: Any, name: str) -> tuple[Program, Reader]:
-    """The Program of one normalised entry function, and the reader that knows where everything lies in the module."""
+    """The Program of one normalised entry function, and the reader, which maps it to the module."""
     reader = Reader()
     try:
         reader.function(function)
@@ -382,12 +382,12 @@ def read_arguments(function: Any) -> tuple[Argument, ...]:
 
 
 def is_host(kind: str | None) -> bool:
-    """Whether a memory kind of JAX (`device`, `pinned_host`, `unpinned_host`) is the host's memory."""
+    """True if a memory kind of JAX (`device`, `pinned_host`, `unpinned_host`) is host memory."""
     return kind is not None and kind.endswith("_host")
 
 
 def transfer_of(operation: Any) -> str:
-    """What JAX writes to move an array to another memory, by XLA's name for it; empty for all else."""
+    """XLA's name for a JAX custom call that moves an array to another memory; empty for other operations."""
     attributes = operation.attributes
     if foreign.text(attributes, "call_target_name", str) != "annotate_device_placement":
         return ""
@@ -397,7 +397,7 @@ def transfer_of(operation: Any) -> str:
 
 
 def argument_paths(names: list[str]) -> list[str]:
-    """Names that the user gave to arguments; an empty one where nobody did.
+    """The user's names of arguments; empty for an argument without one.
 
     PyTorch/XLA and HLO number arguments (`p12.34`, `Arg_3.4`); TensorFlow calls each of them `XLA_Args`.
     """
@@ -408,7 +408,7 @@ def argument_paths(names: list[str]) -> list[str]:
 
 
 def result_paths(function: Any, count: int) -> list[str]:
-    """What `jax.result_info` says of each result, else an empty string."""
+    """The `jax.result_info` of each result, else an empty string."""
     return [
         printable(foreign.text(attributes, "jax.result_info", partial("result {}".format, index)) or "")
         for index, attributes in enumerate(_each(function, "res_attrs", count))
@@ -416,6 +416,6 @@ def result_paths(function: Any, count: int) -> list[str]:
 
 
 def _each(function: Any, name: str, count: int) -> list[Any]:
-    """The dictionary of each argument or result; empty ones where the function has none."""
+    """The dictionary of each argument or result; empty ones if the function has none."""
     attributes = function.attributes
     return list(attributes[name]) if name in attributes else [{}] * count

@@ -1,6 +1,5 @@
-"""A normalised module becomes a `Source`:
-
-Shardy says how every op may be split, and the reader numbers ops and values.
+"""Turns a normalised module into a `Source`:
+Shardy states how every op may be split, and the reader numbers ops and values.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from toast_cli.printable import printable
 def read_source(
     path: str, form: str, module: Any, notices: tuple[str, ...] = (), stated: tuple[Kept, ...] = ()
 ) -> Source:
-    """The Source of a normalised module; populates Shardy's rules and takes them off again."""
+    """The Source of a normalised module. Populates Shardy's rules, reads them and removes them again."""
     xla.run_passes(module, "func.func(sdy-populate-op-sharding-rules)")
     function = next((op for op in module.body.operations if op.operation.name == "func.func"), None)
     if function is None:

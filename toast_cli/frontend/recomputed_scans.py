@@ -1,7 +1,7 @@
-"""Recomputation in a step that runs its layers in a loop (`lax.scan`).
+"""Rematerialisation in a step that runs its layers in a loop (`lax.scan`).
 
-Enters: a module. Leaves: it, with stacks left out of both loops: the backward loop computes their parts again from what
-is still stacked (the layer's input, added where it was not) and from the layer's weights.
+Enters: a module. Leaves: it, with stacks of residuals removed from both loops: the backward loop recomputes their
+slices from the remaining stacks (the layer's input is added if it was not stacked) and from the layer's weights.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from toast_cli.frontend.block_graph import clone
 from toast_cli.frontend.loop_pairs import LoopPair, loop_pairs
 from toast_cli.request import Recompute
 
-_WORTH = 0.9  # of the stacked bytes may be left at most
+_WORTH = 0.9  # upper bound on the fraction of the stacked bytes left
 
 
 def recompute_scans(module: Any, policy: Recompute) -> list[Any]:
-    """Leaves out stacks of every pair of loops; returns the locations of the forward loops."""
+    """Removes stacks of every pair of loops; returns the locations of the forward loops."""
     places = []
     while (pair := next((it for it in loop_pairs(module) if _recompute(it, policy)), None)) is not None:
         places.append(pair.place)
@@ -24,7 +24,7 @@ def recompute_scans(module: Any, policy: Recompute) -> list[Any]:
 
 
 def _recompute(pair: LoopPair, policy: Recompute) -> bool:
-    """Leaves out stacks where that saves enough."""
+    """Removes stacks of one pair if that saves enough memory."""
     graph, updates = pair.graph, [stack.update for stack in pair.stacks]
     kept = graph.least_kept(updates, pair.cost, policy)
     if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, dict.fromkeys(updates))):

@@ -1,9 +1,9 @@
-"""Recomputation in a step whose layers stand one after the other.
+"""Rematerialisation in a step whose layers are not in a loop.
 
-Enters: a block that holds a forward and a backward pass. The forward pass is cut into segments, see
-`toast_cli.program.checkpoints`. What the backward pass reads of a segment is computed again in front of its first
-reader, from what is kept, behind an optimization barrier, as `jax.checkpoint` writes it. The barrier has a gradient
-among its operands, so that no compiler computes the segment earlier.
+Enters: a block that holds a forward and a backward pass. The forward pass is divided into segments, see
+`toast_cli.program.checkpoints`. The values of a segment that the backward pass reads are recomputed from the kept
+values in front of their first reader, behind an optimization barrier, as `jax.checkpoint` writes it. The barrier has a
+gradient among its operands, so that no compiler computes the segment earlier.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from toast_cli.request import Recompute
 from toast_cli.xla import ir
 
 Shape = tuple[int, ...]
-_WORTH = 0.9  # of the saved bytes may be left at most
-_LARGE = 0.5  # a segment that saves more of them is not computed again
+_WORTH = 0.9  # upper bound on the fraction of the saved bytes left
+_LARGE = 0.5  # a segment that saves a larger fraction is not recomputed
 _FEW = 4
 _WHILE = "stablehlo.while"
-_EVERYWHERE = 2  # what more segments read is kept in any case
+_EVERYWHERE = 2  # a value read by more segments is always kept
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """Operations [first, last) of the forward pass. needed: what the backward pass reads of them."""
+    """Operations [first, last) of the forward pass. needed: their results that the backward pass reads."""
 
     first: int
     last: int
@@ -38,11 +38,11 @@ class _Segment:
 
 
 def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> list[Any]:
-    """Computes again what the backward pass of a block reads; returns the location of the first operation of each
+    """Recomputes residuals in the backward pass of a block; returns the location of the first operation of each
     segment.
 
     Args:
-        weights: shapes of arrays that are neither made nor saved by the forward pass, though a step carries such along.
+        weights: shapes of arrays that the forward pass neither makes nor saves, although a step passes such along.
     """
     graph = BlockGraph(block)
     turn = _turn(graph, weights)
@@ -67,8 +67,8 @@ def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> li
 
 
 def _held(graph: BlockGraph, segments: list[_Segment], turn: int) -> set[Any]:
-    """What the backward pass has in any case: results of the step, what it reads and is not to be computed again, and
-    what many segments read."""
+    """Values that stay live until the backward pass in any case: results of the step, values that it reads and must not
+    recompute, and values that many segments read."""
     needed = {value for segment in segments[:-1] for value in segment.needed}
     ends = np.array([segment.last for segment in segments])
     held = set[Any]()
@@ -80,7 +80,7 @@ def _held(graph: BlockGraph, segments: list[_Segment], turn: int) -> set[Any]:
 
 
 def _turn(graph: BlockGraph, weights: set[Shape]) -> int:
-    """The first operation of the backward pass: there most is alive of what has been read and will be read again."""
+    """The first operation of the backward pass: where values with earlier and later readers take the most bytes."""
     change = np.zeros(len(graph.operations) + 1, dtype=np.int64)
     for value in graph.place:
         readers = [n for n in graph.readers.get(value, ()) if n < graph.end]
@@ -92,7 +92,7 @@ def _turn(graph: BlockGraph, weights: set[Shape]) -> int:
 
 
 def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
-    """The segments of the forward pass; none where to compute them again would save little."""
+    """The segments of the forward pass; empty if recomputation would save little."""
     values, rows = [], []
     for value, made in graph.place.items():
         readers = graph.readers.get(value, ())
@@ -116,7 +116,7 @@ def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
 
 
 def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
-    """The loops that run a step's layers: few, and each read by another loop. `recomputed_scans` is for them."""
+    """The loops that run a step's layers: few, and each read by another loop. `recomputed_scans` handles them."""
     loops = {n for n, operation in enumerate(graph.operations[:turn]) if operation.name == _WHILE}
     read = {
         graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == _WHILE for v in graph.reads[n]
@@ -125,7 +125,7 @@ def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
 
 
 def _recompute(graph: BlockGraph, segment: _Segment, known: set[Any], turn: int) -> bool:
-    """Computes a segment again from what is known, and lets the backward pass read that."""
+    """Recomputes a segment from known values, and makes the backward pass read the recomputed ones."""
     again = [value for value in segment.needed if value not in known]
     readers = sorted({reader for value in again for reader in graph.readers[value] if reader >= turn})
     makers = graph.makers(again, known)
@@ -148,7 +148,7 @@ def _recompute(graph: BlockGraph, segment: _Segment, known: set[Any], turn: int)
 
 
 def _gate(graph: BlockGraph, readers: list[int], turn: int) -> Any | None:
-    """The last value of the backward pass that is there before the segment's first reader and that its readers need."""
+    """The last backward value that is computed before the segment's first reader and that its readers need."""
     first = readers[0]
     read = [value for reader in readers for value in graph.reads[reader]]
     gradients = [value for value in read if turn <= graph.place.get(value, -1) < first and graph.size(value)]

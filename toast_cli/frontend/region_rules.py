@@ -1,7 +1,7 @@
-"""The rule of a manual region over some of the mesh's axes: how the others can split it.
+"""The sharding rule of a region that is manual over some mesh axes: how the other axes can split it.
 
-A factor is a dimension that runs through the region, from operand to operation to result, and that every operation in
-it can be split along. One that something inside adds up over is a factor, too: the region completes the sum itself.
+A factor is a dimension that runs through the region, from operand to operation to result, and along which every
+operation can be split. A contracted dimension inside is one, too: the region completes the partial sum itself.
 
 Enters: a region's body. Leaves: a `Rule`.
 """
@@ -19,7 +19,7 @@ _WHOLE = tuple(f"stablehlo.{name}" for name in ("all_gather", "all_to_all", "col
 
 
 def region_rule(body: Program) -> Rule:
-    """The rule of a region. What it splits by hand is longer outside than its factor, which splits it further."""
+    """The rule of a region. A dimension sharded over manual axes is longer outside than its factor."""
     dimensions: DisjointSets[Dimension] = DisjointSets()
     whole: set[Dimension] = set()
     for op in body.ops:
@@ -55,7 +55,7 @@ def _arrays(op: Op) -> Iterator[tuple[int, ValueFactors]]:
 
 
 def _factors(op: Op) -> dict[int, list[Dimension]]:
-    """Factor of an op -> the dimensions that it is, or is the major part of."""
+    """Factor of an op -> the dimensions of which it is all or the major part."""
     found: dict[int, list[Dimension]] = defaultdict(list)
     for value, dims in _arrays(op):
         for d, factors in enumerate(dims):
@@ -65,8 +65,8 @@ def _factors(op: Op) -> dict[int, list[Dimension]]:
 
 
 def _needed_whole(op: Op) -> Iterator[Dimension]:
-    """Dimensions that an op cannot be split along, and minor parts of others. What is exchanged in pieces by hand XLA
-    gathers along further axes."""
+    """Dimensions along which an op cannot be split, and minor parts of others. XLA gathers the operands of collectives
+    along further axes."""
     rule = op.rule
     if op.name in _WHOLE:
         yield from ((value, d) for value, dims in _arrays(op) for d in range(len(dims)))
@@ -79,7 +79,7 @@ def _needed_whole(op: Op) -> Iterator[Dimension]:
 
 
 def _twice(body: Program, dimensions: DisjointSets[Dimension]) -> set[Dimension]:
-    """What occurs twice in one array."""
+    """Dimension classes that occur twice in one array."""
     found: set[Dimension] = set()
     for value, array in enumerate(body.values):
         names = [dimensions.find((value, d)) for d in range(len(array.shape))]

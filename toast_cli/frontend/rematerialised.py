@@ -1,5 +1,4 @@
-"""The step with what it saves for its backward pass computed again instead; see `recomputed_segments` and
-`recomputed_scans`.
+"""Rematerialises values that a step saves for its backward pass; see `recomputed_segments` and `recomputed_scans`.
 
 Enters: a `Source` and a policy. Leaves: another one that computes the same from the same arguments.
 """
@@ -33,7 +32,7 @@ _IN_JAX = {
 
 
 def with_recompute(source: Source, policy: Recompute) -> Source | str:
-    """The program that computes again what this policy says, or why there is none."""
+    """The program with rematerialisation under this policy, or the reason why there is none."""
     if source.stated:
         return "the program states shardings of its own, which are of arrays that it saves"
     copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))

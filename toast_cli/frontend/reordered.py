@@ -1,10 +1,9 @@
-"""The program with dimensions merged in another order: `[65, 256] -> 16640` as `[256, 65] -> 16640`, where that can be
+"""Changes the order in which dimensions are merged: `[65, 256] -> 16640` becomes `[256, 65] -> 16640`, if that can be
 split and the other cannot; see `toast_cli.dimensions.merged`.
 
-Enters: a `Source`, and what to merge in another order. Leaves: another source that computes the same from the same
-arguments. Ops along the merged dimension are as they were, since each row is computed by itself. Where a reshape merges
-the parts, or takes them apart, a transposition stands beside it; so it does where another op needs the rows in their
-order, or makes them.
+Enters: a `Source`, and the merges to reorder. Leaves: another source that computes the same from the same arguments.
+Ops along the merged dimension are unchanged, since each row is computed by itself. A transpose is added to each reshape
+that merges or splits the parts, and wherever another op needs or makes the rows in their original order.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Position = tuple[int, int]  # of an op: array number (operands first, then resul
 
 
 class NewOrder(NamedTuple):
-    """How one dimension is merged. sizes: of its parts, as the program has them. first: the one that comes first."""
+    """The new order of one merged dimension. sizes: of its parts, in the program's order. first: the new major part."""
 
     sizes: tuple[int, ...]
     first: int
@@ -36,7 +35,7 @@ class NewOrder(NamedTuple):
 
 
 def with_order(source: Source, orders: dict[Place, NewOrder], by_rows: Callable[[Op], Collection[Position]]) -> Source:
-    """The program read in the other way.
+    """The program with merged dimensions reordered.
 
     Args:
         orders: every dimension that is to be merged in another order. by_rows: the dimensions of an op's operands and
@@ -51,10 +50,10 @@ def with_order(source: Source, orders: dict[Place, NewOrder], by_rows: Callable[
     rows = {number: by_rows(op) for number, op in enumerate(program.ops) if dims.keys() & {*op.operands, *op.results}}
 
     def new(value: int, number: int, array: int) -> set[int]:
-        """Dimensions of a value that an op reads or makes in the new order."""
+        """Dimensions of a value that are in the new order at an op's operand or result."""
         return {dim for dim in dims[value] if (array, dim) in rows[number]}
 
-    made: dict[int, set[int]] = {}  # value -> its dimensions that come in the new order
+    made: dict[int, set[int]] = {}  # value -> its dimensions that are made in the new order
     for value in list(dims):
         number = program.producer[value]
         op = program.ops[number]
@@ -83,7 +82,7 @@ def _notice(orders: dict[Place, NewOrder]) -> str:
 
 
 def _passing(source: Source, dims: Collection[int]) -> Iterator[tuple[Any, int, int]]:
-    """(loop, operand, value) where one of these values only passes through a loop, outer loops first."""
+    """(loop, operand, value) for these values that pass through a loop unchanged, outer loops first."""
     numbers = {handle: value for value, handle in enumerate(source.definitions)}
     for loop in operations_in(source.module.operation):
         if loop.name != "stablehlo.while":
@@ -99,24 +98,24 @@ def _passing(source: Source, dims: Collection[int]) -> Iterator[tuple[Any, int, 
 
 
 class _Writer:
-    """Writes into a module, in place. orders: as of `with_order`."""
+    """Rewrites a module in place. orders: as of `with_order`."""
 
     def __init__(self, orders: dict[Place, NewOrder]) -> None:
         self._orders = orders
         self._inside: dict[Any, set[int]] = {}  # value that passes through a loop -> its dimensions in the new order
-        self._known: dict[object, Any] = {}  # what is asked of a value -> the value that is it
-        self._passed: list[Any] = []  # reshapes that something no longer reads
+        self._known: dict[object, Any] = {}  # (value, reordering) -> the reordered value
+        self._passed: list[Any] = []  # reshapes that lost a user
 
     def reorder_in_loop(self, loop: Any, place: int, value: int, made: set[int], wanted: set[int]) -> None:
-        """Lets an array pass through a loop in the order in which it is read there."""
+        """Makes an array pass through a loop in the order in which the loop reads it."""
         self.reorder(loop, place, value, made, wanted)
         blocks = [region.blocks[0] for region in loop.regions]
         for handle in (loop.results[place], *(block.arguments[place] for block in blocks)):
             self._inside[handle] = wanted
 
     def reorder(self, user: Any, place: int, value: int, made: set[int], wanted: set[int]) -> None:
-        """Lets an operation read an operand in another order of some dimensions. made, wanted: those in the new order,
-        where the value is made, and as the operation wants it."""
+        """Makes an operation read an operand with some dimensions in another order. made, wanted: dimensions in the new
+        order where the value is made, and where the operation reads it."""
         handle = user.operands[place]
         maker = None if isinstance(handle.owner, ir.Block) else handle.owner
         if maker is not None and is_splat(maker):
@@ -134,13 +133,13 @@ class _Writer:
             self._passed.append(maker)
 
     def clean(self) -> None:
-        """Takes away reshapes that nothing reads."""
+        """Erases reshapes that nothing reads."""
         for reshape in reversed(list(dict.fromkeys(self._passed))):
             if not list(reshape.results[0].uses):
                 reshape.erase()
 
     def _reordered(self, handle: Any, merge: Any, parted: bool, change: dict[int, tuple[NewOrder, bool]]) -> Any:
-        """merge: the reshape that makes the array. parted: a reshape reads it, which takes the dimensions apart."""
+        """merge: the reshape that makes the array. parted: True if a reshape that splits the dimensions reads it."""
         shape: list[int] = []
         order: list[int] = []
         for dim, size in enumerate(handle.type.shape):

@@ -1,7 +1,7 @@
-"""Replica groups that name mesh axes, as JAX 0.12 writes them, become lists of device numbers.
+"""Converts replica groups that name mesh axes, as JAX 0.12 writes them, to lists of device numbers.
 
 `replica_groups = #stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [<name = "model">]>` refers to a mesh of the
-module, which programs without Shardy do not have. A list of the same groups means the same in every written form.
+module, which programs without Shardy do not have. Every version accepts lists.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.xla import ADVANCE, ir, sdy, stablehlo
 
 GROUPS, MESH = "replica_groups", "mesh"
-# (how many parts lie before it, how many it takes) of a part of an axis.
+# (product of the parts before it, its size) of a sub-axis.
 PART = re.compile(r"\((\d+)\)(\d+)")
 
 
 def list_replica_groups(module: Any, path: str) -> None:
-    """Writes all replica groups of the module as lists. Raises `InputError` for axes that are not there."""
+    """Writes all replica groups of the module as lists. Raises `InputError` for unknown axes."""
     meshes = {
         op.attributes["sym_name"].value: sdy.MeshAttr(op.attributes[MESH])
         for op in (view.operation for view in module.body.operations)
@@ -51,13 +51,13 @@ def list_replica_groups(module: Any, path: str) -> None:
 
 
 def names_axes(attribute: Any) -> bool:
-    """Whether replica groups are said by mesh axes; the class is unknown to the oldest versions of jaxlib."""
+    """True if replica groups are given by mesh axes; the oldest versions of jaxlib lack the class."""
     known = getattr(stablehlo, "ReplicaGroupMeshAxesAttr", None)
     return known is not None and bool(known.isinstance(attribute))
 
 
 def devices_along(said: Any, meshes: dict[str, Any]) -> NDArray[np.int64]:
-    """[groups, devices of a group]"""
+    """[groups, devices of a group] device numbers."""
     if stablehlo.MeshAttr.isinstance(said.mesh):
         mesh, axis_of = stablehlo.MeshAttr(said.mesh), stablehlo.MeshAxisAttr
     else:

@@ -1,7 +1,7 @@
-"""Constants kept in the resources of an MLIR file, behind the program.
+"""Inlines constants that an MLIR file stores in its resource section.
 
-XLA takes no `dense_resource`. Enters: MLIR text, or a module. Leaves: the same with each resource that the file holds
-in the place where it is named, as `dense<"0x…">`. Names without a resource stay (see `left_out`).
+XLA does not accept `dense_resource`. Enters: MLIR text, or a module. Leaves: the same with each resource in the file
+written as `dense<"0x…">` where it is used. Names without a resource stay (see `left_out`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALIGNMENT_DIGITS = 8  # a resource begins with its alignment, four bytes
 
 
 def with_dense_constants(text: bytes) -> bytes:
-    """MLIR text whose constants hold their numbers themselves."""
+    """MLIR text with constants inlined."""
     section = _SECTION.search(text, max(text.rfind(b"{-#"), 0))
     if section is None or WORD not in text:
         return text
@@ -36,7 +36,7 @@ def with_dense_constants(text: bytes) -> bytes:
 
 
 def dense_module(module: Any) -> Any:
-    """A module whose constants hold their numbers themselves; the one given where there is nothing to do."""
+    """A module with constants inlined; the one given if there is nothing to do."""
     if not any(map(holds_resource, walk_ops(module, "stablehlo.constant", "mhlo.constant", "arith.constant"))):
         return module
     text = module.operation.get_asm(enable_debug_info=True, binary=True)

@@ -1,4 +1,4 @@
-"""A rewritten module, read again as another reading of the same program."""
+"""Makes a `Source` from a rewritten module of the same program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_rewritten(source: Source, operation: Any, notice: str, **facts: Any) ->
     """The source with a rewritten copy of its module, whose arguments are the same.
 
     Args:
-        notice: what reports say of the rewriting. facts: fields of the program that say how it was rewritten.
+        notice: a sentence for reports about the rewriting. facts: fields of the program that record it.
     """
     module = xla.parse_module(source.module.context, xla.write_bytecode(operation))
     copy_splats(module)

@@ -1,7 +1,7 @@
-"""Op rules: Shardy's, read off the attribute it populates, and a small table for the ops Shardy says nothing about.
+"""Op rules: Shardy's, read off the attribute it populates, and a small table for ops without a Shardy rule.
 
-Enters: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Leaves: a `Rule`, or None for an op nobody knows.
-Equal rules are one object where that is cheap to arrange, since everything downstream looks them up once for each op.
+Enters: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Leaves: a `Rule`, or None for an unknown op. Equal
+rules are mostly one object, since later steps look them up once for each op.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BATCHED_CUSTOM_CALLS = {
     "annotate_device_placement": 0, "MoveToHost": 0, "MoveToDevice": 0, "LayoutConstraint": 0,
 }  # fmt: skip
 
-# Ops of which Shardy of jaxlib 0.12 states another rule than that of 0.10.
+# Ops for which Shardy of jaxlib 0.12 states another rule than that of 0.10.
 STATED_OTHERWISE = (CONVOLUTION, DYNAMIC_UPDATE_SLICE, PAD, RESHAPE)
 
 
 @lru_cache(maxsize=4096)
 def free_rule(shape: tuple[int, ...]) -> Rule:
-    """`()->([i, j, …])`: a value that can be made in any sharding."""
+    """`()->([i, j, …])`: an op without operands, whose result can have any sharding."""
     return Rule(shape, (), (tuple((d,) for d in range(len(shape))),))
 
 
@@ -44,12 +44,12 @@ def identity_rule(shape: tuple[int, ...], operands: int, results: int) -> Rule:
 
 @lru_cache(maxsize=4096)
 def whole_rule(operand_ranks: tuple[int, ...], result_ranks: tuple[int, ...]) -> Rule:
-    """No factors: every operand and result is needed whole."""
+    """No factors: every operand and result must be replicated."""
     return Rule((), tuple(((),) * rank for rank in operand_ranks), tuple(((),) * rank for rank in result_ranks))
 
 
 def batched_rule(operands: list[tuple[int, ...]], results: list[tuple[int, ...]], minor: int) -> Rule | None:
-    """Leading dimensions pass through, the last `minor` ones are needed whole; None where the leading ones differ."""
+    """Leading dimensions are batch dimensions, the last `minor` ones are unsharded; None if the leading ones differ."""
     batch = operands[0][: len(operands[0]) - minor]
 
     def factors(shape: tuple[int, ...]) -> ValueFactors:
@@ -61,7 +61,7 @@ def batched_rule(operands: list[tuple[int, ...]], results: list[tuple[int, ...]]
 
 
 def table_rule(name: str, target: str, operands: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> Rule | None:
-    """The rule of an op that Shardy leaves without one; None when this table does not know it either.
+    """The rule of an op without a Shardy rule; None if this table does not have it either.
 
     Args:
         name: dialect name. target: a custom call's target, else empty.
@@ -85,8 +85,8 @@ def table_rule(name: str, target: str, operands: list[tuple[int, ...]], results:
 
 
 def block_scaled_rule(operands: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> Rule | None:
-    """`([b, m, k s], [b, n, k s], [b, m, k], [b, n, k])->([b, m, n]) reduction={k}`: a product of numbers that have a
-    scale for each s of them (`jax.nn.scaled_matmul`); the second scales may be missing. None for other shapes."""
+    """`([b, m, k s], [b, n, k s], [b, m, k], [b, n, k])->([b, m, n]) reduction={k}`: a product of numbers with one
+    scale per s of them (`jax.nn.scaled_matmul`); the second scales may be missing. None for other shapes."""
     (*batch, rows, summed), (*others, columns, too), *scales = operands
     blocks = scales[0][-1] if scales and scales[0] else 0
     expected = [(*batch, rows, blocks), (*batch, columns, blocks)]
@@ -118,11 +118,11 @@ class ShardyRules:
 
 @lru_cache(maxsize=4096)
 def partitioner_rule(rule: Rule, name: str, operand: tuple[int, ...], result: tuple[int, ...]) -> Rule:
-    """The rule that Shardy states for an op, in the words of jaxlib 0.10: what XLA's partitioner can split.
+    """The rule that Shardy states for an op, as in jaxlib 0.10: what XLA's partitioner can split.
 
-    Shardy of jaxlib 0.12 also calls it a permutation to shift an array by a pad, to write to some of it, and to go
-    along a window of a convolution that is no dimension of the image; and dimensions of size 1 that a reshape adds or
-    drops are needed whole. operand, result: shapes of the first ones.
+    Shardy of jaxlib 0.12 also marks as permutation a shift by a pad, an update of part of an array, and a convolution
+    window along no dimension of the image; and it needs dimensions of size 1 that a reshape adds or drops unsharded.
+    operand, result: shapes of the first ones.
     """
     need, permuted, sizes = rule.need_replication, rule.permutation, rule.sizes
     if name == RESHAPE:
@@ -140,9 +140,9 @@ def partitioner_rule(rule: Rule, name: str, operand: tuple[int, ...], result: tu
 
 
 def concatenation_rule(rule: Rule, concatenation: Any) -> Rule:
-    """The rule of a concatenation. Shardy calls the dimension a permutation wherever slices of one array are put
-    together; XLA sends shards on only where that rotates the array (`jnp.roll`), and otherwise takes it apart twice
-    over. There it is needed whole."""
+    """The rule of a concatenation. Shardy marks the dimension as permutation for all slices of one array; XLA sends
+    shards (collective-permute) only if that rotates the array (`jnp.roll`), and otherwise reshards twice. In that case
+    the dimension must be unsharded."""
     return rule if not rule.permutation or is_rotation(concatenation) else _whole_where_permuted(rule)
 
 
@@ -153,13 +153,13 @@ def _whole_where_permuted(rule: Rule) -> Rule:
 
 @lru_cache(maxsize=4096)
 def bitwise_reduction_rule(rule: Rule) -> Rule:
-    """The rule of a reduction of integers by `and`, `or` or `xor`: what is reduced is needed whole. No all-reduce of
-    XLA:CPU or XLA:GPU does that, except with truth values."""
+    """The rule of a reduction of integers by `and`, `or` or `xor`: the reduced dimension must be unsharded. Neither
+    XLA:CPU nor XLA:GPU has such an all-reduce, except for booleans."""
     return replace(rule, need_replication=rule.need_replication | rule.reduction, reduction=frozenset())
 
 
 def is_rotation(concatenation: Any) -> bool:
-    """Whether the end of an array is put in front of its beginning."""
+    """True if a concatenation puts the end of an array in front of its beginning."""
     if len(concatenation.operands) != 2:
         return False
     end, begin = (operand.owner for operand in concatenation.operands)
@@ -175,14 +175,12 @@ def is_rotation(concatenation: Any) -> bool:
         begin.operands[0] == array
         and (last, start) == (whole, 0)
         and first == stop
-        and lengths == [whole - first, first]  # no steps in between
+        and lengths == [whole - first, first]  # no strides
     )
 
 
 def _whole_where_alone(rule: Rule, custom: bool) -> Rule:
-    """A custom call's own rule names every dimension. A dimension that operands and results do not share is needed
-    whole.
-    """
+    """Completes a custom call's own rule: a dimension that operands and results do not share must be unsharded."""
     if not custom:
         return rule
     read, made = (

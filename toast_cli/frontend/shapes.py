@@ -1,7 +1,7 @@
 """Static shapes: every array's size must be known, because a plan divides sizes.
 
-Enters: a parsed module. Leaves: a module without dynamic shapes: the same one, or, where all arguments are static, one
-whose inner shapes have been worked out from them.
+Enters: a parsed module. Leaves: a module without dynamic shapes: the same one, or, if all arguments are static, one
+whose inner shapes are refined from them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ WORKED_OUT_HINT = (
     "a size that only a run of the program knows cannot be planned for: pad to the bound instead (in TensorFlow, "
     "tf.convert_to_tensor makes the gradient of a look-up dense, without tf.unique)"
 )
-# Processor time that working out shapes may take.
+# Limit on the processor time of shape refinement.
 SECONDS = 60
 
 
-# Operations that read the shape of their result, or where it begins and ends, from arrays.
+# Operations that read the shape of their result, or slice bounds, from arrays.
 GIVEN_SHAPES = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -39,7 +39,7 @@ GIVEN_SHAPES = frozenset(
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Something without a fixed shape: `what` it is, and the operation (or function) it belongs to."""
+    """A value without a static shape: `what` it is, and the operation (or function) it belongs to."""
 
     what: str
     operation: Any
@@ -64,13 +64,13 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
 
 
 def first_given_a_shape(module: Any) -> Dynamic | None:
-    """The first operation that reads its result's shape from an array, which working shapes out turns into another."""
+    """The first operation that reads its result's shape from an array; shape refinement makes it static."""
     given = next(iter(walk_ops(module, *GIVEN_SHAPES)), None)
     return given and Dynamic(f"the result of {given.name}", given)
 
 
 def refined(bytecode: bytes) -> bytes:
-    """In a child: the program with its inner shapes worked out. Raises `InputError` where that cannot be done."""
+    """Runs shape refinement, in a child process. Raises `InputError` if it fails."""
     try:
         return refine_shapes(bytecode)
     except (ir.MLIRError, RuntimeError) as error:
@@ -85,7 +85,7 @@ def refusal(found: Dynamic, path: str) -> InputError:
 
 
 def dynamic_argument(function: Any) -> Dynamic | None:
-    """The first argument of the entry function without a fixed shape."""
+    """The first argument of the entry function without a static shape."""
     for k, argument in enumerate(function.arguments):
         if not is_static(argument.type):
             return Dynamic(f"argument {k} ({argument.type})", function.operation)
@@ -93,7 +93,7 @@ def dynamic_argument(function: Any) -> Dynamic | None:
 
 
 def first_dynamic(module: Any) -> Dynamic | None:
-    """The first operation, in program order, that gives a value without a fixed shape."""
+    """The first operation, in program order, with a result without a static shape."""
     known: dict[Any, bool] = {}
     found: list[Dynamic] = []
 
@@ -113,7 +113,7 @@ def first_dynamic(module: Any) -> Dynamic | None:
 
 
 def is_static(kind: Any) -> bool:
-    """Whether a type (also each type in a tuple) has a fixed size."""
+    """True if a type (also each type in a tuple) has a static shape."""
     if isinstance(kind, ir.TupleType):
         return all(is_static(kind.get_type(k)) for k in range(kind.num_types))
     return not isinstance(kind, ir.ShapedType) or (kind.has_rank and kind.has_static_shape)

@@ -1,8 +1,8 @@
 """Removes the shardings that a program already holds, and returns them.
 
-Enters: the entry function without calls. Leaves: the same function without shardings, and what they said as `Kept`
-records. Two kinds of statement stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always
-returned as pins, and the placement of an operation on one single device, as host callbacks have it.
+Enters: the entry function without calls. Leaves: the same function without shardings, and the shardings as `Kept`
+records. Two kinds stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always returned as
+pins, and the placement of an operation on one single device, as host callbacks have it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from toast_cli.inputs import whole_number
 from toast_cli.xla import ADVANCE, SKIP, ir, sdy
 
 MANUAL_REGION = "sdy.manual_computation"
-# Operations, and custom calls, that change where a value lies and nothing else: each is its first operand.
+# Operations and custom calls that only state a sharding or placement; each returns its first operand.
 MOVES = frozenset(
     {
         "sdy.sharding_constraint",
@@ -54,13 +54,13 @@ MOVES = frozenset(
         "xla.sdy.PropagationBarrier",
     }
 )
-# These say that values belong together, and have no result.
+# Operations that group values for sharding and have no result.
 GROUPINGS = frozenset({"sdy.sharding_group", "xla.sdy.ShardingGroup"})
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 
 PARTITIONS, REPLICATED = "mhlo.num_partitions", "{replicated}"
 OperandOfOp = tuple[Any, int]
-# What an attribute speaks of: a value, the uses of it that are meant, and how messages call it.
+# A value, the uses of it that are concerned, and its name in messages.
 Subject = tuple[Any, tuple[OperandOfOp, ...], str]
 
 
@@ -83,7 +83,7 @@ class Kept:
 
 @dataclass
 class Findings:
-    """What was taken: constraints, pins of manual regions, and how many statements the module has lost.
+    """The removed statements: constraints, pins of manual regions, and their number.
 
     argument_axes: argument (by number) -> per dimension the one mesh axis that splits it, or "".
     """
@@ -112,9 +112,7 @@ def _of_one_device(module: Any) -> bool:
 
 
 def _of_what_is_used(kept: Kept) -> Kept:
-    """The record, of the value that its uses have by now: a constraint that stood between is gone, and its result with
-    it.
-    """
+    """The record with the value that its uses read now: the constraint between them, and its result, is erased."""
     if not kept.uses:
         return kept
     operation, operand = kept.uses[0]
@@ -124,7 +122,7 @@ def _of_what_is_used(kept: Kept) -> Kept:
 class _Taker:
     """Walks one function; used once.
 
-    one_device: the program was lowered for one, so that to be whole on each says nothing (JAX 0.4.20 says it of
+    one_device: the program was lowered for one device, so "replicated" carries no information (JAX 0.4.20 writes it for
     every argument).
     """
 
@@ -134,7 +132,7 @@ class _Taker:
         self._meshes = meshes
         self._path = path
         self._records: dict[Any, list[int]] = defaultdict(list)  # value -> places in `findings.kept`
-        self._said: dict[Any, StatedSharding] = {}  # value -> the first thing that was said of it as a whole
+        self._said: dict[Any, StatedSharding] = {}  # value -> the first sharding stated for it as a whole
 
     def _record(self, value: Any, sharding: StatedSharding, uses: tuple[OperandOfOp, ...], origin: str) -> None:
         self.findings.count += 1
@@ -146,7 +144,7 @@ class _Taker:
         self.findings.kept.append(Kept(value, sharding, uses, origin))
 
     def boundary(self, function: Any) -> None:
-        """Arguments and results of the function. A result is a use of the value that is returned."""
+        """Takes the shardings of the function's arguments and results. A result is a use of the returned value."""
         block = function.entry_block
         end = block.operations[len(block.operations) - 1].operation
         arguments: list[Subject] = [(value, (), f"argument {k}") for k, value in enumerate(block.arguments)]
@@ -173,7 +171,7 @@ class _Taker:
         function.attributes[name] = ir.ArrayAttr.get(cleaned)
 
     def body(self, function: Any) -> None:
-        """Attributes of operations first, then the operations that are nothing but statements, in program order."""
+        """Takes attributes of operations first, then sharding constraints, in program order."""
         moves: list[Any] = []
         stating: list[Any] = []
 
@@ -197,7 +195,7 @@ class _Taker:
             self._move(operation)
 
     def _stating(self, operation: Any) -> None:
-        """An operation whose attributes say how its results lie."""
+        """Takes the shardings in an operation's attributes, which are those of its results."""
         attributes = {name: operation.attributes[name] for name in operation.attributes}
         place = partial(place_of, operation, self._path)
         shardings = stated_shardings(attributes, self._meshes, place)
@@ -214,7 +212,7 @@ class _Taker:
                 del operation.attributes[name]
 
     def _move(self, operation: Any) -> None:
-        """A constraint or the like: what it says is recorded, and its users read its operand."""
+        """Erases a constraint: records its sharding, and replaces its result by its operand."""
         if kind_of(operation) in GROUPINGS:
             self.findings.count += 1
             operation.erase()
@@ -226,16 +224,14 @@ class _Taker:
         else:
             differs = value in self._said and self._said[value] != stated
             self._record(value, stated, real_uses(result) if differs else (), place_of(operation, self._path))
-        for number in self._records.pop(
-            result, ()
-        ):  # what was said of the result that goes away holds for what takes its place
+        for number in self._records.pop(result, ()):  # the result's shardings move to its replacement
             self.findings.kept[number] = replace(self.findings.kept[number], value=value)
             self._records[value].append(number)
         result.replace_all_uses_with(value)
         operation.erase()
 
     def _move_says(self, operation: Any) -> StatedSharding | None:
-        """How the result of a moving operation lies; None when it does not say."""
+        """The sharding that a constraint states; None if it states none."""
         for name in ("sharding", "out_sharding"):
             if name in operation.attributes:
                 place = partial(place_of, operation, self._path)
@@ -248,7 +244,7 @@ class _Taker:
         return None if sharding is None else replace(sharding, open_dims=unspecified_dims(attributes))
 
     def _manual_region(self, operation: Any) -> None:
-        """The boundary of a manual region: what it needs of its operands, what it makes of its results."""
+        """Records the boundary of a manual region: the shardings of its operands and results."""
         origin = f"the manual region at {place_of(operation, self._path)}"
         needed = value_shardings(operation.attributes["in_shardings"], self._meshes)
         for k, (value, sharding) in enumerate(zip(operation.operands, needed, strict=True)):
@@ -267,7 +263,7 @@ def kind_of(operation: Any) -> str:
 
 
 def real_uses(value: Any) -> tuple[OperandOfOp, ...]:
-    """Uses of a value by operations that stay."""
+    """Uses of a value by operations that are not erased."""
     uses = ((use.owner.operation, int(use.operand_number)) for use in value.uses)
     return tuple(use for use in uses if kind_of(use[0]) not in MOVES | GROUPINGS)
 

@@ -1,17 +1,17 @@
-"""Slices that are padded or put together again become paddings of the whole array, also with less than no elements.
+"""Rewrites slices that are padded or concatenated again as pads of the whole array; the padding may be negative.
 
-`jnp.roll`, causal shifts and sliding buffers move an array along a dimension: they cut it into pieces of odd lengths
-and put these together with others. A dimension of 61 of 64 elements is split over no mesh, so that each piece would be
-gathered. The same in paddings has 64 elements throughout, and devices send each other only what crosses (a halo
-exchange, see `plan.halo`):
+`jnp.roll`, causal shifts and sliding buffers move an array along a dimension: they slice it into pieces of odd lengths
+and concatenate these with others. No mesh splits a dimension of 61 of 64 elements, so each piece would be gathered. As
+pads, all arrays have 64 elements, and devices send each other only the elements that cross (a halo exchange, see
+`plan.halo`):
 
-    slice(pad(x))                 a padding of x
-    pad(slice(x))                 a padding of x, where one does not show what the slice has cut off
-    concatenate(zeros, slice(x))  a padding of x
+    slice(pad(x))                 a pad of x
+    pad(slice(x))                 a pad of x, if the elements that the slice removes are not visible
+    concatenate(zeros, slice(x))  a pad of x
     concatenate(slice(x, 61..64), slice(x, 0..61))
-                                  select(position < 3, pad(x, -61, +61), pad(x, +3, -3))
+        select(position < 3, pad(x, -61, +61), pad(x, +3, -3))
 
-Enters: a module without calls. Leaves: the same module, rewritten in place. Numbers are the same, bit by bit.
+Enters: a module without calls. Leaves: the same module, rewritten in place. Results are the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class Piece(NamedTuple):
 
 
 def rewrite_shifts(module: Any) -> None:
-    """Rewrites each slice, padding and concatenation that is one of the above, operands before those that read them.
-    One that has a sharding stays: it is a sharding of just this array.
-    """
+    """Rewrites each slice, pad and concatenation that is one of the above, operands before their users. One with a
+    sharding stays, because the sharding refers to this very array."""
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -64,7 +63,7 @@ def rewrite_shifts(module: Any) -> None:
 
 
 def _of_slice(operation: Any) -> Any | None:
-    """A slice of nothing but what a padding has padded."""
+    """Rewrites a slice that removes only padding."""
     padding = _made_by(operation.operands[0], PAD)
     if padding is None or any(n != 1 for n in _numbers(operation, "strides")):
         return None
@@ -79,7 +78,7 @@ def _of_slice(operation: Any) -> Any | None:
 
 
 def _of_padding(operation: Any) -> Any | None:
-    """A padding of a slice that has cut nothing off where it pads, on the same side of the dimension."""
+    """Rewrites a pad of a slice that removed nothing on the padded sides of the dimension."""
     low, high = _edges(operation)
     interior = _numbers(operation, "interior_padding")
     cut = _made_by(operation.operands[0], SLICE)
@@ -89,7 +88,7 @@ def _of_padding(operation: Any) -> Any | None:
     for dim, size in enumerate(whole):
         first, rest = starts[dim], size - limits[dim]
         if (first or rest) and (interior[dim] or low[dim] == high[dim] == 0):
-            return None  # the array would be padded where it is only cut
+            return None  # the array would be padded where it is only sliced
         if (first and low[dim] > 0) or (rest and high[dim] > 0):
             return None
     if list(whole) == list(_shape(operation.operands[0])):
@@ -99,7 +98,7 @@ def _of_padding(operation: Any) -> Any | None:
 
 
 def _of_concatenation(operation: Any) -> Any | None:
-    """A shifted array with a constant beside it, or two shifted arrays with the elements of either on one side."""
+    """Rewrites a shifted array beside a constant, or two shifted arrays beside each other."""
     dim = ir.IntegerAttr(operation.attributes["dimension"]).value
     if not isinstance(operation.results[0].type.element_type, ir.FloatType | ir.IntegerType):
         return None
@@ -123,7 +122,7 @@ def _of_concatenation(operation: Any) -> Any | None:
 
 
 def _beside_constant(operation: Any, dim: int, piece: Piece, other: Any, place: int) -> Any | None:
-    """place: of the piece; the constant stands in the other one. None where more would be seen than the piece."""
+    """place: operand number of the piece; the other is the constant. None if more than the piece would be visible."""
     element = _element(other, operation)
     missing = piece.first if place == 1 else _shape(piece.array)[dim] - piece.last
     if element is None or missing:
@@ -135,7 +134,7 @@ def _beside_constant(operation: Any, dim: int, piece: Piece, other: Any, place: 
 _REWRITES = {SLICE: _of_slice, PAD: _of_padding, CONCATENATE: _of_concatenation}
 
 
-# -- what is there ----------------------------------------------------------------------------------------------------
+# -- recognition ------------------------------------------------------------------------------------------------------
 
 
 def _made_by(handle: Any, name: str) -> Any | None:
@@ -146,7 +145,7 @@ def _made_by(handle: Any, name: str) -> Any | None:
 
 
 def _piece(handle: Any, dim: int) -> Piece:
-    """What a value is of an array that is cut along this dimension only; itself, where it is not."""
+    """The slice of an array, along this dimension only, that a value is; the whole value if it is no such slice."""
     shape = _shape(handle)
     made = _made_by(handle, SLICE)
     if made is not None and all(n == 1 for n in _numbers(made, "strides")):
@@ -158,7 +157,7 @@ def _piece(handle: Any, dim: int) -> Piece:
 
 
 def _element(handle: Any, before: Any) -> Any | None:
-    """The scalar that every element of a value is; None where they may differ."""
+    """The scalar that every element of a value equals; None if they may differ."""
     owner = handle.owner
     if isinstance(owner, ir.Block):
         return None
@@ -185,11 +184,11 @@ def _shape(handle: Any) -> tuple[int, ...]:
     return tuple(handle.type.shape)
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
+# -- rewriting --------------------------------------------------------------------------------------------------------
 
 
 def _pad(operation: Any, array: Any, element: Any, low: Sequence[int], interior: Sequence[int]) -> Any:
-    """An array with so many elements in front of it, and as many behind it as make it the operation's result."""
+    """The array padded by these amounts in front, and behind so that it gets the result's shape."""
     made = operation.results[0].type
     inside = [n + max(n - 1, 0) * holes for n, holes in zip(_shape(array), interior, strict=True)]
     high = [total - n - first for total, n, first in zip(made.shape, inside, low, strict=True)]
@@ -204,13 +203,13 @@ def _pad(operation: Any, array: Any, element: Any, low: Sequence[int], interior:
 
 
 def _moved(operation: Any, piece: Piece, element: Any, dim: int, by: int) -> Any:
-    """The piece's array moved so many places along a dimension of the operation's result."""
+    """The piece's array, shifted by this many elements along a dimension of the operation's result."""
     rank = len(_shape(piece.array))
     return _pad(operation, piece.array, element, [by if d == dim else 0 for d in range(rank)], [0] * rank)
 
 
 def _before(operation: Any, dim: int, count: int) -> Any:
-    """Whether an element of the operation's result is one of the first so many along a dimension."""
+    """A mask of the operation's result: true for the first `count` elements along a dimension."""
     shape = _shape(operation.results[0])
     integer, boolean = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(1)
     line = ir.RankedTensorType.get([shape[dim]], integer)
@@ -225,7 +224,7 @@ def _before(operation: Any, dim: int, count: int) -> Any:
 
 
 def _zero(operation: Any) -> Any:
-    """A scalar of the operation's type, which no element of its result is made of."""
+    """A zero scalar of the operation's type, as padding value that no element of the result shows."""
     kind = ir.RankedTensorType.get([], operation.results[0].type.element_type)
     number = ir.FloatAttr.get if isinstance(kind.element_type, ir.FloatType) else ir.IntegerAttr.get
     return _constant(kind, number(kind.element_type, 0), operation)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Use:
-    """A place in the MLIR module where a value is used: operand number `operand` of `operation`."""
+    """A use of a value in the MLIR module: operand number `operand` of `operation`."""
 
     operation: Any  # ir.Operation
     operand: int
@@ -55,16 +55,14 @@ class Source:
     own_mesh: tuple[tuple[str, int], ...] = ()
 
     def use(self, op: int, position: int) -> Use:
-        """Where operand `position` of program op `op` is used in the module (a `while` init, a terminator's operand,
-        …).
-        """
+        """The use of operand `position` of program op `op` in the module (a `while` init, a
+        terminator's operand, …)."""
         operation, operand = self.uses.get((op, position), (self.operations[op], position))
         return Use(operation, operand)
 
     def location(self, op: int, inside: str = "") -> str:
-        """Place of a program op in the source, `model.py:123 function (name stack)`; empty where the program holds
-        none. See `toast_cli.frontend.places`. inside: location of an op within it, to be told instead (see
-        `Exchange`)."""
+        """Source location of a program op, `model.py:123 function (name stack)`; empty if the program records none. See
+        `toast_cli.frontend.places`. inside: location of an op within it, to be shown instead (see `Exchange`)."""
         return place_text(inside or str(self.operations[op].location), self.frames, self.text_file)
 
     def stack(self, op: int) -> tuple[Frame, ...]:
@@ -73,9 +71,9 @@ class Source:
 
     @property
     def text_file(self) -> str:
-        """The file whose lines locations name that name no other; `TEXT` where it is not this one."""
+        """The file that locations without a file name refer to; `TEXT` if it is not this one."""
         return self.path if self.format in ("stablehlo", "hlo-text") else TEXT
 
     def name_stack(self, op: int) -> str:
-        """The names around a program op, `jit(f)/layer_0/mul`; empty where its location holds none."""
+        """The name stack of a program op, `jit(f)/layer_0/mul`; empty if its location has none."""
         return printable(name_stack_of(str(self.operations[op].location)))

@@ -1,10 +1,10 @@
-"""Arrays of one number, one copy for each op that reads one.
+"""Duplicates splat constants: one copy for each op that reads one.
 
 Enters: a module, or its entry function. Leaves: it, with a copy of every such constant in front of each op that reads
-it, in a loop if that is where it is read (XLA makes it there, too). Dimensions of one array are split alike, wherever
-it is read; a number has no such say, and programs that JAX has written make it anew for each op. XLA makes one of all
-that are equal, so that in a program that was read from HLO the zeros of an activation and those of a weight's gradient
-were one array, and a batch was split as channels are.
+it, also inside loops (XLA makes it there, too). All uses of an array share its dimension classes. A splat should not
+tie its users together, and JAX writes a new one for each op. XLA merges equal splats, so in a program that was read
+from HLO the zeros of an activation and those of a weight's gradient are one array, which would tie batch and channels
+together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONSTANT = "stablehlo.constant"
 
 
 def copy_splats(function: Any) -> None:
-    """Gives each op that reads an array of one constant number a copy of its own, where it reads it."""
+    """Gives each op that reads a splat constant a copy in front of it."""
     shared: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -40,7 +40,7 @@ def copy_splats(function: Any) -> None:
 
 
 def is_splat(operation: Any) -> bool:
-    """Whether an operation makes an array of one constant number."""
+    """True if an operation makes an array with one constant value."""
     if operation.name == BROADCAST_IN_DIM:
         scalar = operation.operands[0]
         return not scalar.type.rank and not isinstance(scalar, ir.BlockArgument) and scalar.owner.name == _CONSTANT

@@ -1,8 +1,7 @@
-"""What a program's attributes say about shardings, as plain data.
+"""Parses a program's sharding attributes into plain data.
 
 Three notations occur: Shardy's (`sdy.sharding`), XLA's (`mhlo.sharding`), and Shardy's inside HLO's frontend attributes
-(`xla.sdy.sharding`, beside an `mhlo.sharding` that says the same with less). Shardy's is preferred where several are
-there.
+(`xla.sdy.sharding`, beside a less precise `mhlo.sharding`). Shardy's is preferred if several are present.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ FRONTEND_PREFIX, FRONTEND_SDY, FRONTEND_RULE = "xla.sdy.", "xla.sdy.sharding", "
 RULE = "sdy.sharding_rule"
 
 _ESCAPED = re.compile(r"\\(.)")
-# How a list of shardings begins in MLIR's notation, after its `#`.
+# The beginning of a list of shardings in MLIR's syntax, after its `#`.
 _SEVERAL = "sdy.sharding_per_value"
 
-# Per dimension: the axes that split it, major to minor; () for "whole", None for "open".
+# Per dimension: the axes that split it, major to minor; () for unsharded, None for open.
 Axes = tuple[tuple[str, ...] | None, ...]
 MeshAxes = tuple[tuple[str, int], ...]
 
@@ -36,11 +35,11 @@ class StatedSharding:
     """One array's sharding as a program states it.
 
     Attributes:
-        axes: per dimension, by name; None when `gspmd` says it.
-        mesh: axes of the program's mesh with their sizes, in order; empty when the program does not declare it.
+        axes: per dimension, by name; None if `gspmd` is given.
+        mesh: axes of the program's mesh with their sizes, in order; empty if the program does not declare it.
         gspmd: XLA's notation, which names no axes.
         open_dims: dimensions that the XLA notation leaves open.
-        single_device: the array lives on one device alone.
+        single_device: the array is on one device alone.
     """
 
     axes: Axes | None = None
@@ -71,7 +70,7 @@ def mesh_axes_of(attribute: Any) -> MeshAxes:
 
 
 def tensor_sharding(attribute: Any, meshes: Meshes) -> StatedSharding:
-    """One `#sdy.sharding`. A dimension split by a part of an axis counts as open: parts have no name."""
+    """Parses one `#sdy.sharding`. A dimension split over a sub-axis counts as open: sub-axes have no name."""
     sharding = sdy.TensorShardingAttr(attribute)
     reference = sharding.mesh_or_ref
     mesh: MeshAxes | None
@@ -106,7 +105,7 @@ def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[
 
 
 def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator) -> list[StatedSharding]:
-    """What the attributes of an operation, argument or result say, one entry per array; empty when nothing.
+    """The shardings in the attributes of an operation, argument or result, one per array; empty if there are none.
 
     Raises `InputError` at `place` for attributes that are no shardings.
     """
@@ -131,9 +130,9 @@ def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator)
 
 
 def one_sharding(stated: list[StatedSharding], rank: int, place: Locator) -> StatedSharding | None:
-    """The sharding of the one array that attributes speak of, None where they say nothing.
+    """The sharding of a single array; None if none is stated.
 
-    Raises `InputError` where they say several, or speak of another number of dimensions.
+    Raises `InputError` for several shardings, or for another number of dimensions.
     """
     if not stated:
         return None
@@ -145,7 +144,7 @@ def one_sharding(stated: list[StatedSharding], rank: int, place: Locator) -> Sta
 
 
 def check_rank(sharding: StatedSharding, rank: int, place: Locator) -> None:
-    """Raises `InputError` for a sharding of another number of dimensions than its array has."""
+    """Raises `InputError` if a sharding has another number of dimensions than its array."""
     if sharding.axes is not None and not sharding.single_device and len(sharding.axes) != rank:
         what = f"a sharding has {len(sharding.axes)} dimensions and its array {rank}"
         raise InputError(what, where=place(), hint="is the file intact?")
@@ -169,10 +168,10 @@ def _unescaped(text: str) -> str:
 
 
 def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement: bool = False) -> dict[str, Any]:
-    """The attributes without what `stated_shardings` reads; a placement on one device may stay.
+    """The attributes without those that `stated_shardings` reads; a placement on one device may stay.
 
-    How an operation can be sharded (its rule, which JAX attaches to custom calls) is no sharding: in HLO's frontend
-    attributes it turns into the attribute that Shardy reads.
+    An op's sharding rule, which JAX attaches to custom calls, is kept: from HLO's frontend attributes it is turned into
+    the attribute that Shardy reads.
     """
     texts = frontend_texts(attributes, place)
     cleaned = {name: attr for name, attr in attributes.items() if keep_placement or name not in (SDY, GSPMD)}

@@ -1,11 +1,11 @@
-"""How often a `while` runs, read from the counter pattern that `lax.scan` and `fori_loop` produce.
+"""Trip counts of `while` loops, read from the counter pattern that `lax.scan` and `fori_loop` produce.
 
 The pattern: the condition compares a carried integer with a bound, and each iteration adds a constant to the integer.
-It starts at a constant and the bound is one, or both are the same value and a constant (from `position` to `position +
-8`). A condition may have several such parts, also as decoding loops write it (`~(length == 128 | all finished)`), and a
-bound may be what an earlier loop has counted to. Enters: a `stablehlo.while`. Leaves: the count, or None where the
-pattern is another; and the most it can be, for a condition that asks for more than that (`i < 50 and error > 1e-3`) and
-for a counter that starts at an unknown number, which is taken not to be negative.
+Start and bound are constants, or the same value plus a constant each (from `position` to `position + 8`). A condition
+may have several such parts, as in decoding loops (`~(length == 128 | all finished)`), and a bound may be the final
+counter of an earlier loop. Enters: a `stablehlo.while`. Leaves: the count, or None for another pattern; and an upper
+bound, for a condition with further parts (`i < 50 and error > 1e-3`) and for a counter with an unknown start, which is
+assumed not to be negative.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from toast_cli.program.ops import CONVERT, RESHAPE, kind_of
 _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 _NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "NE": "EQ", "EQ": "NE"}
 
-Number = tuple[Any, int]  # a value, or None for nothing, and what is added to it
-Part = tuple[Any | None, bool]  # an operation that gives a truth value, and whether it is to be true
+Number = tuple[Any, int]  # a value, or None, and the constant added to it
+Part = tuple[Any | None, bool]  # an operation that returns a boolean, and the value it must have
 
 
 def trip_count(operation: Any) -> int | None:
-    """Iterations of `operation`, a `stablehlo.while` of normalised form; of a condition of several parts, those until
-    the first of them fails."""
+    """Trip count of `operation`, a `stablehlo.while` of normalised form; for a condition of several parts, until the
+    first of them fails."""
     counts = [_compared(test, holds, operation) for test, holds in _parts(operation)]
     known = [count for count in counts if count is not None]
     return min(known) if len(known) == len(counts) else None
 
 
 def trip_limit(operation: Any) -> int | None:
-    """The most iterations that a condition allows, where it or one of its parts counts up to a constant."""
+    """An upper bound of the trip count, if the condition or one of its parts counts up to a constant."""
     counts = (_compared(test, holds, operation, at_most=True) for test, holds in _parts(operation))
     return min((count for count in counts if count is not None), default=None)
 
 
 def _parts(operation: Any) -> list[Part]:
-    """What a loop's condition demands, all of it: one thing, those of an `&`, or that none of an `|` is true."""
+    """The parts of a loop's condition, all of which must hold; an `&`, and a negated `|`, have several."""
     waiting: list[Part] = [(_producer(_last(operation.regions[0].blocks[0]).operands[0]), True)]
     found: list[Part] = []
     while waiting:
@@ -55,7 +55,7 @@ def _parts(operation: Any) -> list[Part]:
 
 
 def _is_true_unless_false(test: Any) -> bool:
-    """Whether an operation compares a truth value with false, as JAX writes the parts of an `&`."""
+    """True if an operation compares a boolean with false, as JAX writes the parts of an `&`."""
     if test.name != "stablehlo.compare" or "NE" not in str(test.attributes["comparison_direction"]):
         return False
     other = _producer(test.operands[1])
@@ -68,8 +68,8 @@ def _is_true_unless_false(test: Any) -> bool:
 
 
 def _compared(compare: Any | None, holds: bool, operation: Any, *, at_most: bool = False) -> int | None:
-    """For how many iterations a comparison of the condition is true (`holds`) or false; at most, where the start is not
-    known."""
+    """Number of iterations for which a comparison in the condition is true (`holds`) or false; with `at_most`, an upper
+    bound if the start is unknown."""
     if compare is None or compare.name != "stablehlo.compare":
         return None
     body = operation.regions[1].blocks[0]
@@ -89,7 +89,7 @@ def _compared(compare: Any | None, holds: bool, operation: Any, *, at_most: bool
 
 
 def _count(start: int, bound: int, step: int, direction: str) -> int | None:
-    """Values `start, start + step, …` takes while it compares true with `bound`."""
+    """Number of values `start, start + step, …` before the comparison with `bound` fails."""
     if direction in ("LT", "LE") and step > 0:
         last = bound if direction == "LE" else bound - 1
         return max(0, (last - start) // step + 1)
@@ -111,7 +111,7 @@ def _producer(value: Any) -> Any | None:
 
 
 def _through(value: Any) -> Any:
-    """The value behind conversions and reshapes."""
+    """Follows a value back through conversions and reshapes."""
     producer = _producer(value)
     while producer is not None and (kind_of(producer.name).identity or producer.name in (CONVERT, RESHAPE)):
         value = producer.operands[value.result_number if producer.name.endswith("barrier") else 0]
@@ -120,7 +120,7 @@ def _through(value: Any) -> Any:
 
 
 def _counter(value: Any, operation: Any) -> int | None:
-    """Which of the carried values a value of the condition is, if the body changes it."""
+    """Index of the carried value that a value of the condition is, if the body changes it."""
     number = _argument_number(value, operation.regions[0].blocks[0])
     return None if number is None or _unchanged(number, operation) else number
 
@@ -133,13 +133,13 @@ def _argument_number(value: Any, block: Any) -> int | None:
 
 
 def _unchanged(number: int, operation: Any) -> bool:
-    """Whether the body passes carried value `number` on as it is."""
+    """True if carried value `number` is loop-invariant."""
     body = operation.regions[1].blocks[0]
     return bool(_last(body).operands[number] == body.arguments[number])
 
 
 def _number(value: Any, operation: Any) -> Number:
-    """An integer as the sum of a value outside the loop and a constant, as far as that can be seen."""
+    """An integer as the sum of a value outside the loop and a constant, as far as that is visible."""
     offset = 0
     while True:
         value = _outside(_through(value), operation)
@@ -163,7 +163,7 @@ def _same(value: Any | None, other: Any | None) -> bool:
 
 
 def _outside(value: Any, operation: Any) -> Any:
-    """Where a loop carries a value unchanged, the value outside."""
+    """The outer value of a loop-invariant carried value; other values as they are."""
     for block in (region.blocks[0] for region in operation.regions):
         number = _argument_number(value, block)
         if number is not None and _unchanged(number, operation):
@@ -172,7 +172,7 @@ def _outside(value: Any, operation: Any) -> Any:
 
 
 def _constant(value: Any, operation: Any) -> int | None:
-    """The integer a value holds: a constant here or outside, or something the loop carries unchanged that is one."""
+    """The value of an integer, if it is a constant here or outside, or a loop-invariant constant."""
     producer = _producer(value)
     if producer is None:
         for block in (region.blocks[0] for region in operation.regions):
@@ -190,7 +190,7 @@ def _constant(value: Any, operation: Any) -> int | None:
 
 
 def _counted_to(loop: Any, number: int) -> int | None:
-    """What an earlier loop has counted to: the gradient of a loop runs as often (TensorFlow)."""
+    """The final counter of an earlier loop, which bounds the loop of its gradient (TensorFlow)."""
     body = loop.regions[1].blocks[0]
     start, count = _constant(_through(loop.operands[number]), loop), trip_count(loop)
     step = 0 if _unchanged(number, loop) else _step(_last(body).operands[number], number, body, loop)
@@ -198,7 +198,7 @@ def _counted_to(loop: Any, number: int) -> int | None:
 
 
 def _outer_constant(value: Any, operation: Any) -> int | None:
-    """A value that an enclosing loop carries unchanged."""
+    """The constant that an enclosing loop carries unchanged."""
     parent = operation.parent
     while parent is not None and getattr(parent, "name", "") != "stablehlo.while":
         parent = getattr(parent, "parent", None)

@@ -1,7 +1,7 @@
-"""Tuples: HLO passes several arrays as one value; what leaves here has only arrays.
+"""Flattens tuples: HLO passes several arrays as one value; the result has only arrays.
 
 Enters: a module whose functions may take, return, build and take apart tuples, nested ones too. Leaves: the same module
-where every tuple is replaced by the arrays in it, depth first.
+where every tuple is replaced by its arrays, depth first.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from toast_cli.xla import ADVANCE, ir
 
-# Attributes that describe one argument's buffer and make no sense for each array of a tuple.
+# Attributes that describe one argument's buffer and do not apply to each array of a tuple.
 PER_BUFFER = frozenset({"tf.aliasing_output", "mhlo.sharding", "sdy.sharding"})
 
 
 def flatten_tuples(module: Any, *, inside: bool) -> None:
-    """Removes every tuple. Call this after `translate_leftovers`: then no operation with regions takes or gives one.
+    """Removes every tuple. Call this after `translate_leftovers`: then no operation with regions takes or returns one.
 
-    inside: whether any operation gives a tuple; functions are asked themselves what they take and give.
+    inside: True if any operation returns a tuple; function signatures are checked here.
     """
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     boundary = [function for function in functions if any(map(is_tuple, boundary_types(function)))]
@@ -47,7 +47,7 @@ def boundary_types(function: Any) -> list[Any]:
 
 
 def tuple_operations(function: Any) -> list[Any]:
-    """Operations that take or give a tuple, in program order."""
+    """Operations that take or return a tuple, in program order."""
     found: list[Any] = []
     known: dict[Any, bool] = {}
 
@@ -67,7 +67,7 @@ def tuple_operations(function: Any) -> list[Any]:
 
 
 def flatten_boundary(function: Any) -> None:
-    """Arguments and results of a function become arrays; inside, the tuples are built and taken apart again."""
+    """Flattens arguments and results of a function; inside, tuples are rebuilt from them and taken apart again."""
     kind = function.type
     inputs = [leaf_types(entry) for entry in kind.inputs]
     results = [leaf_types(entry) for entry in kind.results]
@@ -88,7 +88,7 @@ def flatten_boundary(function: Any) -> None:
 
 
 def split_attributes(function: Any, name: str, leaves: list[list[Any]]) -> None:
-    """Gives each array of an argument (or result) the attributes that the whole had."""
+    """Gives each array of an argument (or result) the attributes of the whole."""
     attributes = function.operation.attributes
     if name not in attributes:
         return
@@ -100,7 +100,7 @@ def split_attributes(function: Any, name: str, leaves: list[list[Any]]) -> None:
 
 
 def packed(kind: Any, arrays: list[Any], before: Any) -> Any:
-    """A value of type `kind` from its arrays, which are taken from the front of the list."""
+    """Builds a value of type `kind` from its arrays, which it removes from the front of the list."""
     if not is_tuple(kind):
         return arrays.pop(0)
     parts = [packed(kind.get_type(k), arrays, before) for k in range(kind.num_types)]
@@ -138,7 +138,7 @@ def flatten_body(function: Any) -> None:
 
 
 def element(operation: Any, arrays: list[Any]) -> list[Any]:
-    """The arrays of one part of a tuple."""
+    """The arrays of one element of a tuple."""
     kind = operation.operands[0].type
     index = ir.IntegerAttr(operation.attributes["index"]).value
     before = sum(len(leaf_types(kind.get_type(k))) for k in range(index))
@@ -146,7 +146,7 @@ def element(operation: Any, arrays: list[Any]) -> list[Any]:
 
 
 def rebuilt(operation: Any, operands: list[Any]) -> list[Any]:
-    """The same operation (a custom call, a call, a return) over arrays; its results."""
+    """Rebuilds an operation (a custom call, a call, a return) with arrays for tuples; returns its results."""
     types = [leaf for result in operation.results for leaf in leaf_types(result.type)]
     attributes = {name: operation.attributes[name] for name in operation.attributes if name != "xla_shape"}
     copy = ir.Operation.create(

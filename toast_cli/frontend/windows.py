@@ -1,6 +1,6 @@
-"""Reads windows: which part of its operand an element of a convolution, a pooling, a slice or a padding is made of.
+"""Reads windows: which elements of the operand an element of a convolution, a pooling, a slice or a pad depends on.
 
-Enters: an MLIR op with its shapes. Leaves: a `Window` for each dimension that is not read element by element.
+Enters: an MLIR op with its shapes. Leaves: a `Window` for each dimension that is not element-wise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DIM_NUMBERS = re.compile(r"#stablehlo\.conv<\[(.*?)\]x\[(.*?)\]->\[(.*?)\]>")
 
 
 def windows_of(op: Any, name: str, operands: list[Shape], results: list[Shape]) -> tuple[Window, ...]:
-    """The windows of an op; none for one of another kind."""
+    """The windows of an op; empty for an op of another kind."""
     read = _READERS.get(name)
     return tuple(w for w in read(op, operands, results[0]) if _does_something(w)) if read else ()
 
@@ -32,7 +32,7 @@ def convolution_dims(op: Any) -> tuple[list[str], list[str], list[str]]:
 
 
 def numbers(op: Any, key: str, default: list[int]) -> list[int]:
-    """A list of whole numbers, row by row; a default where it is left out."""
+    """A list of integers, row by row; a default if the attribute is missing."""
     if key not in op.attributes:
         return default
     attribute = op.attributes[key]
@@ -40,7 +40,7 @@ def numbers(op: Any, key: str, default: list[int]) -> list[int]:
 
 
 def _does_something(w: Window) -> bool:
-    """Whether elements come from elsewhere than their own place."""
+    """True unless the window is the identity."""
     return (w.inputs, w.size, w.stride, w.low, w.dilation) != (w.outputs, 1, 1, 0, 1)
 
 
@@ -71,7 +71,7 @@ def convolution_windows(op: Any, operands: list[Shape], result: Shape) -> list[W
 
 
 def _pooling(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
-    """Also of a select-and-scatter, whose windows choose where each element of its source goes."""
+    """Windows of a pooling, or of a select-and-scatter, whose windows choose where each element of its source goes."""
     rank = len(operands[0])
     outputs = operands[1] if op.name == "stablehlo.select_and_scatter" else result
     ones = [1] * rank

@@ -104,7 +104,7 @@ def flatbuffer_bytes(data: bytes | memoryview, slot: int) -> memoryview | None:
 
 
 def strings_are_text(bytecode: bytes) -> bool:
-    """Whether every string in MLIR bytecode is UTF-8; False also when the string section cannot be found."""
+    """True if every string in MLIR bytecode is UTF-8; False also if the string section cannot be found."""
     try:
         at = bytecode.index(b"\0", 4) + 1  # magic, version, and the producer's name
         while True:
@@ -121,7 +121,7 @@ def strings_are_text(bytecode: bytes) -> bool:
 
 
 def _string_data(bytecode: bytes, at: int, end: int) -> bool:
-    """Whether the strings of the string section at [at, end) are UTF-8.
+    """True if the strings of the string section at [at, end) are UTF-8.
 
     The section holds their number, their lengths, then the strings.
     """

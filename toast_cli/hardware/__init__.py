@@ -1,6 +1,6 @@
 """Hardware: a specification's name or file in; chips, physical dimensions and logical meshes (`model.Mesh`) out.
 
-`load_spec` reads a `Spec`; `Spec.mesh` lays logical axes on its physical links. Figures come from the presets in
+`load_spec` reads a `Spec`; `Spec.mesh` maps logical axes to its physical links. Figures come from the presets in
 `chips`.
 """
 

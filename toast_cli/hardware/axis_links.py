@@ -1,7 +1,7 @@
-"""Logical axes on physical dimensions: axis sizes and dimensions in, the links each axis runs over out.
+"""Maps logical axes to physical dimensions: axis sizes and dimensions in, the links each axis runs over out.
 
-A dimension may be cut into pieces for several axes: the later (faster) axis gets the inner, contiguous piece, which is
-a line; the outer piece is strided, so its hops cross as many links as the stride and share them with as many groups.
+A dimension may be divided between several axes: the later (faster) axis gets the inner, contiguous piece, which is a
+line; the outer piece is strided, so its hops cross as many links as the stride and share them with as many groups.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Cut = tuple[int, ...]
 def lay_out(
     sizes: Sequence[int], dimensions: Sequence[Dimension], allowed: Sequence[frozenset[str] | None]
 ) -> list[tuple[Link, ...]] | None:
-    """[axes] links of each axis, innermost first; None when no assignment exists.
+    """[axes] links of each axis, innermost first; None if no assignment exists.
 
     `sizes` [axes], first axis slowest; `dimensions` innermost first; `allowed` [axes] the dimension names an axis may
-    use, None for any. Of all assignments the best is, in this order: the one that keeps the network on the earliest
-    axes, cuts the fewest dimensions, and needs the least time to gather one byte along every axis in turn.
+    use, None for any. Of all assignments the best one, in this order, keeps the network on the earliest axes, divides
+    the fewest dimensions, and needs the least time to gather one byte along every axis in turn.
     """
     best: list[tuple[Link, ...]] | None = None
     best_rank: tuple[object, ...] = ()
@@ -44,7 +44,7 @@ def divisors(count: int) -> list[int]:
 def _assignments(
     sizes: tuple[int, ...], dimensions: Sequence[Dimension], allowed: Sequence[frozenset[str] | None]
 ) -> Iterator[list[Cut]]:
-    """Every way to give each dimension's devices to the axes so that all sizes come out; [dimensions] cuts."""
+    """Every assignment of each dimension's devices to the axes that yields all sizes; [dimensions] cuts."""
     if not dimensions:
         if all(size == 1 for size in sizes):
             yield []
@@ -57,7 +57,7 @@ def _assignments(
 
 
 def _cuts(size: int, wanted: tuple[int, ...], usable: list[bool]) -> Iterator[Cut]:
-    """Every way to write `size` as a product over the axes, each factor dividing what its axis still wants."""
+    """Every factorisation of `size` over the axes, each factor dividing the remaining size of its axis."""
     if not wanted:
         if size == 1:
             yield ()
@@ -80,7 +80,7 @@ def _links(cuts: list[Cut], dimensions: Sequence[Dimension], axes: int) -> list[
 
 
 def _piece(dimension: Dimension, size: int, stride: int) -> Link:
-    """`size` devices of a dimension, `stride` apart."""
+    """A link over `size` devices of a dimension, `stride` apart."""
     if dimension.kind in ("switch", "network"):
         return Link(dimension.kind, size, dimension.bytes_per_second, dimension.latency_seconds, dimension.name, stride)
     closes = dimension.kind == "ring" and size * stride == dimension.size

@@ -1,4 +1,4 @@
-"""Where specifications come from: a path or the name of a ready one in, a `Spec` out."""
+"""Finds specifications: a path or the name of a ready one in, a `Spec` out."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from toast_cli.hardware.spec import Spec
 from toast_cli.hardware.yamltree import nearest
 from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 
-# Names for which a specification is made.
+# Examples of names for which a specification is generated.
 EXAMPLES = "e.g. v5p-512, h100:64, 2xv5e-256"
 
 
 def load_spec(name_or_path: str) -> Spec:
-    """The specification in that file, the ready one of that name (`v4-32` or `v4-32.yaml`), or the machine that the
-    name describes (`v5p-512`, `h100:64`, `2xv5p-512`).
+    """The specification in that file, the ready one of that name (`v4-32` or `v4-32.yaml`), or one generated from the
+    name (`v5p-512`, `h100:64`, `2xv5p-512`).
 
-    A file of that path comes first. Raises SpecError for an unknown name or an invalid file.
+    A file of that path has precedence. Raises SpecError for an unknown name or an invalid file.
     """
     path = Path(name_or_path)
     if _is_a_file(path):
@@ -44,7 +44,7 @@ def load_spec(name_or_path: str) -> Spec:
 
 
 def _is_a_file(path: Path) -> bool:
-    """Whether something can be read there: also a pipe. A name that no file can have is none."""
+    """True if a file or pipe exists there; False for a name that no file can have."""
     try:
         return path.exists() and not path.is_dir()
     except (OSError, ValueError):
@@ -64,7 +64,7 @@ def available_specs() -> list[str]:
 
 
 def is_ready(name: str) -> bool:
-    """Whether a specification of that name needs no file of the user's."""
+    """True if a specification of that name needs no file of the user's."""
     try:
         return name in _ready_files() or generate(name) is not None
     except SpecError:

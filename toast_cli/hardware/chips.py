@@ -21,14 +21,14 @@ _BOOK = "How to Scale Your Model"
 _DOCS = "Google Cloud TPU docs"
 # A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020.
 _PAPER = "Jouppi et al., CACM 63(7)"
-# What is left by its own RESOURCE_EXHAUSTED message ("exceeds available HBM").
+# The usable memory that its own RESOURCE_EXHAUSTED message states ("exceeds available HBM").
 _LIBTPU = "libtpu 0.0.42.1, out-of-memory message"
 # xla/backends/gpu/target_config/specs/*.txtpb.
 _TARGETS = "openxla/xla target_config"
 _PTX = "PTX ISA, tensor core instruction (m, n)"
 # src/graph/tuning.cc, latency of one step of the ring algorithm, simple protocol.
 _NCCL = "NCCL tuning.cc"
-# Major compute capability -> 16 lanes of PCIe of the generation that it comes with, one direction.
+# Major compute capability -> bandwidth of 16 PCIe lanes of its generation, one direction.
 _PCIE = {6: 16e9, 7: 16e9, 8: 32e9, 9: 64e9, 10: 64e9}
 
 
@@ -42,20 +42,20 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A chip with what is known of the machines it comes in.
+    """A chip with the known properties of its machines.
 
     Attributes:
         chip: figures of one device.
         devices_per_chip, devices_per_host: how XLA's devices are packed.
-        torus_rank: torus dimensions of the interconnect, 0 where devices meet at a switch.
+        torus_rank: torus dimensions of the interconnect, 0 if a switch connects the devices.
         pod_chips: largest slice on one torus, in chips; 0 without a torus.
         wrap_edge: a torus dimension of exactly this many chips has wraparound; 0: every dimension has it when all are
             multiples of 4 (slices made of whole 4x4x4 cubes), none otherwise.
-        link: one torus link (a device's share of it), or a device's way into the switch.
-        core: between the devices of one chip; None when a chip is one device.
-        network: a device's share of what leaves its host or slice.
+        link: one torus link (a device's share of it), or a device's link to the switch.
+        core: between the devices of one chip; None if a chip is one device.
+        network: a device's share of its host's or slice's network.
         sources: where the figures of `link`, `core` and `network` were published.
-        megacore: XLA counts the two cores of a TPU as one device. silicon: of a GPU, what its compiler asks besides.
+        megacore: XLA counts the two cores of a TPU as one device. silicon: properties of a GPU for its compiler.
     """
 
     chip: Chip
@@ -73,7 +73,7 @@ class Preset:
 
     @property
     def wires(self) -> dict[str, Wire]:
-        """The kinds of connection there are, innermost first, under the keys of `sources`."""
+        """The kinds of connections, innermost first, under the keys of `sources`."""
         core = {"core": self.core} if self.core else {}
         return {**core, "link": self.link, "network": self.network}
 
@@ -130,7 +130,7 @@ def _bits(kind: str) -> int:
 
 
 def _usable(memory_gib: float, usable_gib: float) -> int:
-    """Reserved bytes, from the memory a device has and the part a program may use."""
+    """Reserved bytes: the memory of a device minus the part that a program may use."""
     return round((memory_gib - usable_gib) * _GIB)
 
 

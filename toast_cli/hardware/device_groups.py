@@ -40,7 +40,7 @@ def crossed_axes(groups: Iterable[tuple[int, ...]], sizes: tuple[int, ...]) -> t
 
 
 def along(mesh: NDArray[np.int64], axes: list[int]) -> Groups:
-    """Devices that differ in nothing but their place on `axes`."""
+    """The groups of devices that differ only in their coordinates on `axes`."""
     rest = [axis for axis in range(mesh.ndim) if axis not in axes]
     size = prod(mesh.shape[axis] for axis in axes)
     return as_groups(mesh.transpose([*rest, *axes]).reshape(-1, size))
@@ -51,7 +51,7 @@ def as_groups(rows: NDArray[np.int64]) -> Groups:
 
 
 def groups_name(devices: int) -> str:
-    """What stands in place of axes where groups of so many devices are none of the mesh."""
+    """A name that replaces axes for groups of this size that no mesh axes make."""
     return f"{_GROUPS}{devices}"
 
 
@@ -60,5 +60,5 @@ def is_groups_name(name: str) -> bool:
 
 
 def group_size(axes: Iterable[str], sizes: dict[str, int]) -> int:
-    """How many devices communicate over these axes (name -> size), or in groups that are named so."""
+    """Number of devices that communicate over these axes (name -> size), or in groups with such a name."""
     return prod(int(axis[len(_GROUPS) :]) if is_groups_name(axis) else sizes.get(axis, 1) for axis in axes)

@@ -1,4 +1,4 @@
-"""Specifications for names that people type: `v5p-512`, `h100:64`, `2xv5p-512` in, the YAML of that machine out.
+"""Generates specifications from names: `v5p-512`, `h100:64`, `2xv5p-512` in, the YAML of that machine out.
 
 TPUs have Google Cloud's names and slices; GPUs come in hosts of eight.
 """
@@ -17,16 +17,16 @@ from toast_cli.hardware.schema import MOST_DEVICES
 _NAME = re.compile(
     r"(?:(?P<slices>\d{1,7})x)?(?P<chip>[a-z]\w*(?:-[48]0)?)(?P<joint>[-:])(?P<count>\d{1,9})", re.IGNORECASE
 )
-# Other names of presets: `gcloud compute tpus accelerator-types list`; NVIDIA sells most A100 with 80 GB.
+# Aliases of presets: `gcloud compute tpus accelerator-types list`; NVIDIA sells most A100 with 80 GB.
 _ALIASES = {"v5litepod": "v5e", "a100": "a100-80"}
-# Chips of the slices that Google Cloud has on a plane (Cloud TPU docs, "TPU v2", "v3", "v5e", "v6e").
+# Chips of Google Cloud's slices with a 2D torus (Cloud TPU docs, "TPU v2", "v3", "v5e", "v6e").
 PLANES = {
     "v2": (4, 16, 64, 128, 256),
     "v3": (4, 16, 32, 64, 128, 256, 512, 1024),
     "v5e": (1, 4, 8, 16, 32, 64, 128, 256),
     "v6e": (1, 4, 8, 16, 32, 64, 128, 256),
 }
-# Chips of slices in space that are less than a cube of 4x4x4 chips; above, a slice is any number of cubes (Cloud TPU
+# Chips of slices with a 3D torus smaller than a cube of 4x4x4 chips; a larger slice is any number of cubes (Cloud TPU
 # docs, "TPU v4", "v5p", "TPU7x").
 _LESS_THAN_A_CUBE, _CUBE = (4, 8, 16, 32), 64
 
@@ -42,7 +42,7 @@ def canonical(name: str) -> str:
 
 
 def generate(name: str) -> str | None:
-    """YAML of the machine; None for what is no such name. Raises SpecError for a number of chips that none has."""
+    """YAML of the machine; None for other names. Raises SpecError for a number of chips that no slice has."""
     matched = _NAME.fullmatch(name)
     chip = matched["chip"].lower() if matched else ""
     preset = next((one for one in presets() if one.chip.name.lower() == _ALIASES.get(chip, chip)), None)
@@ -58,7 +58,7 @@ def generate(name: str) -> str | None:
 
 
 def _tpu(name: str, preset: Preset, count: int, slices: int) -> str:
-    """What follows name and chip, for slices of a TPU."""
+    """The YAML after name and chip, for slices of a TPU."""
     # v2, v3, v4, v5p and TPU7x count TensorCores, two a chip; v5e and v6e have one.
     cores = 2 if preset.megacore or preset.devices_per_chip == 2 else 1
     chips = count // cores
@@ -80,7 +80,7 @@ def _tpu(name: str, preset: Preset, count: int, slices: int) -> str:
 
 
 def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
-    """What follows name and chip, for hosts of GPUs."""
+    """The YAML after name and chip, for hosts of GPUs."""
     host = min(count, preset.devices_per_host)
     if not count or count % host:
         whole = count - count % preset.devices_per_host
@@ -93,25 +93,25 @@ def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
     network = f"  network: {{hosts: {hosts}}}\n" if hosts > 1 else ""
     axes = f"axes: {{data: {hosts}, model: {host}}}\n" if hosts > 1 else _axes(divisors(host), host)
     head = f"description: {about}{', the network between' if hosts > 1 else ''}\ntopology:\n  switch: {host}\n{network}"
-    # As the ready specifications: JAX takes 75 % by default, XLA_PYTHON_CLIENT_MEM_FRACTION sets it.
+    # As in the ready specifications: JAX takes 75 % by default, XLA_PYTHON_CLIENT_MEM_FRACTION sets it.
     return f"{head}{axes}memory_fraction: 0.9\n"
 
 
 def _slice_chips(preset: Preset) -> tuple[int, ...]:
-    """The numbers of chips that slices have, ascending."""
+    """The numbers of chips of a preset's slices, ascending."""
     return PLANES.get(preset.chip.name) or (*_LESS_THAN_A_CUBE, *range(_CUBE, preset.pod_chips + 1, _CUBE))
 
 
 def slice_torus(preset: Preset, chips: int) -> tuple[int, ...]:
-    """Chips along each dimension of the standard slice, the one that is nearest to a square or a cube: of cubes where
-    there are any. Dimensions of one chip are last."""
+    """Chips along each dimension of the standard slice, the one that is nearest to a square or cube, made of 4x4x4
+    cubes if possible. Dimensions of one chip are last."""
     edge = 4 if preset.torus_rank == 3 and chips % _CUBE == 0 else 1
     box = min(_boxes(chips // edge**3, preset.torus_rank), key=sum)
     return tuple(sorted((side * edge for side in box), key=lambda side: (side == 1, side)))
 
 
 def _boxes(volume: int, rank: int) -> Iterator[tuple[int, ...]]:
-    """Every box of so many units."""
+    """Every box of this volume."""
     if rank == 1:
         yield (volume,)
         return
@@ -120,7 +120,7 @@ def _boxes(volume: int, rank: int) -> Iterator[tuple[int, ...]]:
 
 
 def _axes(within: list[int], devices: int) -> str:
-    """Axes that cut no dimension: the model axis is the largest product of dimensions `within` a slice that is no
+    """Axes that divide no dimension: the model axis is the largest product of dimensions `within` a slice that is no
     larger than the data axis."""
     products = {1}
     for size in within:

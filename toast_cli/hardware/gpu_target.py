@@ -1,7 +1,7 @@
 """Target descriptions for XLA:GPU: a chip in, the text of a `GpuTargetConfigProto` out.
 
-XLA compiles for a GPU that is not there when it is told what that GPU is like. Memory and its bandwidth are the chip's
-own (so what a specification overrides counts); the rest is the preset's `Silicon`, published figures of the part.
+XLA compiles for a GPU that is not present if it gets a description. Memory and its bandwidth are the chip's own (so a
+specification can override them); the rest is the preset's `Silicon`, published figures of the part.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _CUDA, _CUDNN = "12.9.0", (9, 10, 0)
 
 
 def gpu_target_text(chip: Chip) -> str:
-    """What `topologies.get_topology_desc(target_config=…)` wants to know of a chip.
+    """The argument of `topologies.get_topology_desc(target_config=…)` for a chip.
 
-    Raises UsageError for a chip of which nothing is known.
+    Raises UsageError for an unknown chip.
     """
     silicon = SILICON.get(chip.name)
     if silicon is None:

@@ -1,4 +1,4 @@
-"""What the rest of the tool knows of the hardware: a chip, and a logical mesh laid on physical links."""
+"""The hardware model of the rest of the tool: a chip, and a logical mesh on physical links."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Silicon:
-    """What a compiler asks about a GPU beyond its memory.
+    """Properties of a GPU that its compiler needs besides memory.
 
     Attributes:
         capability: compute capability, major and minor.
         multiprocessors: streaming multiprocessors (SMs) that are enabled. lanes: f32 units in each.
         clock_ghz: highest boost clock.
-        shared_kib: shared memory of a multiprocessor. block_kib: what one block of threads may have of it.
+        shared_kib: shared memory of a multiprocessor. block_kib: its part that one block of threads may use.
         cache_bytes: level-2 cache.
-        part: the name that the driver gives it.
+        part: the driver's name for it.
         source: where multiprocessors, clock and cache were published.
     """
 

@@ -23,7 +23,7 @@ DEFAULT_MEMORY_FRACTION = 0.95
 It leaves 5 % for what no plan sees, such as the program itself, collective scratch and fragmentation.
 """
 
-# Far above any machine there is: catches a slip of the pen before every factoring of it is tried.
+# More devices than any machine has: catches a typing error before every factoring of it is tried.
 MOST_DEVICES = 2**20
 
 _MATRIX_TYPES = ("f64", "f32", "bf16", "f16", "f8", "i8")

@@ -16,7 +16,7 @@ from toast_cli.hardware.topology import Dimension
 from toast_cli.inputs import whole_number
 
 AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# In a pin, a report and a PartitionSpec this word says that a dimension is whole.
+# In a pin, a report and a PartitionSpec this word means an unsharded dimension.
 RESERVED_NAMES = frozenset({"None"})
 RESERVED_HINT = "in a PartitionSpec it means a dimension that is not split; choose another name, e.g. data"
 
@@ -40,7 +40,7 @@ class Spec:
     Attributes:
         source: the file it was read from. description: one line, may be empty.
         dimensions: physical, innermost first; dimensions of one device are left out.
-        requests: the axes written in the specification, None when it leaves the choice to the tool.
+        requests: the axes written in the specification, None if it leaves the choice to the tool.
         memory_fraction: part of the usable memory a plan may fill.
     """
 
@@ -70,10 +70,10 @@ class Spec:
     def mesh(
         self, shape: Mapping[str, int] | None = None, memory_limit: int | None = None, where: str = "--mesh-shape"
     ) -> Mesh:
-        """The logical mesh of that shape (axis name -> size, slowest first) laid on the physical dimensions.
+        """The logical mesh of that shape (axis name -> size, slowest first) on the physical dimensions.
 
-        Without `shape`: the specification's axes, or, when it has none, the most balanced shape of two axes.
-        `memory_limit` in bytes per device replaces the specification's. Raises SpecError when the sizes do not multiply
+        Without `shape`: the specification's axes, or, if it has none, the most balanced shape of two axes.
+        `memory_limit` in bytes per device replaces the specification's. Raises SpecError if the sizes do not multiply
         to the number of devices (at `where`, if it is `shape`'s), UsageError for a memory limit below one byte.
         """
         if memory_limit is not None and memory_limit < 1:
@@ -104,7 +104,7 @@ class Spec:
         return sorted(shapes, key=lambda shape: (len(shape), list(shape.values())[::-1]))
 
     def _requests(self, shape: Mapping[str, int] | None, where: str) -> tuple[AxisRequest, ...]:
-        """The axes to lay out. `over` of the specification holds for a shape that repeats the specification's."""
+        """The axes of the mesh. `over` of the specification also applies to a shape equal to the specification's."""
         if shape is None and self.requests is not None:
             return self.requests
         wanted = dict(shape) if shape is not None else self._balanced_shape()
@@ -123,7 +123,7 @@ class Spec:
         return tuple(AxisRequest(name, size) for name, size in wanted.items())
 
     def _balanced_shape(self) -> dict[str, int]:
-        """data x model as near to square as possible, data the larger."""
+        """data x model, as near to square as possible, data not smaller."""
         shapes = [shape for shape in self.mesh_shapes() if shape["data"] >= shape.get("model", 1)]
         return shapes[-1]
 

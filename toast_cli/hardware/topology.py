@@ -1,4 +1,4 @@
-"""Physical dimensions: the `topology` section of a specification in, the dimensions devices lie along out.
+"""Physical dimensions: the `topology` section of a specification in, the dimensions of the devices out.
 
 Dimensions come innermost (fastest) first: `core` inside a chip, `x` `y` `z` of a torus or the `switch` of a host, then
 the `network` between slices or hosts.
@@ -55,7 +55,7 @@ def read_topology(entry: YamlValue | None, preset: Preset | None) -> tuple[Dimen
 
 
 def wraparound(shape: tuple[int, ...], wrap_edge: int) -> tuple[bool, ...]:
-    """Which dimensions of a TPU slice of that shape are rings (see `Preset.wrap_edge` for the rule)."""
+    """True for each dimension of a TPU slice of that shape that is a ring (see `Preset.wrap_edge` for the rule)."""
     if wrap_edge:
         return tuple(size == wrap_edge for size in shape)
     return (len(shape) == 3 and all(size % 4 == 0 for size in shape),) * len(shape)
@@ -104,7 +104,7 @@ def _check_torus(entry: YamlValue, shape: tuple[int, ...], preset: Preset | None
 
 
 def _rings(entry: YamlValue | None, shape: tuple[int, ...], preset: Preset | None) -> tuple[bool, ...]:
-    """Which torus dimensions wrap around: as written, else by the chip's rule, else none."""
+    """True for each torus dimension with wraparound: as written, else by the chip's rule, else none."""
     if entry is None:
         return wraparound(shape, preset.wrap_edge) if preset else (False,) * len(shape)
     flags = tuple(item.boolean() for item in entry.items())
@@ -116,7 +116,7 @@ def _rings(entry: YamlValue | None, shape: tuple[int, ...], preset: Preset | Non
 
 
 def _switch(entry: YamlValue, preset: Preset | None) -> list[Dimension]:
-    """Devices that meet at one switch: `switch: 8` or `switch: {size: 8, bandwidth: 450GB/s}`."""
+    """Devices connected by one switch: `switch: 8` or `switch: {size: 8, bandwidth: 450GB/s}`."""
     if preset and preset.torus_rank:
         raise entry.error(f"{preset.chip.name} devices are joined by a torus", "use topology.torus, e.g. [4, 4]")
     keys = entry.section("size", "bandwidth", "latency") if entry.is_mapping else {"size": entry}

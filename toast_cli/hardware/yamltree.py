@@ -42,7 +42,7 @@ class YamlValue:
         return SpecError(what, where=self.where, hint=hint)
 
     def scalar(self, expected: str) -> str:
-        """The text of a single non-empty value; `expected` says in the error what belongs here."""
+        """The text of a single non-empty value; `expected` describes it in the error."""
         if not isinstance(self.node, yaml.ScalarNode) or self._tag == "null":
             raise self.error(f"{self.name} is {self._kind}, not {expected}")
         return str(self.node.value)
@@ -139,7 +139,7 @@ def read_yaml(text: str, source: str) -> YamlValue:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A hint that names the valid words and the one nearest to what was written."""
+    """A hint with the valid words and the one nearest to `word`."""
     words = list(allowed)
     near = difflib.get_close_matches(word.lower(), words, n=1)
     guess = f'did you mean "{near[0]}"? ' if near else ""

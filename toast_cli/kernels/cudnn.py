@@ -1,9 +1,9 @@
 """Reads cuDNN's attention, `custom_call @__cudnn$fmha…`: batch and heads are independent.
 
 Its configuration has the shape of the scores: batch, heads, queries, keys. Operands are queries, keys and values, whose
-heads are their second or third dimension; the gradient's are those, what the forward pass left of the softmax, the
-gradient of the result, and the result. Results have heads second. Fewer heads of keys and values than of queries come
-in groups.
+heads are their second or third dimension; the gradient's are those, the softmax statistics of the forward pass, the
+gradient of the result, and the result. Results have heads second. With grouped-query attention, several heads of
+queries share one of keys and values.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from toast_cli.program.model import HandWritten, Rule, Value, ValueFactors
 
 PREFIX = "__cudnn$fmha"
 CONFIG, SCORES = "cudnn_fmha_backend_config", "intermediate_tensor_shape"
-# Factors of the rule, before those that stay whole. A group has several heads of queries for one of keys and values.
+# Factors of the rule, before the unsharded ones. A group has several heads of queries for one of keys and values.
 BATCH, GROUPS, HEADS_OF_GROUP = range(3)
-# Products of queries, keys, values and their gradients: two forward; five backward, where the scores are made again.
+# Products of queries, keys, values and their gradients: two forward; five backward, which recomputes the scores.
 FORWARD, BACKWARD = 2, 5
 
 
@@ -34,9 +34,9 @@ class Attention(NamedTuple):
 
 
 def read_cudnn(target: str, text: str, operands: list[Value], results: list[Value]) -> tuple[HandWritten, Rule | None]:
-    """What a call takes, and its rule; none for packed sequences, paged keys, and fp8, whose scales span the batch.
+    """A call's cost, and its rule; None for packed sequences, paged keys, and fp8, whose scales span the batch.
 
-    Raises `KernelError` for what is no attention as JAX writes it.
+    Raises `KernelError` for other configurations than JAX's.
     """
     try:
         config = json.loads(text)[CONFIG]
@@ -78,7 +78,7 @@ def _attention(config: dict[str, Any], scores: list[int], shapes: list[tuple[int
 
 
 def _own_factors(found: Attention) -> int:
-    """How many factors are the attention's own: none for groups of one head."""
+    """Number of the attention's own factors; one less for groups of one head."""
     return HEADS_OF_GROUP if found.groups == found.heads else HEADS_OF_GROUP + 1
 
 
@@ -100,7 +100,7 @@ def _rule(found: Attention, backward: bool, operands: list[Value], results: list
         return tuple(dims)
 
     def array(value: Value, at: int) -> ValueFactors:
-        """Of queries, keys, values and what is like them, and of what has a number for each query."""
+        """Factors of queries, keys, values and the like, and of arrays with a number for each query."""
         shape = value.shape
         known = len(shape) > at and shape[0] == found.batch and shape[at] in heads
         return factors(value, {0: (BATCH,), at: heads[shape[at]]} if known else {})
@@ -119,13 +119,13 @@ def _rule(found: Attention, backward: bool, operands: list[Value], results: list
         return factors(value, {0: (BATCH,)} if rank == 1 and value.shape[0] == found.batch else {})
 
     def result(k: int, value: Value) -> ValueFactors:
-        if not value.elements:  # room to work in
+        if not value.elements:  # workspace
             return factors(value, {})
         return bias(value) if backward and k == 3 else array(value, 1)
 
     read = tuple(operand(k, value) for k, value in enumerate(operands))
     made = tuple(result(k, value) for k, value in enumerate(results))
-    for value, dims in zip(results, made, strict=True):  # what a result has not is added up in it
+    for value, dims in zip(results, made, strict=True):  # factors that a result lacks are reduced in it
         if value.elements:
             whole |= own_factors - {f for own in dims for f in own}
     if whole >= own_factors:

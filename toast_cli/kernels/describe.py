@@ -1,7 +1,7 @@
-"""Says of every hand-written kernel of a module how it can be split and what it takes.
+"""Attaches a sharding rule and a cost to every hand-written kernel of a module.
 
 Enters: a normalised module. Leaves: the same, with two attributes on each kernel's call: Shardy's `sdy.sharding_rule`,
-where some dimension is independent, and `toast.kernel`, a `HandWritten` as JSON. Both are taken off once the program is
+if some dimension is independent, and `toast.kernel`, a `HandWritten` as JSON. Both are removed once the program is
 read.
 """
 
@@ -39,20 +39,20 @@ CUSTOM_CALL = "stablehlo.custom_call"
 KERNEL, RULE, REGION = "toast.kernel", "sdy.sharding_rule", "sdy.manual_computation"
 ALIASES = "output_operand_aliases"
 _ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)")
-# Larger constants are not looked into for what a kernel does.
+# Larger constants are not read as block indices.
 MOST_ELEMENTS = 1_000_000
-# Kernels that take more FLOPs or bytes are none: a chip would need days for one.
+# A larger number of FLOPs or bytes is an error: a chip would need days.
 MOST_WORK = 1e21
-# Targets of kernels: Pallas for TPU, of which this can be read; Pallas and Triton for GPU.
+# Targets of kernels: Pallas for TPU, which toast can read; Pallas and Triton for GPU.
 TARGETS = (TARGET, "triton_kernel_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "mosaic_gpu")
-Description = tuple[HandWritten, Rule | None, str]  # and why there is no rule
+Description = tuple[HandWritten, Rule | None, str]  # and the reason why there is no rule
 
 
 def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
-    """Puts the attributes on the calls of a module. Returns a sentence for each kernel that is computed whole.
+    """Adds the attributes to the calls of a module. Returns a sentence for each kernel that is computed replicated.
 
     Args:
-        table: what the user says of kernels. Raises `InputError` where that does not fit to them.
+        table: the user's table of kernels. Raises `InputError` if it does not match them.
     """
     told = read_table(table) if table is not None else []
     known: dict[Any, Description] = {}  # layers have equal kernels
@@ -78,7 +78,7 @@ def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
 
 
 def hand_written(attributes: Any) -> HandWritten | None:
-    """What `describe_kernels` has put on an operation."""
+    """The `HandWritten` that `describe_kernels` has attached to an operation."""
     if KERNEL not in attributes:
         return None
     facts = json.loads(ir.StringAttr(attributes[KERNEL]).value)
@@ -86,7 +86,7 @@ def hand_written(attributes: Any) -> HandWritten | None:
 
 
 def drop_descriptions(module: Any) -> None:
-    """Takes off what `describe_kernels` has put on."""
+    """Removes the attributes that `describe_kernels` has added."""
     for call in walk_ops(module, CUSTOM_CALL):
         if KERNEL in call.attributes:
             del call.attributes[KERNEL]
@@ -103,7 +103,7 @@ def _text(attribute: Any) -> str:
 
 
 def _meaning(call: Any) -> tuple[Any, ...]:
-    """What calls with equal descriptions have in common."""
+    """A key that calls with equal descriptions share."""
     config = call.attributes.get("backend_config")
     types = tuple(value.type for value in (*call.operands, *call.results))
     data = tuple(one if one is None else (one.shape, one.tobytes()) for one in _data(call))
@@ -115,18 +115,18 @@ def _is_read(value: Any) -> bool:
 
 
 def is_kernel(call: Any) -> bool:
-    """Whether a custom call is a kernel that somebody wrote by hand, as far as its target tells."""
+    """True if a custom call's target is that of a hand-written kernel."""
     return _target(call) in TARGETS or _target(call).startswith(cudnn.PREFIX)
 
 
 def _name(call: Any) -> str:
-    """What the author calls a kernel; empty where the call does not say."""
+    """The kernel's name in the call; empty if it has none."""
     stated = call.attributes.get("kernel_name")
     return printable(_text(stated)) if isinstance(stated, ir.StringAttr) else ""
 
 
 def _in_region(call: Any) -> bool:
-    """Whether a manual region is around a call: there it is on local shapes already."""
+    """True if a call is inside a manual region, where it has local shapes already."""
     owner = call.parent
     while owner is not None:
         if owner.name == REGION:
@@ -136,7 +136,7 @@ def _in_region(call: Any) -> bool:
 
 
 def _described(call: Any, said: UserKernel | None) -> Description:
-    """What is known of a kernel. One that cannot be read is computed whole."""
+    """The description of a kernel. A kernel that cannot be read is computed replicated."""
     operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
     name = _name(call) or _target(call)
     try:
@@ -166,8 +166,8 @@ def _told(said: UserKernel, expression: str, sizes: dict[str, float]) -> float:
 
 
 def _agreed(kernel: HandWritten, read: Rule | None, told: Rule | None) -> Rule | None:
-    """The rule that counts. A kernel that has to be rewritten for a part is split as its grid allows, and only along
-    dimensions that the user does not call whole; any other as the user says."""
+    """Combines the kernel's own rule and the user's. A kernel that must be rewritten for shards is split as its grid
+    allows, and only along dimensions that the user also allows; any other as the user says."""
     if not kernel.kind:
         return told if kernel.name not in TARGETS[1:] else None
     if read is None or told is None:
@@ -190,7 +190,7 @@ def _agreed(kernel: HandWritten, read: Rule | None, told: Rule | None) -> Rule |
 
 
 def _in_place(call: Any, rule: Rule | None) -> Rule | None:
-    """The rule of a kernel that writes results where operands are: both are split alike."""
+    """The rule of a kernel whose results alias operands: both must have the same sharding."""
     if rule is None or ALIASES not in call.attributes:
         return rule
     whole = set(rule.need_replication)
@@ -201,7 +201,7 @@ def _in_place(call: Any, rule: Rule | None) -> Rule | None:
 
 
 def _read(call: Any, name: str, operands: list[Value], results: list[Value]) -> tuple[HandWritten, Rule | None]:
-    """A kernel that its configuration describes. Raises `KernelError` for any other."""
+    """Reads a kernel from its configuration. Raises `KernelError` if that is not possible."""
     target, text = _target(call), call.attributes.get("backend_config")
     if target != TARGET and not target.startswith(cudnn.PREFIX):
         raise KernelError("what it computes only its author knows")
@@ -248,7 +248,8 @@ def _elements(operand: Any) -> Integers | None:
 
 
 def _origin(value: Any) -> Any:
-    """Where a value comes from that a loop carries unchanged, a manual region gets whole, or a barrier hands on."""
+    """The origin of a value behind loops that carry it unchanged, manual regions that get it
+    replicated, and barriers."""
     while True:
         if not isinstance(value, ir.BlockArgument):
             if value.owner.name != "stablehlo.optimization_barrier":
@@ -269,14 +270,14 @@ def _origin(value: Any) -> Any:
 
 
 def _number(estimate: dict[str, Any], name: str) -> float:
-    """What an author says a kernel takes; 0 where that is no number that a kernel can take."""
+    """A figure of the author's cost estimate; 0 if it is missing or not plausible."""
     said: Any = estimate.get(name)
     return float(said) if type(said) in (int, float) and 0 < said < MOST_WORK else 0.0
 
 
 def _arithmetic(kernel: Mosaic, stated: float) -> tuple[float, float]:
-    """Operations on the matrix unit, and others: as the author states, less the part that the body skips; as counted
-    where nothing is stated."""
+    """Operations on the matrix unit, and others: the author's estimate less the part that branches skip; the counted
+    ones without an estimate."""
     work = kernel.work
     if not stated:
         return work.products, work.vector
@@ -286,8 +287,8 @@ def _arithmetic(kernel: Mosaic, stated: float) -> tuple[float, float]:
 
 
 def _traffic(kernel: Mosaic, arrays: list[Value], stated: float) -> float:
-    """Bytes that move between memory and the chip: a window moves whenever its place changes. At least what the author
-    states."""
+    """Bytes moved between memory and the chip: a window moves whenever its index changes. At least the author's
+    estimate."""
     if len(arrays) != kernel.ahead + len(kernel.windows):
         return max(stated, float(sum(array.bytes for array in arrays)))
     windows = [*[None] * kernel.ahead, *kernel.windows]

@@ -1,5 +1,5 @@
-"""What is said of kernels that cannot be read."""
+"""The error for kernels that cannot be read."""
 
 
 class KernelError(Exception):
-    """A kernel that is not what it should be; the message says why. It is computed whole."""
+    """A kernel cannot be read; the message says why. It is computed replicated."""

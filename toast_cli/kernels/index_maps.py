@@ -1,7 +1,7 @@
-"""What the integers that a Pallas kernel computes from its grid indices are, and which grid axes they depend on.
+"""Evaluates the integers that a Pallas kernel computes from its grid indices.
 
-Enters: a block of a parsed kernel and its grid. Leaves: for each integer of the block the axes that it depends on and,
-where these are known, its values at every point of the grid.
+Enters: a block of a parsed kernel and its grid. Leaves: for each integer of the block the grid axes that it depends on
+and, if known, its values at every point of the grid.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from toast_cli.xla import ir
 Integers = NDArray[np.int64]
 DYNAMIC = -(2**63)  # a bound of the grid that the program computes
 PREFIX = "stable_mosaic."
-# Values are worked out for grids of at most so many points.
+# Values are computed for grids of at most this many points.
 MOST_POINTS = 4_000_000
-# And for one block as many as take 128 MB.
+# Values of one block take at most 128 MB.
 MOST_VALUES = 16_000_000
 
 
 class Known(NamedTuple):
-    """An integer of a kernel: the grid axes that it depends on, and its values, which broadcast to the grid; None where
-    they are not known. An array in scalar memory has its elements as values."""
+    """An integer of a kernel: the grid axes that it depends on, and its values, which broadcast to the grid; None if
+    unknown. For an array in scalar memory, the values are its elements."""
 
     axes: frozenset[int]
     values: Integers | None
@@ -50,18 +50,18 @@ def grid_indices(grid: tuple[int, ...]) -> list[Known]:
 
 
 class Integer:
-    """Works out the integers of a kernel in program order. known: of values from outside (arguments of blocks)."""
+    """Evaluates the integers of a kernel in program order. known: values from outside (arguments of blocks)."""
 
     def __init__(self, known: dict[Any, Known]) -> None:
         self.known = known
         self.room = MOST_VALUES
 
     def of(self, handle: Any) -> Known:
-        """What is known of a value; of what nobody worked out, nothing depends on the grid."""
+        """What is known of a value; an unvisited value does not depend on the grid."""
         return self.known.get(handle, Known(frozenset(), None))
 
     def visit(self, operation: Any) -> None:
-        """Learns the results of an operation whose operands are known as far as they can be."""
+        """Evaluates the results of an operation as far as its operands are known."""
         results = operation.results
         if len(results) == 0:
             return
@@ -92,7 +92,7 @@ def _constant(operation: Any) -> Integers | None:
 
 
 def _loaded(arrays: list[Integers | None]) -> Integers | None:
-    """Elements of an array in scalar memory."""
+    """Elements loaded from an array in scalar memory."""
     array, *indices = arrays
     if array is None or array.ndim != len(indices):
         return None

@@ -1,7 +1,7 @@
-"""Rewrites a hand-written kernel for a part of its arrays.
+"""Rewrites a hand-written kernel for local shapes.
 
-Enters: the call of a kernel whose operands and results have local types already, and into how many pieces each factor
-of its rule is cut. Leaves: the call with a kernel whose grid has as many steps as the local arrays have windows.
+Enters: the call of a kernel whose operands and results have local types already, and the number of shards of each
+factor of its rule. Leaves: the call with a kernel whose grid has as many steps as the local arrays have windows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toast_cli.xla import ir
 
 
 def run_on_part(call: Any, kernel: HandWritten, pieces: dict[int, int]) -> None:
-    """Rewrites the kernel of a call in place; pieces: factor -> into how many it is cut."""
+    """Rewrites the kernel of a call in place; pieces: factor -> its number of shards."""
     if prod(pieces.values()) == 1 or not kernel.kind:
         return
     cuts: dict[int, int] = {}  # axis of the grid, or dimension of an attention's scores
@@ -39,7 +39,7 @@ def run_on_part(call: Any, kernel: HandWritten, pieces: dict[int, int]) -> None:
 
 
 def with_smaller_grid(config: dict[str, Any], cuts: dict[int, int]) -> str:
-    """The body in base64, with each axis of its grid cut into so many pieces."""
+    """The body in base64, with each axis of its grid divided by these numbers."""
     module = parse_body(config)
     main = main_of(module)
     bounds = [int(n) for n in main.attributes["iteration_bounds"]]

@@ -1,7 +1,7 @@
-"""Reads a Pallas kernel for TPU: its grid, its windows, and what its body does with the indices of the grid.
+"""Reads a Pallas kernel for TPU: its grid, its windows, and how its body uses the grid indices.
 
 Enters: the configuration of a `tpu_custom_call`, which holds the kernel as MLIR bytecode. Leaves: a `Mosaic`, plain
-data, or a `KernelError` where the kernel is not what is known here.
+data, or a `KernelError` for an unknown form.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from toast_cli.xla import ADVANCE, ir
 
 TARGET = "tpu_custom_call"
 CONFIG = "custom_call_config"
-# Larger bodies are not looked into: the largest of JAX's own kernels has 60,000 bytes.
+# Larger bodies are not parsed: the largest of JAX's own kernels has 60,000 bytes.
 MOST_BYTES = 2_000_000
-# How a body may read an index of the grid: not at all, or in any way; a number k: only its remainder by k.
+# How a body may read an index of the grid: not at all, or in any way; a number k: only its remainder modulo k.
 UNREAD, READ = 1, 0
-# Of the grid's axes, the one that a chip's cores share has as many steps as there are cores.
+# The grid axis that a chip's cores share has as many steps as there are cores.
 SEMANTICS, CORES = "dimension_semantics", "core_parallel"
-# Of operations that exchange something with other devices, the operand segment that names the device.
+# Operation that communicates with other devices -> the operand segment that names the device.
 DEVICE_SEGMENT = {"tpu.enqueue_dma": 4, "tpu.sem_signal": 2}
 
 
 @dataclass(frozen=True)
 class BlockIndex:
-    """Where one dimension's window lies, in windows: `(index // unit) % count` of one axis of the grid, where `axes`
-    has that one alone and count is not 0; otherwise all that is known is the axes that it depends on."""
+    """The window index of one dimension: `(index // unit) % count` of one axis of the grid, if `axes` has only that one
+    and count is not 0; otherwise only the axes that it depends on are known."""
 
     axes: frozenset[int]
     unit: int = 1
@@ -45,7 +45,7 @@ class BlockIndex:
 
 @dataclass(frozen=True)
 class Window:
-    """How the grid walks over an array: the shape of the window, and [dimensions] where it lies."""
+    """How the grid traverses an array: the shape of the window, and [dimensions] its index."""
 
     bounds: tuple[int, ...]
     index: tuple[BlockIndex, ...]
@@ -60,13 +60,13 @@ class Mosaic:
     """A Pallas kernel for TPU.
 
     Attributes:
-        name: of the kernel's function. grid: its bounds, `DYNAMIC` where an operand says one.
-        prefetched: operands in scalar memory, which follow those that say bounds of the grid.
-        windows: of the operands after those, then of the results; None for an array that is not cut into windows.
-        reads: [axes of the grid] how the body reads that index: `UNREAD`, `READ`, or k where it reads the remainder by
-            k alone.
-        ordered: whether its steps depend on each other, or on the device, in ways that no index says.
-        work: what all steps do together.
+        name: of the kernel's function. grid: its bounds, `DYNAMIC` for bounds that are operands.
+        prefetched: operands in scalar memory, which follow the bounds of the grid.
+        windows: of the operands after those, then of the results; None for an array without windows.
+        reads: [axes of the grid] how the body reads that index: `UNREAD`, `READ`, or k if it only reads the remainder
+            modulo k.
+        ordered: True if its steps depend on each other, or on the device, other than by indices.
+        work: of all steps together.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Mosaic:
 
     @property
     def ahead(self) -> int:
-        """Operands in front of those with windows."""
+        """Number of operands in front of those with windows."""
         return self.grid.count(DYNAMIC) + self.prefetched
 
 
@@ -106,7 +106,7 @@ def parse_body(config: dict[str, Any]) -> Any:
 
 
 def main_of(module: Any) -> Any:
-    """The kernel's function, the one that has windows or a grid. Raises `KernelError` where there is none."""
+    """The kernel's function, the one with windows or a grid. Raises `KernelError` if there is none."""
     for operation in _operations(module.operation.regions[0].blocks[0]):
         if "iteration_bounds" in operation.attributes or "window_params" in operation.attributes:
             return operation
@@ -114,9 +114,9 @@ def main_of(module: Any) -> Any:
 
 
 def read_mosaic(config: dict[str, Any], data: tuple[Integers | None, ...] = ()) -> Mosaic:
-    """The kernel of a configuration. data: [operands] elements of those that are constants.
+    """Reads the kernel of a configuration. data: [operands] elements of those that are constants.
 
-    Raises `KernelError` for what is not a kernel as JAX makes them.
+    Raises `KernelError` for other kernels than those that JAX makes.
     """
     try:
         return _read(parse_body(config), data)
@@ -170,7 +170,7 @@ def _integer(operation: Any, name: str) -> int:
 
 
 def _window(stated: Any, functions: dict[str, Any], known: list[Known], grid: tuple[int, ...]) -> Window | None:
-    """One array's window; None for an array that the body fetches from by itself."""
+    """One array's window; None for an array that the body copies itself."""
     said = {item.name: item.attr for item in ir.DictAttr(stated)}
     if "transform_indices" not in said:
         return None
@@ -191,7 +191,7 @@ def _window(stated: Any, functions: dict[str, Any], known: list[Known], grid: tu
 
 
 def _index(found: Known, grid: tuple[int, ...]) -> BlockIndex:
-    """An index that follows one axis of the grid as digits of a number do, or the axes that it depends on."""
+    """An index that is a digit of one axis of the grid, or the axes that it depends on."""
     if len(found.axes) != 1 or found.values is None:
         return BlockIndex(found.axes)
     (axis,) = found.axes
@@ -207,7 +207,7 @@ def _index(found: Known, grid: tuple[int, ...]) -> BlockIndex:
 
 
 def _reading(index: Any, axis: int, names: dict[str, list[Any]]) -> int:
-    """How the body reads an index of the grid."""
+    """How the body reads an index of the grid: `UNREAD`, `READ` or a modulus."""
     if any(_integer(one, "dim") == axis for one in names.get("tpu.iteration_bound", ())):
         return READ
     units = {_divisor(use) for use in index.uses}
@@ -215,7 +215,7 @@ def _reading(index: Any, axis: int, names: dict[str, list[Any]]) -> int:
 
 
 def _divisor(use: Any) -> int:
-    """k, where a use takes the remainder by the constant k; `READ` for any other."""
+    """k, if a use takes the remainder modulo the constant k; `READ` for any other use."""
     operation = use.owner.operation
     if short_name(operation) not in ("arith.remsi", "arith.remui") or use.operand_number:
         return READ
@@ -227,7 +227,7 @@ def _divisor(use: Any) -> int:
 
 
 def _found_in(main: Any) -> tuple[dict[str, list[Any]], bool]:
-    """The operations of a body by name, and whether it exchanges something with other devices."""
+    """The operations of a body by name, and True if it communicates with other devices."""
     names: dict[str, list[Any]] = {}
 
     def visit(operation: Any) -> Any:

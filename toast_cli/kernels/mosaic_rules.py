@@ -1,10 +1,10 @@
-"""Which dimensions of a Pallas kernel's arrays are independent: its sharding rule.
+"""Derives a Pallas kernel's sharding rule: the independent dimensions of its arrays.
 
-An axis of the grid can be split over devices where the body does not read its index and every array has exactly one
-dimension whose windows follow that index, or none. What follows from that is a factor for the axis, or several where
-arrays follow it in different units: with grouped heads the queries follow the axis itself, and keys and values the axis
-divided by the size of a group. Dimensions are split into whole windows only, so a window is a factor of its own, which
-stays whole. A result that nobody reads does not count.
+An axis of the grid can be split over devices if the body does not read its index and every array has at most one
+dimension whose windows follow that index. The axis is then a factor, or several if arrays follow it at different
+strides: with grouped heads the queries follow the axis itself, and keys and values the axis divided by the size of a
+group. Dimensions are split into whole windows only, so a window is a separate, unsharded factor. Unread results do not
+count.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _Digit:
 
 
 def grid_rule(kernel: Mosaic, operands: list[Shape], results: list[Shape], read: list[bool]) -> GridRule | None:
-    """The rule of a kernel with operands and results of these shapes; None where they do not fit to its windows.
+    """The rule of a kernel with operands and results of these shapes; None if they do not match its windows.
 
     Args:
-        read: [results] whether anything reads it.
+        read: [results] True if anything reads it.
     """
     if len(operands) + len(results) != kernel.ahead + len(kernel.windows):
         return None
@@ -60,7 +60,7 @@ def grid_rule(kernel: Mosaic, operands: list[Shape], results: list[Shape], read:
     same: dict[tuple[BlockIndex, int], int] = {}
 
     def rest(size: int, index: BlockIndex | None = None, every: int = 0) -> int:
-        """A factor that stays whole; the same for dimensions that have the same windows."""
+        """An unsharded factor; dimensions with equal windows share it."""
         known = same.get((index, every)) if index is not None and index.axes else None
         if known is None:
             known = len(sizes)
@@ -93,7 +93,7 @@ def grid_rule(kernel: Mosaic, operands: list[Shape], results: list[Shape], read:
 
 
 def _has(index: BlockIndex, digit: _Digit) -> bool:
-    """Whether an index counts in units in which the digit is one, and goes as far."""
+    """True if the index has the digit: its unit is at most the digit's, and its range covers the digit's."""
     return bool(
         index.count
         and index.axes == {digit.axis}
@@ -105,10 +105,10 @@ def _has(index: BlockIndex, digit: _Digit) -> bool:
 def _digits(
     kernel: Mosaic, axis: int, windows: list[Window | None], shapes: list[Shape], used: list[bool], operands: int
 ) -> list[_Digit]:
-    """The parts of an axis that can be split, the most significant first: one where all arrays follow it alike.
+    """The parts of an axis that can be split, the most significant first: a single one if all arrays follow it alike.
 
     Args:
-        used: [operands and results] whether what becomes of it counts. operands: how many of them are operands.
+        used: [operands and results] True if the array is used. operands: how many of them are operands.
     """
     size, read = kernel.grid[axis], kernel.reads[axis]
     if size == DYNAMIC or size < 2 or read == READ or size % read:
@@ -133,8 +133,8 @@ def _digits(
     for digit in reversed(every):
         counts = {k: sum(_has(index, digit) for j, index in following if j == k) for k in range(len(windows))}
         free = digit.unit >= read and all(n <= 1 for n in counts.values()) and all(counts[k] == 1 for k in results)
-        # Devices have a run of the axis: a lower digit can be split where all above it are split to the end, which
-        # the order of factors within one dimension makes sure of.
+        # Devices have a contiguous range of the axis: a lower digit can be split only if all above it are split
+        # completely, which the order of factors within one dimension ensures.
         above = not found or any(all(_has(index, one) for one in (*found, digit)) for _, index in following)
         if not (free and above):
             break
@@ -143,5 +143,5 @@ def _digits(
 
 
 def _is_whole(window: Window, dim: int, shape: Shape) -> bool:
-    """Whether a dimension consists of whole windows, as many as its index counts."""
+    """True if a dimension consists of whole windows, as many as its index counts."""
     return shape[dim] == window.index[dim].count * window.bounds[dim]

@@ -1,7 +1,7 @@
-"""Counts what a Pallas kernel computes: its body, times the steps of its grid on which each part of it runs.
+"""Counts a Pallas kernel's arithmetic: that of its body, times the steps of its grid on which each part runs.
 
-A branch that depends on the indices of the grid counts on those steps on which it is taken: a causal kernel skips about
-half of its steps. A branch that depends on data counts always, and a loop whose length does once.
+A branch on grid indices counts for the steps on which it is taken: a causal kernel skips about half of its steps. A
+branch on data always counts, and a loop of unknown length counts once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRANSCENDENTAL = frozenset(
         "tan", "tanh",
     )
 )  # fmt: skip
-# Deeper bodies are not counted to the end.
+# Regions nested deeper are not counted.
 MOST_DEPTH = 64
 _CONTRACTED = re.compile(r"dimension_numbers<\[([\d, ]*)\]")
 
@@ -35,8 +35,8 @@ class Work:
 
     Attributes:
         products: operations of the matrix unit; a multiply-add counts 2. vector: elementwise ones and reductions.
-        transcendentals: of those, the transcendental ones. skipped: the part of the arithmetic that branches on indices
-            of the grid leave out, between 0 and 1.
+        transcendentals: of those, the transcendental ones. skipped: fraction of the arithmetic that branches on grid
+            indices skip, between 0 and 1.
     """
 
     products: float = 0.0
@@ -50,8 +50,8 @@ class Work:
 
 
 def work_of(block: Any, known: dict[Any, Known], grid: tuple[int, ...]) -> Work:
-    """What a body does over its grid; known: what is known of the body's arguments. A bound of the grid that the
-    program computes counts as 1."""
+    """The work of a body over its grid; known: its arguments. A bound of the grid that the program computes counts as
+    1."""
     counter = _Counter(Integer(known))
     counter.block(block, 1.0, 1.0, 0)
     steps = prod(n for n in grid if n != DYNAMIC)
@@ -65,7 +65,7 @@ def work_of(block: Any, known: dict[Any, Known], grid: tuple[int, ...]) -> Work:
 
 
 class _Counter:
-    """Adds up the arithmetic of one step, on average over all steps. whole: with no branch left out."""
+    """Sums the arithmetic of one step, averaged over all steps. whole: without skipped branches."""
 
     def __init__(self, integers: Integer) -> None:
         self.integers = integers
@@ -87,8 +87,8 @@ class _Counter:
                     self.block(inner, times * taken, whole * all_steps, depth + 1)
 
     def _parts(self, operation: Any, name: str) -> list[tuple[float, float]]:
-        """For each region of an operation, how often it runs for each time that the operation does; and how often if
-        no branch on indices of the grid left anything out."""
+        """For each region of an operation, its runs per run of the operation; and its runs if no branch on grid indices
+        skipped anything."""
         if name == "scf.if":
             values = self.integers.of(operation.operands[0]).values
             other = len(operation.regions) > 1 and any(len(b.operations) > 1 for b in operation.regions[1].blocks)

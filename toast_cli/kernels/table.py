@@ -1,13 +1,13 @@
-"""What users say of kernels by name: a YAML file in, and for each kernel its rule and its price out.
+"""The user's table of kernels: a YAML file in, and for each kernel its rule and its cost out.
 
     kernels:
-    - name: my_attention*
-      rule: ([b, h, q, d], [b, h, k, d], [b, h, k, d])->([b, h, q, d]) need_replication={q, k, d}
-      flops: 4*b*h*q*k*d
+      - name: my_attention*
+        rule: ([b, h, q, d], [b, h, k, d], [b, h, k, d])->([b, h, q, d]) need_replication={q, k, d}
+        flops: 4*b*h*q*k*d
 
-The rule is in Shardy's words: dimensions with one name are split alike, and a name that operands and results do not
-share, or that `need_replication` lists, stays whole. `g*r` is a dimension of two, `_` one without a name. Sizes follow
-from the kernel's arrays; expressions may use them.
+The rule is in Shardy's notation: dimensions with one name have one sharding, and a name that operands and results do
+not share, or that `need_replication` lists, is unsharded. `g*r` is a dimension of two factors, `_` one without a name.
+Sizes follow from the kernel's arrays; expressions may use them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class UserKernel:
-    """What a user says of kernels whose name, or whose target, fits a pattern.
+    """A user's entry for kernels whose name, or target, matches a pattern.
 
     Attributes:
-        operands, results: [dimensions] names of each dimension's factors; None without a rule. whole: those that stay
-            whole. flops, bytes: expressions, "" where nothing is said. where: place in the file.
+        operands, results: [dimensions] names of each dimension's factors; None without a rule. whole: unsharded
+            factors. flops, bytes: expressions, "" if not given. where: place in the file.
     """
 
     pattern: str
@@ -66,7 +66,7 @@ class UserKernel:
 
 
 def read_table(table: Table) -> list[UserKernel]:
-    """The kernels of a file, in order; the first that fits counts. Raises `ToastError` with the line."""
+    """The kernels of a file, in order; the first match counts. Raises `ToastError` with the line."""
     top = read_yaml(table.text, table.where)
     entries = top if top.is_sequence else top.section("kernels").get("kernels")
     if entries is None or not entries.is_sequence:
@@ -125,12 +125,12 @@ def _names(entry: YamlValue, dim: str) -> Names:
 
 
 def find(kernels: list[UserKernel], *names: str) -> UserKernel | None:
-    """The first whose pattern fits one of the names."""
+    """The first entry whose pattern matches one of the names."""
     return next((one for one in kernels if any(name and fnmatchcase(name, one.pattern) for name in names)), None)
 
 
 def sizes_of(kernel: UserKernel, name: str, operands: list[Value], results: list[Value]) -> dict[str, int]:
-    """The size of each named factor. Raises `InputError` where the arrays are not those of the rule."""
+    """The size of each named factor. Raises `InputError` if the arrays do not match the rule."""
     if kernel.operands is None:
         return {}
     dims = [*kernel.operands, *kernel.results]
@@ -143,7 +143,7 @@ def sizes_of(kernel: UserKernel, name: str, operands: list[Value], results: list
         if len(value.shape) != len(array):
             raise _misfit(kernel, name, f"has an array {value} where the rule has {len(array)} dimensions")
         pairs += zip(array, value.shape, strict=True)
-    for names, size in sorted(pairs, key=lambda pair: len(pair[0])):  # single names say sizes first
+    for names, size in sorted(pairs, key=lambda pair: len(pair[0])):  # single names determine sizes first
         open_names = [one for one in names if one not in sizes]
         known = prod(sizes[one] for one in names if one in sizes)
         if len(open_names) == 1 and known and size % known == 0:
@@ -160,7 +160,7 @@ def _misfit(kernel: UserKernel, name: str, what: str) -> InputError:
 
 
 def rule_of(kernel: UserKernel, sizes: dict[str, int], operands: list[Value], results: list[Value]) -> Rule | None:
-    """The rule, None where nothing can be split."""
+    """The rule; None if nothing can be split."""
     if kernel.operands is None or not {*sizes} - kernel.whole:
         return None
     numbers = {name: number for number, name in enumerate(sizes)}
@@ -182,7 +182,7 @@ def rule_of(kernel: UserKernel, sizes: dict[str, int], operands: list[Value], re
 
 
 def evaluate(text: str, sizes: dict[str, float]) -> float:
-    """The number that an expression is. Raises ValueError saying what is wrong with it."""
+    """The value of an arithmetic expression. Raises ValueError with a description of the error."""
     if len(text) > _MOST_TEXT:
         raise ValueError("it is too long")
     try:
@@ -206,7 +206,7 @@ def _value(node: ast.expr, sizes: dict[str, float]) -> float:
 
 
 def suggestion(name: str, operands: list[Value], results: list[Value]) -> str:
-    """The line of a file that would say how a kernel is split: dimensions of one size have one name."""
+    """A suggested entry for the user's file: dimensions of equal size get one name."""
     names: dict[int, str] = {}
 
     def dims(value: Value) -> str:

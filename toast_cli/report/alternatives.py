@@ -1,5 +1,6 @@
-"""The best plans that differ from the one taken: `Alternative` values go in; facts for the JSON report, and a table for
-the terminal, come out."""
+"""The best plans that differ from the chosen one: `Alternative` values go in; facts for the JSON report, and a table
+for the terminal, come out.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from toast_cli.report.model import AlternativeFacts, Report
 
 
 def alternative_facts(evaluator: Evaluator, taken: Plan, plans: Sequence[Plan]) -> list[AlternativeFacts]:
-    """The facts of all but the plan taken; `plans`: what the search found, the best first."""
+    """The facts of all plans but the chosen one; `plans`: the search's result, the best first."""
     problem = evaluator.problem
     own = [short(problem, decision) for decision in taken]
     return [
@@ -49,7 +50,7 @@ def _facts(problem: Problem, own: Sequence[str], name: str, one: Alternative) ->
 
 
 def alternatives(report: Report) -> RenderableType | None:
-    """The table of other plans, with what they decide otherwise; None where none were asked for, or found."""
+    """The table of other plans, with the decisions that differ; None if none were requested or found."""
     if not report.alternatives:
         return None
     axes = list(report.mesh.axes)

@@ -1,4 +1,4 @@
-"""The sections of a terminal report about arrays at rest: shardings of arguments and results, folded by pattern."""
+"""The sections of a terminal report about shardings of arguments and results, folded by pattern."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT_ARGUMENTS = 12
 
 
 def arguments(report: Report, width: int, verbose: bool) -> RenderableType:
-    """Shardings of the arguments at rest: folded by pattern and the largest of them, or each one with `verbose`."""
+    """Shardings of the stored arguments: the largest ones, folded by pattern, or all with `verbose`."""
     if verbose:
         rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
         for one in report.arguments:
@@ -65,7 +65,7 @@ def _folded(
 
 
 def _broken(pattern: str, room: int) -> str:
-    """A pattern too long for its column goes on after its braces on a second line."""
+    """A pattern too long for its column continues after its braces on a second line."""
     head, brace, tail = pattern.partition("}")
     return pattern if len(pattern) <= room or not tail else f"{head}{brace}\n  {tail}"
 

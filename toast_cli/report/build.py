@@ -54,9 +54,9 @@ from toast_cli.search.objective import reader
 from toast_cli.tactics import Expert, experts
 from toast_cli.tactics.strategies import PAIRS, baselines, better
 
-PRODUCTS = 3  # of pairs of tactics that are compared with, at most, where all strategies are
+PRODUCTS = 3  # of pairs of tactics compared with, at most, if all strategies are
 FAR = 1.1  # times as slow as the plan found, or more
-_LISTED = 400  # live values the report names: enough to tell what is alike
+_LISTED = 400  # limit of live values listed: enough to recognise similar ones
 
 
 def build_report(
@@ -67,7 +67,7 @@ def build_report(
     seed: int,
     elsewhere: Mapping[str, Expert] | None = None,
 ) -> Report:
-    """The facts of a run, without its timings. elsewhere: known strategies by name on mesh shapes that were tried."""
+    """The facts of a run, without its timings. elsewhere: known strategies by name on the mesh shapes tried."""
     problem = evaluator.problem
     program, mesh = problem.program, problem.mesh
     parameters = sum(program.values[a.value].bytes for a in program.arguments)
@@ -113,7 +113,7 @@ def build_report(
 
 
 def goal_facts(problem: Problem, cost: Cost) -> GoalFacts:
-    """What was asked for, and whether a plan of this cost keeps it."""
+    """The goal, and whether a plan of this cost meets it."""
 
     def facts(bound: Bound) -> BoundFacts:
         value = reader(bound.figure, problem.mesh.names)(cost)
@@ -123,16 +123,16 @@ def goal_facts(problem: Problem, cost: Cost) -> GoalFacts:
 
 
 def utilisation(problem: Problem, step_seconds: float) -> tuple[float, float]:
-    """Model FLOPs utilisation and hardware FLOPs utilisation: a program's arithmetic over what all chips could do in
-    that time at their peak, that of bf16 (where listed), and of a narrower type for products in one. MFU is without
-    what is recomputed (see `recomputed`)."""
+    """Model FLOPs utilisation and hardware FLOPs utilisation: a program's arithmetic divided by that of all chips at
+    their peak rate in that time. The rate is that of bf16 (if listed), or of a narrower type for contractions in one.
+    MFU excludes rematerialised arithmetic (see `recomputed`)."""
     every, again = _peak_seconds(problem.program, problem.mesh.chip)
     available = step_seconds * problem.mesh.devices
     return ((every - again) / available, every / available) if available > 0 else (0.0, 0.0)
 
 
 def _peak_seconds(program: Program, chip: Chip) -> tuple[float, float]:
-    """Seconds that all arithmetic of a program takes one chip at its peak, and the recomputed part of it."""
+    """Seconds that all arithmetic of a program takes one chip at its peak, and the rematerialised part of it."""
     peak, every, again = chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values()), 0.0, 0.0
     for op, part in zip(program.ops, recomputed_parts(program), strict=True):
         if op.region is not None and op.region.body.flops:
@@ -184,8 +184,8 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
 
 
 def _baselines(evaluator: Evaluator, found_seconds: float, elsewhere: Mapping[str, Expert]) -> dict[str, BaselineFacts]:
-    """The well-known strategies, each on the axes and the mesh shape that suit it best; where all of them are far
-    slower than the plan found, also the best few of the pairs that an expert would write, as far as they are faster."""
+    """The well-known strategies, each on the axes and mesh shape that suit it best; if all of them are far slower than
+    the plan found, also the best few of the usual pairs, if they are faster."""
     unsharded = Expert("unsharded", "", (), evaluator.exact_cost((), learn=False), evaluator.problem.mesh)
     found = {"unsharded": unsharded, **_best(evaluator, baselines(evaluator.problem), elsewhere)}
 
@@ -218,7 +218,7 @@ def _baseline(one: Expert, mesh: Mesh) -> BaselineFacts:
 
 
 def other_shape(of: Mesh, mesh: Mesh) -> dict[str, int]:
-    """The axes of a mesh; none where it is `mesh`."""
+    """The axes of a mesh; empty for `mesh` itself."""
     return {} if of == mesh else dict(zip(of.names, of.sizes, strict=True))
 
 
@@ -227,7 +227,7 @@ def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]
     return [ConstraintFacts(**vars(constraint)) for constraint in constraints]
 
 
-# Runs closer to a whole number than this are one: the sum of what is in several branches.
+# Counts this close to an integer are rounded: sums of fractions for branches.
 _NO_PART = 1e-6
 
 
@@ -315,8 +315,8 @@ def _idle(problem: Problem, plan: Plan, axis: int) -> str:
 
 
 def _odd(problem: Problem, plan: Plan, axis: int) -> str:
-    """What is split over other axes and would be over this one too, if only its size divided; empty where nothing
-    is."""
+    """A group that is split over other axes and would be over this one too, if its size were divisible; empty if there
+    is none."""
     sizes = problem.mesh.sizes
     for group in dict.fromkeys(d.group for d in plan if isinstance(d, Shard)):
         found = problem.dimensions.groups[group]
@@ -333,7 +333,7 @@ def _odd(problem: Problem, plan: Plan, axis: int) -> str:
 
 
 def _undonated(problem: Problem, lowered: PartitionedProgram) -> list[str]:
-    """A remark where a step gives none of its arguments' memory to the results that replace them."""
+    """A remark if a step donates none of its arguments to the results that replace them."""
     program, sizes = problem.program, problem.mesh.sizes
     arguments = [program.arguments[n] for n in undonated(program)]
     if not arguments:
@@ -348,14 +348,14 @@ def _undonated(problem: Problem, lowered: PartitionedProgram) -> list[str]:
 
 
 def _nameless(program: Program) -> list[str]:
-    """A remark where JAX has lowered a program without names and source lines."""
+    """A remark if JAX has lowered a program without names and source lines."""
     if any(a.path for a in program.arguments) or not any(r.path for r in program.results):
         return []
     return ["arguments have no names and ops no source lines: lowered.as_text(debug_info=True) writes them"]
 
 
 def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
-    """What the search found, where a known strategy that is nearly as fast was preferred."""
+    """The fastest plan found, if a known strategy that is nearly as fast was preferred."""
     if result.fastest is None or not result.known_as:
         return []
     plan, cost = result.fastest
@@ -373,7 +373,7 @@ def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: P
     opaque = Counter(
         (op.detail and f"{op.name} @{op.detail}") or op.name
         for op in problem.program.ops
-        if op.opaque and op.kernel is None  # of kernels the notices tell
+        if op.opaque and op.kernel is None  # notices cover kernels
     )
     notes = [
         *_passed_over(problem, result),

@@ -22,13 +22,12 @@ from toast_cli.report.json_file import write_json
 SCHEMA = "toast.check/1"
 
 _WORDS = {PASSED: ("ok", style.GOOD), FAILED: ("FAILED", style.BAD), ERROR: ("ERROR", style.BAD)}
-# What XML 1.0 cannot hold, not even escaped.
+# Characters that XML 1.0 cannot hold, not even escaped.
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def as_text(verdicts: Sequence[CheckVerdict], *, quiet: bool = False, verbose: bool = False) -> list[RenderableType]:
-    """What to show: all demands of a single point; of several, a line each and the demands that failed. quiet:
-    failures only."""
+    """All checks of a single point; for several points, a line each and the failed checks. quiet: failures only."""
     shown = [verdict for verdict in verdicts if not quiet or verdict.status != PASSED]
     if len(verdicts) == 1 and not verdicts[0].error:
         return [part for verdict in shown for part in _single(verdict, quiet)]
@@ -55,8 +54,8 @@ def as_json(verdicts: Sequence[CheckVerdict]) -> str:
 
 
 def as_junit(verdicts: Sequence[CheckVerdict]) -> str:
-    """JUnit XML: a suite for each program on a mesh, a case for each demand; what could not be judged is one case
-    with an error."""
+    """JUnit XML: a suite for each program on a mesh, a case for each check; a point without a verdict is one case with
+    an error."""
     root = ElementTree.Element("testsuites", name="toast check")
     for verdict in verdicts:
         failures, errors = len(verdict.failures), int(bool(verdict.error))
@@ -81,7 +80,7 @@ def as_junit(verdicts: Sequence[CheckVerdict]) -> str:
 
 
 def as_github(verdicts: Sequence[CheckVerdict]) -> str:
-    """GitHub's workflow commands: an error for each demand that failed, a warning where the plan drifted."""
+    """GitHub's workflow commands: an error for each failed check, a warning if the plan drifted."""
     lines = []
     for verdict in verdicts:
         if verdict.error:
@@ -120,7 +119,7 @@ def _one_of_many(verdict: CheckVerdict, verbose: bool) -> list[RenderableType]:
 
 
 def _table(checks: Sequence[Check]) -> RenderableType:
-    """One row a demand, the failed ones in red."""
+    """One row per check, the failed ones in red."""
     figures = "found" if any(check.found.endswith(COMPILED) for check in checks) else "predicted"
     rows = style.table([("", "left"), ("", "fold"), (figures, "right"), ("allowed", "fold")])
     for check in checks:

@@ -1,5 +1,4 @@
-"""What `toast check` demands of a plan: a `Report` and limits go in, one `Check` per demand and what drifted come
-out."""
+"""Checks a plan against limits: a `Report` and limits go in, one `Check` per limit and the drift come out."""
 
 from __future__ import annotations
 
@@ -16,16 +15,15 @@ from toast_cli.report.model import NO, UNSURE, DimensionAxes, Report
 from toast_cli.report.terminal import one_line
 
 PASSED, FAILED, ERROR = "passed", "failed", "error"
-# Arguments whose changed sharding is named; the others are counted.
+# Number of arguments with changed shardings that are named; the others are counted.
 _NAMED = 3
-# Behind figures that a compiler has said.
+# Added to figures that come from a compiler.
 COMPILED = " compiled"
 
 
 @dataclass(frozen=True)
 class CheckLimits:
-    """What is demanded; None where nothing is. Tolerances are fractions by which a stored report's figure may be
-    exceeded.
+    """The limits; None for no limit. Tolerances are fractions by which a stored report's figure may be exceeded.
 
     same_plan: decisions must be those of the stored report.
     """
@@ -41,8 +39,7 @@ class CheckLimits:
 
 @dataclass(frozen=True)
 class Check:
-    """One demand: what was predicted (`found`), what is `allowed`, in words, and whether the one is within the
-    other."""
+    """One check: the predicted figure (`found`) and the limit (`allowed`), in words, and whether the limit is kept."""
 
     name: str
     passed: bool
@@ -52,9 +49,9 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckVerdict:
-    """One program on one mesh, judged, or `error` and `hint` where that could not be done.
+    """The verdict on one program on one mesh, or `error` and `hint` if it could not be checked.
 
-    line: the plan on one line. drift: what changed since the report `against`, a line each. seconds: it took.
+    line: the plan on one line. drift: changes since the report `against`, a line each. seconds: duration.
     """
 
     program: str
@@ -82,7 +79,7 @@ class CheckVerdict:
 def verdict(
     report: Report, program: str, mesh: str, limits: CheckLimits, stored: StoredReport | None, seconds: float = 0.0
 ) -> CheckVerdict:
-    """The judgement on a plan, `stored` being what it is compared with."""
+    """The verdict on a plan; `stored` is the report it is compared with."""
     drift = plan_drift(report, stored) if stored is not None else []
     checks = judge(report, limits, stored)
     against = stored.path if stored is not None else ""
@@ -91,8 +88,8 @@ def verdict(
 
 
 def judge(report: Report, limits: CheckLimits, stored: StoredReport | None = None) -> list[Check]:
-    """Every demand in order: the plan fits, then each limit that is given, then the goal's bounds, then the stored
-    report, whose predicted figures are compared with predicted ones."""
+    """Every check in order: the plan fits, then each given limit, then the goal's bounds, then the stored report, whose
+    predicted figures are compared with predicted ones."""
     now = _figures(report)
     peak, step = f"{format_bytes(now.peak_bytes)}{now.by}", f"{format_seconds(now.step_seconds)}{now.by}"
     communication = f"{format_seconds(now.communication_seconds)}{now.by}"
@@ -122,7 +119,7 @@ def judge(report: Report, limits: CheckLimits, stored: StoredReport | None = Non
 
 @dataclass(frozen=True)
 class _Figures:
-    """What limits hold for. by: `COMPILED` where a compiler has said it; empty where it is predicted."""
+    """The figures that limits apply to. by: `COMPILED` if they come from a compiler; empty if they are predicted."""
 
     peak_bytes: int
     step_seconds: float
@@ -131,7 +128,7 @@ class _Figures:
 
 
 def _figures(report: Report) -> _Figures:
-    """The compiler's figures where it was asked, and the predicted ones else."""
+    """The compiler's figures if available, else the predicted ones."""
     predicted, confirmation = report.predicted, report.confirmation
     asked = confirmation.plans if confirmation is not None else []
     for row in asked:
@@ -144,10 +141,10 @@ def _figures(report: Report) -> _Figures:
 
 
 def plan_drift(report: Report, stored: StoredReport) -> list[str]:
-    """How the plan differs from the stored one: decisions gone (-), new (+) and moved (~), then arguments
+    """The differences of the plan from the stored one: decisions removed (-), added (+) and moved (~), then arguments
     whose sharding differs.
 
-    Empty when it does not.
+    Empty if there are none.
     """
     return drift_lines(
         stored.decisions,
@@ -163,7 +160,7 @@ def drift_lines(
     rested: Sequence[tuple[str, DimensionAxes]],
     rests: Sequence[tuple[str, DimensionAxes]],
 ) -> list[str]:
-    """The same of decisions in words, and of arguments' names and shardings."""
+    """The same for decisions in words, and arguments' names and shardings."""
     before, now = list(before), list(now)
     gone, new = Counter(before) - Counter(now), Counter(now) - Counter(before)
     lines = [f"- {text}" for text in before if text in gone] + [f"+ {text}" for text in now if text in new]

@@ -1,4 +1,4 @@
-"""The section of a terminal report about collectives: what takes longest, and what in the source causes it."""
+"""The section of a terminal report about collectives: those that take longest, and their causes in the source."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from toast_cli.report.model import CollectiveFacts, Report
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
 _NUMBER = re.compile(r"(?<=[/_])\d+")
-# Before the place of what the program does itself.
+# Prefix of the place of collectives that the program states itself.
 BY_HAND = "by hand: "
 
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
-    """The ones that take longest, numbered as `toast explain --collective` counts them, and what causes them."""
+    """The collectives that take longest, numbered as in `toast explain --collective`, and their causes."""
     ordered = together(report.collectives)
     if not ordered:
         return style.section("collectives", Text("none: the devices never communicate"))
@@ -66,7 +66,7 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
 
 
 def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
-    """Those that differ in nothing a reader sees as one, the ones that take longest first."""
+    """Collectives merged that look the same to a reader, those that take longest first."""
     looks = [look(one.kind, one.axes, one.bytes, one.by_hand, one.location) for one in collectives]
     rows = [[collectives[k] for k in row] for row in rows_of(looks, [one.seconds for one in collectives])]
     return [
@@ -81,7 +81,7 @@ def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
 
 
 def _shared_location(locations: Sequence[str]) -> str:
-    """Where collectives of one row come from: one place, all passes, and the path if it differs in layers alone."""
+    """The common place of collectives of one row: one place, all passes, and the path if it differs only in layers."""
     if len(set(locations)) == 1:
         return locations[0]
     places, passes, paths = zip(*map(split_location, locations), strict=True)

@@ -1,5 +1,5 @@
-"""`Comparison`: every expert strategy that applies beside what the search found. Enters: an evaluator and the
-search's plan. Leaves: facts. JSON schema "toast.compare/1"; field names are stable.
+"""`Comparison`: every expert strategy that applies beside the search's result. Enters: an evaluator and the search's
+plan. Leaves: facts. JSON schema "toast.compare/1"; field names are stable.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Contender:
 
     Attributes:
         kind: "search", "strategy", "unsharded" or "annotated" (the program's own shardings). met: fits, and keeps the
-            bounds asked for.
+            requested bounds.
         adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
-        axes: a strategy with its mesh axes, as `--strategy` takes it, where others than the mesh's order suit it
-            better. mesh: the shape of the mesh where that is another than the search's.
+        axes: a strategy with its mesh axes, as `--strategy` takes it, if others than the mesh's order suit it better.
+            mesh: the shape of the mesh if it is not the search's.
         expected_step_seconds: with overlap; None on another shape of the mesh.
-        front: no other plan is better in both step time and memory. best: the best that is met, by what was minimised;
-            by the compiler's figures where it was asked.
-        compiled: what a compiler says of it; None where none was asked. plan: itself, for no output.
+        front: no other plan is better in both step time and memory. best: the best that is met, by the minimised
+            figure; by the compiler's figures if it was used.
+        compiled: the compiler's figures; None without a compiler. plan: the plan itself, not part of any output.
     """
 
     name: str
@@ -68,14 +68,14 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """The name in tables."""
         return strategy_label(self.name, self.axes, self.mesh)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """contenders: the search's plan first, the others from the fastest that fits on. not_applicable: strategy ->
-    why not."""
+    """contenders: the search's plan first, then those that fit, the fastest first, then the others. not_applicable:
+    strategy -> the reason."""
 
     program: ProgramFacts
     mesh: MeshFacts
@@ -105,7 +105,7 @@ def compare(
     elsewhere: Mapping[str, Expert] | None = None,
 ) -> Comparison:
     """Tabulates the search's plans (`found`, the best first), all strategies that apply, and `more` named ones, which
-    must. elsewhere: strategies by name on mesh shapes that were tried."""
+    must apply. elsewhere: strategies by name on the mesh shapes tried."""
     problem = evaluator.problem
     named, reasons = experts(evaluator)
     named = better(named, {name: one for name, one in (elsewhere or {}).items() if name in STRATEGIES})
@@ -131,13 +131,13 @@ def compare(
 
 
 def ranked(rows: list[Contender]) -> list[Contender]:
-    """The search's plan first, the others from the fastest that fits on; and which are on the front."""
+    """The search's plan first, then those that fit, the fastest first; with the Pareto front marked."""
     rows = [replace(row, front=_on_front(row, rows)) for row in rows]
     return [rows[0], *sorted(rows[1:], key=lambda row: (not row.met, not row.fits, row.step_seconds))]
 
 
 def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirmation) -> Comparison:
-    """The same with what a compiler says of the contenders, and the best by its word."""
+    """The comparison with the compiler's figures of the contenders, and the best by these."""
     from toast_cli.confirm.run import compiled_cost
 
     facts = {
@@ -185,7 +185,7 @@ def short(problem: Problem, decision: Decision) -> str:
 
 
 def _on_front(row: Contender, rows: list[Contender]) -> bool:
-    """Whether no other row is as good in both figures and better in one."""
+    """True if no other row is as good in both figures and better in one."""
     return not any(
         other.step_seconds <= row.step_seconds
         and other.peak_bytes <= row.peak_bytes
@@ -195,7 +195,7 @@ def _on_front(row: Contender, rows: list[Contender]) -> bool:
 
 
 def differences(decisions: Iterable[str]) -> Mapping[str, list[str]]:
-    """`batch over data`, `ff over data` -> {"data": ["batch", "ff"]}: what there is over each axis."""
+    """`batch over data`, `ff over data` -> {"data": ["batch", "ff"]}: the dimensions split over each axis."""
     found: dict[str, list[str]] = {}
     for text in decisions:
         what, _, axis = text.rpartition(" over ")

@@ -1,4 +1,4 @@
-"""A comparison for people: facts go in; a table of figures and what differs come out."""
+"""A comparison for people: facts go in; a table of figures and differences comes out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LISTED = 5
 
 
 def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[RenderableType]:
-    """Figures, then what differs in the decisions, then with --verbose what does not apply."""
+    """Figures, then the decisions that differ, then with --verbose the strategies that do not apply."""
     blocks = [_figures(found, width), Text(), _decisions(found)]
     if verbose and found.not_applicable:
         rows = style.table([("", "left"), ("", "fold")])
@@ -79,7 +79,7 @@ def _figures(found: Comparison, width: int) -> RenderableType:
 
 
 def compiled_texts(one: Contender) -> tuple[str, str]:
-    """Compiled step time and peak memory; why there are none."""
+    """Compiled step time and peak memory, or the reason why there are none."""
     facts = one.compiled
     if facts is None or facts.step_seconds is None or facts.peak_bytes is None:
         return (facts.outcome if facts is not None else "", "")

@@ -1,5 +1,6 @@
-"""Predicted beside compiled figures: a `Confirmation` goes in; facts for the JSON report, and a table for the
-terminal, come out."""
+"""Compares predicted and compiled figures: a `Confirmation` goes in; facts for the JSON report, and a table for the
+terminal, come out.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def _row(row: ConfirmedRow, limit_bytes: int) -> ConfirmedPlanFacts:
 
 
 def confirmation(report: Report) -> RenderableType | None:
-    """The table of what was compiled, the plan taken first marked; None where nothing was."""
+    """The table of compiled plans, the chosen one first and marked; None if none were compiled."""
     facts = report.confirmation
     if facts is None:
         return None

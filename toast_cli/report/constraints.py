@@ -14,17 +14,15 @@ from toast_cli.report.model import Report
 
 # What a report shows without --verbose.
 SHORT_CONSTRAINTS = 6
-# What stands before every line to paste; a report has no room for it.
+# Prefix of every line to paste; a report has no room for it.
 JAX = "x = jax.lax."
 KERNEL = "kernel"
 _INTEGERS = re.compile(r"u?i\d+\[")
 
 
 def constraints(report: Report, verbose: bool) -> RenderableType | None:
-    """The lines to paste for those who would rather keep their program than take the written one; equal ones once.
-
-    Without `verbose` those of the largest arrays.
-    """
+    """The lines to paste for users who keep their own program, without duplicates. Without `verbose`, those of the
+    largest arrays."""
     placed = [one for one in report.constraints if one.place != KERNEL]
     if not placed:
         return None
@@ -39,17 +37,17 @@ def constraints(report: Report, verbose: bool) -> RenderableType | None:
 
 
 def _place(location: str) -> str:
-    """The line of the source alone."""
+    """The source line without the name stack."""
     return location.partition(" (")[0] or "(unknown)"
 
 
 def _line_to_paste(report: Report, place: str, type_: str, line: str) -> Text:
-    """Where it goes, and the line."""
+    """The place of a constraint, and its line."""
     return Text(f"{place}, {type_}\n").append_text(style.with_axes(line.removeprefix(JAX), list(report.mesh.axes)))
 
 
 def kernels(report: Report) -> RenderableType | None:
-    """The kernels that run on parts, and the lines that say so in JAX."""
+    """The sharded kernels, and the equivalent lines of JAX."""
     found = [one for one in report.constraints if one.place == KERNEL]
     if not found:
         return None
@@ -62,13 +60,13 @@ def kernels(report: Report) -> RenderableType | None:
 
 
 def _weight(constraint: tuple[tuple[str, str, str], int]) -> tuple[bool, int]:
-    """How much a constraint may matter: least where it leaves all to the compiler, or speaks of integers, which are
+    """Importance of a constraint: least if it leaves all dimensions to the compiler, or is of integers, which are
     indices and masks; else by the bytes of its array."""
     (_, type_, line), count = constraint
     return _says_something(line) and not _INTEGERS.match(type_), type_bytes(type_) * count
 
 
 def _says_something(line: str) -> bool:
-    """Whether a line says about any dimension how it is split."""
+    """True if a line states the sharding of some dimension."""
     spec = line.partition("P(")[2].rstrip(")")
     return any(entry.strip() not in ("", "P.UNCONSTRAINED") for entry in spec.split(","))

@@ -1,5 +1,4 @@
-"""Two stored reports side by side. Enters: two `StoredReport`s. Leaves: what changed from the first to the second,
-and how that is shown."""
+"""Compares two stored reports. Enters: two `StoredReport`s. Leaves: the changes between them, and their rendering."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """heads: what the reports are of, where that differs (program, mesh). drift: see `drift_lines`."""
+    """heads: programs and meshes of the reports, if they differ. drift: see `drift_lines`."""
 
     before: str
     now: str
@@ -55,7 +54,7 @@ class Difference:
 
 
 def difference(before: StoredReport, now: StoredReport) -> Difference:
-    """What changed."""
+    """The changes between two reports."""
     heads = []
     if before.program_name != now.program_name:
         heads.append(f"programs: {before.program_name}, then {now.program_name}")
@@ -77,7 +76,7 @@ def difference(before: StoredReport, now: StoredReport) -> Difference:
 
 
 def blocks(found: Difference) -> list[RenderableType]:
-    """For the terminal."""
+    """Renderables for the terminal."""
     rows = style.table([("", "left"), (found.before, "right"), (found.now, "right"), ("", "right")])
     for one in found.figures:
         shown = format_bytes if one.name == "peak memory" else format_seconds

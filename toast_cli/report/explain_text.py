@@ -15,7 +15,7 @@ _SHORT = 20
 
 
 def explanation_blocks(found: Explanation, width: int, verbose: bool) -> list[RenderableType]:
-    """What it is about, why in words, what is listed, what else there would be."""
+    """The subject, the reasons in words, the list, and the alternatives."""
     axes = list(found.axes)
     shape = " × ".join(f"{axis}={size}" for axis, size in found.axes.items())
     head = Text(f"{found.program} on {found.mesh}, ").append_text(style.with_axes(shape, axes))
@@ -35,7 +35,7 @@ def explanation_blocks(found: Explanation, width: int, verbose: bool) -> list[Re
 
 
 def one_line(found: Explanation) -> str:
-    """The subject and its first sentence, the whole of it."""
+    """The subject and its complete first sentence."""
     return f"{found.subject}: {found.sentences[0]}" if found.sentences else found.subject
 
 
@@ -46,7 +46,7 @@ def _items(found: Explanation, width: int, verbose: bool) -> RenderableType:
     heads = [("", "left"), ("", "right"), *([("", "right")] if timed else []), *([("", "right")] if sized else [])]
     drawn = style.table([*heads, ("", "fold")])
     room = style.room(width, rows)
-    if room < 24:  # long names: let them wrap, and the rest beneath
+    if room < 24:  # long names: wrap them, and put the rest beneath
         drawn = style.table([("", "fold"), *heads[1:], ("", "fold")])
         room = 40
     for one, cells in zip(shown, rows, strict=True):
@@ -91,7 +91,7 @@ def _changes(found: Explanation, shown: list[Change], width: int) -> RenderableT
 
 
 def _difference(value: float, now: float) -> Text:
-    """`+12.3%`, red where it is worse; `=` where it is all the same."""
+    """`+12.3%`, red if it is worse; `=` for no change."""
     if not now or abs(value / now - 1) < _NOTHING:
         return Text("=", style.LABEL)
     change = value / now - 1

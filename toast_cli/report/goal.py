@@ -1,4 +1,4 @@
-"""What was sought, and whether it was reached: the goal's facts go in, a section of the terminal report comes out."""
+"""The goal and whether it was met: the goal's facts go in, a section of the terminal report comes out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toast_cli.report.model import NO, BoundFacts, GoalFacts, Report
 
 
 def goal(report: Report) -> RenderableType | None:
-    """What was minimised and which bounds hold; None where nothing but the usual was asked for."""
+    """What was minimised and which bounds hold; None for the default goal."""
     asked = report.goal
     if asked == GoalFacts():
         return None
@@ -36,7 +36,7 @@ def written(bound: BoundFacts) -> tuple[str, str]:
 
 
 def broken(report: Report) -> RenderableType | None:
-    """Only for a plan that fits but breaks a bound: that it does."""
+    """A line for a plan that fits but breaks a bound; None for others."""
     bounds = [bound for bound in report.goal.bounds if not bound.holds]
     if not bounds or report.fit == NO:
         return None

@@ -1,5 +1,6 @@
-"""What a program is made of, before anybody decides anything. Enters: a `Source` and its `Dimensions`. Leaves:
-facts, and how they are shown."""
+"""Facts about a program before any decision. Enters: a `Source` and its `Dimensions`. Leaves: facts, and their
+rendering.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from toast_cli.report import style
 
 SCHEMA = "toast.inspection/1"
 _SHORT = 12
-_PLACES = 3  # of a conflict that are named
+_PLACES = 3  # places of a conflict that are named
 
 
 @dataclass(frozen=True)
 class OpCount:
-    """Ops of one name. flops: of one run of the program, loops counted. whole: nobody knows how to split them."""
+    """Ops of one name. flops: of one run of the program, loops counted. whole: ops without a sharding rule."""
 
     name: str
     count: int
@@ -46,8 +47,7 @@ class LoopFacts:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """Dimensions that are split alike. size: elements along the largest. members: all argument dimensions known to
-    have it."""
+    """A dimension class. size: elements along the largest. members: all argument dimensions known to be in it."""
 
     name: str
     role: str
@@ -58,8 +58,8 @@ class ClassFacts:
 
 @dataclass(frozen=True)
 class ConflictFacts:
-    """A class that occurs twice in an array: `sides` ways to settle it, the same in all `components` that look
-    alike."""
+    """A class that occurs twice in an array: the number of `sides` to choose from, the same in all `components` that
+    look alike."""
 
     name: str
     components: int
@@ -79,7 +79,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A program's anatomy; bytes are of whole arrays."""
+    """Facts about a program; bytes are of whole arrays."""
 
     path: str
     format: str
@@ -155,17 +155,17 @@ def _conflicts(source: Source, dimensions: Dimensions) -> list[ConflictFacts]:
 
 
 def _line(source: Source, op: int) -> str:
-    """`model.py:75`; the op's name where the program holds no locations."""
+    """`model.py:75`; the op's name if the program has no locations."""
     return source.location(op).split(" (")[0] or _plain(source.program.ops[op].name)
 
 
 def _plain(name: str) -> str:
-    """An op's name without its dialect; ours are `argument`, `carry`, `join`, `result`."""
+    """An op's name without its dialect; toast's own are `argument`, `carry`, `join`, `result`."""
     return name.removeprefix("stablehlo.").removeprefix("toast.")
 
 
 def _tensors(source: Source) -> list[TensorFacts]:
-    """Arrays by type and maker's place, the ones with the most bytes together first."""
+    """Arrays by type and maker's place, those with the most total bytes first."""
     program = source.program
     paths = {a.value: a.label for a in program.arguments}
     found: dict[tuple[str, str, str], list[int]] = defaultdict(list)

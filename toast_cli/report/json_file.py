@@ -1,4 +1,4 @@
-"""A report as JSON: a `Report` goes in and bytes come out; a stored file goes in and what checks compare comes out."""
+"""A report as JSON: a `Report` goes in and bytes come out; a stored file goes in and the facts to compare come out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toast_cli.report.model import SCHEMA, DimensionAxes, Report
 
 @dataclass(frozen=True)
 class StoredReport:
-    """What a stored report says that a later run is compared with; the fields are those of `Report`."""
+    """The facts of a stored report that a later run is compared with; the fields are those of `Report`."""
 
     path: str
     program_name: str
@@ -31,8 +31,7 @@ class StoredReport:
 
 
 def to_bytes(report: Report) -> bytes:
-    """UTF-8 JSON, indented, with a final newline. A figure that is no finite number is null, as JSON has no other
-    way."""
+    """UTF-8 JSON, indented, with a final newline. NaN and infinity are written as null."""
     return write_json(report.to_json())
 
 
@@ -43,8 +42,7 @@ def write_json(facts: Any) -> bytes:
 
 
 def read_report(path: str) -> StoredReport:
-    """The stored report at `path`. Raises InputError for a file that is none, with the field that is missing or
-    wrong."""
+    """The stored report at `path`. Raises InputError, with the missing or wrong field, for other files."""
     facts = read_json(path, _REMAKE)
     schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema != SCHEMA:
@@ -71,17 +69,17 @@ def read_report(path: str) -> StoredReport:
 
 
 def is_report(path: str) -> bool:
-    """Whether the file at `path` holds a report, of whatever version of the schema."""
+    """True if the file at `path` holds a report, of any version of the schema."""
     return str(_facts(path).get("schema")).startswith(f"{SCHEMA.partition('/')[0]}/")
 
 
 def same_facts(path: str, report: Report) -> bool:
-    """Whether the file at `path` holds this report but for how long things took and where the program was."""
+    """True if the file at `path` holds this report, apart from durations and the program's path."""
     return _lasting(_facts(path)) == _lasting(json.loads(to_bytes(report)))
 
 
 def _facts(path: str) -> dict[str, Any]:
-    """The JSON object in the file; empty where there is none."""
+    """The JSON object in the file; empty if there is none."""
     try:
         facts = read_json(path, "")
     except InputError:

@@ -1,4 +1,4 @@
-"""Who is alive where memory peaks: facts go in, a section of the terminal report comes out."""
+"""The arrays live at the memory peak: facts go in, a section of the terminal report comes out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | None:
-    """Who is alive where memory peaks: what is alike on one row, most bytes first."""
+    """The arrays live at the memory peak: similar ones in one row, most bytes first."""
     live = with_slashes(report)
     if not live:
         return None
@@ -60,11 +60,11 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
 
 
 def with_slashes(report: Report) -> list[LiveValue]:
-    """What is alive at the peak, with slashes in the paths of arguments."""
+    """The live values, with slashes in the paths of arguments."""
     paths = {one.name: slash_path(one.name) for one in report.arguments}
     return [replace(one, name=paths.get(one.name, one.name)) for one in report.predicted.live_at_peak]
 
 
 def _alike(one: LiveValue) -> NamedArray:
-    """Arrays of one row: equal but for numbers in their path, or in the name stack of where they are made."""
+    """The key of a row: arrays that are equal but for numbers in their path, or in the name stack of their maker."""
     return NamedArray(one.name, (one.role, one.type, one.bytes, _NUMBER.sub("*", one.location)))

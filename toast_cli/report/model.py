@@ -1,4 +1,4 @@
-"""`Report`: the facts of one run, and nothing about how they are shown. JSON schema "toast.report/1".
+"""`Report`: the facts of one run, without their rendering. JSON schema "toast.report/1".
 
 Field names are the JSON names and are stable: add fields, never rename. Bytes are per device unless the name says
 otherwise; seconds are seconds.
@@ -27,8 +27,8 @@ class ProgramFacts:
     arguments: int
     parameter_bytes: int  # all arguments together, unsharded
     flops: float  # one run, whole machine, loops counted
-    parted: bool = False  # the plan is of the program rewritten, see `Program.parted`
-    microbatches: int = 1  # parts of the batch, one after the other, in the program that the plan is of
+    parted: bool = False  # True if the plan is for the rewritten program, see `Program.parted`
+    microbatches: int = 1  # microbatches in the program that the plan is for
     recompute: str = ""  # what its backward pass computes again and the user's program does not
 
 
@@ -60,7 +60,7 @@ class PlanFacts:
     decisions: list[DecisionFacts]
     summary: str
     tactics: list[str] = field(default_factory=list)  # as asked for: "fsdp:data"
-    fixed: int = 0  # how many decisions, from the first on, come from them
+    fixed: int = 0  # number of decisions, from the first on, that come from them
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LiveValue:
 
 
 def fit_of(peak_bytes: float, limit_bytes: float, error: float) -> str:
-    """Whether a predicted peak that may be off by a share of `error` fits: "yes", "unsure" or "no"."""
+    """The fit of a predicted peak with a relative `error`: "yes", "unsure" or "no"."""
     if peak_bytes <= limit_bytes * (1 - error):
         return YES
     return UNSURE if peak_bytes <= limit_bytes * (1 + error) else NO
@@ -94,12 +94,12 @@ class PredictedFacts:
     step_seconds_lower: float = 0.0  # what nothing waits for beside computing
     peak_location: str = ""
     live_at_peak: list[LiveValue] = field(default_factory=list)
-    tokens_per_second: float = 0.0  # of all devices together; 0 where the program does not tell its tokens
-    host_bytes: int = 0  # of one device's arrays in the host's memory, the most at once
-    transfer_seconds: float = 0.0  # of moving arrays between the two memories, beside computing
-    peak_error: float = 0.0  # nine of ten predicted peaks are nearer than this to what the compiler needs
-    hfu: float = 0.0  # as `mfu`, with what is recomputed
-    expected_step_seconds: float = 0.0  # what the compiler runs beside computing does so
+    tokens_per_second: float = 0.0  # of all devices together; 0 if the number of tokens is unknown
+    host_bytes: int = 0  # peak bytes of one device's arrays in the host's memory
+    transfer_seconds: float = 0.0  # of transfers between the two memories, beside compute
+    peak_error: float = 0.0  # nine of ten predicted peaks are within this relative error
+    hfu: float = 0.0  # as `mfu`, including rematerialisation
+    expected_step_seconds: float = 0.0  # with the compiler's overlap of compute and communication
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:
@@ -110,8 +110,8 @@ class PredictedFacts:
 
 @dataclass(frozen=True)
 class BaselineFacts:
-    """A known strategy. axes: the strategy with its mesh axes, as `--strategy` takes it, where others than the mesh's
-    order suit it better; mesh: the shape of the mesh where that is another than the plan's."""
+    """A known strategy. axes: the strategy with its mesh axes, as `--strategy` takes it, if others than the mesh's
+    order suit it better; mesh: the shape of the mesh if it is not the plan's."""
 
     step_seconds: float
     peak_bytes: int
@@ -123,15 +123,15 @@ class BaselineFacts:
 
 
 def strategy_label(name: str, axes: str, mesh: Mapping[str, int]) -> str:
-    """What tables call a strategy: `fsdp:model,data on data=4,model=2`."""
+    """A strategy's name in tables: `fsdp:model,data on data=4,model=2`."""
     shape = ",".join(f"{axis}={size}" for axis, size in mesh.items())
     return f"{axes or name} on {shape}" if shape else axes or name
 
 
 @dataclass(frozen=True)
 class CollectiveFacts:
-    """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that
-    differs. by_hand: the program does it itself, in a manual region, under every plan."""
+    """A collective as the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, if
+    that differs. by_hand: the program states it in a manual region; it exists under every plan."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     axes: list[str]  # or ["groups of 2"], where the devices that communicate are not those along axes
@@ -149,8 +149,8 @@ class ConstraintFacts:
     """One constraint in the written program, beside the shardings of arguments and results.
 
     Attributes:
-        place: "definition" (the value lies so from where it is made), "use" (these uses need it so), or "kernel" (a
-            hand-written one runs on parts, as `line` says in JAX).
+        place: "definition" (the value has this sharding from its definition on), "use" (these uses need it), or
+            "kernel" (a hand-written kernel runs on shards, as `line` states in JAX).
         location: source location of the operation that makes the value, or that uses it. type: of the value.
         name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
         line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`. explicit: the same on a mesh of explicit axes;
@@ -199,7 +199,7 @@ class AnalysisFacts:
     components: int
     resolution_groups: int
     group_list: list[GroupFacts] = field(default_factory=list)
-    replicated_ops: dict[str, int] = field(default_factory=dict)  # op nobody can split -> how many
+    replicated_ops: dict[str, int] = field(default_factory=dict)  # op that toast cannot split -> how many
     notes: list[str] = field(
         default_factory=list
     )  # unknown trip counts, dropped shardings, reshapes that do not line up
@@ -233,13 +233,13 @@ class GoalFacts:
 
 @dataclass(frozen=True)
 class AlternativeFacts:
-    """One of the best plans that differ in meaning from the one taken and from each other.
+    """One of the best plans that do other work than the chosen one and each other.
 
     Attributes:
-        differs: the share of the slower one's step, 0 to 1, spent on kernels and collectives that only one of this plan
-            and the one taken has.
-        decisions: in words. adds, lacks: decisions ("batch over data") that the plan taken does not have, or has beyond
-            this one.
+        differs: the share of the slower step, 0 to 1, spent on kernels and collectives that only one of this plan and
+            the chosen one has.
+        decisions: in words. adds, lacks: decisions ("batch over data") that the chosen plan does not have, or has
+            beyond this one.
     """
 
     name: str  # "search 2" for the second best that the search found
@@ -257,7 +257,7 @@ class AlternativeFacts:
 
 @dataclass(frozen=True)
 class ConfirmedPlanFacts:
-    """One plan that a compiler was asked about. Compiled figures are null where there is no compiled program."""
+    """One compiled plan. Compiled figures are null if there is no compiled program."""
 
     name: str  # "search", "search 2", "corrected 1", or a strategy
     predicted_step_seconds: float
@@ -280,8 +280,8 @@ class ConfirmationFacts:
     plans: list[ConfirmedPlanFacts]
     rounds: int
     seconds: float
-    corrections: dict[str, float] = field(default_factory=dict)  # what the model was multiplied by for the last round
-    rejected: bool = False  # no program compiled fits, so that none is written
+    corrections: dict[str, float] = field(default_factory=dict)  # the model's correction factors in the last round
+    rejected: bool = False  # no compiled program fits, so that none is written
 
 
 @dataclass(frozen=True)
@@ -306,19 +306,19 @@ class Report:
     schema: str = SCHEMA
 
     def __getitem__(self, key: str) -> Any:
-        """A part of `to_json()`: `report["predicted"]["step_seconds"]`."""
+        """An entry of `to_json()`: `report["predicted"]["step_seconds"]`."""
         return self.to_json()[key]
 
     @property
     def fit(self) -> str:
-        """Whether the plan fits in memory, by the compiler's word where it was asked: "yes", "unsure" or "no"."""
+        """The plan's fit in memory, by the compiler's figures if available: "yes", "unsure" or "no"."""
         if self.confirmation is not None and self.confirmation.chosen is not None:
             return YES
         return NO if self.confirmation is not None and self.confirmation.rejected else self.predicted.fit
 
     @property
     def met(self) -> bool:
-        """Whether the plan fits, or may fit, and keeps all bounds asked for."""
+        """True if the plan fits, or may fit, and keeps all requested bounds."""
         return self.fit != NO and all(bound.holds for bound in self.goal.bounds)
 
     def to_json(self) -> dict[str, Any]:

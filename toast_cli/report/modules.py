@@ -1,7 +1,7 @@
-"""Which module of the user's program each op belongs to. Enters: a source. Leaves: a path for each op.
+"""Finds the module of the user's program that each op belongs to. Enters: a source. Leaves: a path for each op.
 
-What says nothing is left out: modules that all paths begin with (`Net`), and the function that was lowered
-(`train_step`) with its callers.
+Uninformative names are left out: modules that all paths begin with (`Net`), and the lowered function (`train_step`)
+with its callers.
 """
 
 from __future__ import annotations

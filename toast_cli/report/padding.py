@@ -1,4 +1,4 @@
-"""Dimensions that no mesh axis divides, and the size that one would: a problem goes in, sentences come out."""
+"""Advice on padding dimensions that no mesh axis divides: a problem goes in, sentences come out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import WEIGHTS
 from toast_cli.quantities import format_count
 
-# Of the bytes of all weights that the weights with a dimension have at least, for advice about it.
+# Minimum fraction of all weights' bytes in weights with a dimension, for advice about it.
 SHARE = 0.05
-# More padding than this part of a dimension is no advice: six heads do not become eight.
+# Maximum padding, as a fraction of the dimension: six heads do not become eight.
 MOST_PADDING = 1 / 8
 # Long dimensions are padded to whole tiles: 128 is the edge of a TPU's matrix unit.
 LONG, TILE = 1024, 128
 
 
 def padding_advice(problem: Problem) -> list[str]:
-    """A sentence for the batch and each widespread dimension of the weights that stays whole for its size."""
+    """A sentence for the batch and each widespread dimension of the weights that is not sharded because of its size."""
     axes = [size for size in problem.mesh.sizes if size > 1]
     program, sizes = problem.program, problem.dimensions.class_sizes
     weights = sum(
@@ -40,6 +40,6 @@ def padding_advice(problem: Problem) -> list[str]:
 
 
 def padded_size(size: int, axes: list[int]) -> int:
-    """The next size that divides: of a long dimension by all axes, in whole tiles; else by the smallest axis."""
+    """The next divisible size: for a long dimension by all axes, in whole tiles; else by the smallest axis."""
     step = lcm(TILE, *axes) if size >= LONG else min(axes)
     return -(-size // step) * step

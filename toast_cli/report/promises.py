@@ -1,4 +1,4 @@
-"""What a report promised: the part of a `toast.report/1` that XLA is held to.
+"""Reads from a `toast.report/1` the figures that XLA's are compared with.
 
 Enters: a report, stored or as JSON data. Leaves: `Promises`.
 """
@@ -34,7 +34,7 @@ def read_promises(path: str) -> Promises:
 
 
 def wrong_fields(promises: Promises) -> Iterator[str]:
-    """Names of fields whose values are of another kind than a report's."""
+    """Names of fields whose values have another type than in a report."""
     axes = promises.axes
     if (
         not isinstance(axes, dict)
@@ -68,7 +68,7 @@ def wrong_fields(promises: Promises) -> Iterator[str]:
 
 
 def promised_collectives(collectives: Iterable[CollectiveFacts]) -> list[PromisedCollective]:
-    """The collectives of a report, as XLA is held to them."""
+    """The collectives of a report, for comparison with XLA's."""
     return [PromisedCollective(**vars(collective)) for collective in collectives]
 
 

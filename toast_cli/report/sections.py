@@ -38,7 +38,7 @@ from toast_cli.report.style import TextPart
 
 # What a report shows without --verbose.
 SHORT_NOTES = 6
-SAME_PERCENT = 0.05  # what one decision must gain: steps that differ by less are equal
+SAME_PERCENT = 0.05  # minimum gain of a decision; steps that differ by less are equal
 # Why a search ended, in words.
 STOPPED = {
     "budget": "its time was over",
@@ -46,14 +46,14 @@ STOPPED = {
     "plateau": "no better plan for a long time",
     "nodes": "it had looked at as many plans as it may",
 }
-# In place of an algorithm: nothing was searched.
+# Shown in place of an algorithm if nothing was searched.
 UNSEARCHED = {"strategy": "none, since a strategy was given", "plan": "none, since a saved plan was given"}
-# What the words and figures beside a bar need.
+# Width of the words and figures beside a bar.
 BAR_COLUMNS = 70
 LEAST_BAR = 8
 # A column of words narrower than this is left out.
 LEAST_WORDS = 16
-# Columns that the name of a decision takes before it folds for the words behind it.
+# Minimum width of a decision's name; it wraps to leave room for the words behind it.
 LONGEST_NAME = 24
 
 
@@ -77,7 +77,7 @@ def header(report: Report) -> RenderableType:
 
 
 def _tactics(report: Report) -> Text:
-    """Which decisions come from the tactics asked for."""
+    """The decisions that come from the requested tactics."""
     fixed, plan = report.plan.fixed, report.plan
     asked = ", ".join(text for text in plan.tactics if not text.startswith("search:"))
     over = ", ".join(text.removeprefix("search:") for text in plan.tactics if text.startswith("search:"))
@@ -88,8 +88,8 @@ def _tactics(report: Report) -> Text:
 
 
 def verdict(report: Report) -> RenderableType | None:
-    """Whether the plan fits: what the compiler says where it was asked, else how far off the prediction may be; None
-    where it surely fits."""
+    """Whether the plan fits: the compiler's answer if available, else the prediction's uncertainty; None if it fits for
+    certain."""
     predicted, confirmed = report.predicted, report.confirmation
     peak, limit = format_bytes(predicted.peak_bytes), format_bytes(predicted.limit_bytes)
     if report.fit == NO:
@@ -115,7 +115,7 @@ def verdict(report: Report) -> RenderableType | None:
 
 
 def decisions(report: Report, width: int) -> RenderableType:
-    """The plan in order, with what is left of each dimension on one device after each decision, and where it occurs."""
+    """The plan in order, with each dimension's local size after each decision, and the arrays that have it."""
     if not report.plan.decisions:
         return style.section("decisions", Text("none: every device computes the whole program"))
     axes = list(report.mesh.axes)
@@ -124,7 +124,7 @@ def decisions(report: Report, width: int) -> RenderableType:
         (str(number), decision_name(decision), decision.axis, size, format_count(decision.classes))
         for number, (decision, size) in enumerate(zip(report.plan.decisions, sizes, strict=True), start=1)
     ]
-    # Long names fold, so that all figures stay.
+    # Long names wrap, so that all figures stay.
     room = style.room(width, [(number, name[:LONGEST_NAME], *rest) for number, name, *rest in rows])
     worded = width >= style.NARROW and room >= LEAST_WORDS
     heads = [("", "right"), ("decision", "name"), ("over", "left"), ("size", "right"), ("count", "right")]
@@ -142,7 +142,7 @@ def decision_name(decision: DecisionFacts) -> str:
 
 
 def prediction(report: Report, width: int) -> RenderableType:
-    """Step time, peak memory and MFU, with a bar each where there is room for one."""
+    """Step time, peak memory and MFU, each with a bar if there is room."""
     predicted = report.predicted
     bar_width = min(width - BAR_COLUMNS, 60)
     rows = style.table([("", "left"), ("", "right"), ("", "left"), ("", "fold")])
@@ -183,7 +183,7 @@ def prediction(report: Report, width: int) -> RenderableType:
 
 
 def peak_share(predicted: PredictedFacts) -> str:
-    """What MFU is a share of, and HFU where the program recomputes something."""
+    """The base of MFU, and HFU if the program rematerialises."""
     hfu = format_percent(predicted.hfu)
     recomputed = predicted.hfu > 0 and hfu != format_percent(predicted.mfu)
     return "of the chips' peak arithmetic rate" + (f", {hfu} with what is recomputed (HFU)" if recomputed else "")
@@ -225,7 +225,7 @@ def _fits(fit: str) -> Text:
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:
-    """What the reader should know and could not see otherwise: ops computed whole everywhere, assumptions, notices."""
+    """Notes: replicated ops, assumptions, notices."""
     lines = list(_replicated(report.analysis.replicated_ops, verbose))
     lines += report.analysis.notes
     hidden = 0 if verbose else max(len(lines) - SHORT_NOTES, 0)
@@ -240,7 +240,7 @@ def notes(report: Report, verbose: bool) -> RenderableType | None:
 
 
 def groups(report: Report) -> RenderableType:
-    """The dimensions by name, how many of each are alike, and how many arrays have one of them twice."""
+    """The dimensions by name, with the number of classes of each, and of arrays that have one twice."""
     analysis = report.analysis
     twice = (
         f"; {format_plural(analysis.conflicts, 'array')} with one of them twice, "
@@ -256,8 +256,8 @@ def groups(report: Report) -> RenderableType:
 
 
 def certificate(report: Report) -> str:
-    """How far from the best the plan can be: `at most 1.3 % slower than the best: no sharding takes less than
-    12.3 ms`, and what the bound leaves out."""
+    """An upper bound on the plan's distance from the best: `at most 1.3 % slower than the best: no sharding takes less
+    than 12.3 ms`, and the bound's assumptions."""
     found, least = report.predicted.step_seconds, report.search.lower_bound_seconds
     if least <= 0.0:
         return "none: this program and mesh are too large to prove anything in 20 seconds"
@@ -273,7 +273,7 @@ def certificate(report: Report) -> str:
 
 
 def statistics(report: Report, verbose: bool) -> RenderableType:
-    """How the search went and where the time went."""
+    """Statistics of the search, and the time of each stage."""
     search = report.search
     rate = f" ({format_count(round(search.evaluations / search.seconds))}/s)" if verbose and search.seconds > 0 else ""
     ended = f"; stopped: {STOPPED.get(search.stopped, search.stopped)}" if search.stopped else ""
@@ -297,13 +297,13 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
     return Group(rows, Text(), style.section("time", stages_table))
 
 
-# How XLA calls what it has of libraries for matrices: `__onednn$matmul`, `__cublas$gemm`, `__cudnn$convForward`. JAX
-# itself writes `__cudnn$fmha…` for attention and `__op$block_scaled_dot` for products of MX numbers.
+# XLA's names for calls of matrix libraries: `__onednn$matmul`, `__cublas$gemm`, `__cudnn$convForward`. JAX itself
+# writes `__cudnn$fmha…` for attention and `__op$block_scaled_dot` for products of MX numbers.
 _LIBRARY_CALL = re.compile(r"custom_call @__(?!cudnn\$(?:fmha|norm)|op\$)")
 
 
 def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
-    """Which ops every device computes whole, most frequent first."""
+    """The ops that every device computes replicated, most frequent first."""
     ordered = sorted(ops.items(), key=lambda item: (-item[1], item[0]))
     if not ordered:
         return
@@ -320,9 +320,8 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
 
 
 def _whereabouts(report: Report, room: int) -> list[str]:
-    """[decisions] the first time the arrays that have the dimension, as many as there is room for; what it splits
-    where an array has the dimension twice, unless an earlier decision on it said the same; where it does not hold, or
-    where alone it does."""
+    """[decisions] the arrays that have the dimension, at its first decision, as many as fit; the dimension chosen where
+    an array has it twice, unless an earlier decision chose the same; and the decision's scope."""
     members = {group.name: group.members for group in report.analysis.group_list}
     seen: set[str] = set()
     said: set[tuple[str, str]] = set()
@@ -348,7 +347,7 @@ def _patterns(members: Sequence[str]) -> list[str]:
 
 
 def _as_many(patterns: Sequence[str], room: int) -> str:
-    """The first pattern, and more of them as long as they fit on the line."""
+    """The first pattern, and more of them while they fit on the line."""
     text = patterns[0]
     for number, pattern in enumerate(patterns[1:], start=1):
         if len(f"{text}, {pattern}, …") > room and number < len(patterns):
@@ -386,7 +385,7 @@ def _split(report: Report, between: str) -> Text:
 
 
 def overlap_text(predicted: PredictedFacts) -> str:
-    """The expected step time and the least, where communication can run beside computing."""
+    """The expected and the least step time, if communication can overlap with compute."""
     least = format_seconds(predicted.step_seconds_lower)
     if not 0 < predicted.step_seconds_lower < predicted.step_seconds or least == format_seconds(predicted.step_seconds):
         return ""

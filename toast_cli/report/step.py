@@ -1,7 +1,7 @@
-"""One step of a plan in the order in which the program has it: what one device computes and sends, one after another.
+"""One step of a plan in program order: one device's kernels and collectives, one after another.
 
-Nothing overlaps here, as in the predicted step time. A loop is there once, as long as all its trips take. Equal
-collectives that the cost model counts together are spread over the ops that they belong to.
+Nothing overlaps here, as in the predicted step time. A loop appears once, with the time of all its trips. Equal
+collectives that the cost model counts together are distributed over the ops that they belong to.
 
 Enters: evaluator and search result. Leaves: a `Step`.
 """
@@ -18,17 +18,17 @@ from toast_cli.evaluate.expected_step import ops_by_pattern, places_of
 from toast_cli.search.incumbent import SearchResult
 
 COMPUTE = 0
-# Collectives for which an op waits, its kernel, collectives that complete what it made.
+# Order within an op: collectives that it waits for, its kernel, collectives that complete its results.
 _BEFORE, _KERNEL, _AFTER = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What runs from `start` for `seconds` on `lane`.
+    """An interval from `start` for `seconds` on `lane`.
 
     Attributes:
         op: number of the program op. name: `dot_general`, `all-reduce over data`. runs: how often, loops counted.
-        hides: a collective that nothing waits for, so that a scheduler may hide it behind compute.
+        hides: a collective that no op waits for, so that a scheduler may overlap it with compute.
     """
 
     start: float
@@ -42,10 +42,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Step:
-    """lanes: "compute", then one for each set of mesh axes that collectives run over. slices: in order.
-
-    elapsed: [half steps] seconds gone when a half step (see `liveness`) begins.
-    """
+    """lanes: "compute", then one for each set of mesh axes that collectives run over. slices: in order. elapsed: [half
+    steps] seconds before each half step (see `liveness`)."""
 
     lanes: tuple[str, ...]
     slices: tuple[Slice, ...]
@@ -57,7 +55,7 @@ class Step:
 
 
 def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
-    """One step of the plan that was found."""
+    """One step of the plan found."""
     problem, lives = evaluator.problem, evaluator.items.lives
     names = problem.mesh.names
     uses = evaluator.collectives(result.plan)

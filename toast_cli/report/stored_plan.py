@@ -1,4 +1,4 @@
-"""The plan of a stored report: JSON and a problem in, the decisions it names out."""
+"""The plan of a stored report: JSON and a problem in, its decisions out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stored_shape(path: str) -> str:
 
 
 def stored_rewriting(path: str) -> dict[str, Any]:
-    """How the program that the plan of a stored report is of differs from the user's, as fields of `Request`."""
+    """The program rewriting of a stored report's plan, as fields of `Request`."""
     read_report(path)
     program = read_json(path, _REMAKE).get("program")
     facts = program if isinstance(program, dict) else {}
@@ -41,8 +41,8 @@ def stored_rewriting(path: str) -> dict[str, Any]:
 
 
 def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
-    """The decisions of a stored report, and the problem they belong to: `problem`, with layers taken apart where
-    the plan decides them apart. Raises InputError where they do not belong to the program."""
+    """The decisions of a stored report, and their problem: `problem`, with layers separated if the plan decides them
+    separately. Raises InputError if they do not belong to the program."""
     read_report(path)
     decisions = read_json(path, _REMAKE)["plan"]["decisions"]
     problem = _taken_apart(problem, decisions)
@@ -52,7 +52,7 @@ def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
 
 
 def _taken_apart(problem: Problem, decisions: Any) -> Problem:
-    """The problem with the groups apart of whose first or last class alone a decision speaks (`ff:first`)."""
+    """The problem with those groups separated of which decisions name only the first or last class (`ff:first`)."""
     names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
     targets = [d["target"] for d in decisions if isinstance(d, dict) and isinstance(d.get("target"), str)]
     whole = {target.rpartition(":")[0] for target in targets if target not in names and ":" in target}

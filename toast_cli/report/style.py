@@ -1,4 +1,4 @@
-"""How reports look: consoles, colours and bars. rich is imported here and in the modules that draw, nowhere else."""
+"""The look of reports: consoles, colours and bars. rich is imported here and in the modules that draw, nowhere else."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rich.text import Text
 from toast_cli.printable import printable, printable_lines
 
 NARROWEST, WIDEST = 60, 200
-# Below this width, tables leave out what can be missed.
+# Below this width, tables leave out optional columns.
 NARROW = 72
-# A column that folds is at least so wide, and one of names.
+# Minimum widths of a column that wraps, and of one of names.
 LEAST_FOLD = 12
 LEAST_NAME = 8
-# Where no terminal says how wide it is (a pipe, a log file), and COLUMNS is not set.
+# Width if neither a terminal (a pipe, a log file) nor COLUMNS defines it.
 UNKNOWN_WIDTH = 100
 
 TITLE = "bold"
@@ -39,13 +39,13 @@ EMPTY = "dim"
 # Mesh axes keep one colour each through the whole report.
 _AXIS_COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 
-# One character for one character, so that columns stay where they are.
+# One character for one character, so that columns stay aligned.
 _ASCII = str.maketrans("×·…→µ█▓▒░━─╸✓✗★–α", "x-.>u#%=.=--+x*-a")
 _TRAILING_SPACE = re.compile(r"[ ]+((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
 
 
 class HarmlessConsole(Console):
-    """A console on which text cannot do what only the console's own styles may: it shows control characters as `�`."""
+    """A console that neutralises control sequences in text: it shows control characters as `�`."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -57,7 +57,7 @@ class HarmlessConsole(Console):
 
 @dataclass(frozen=True)
 class TextPart:
-    """A piece of a bar: which fraction of it (0 to 1), drawn with what."""
+    """A piece of a bar: its fraction (0 to 1), glyph and style."""
 
     fraction: float
     glyph: str
@@ -65,7 +65,7 @@ class TextPart:
 
 
 def make_console(stream: TextIO, width: int | None = None) -> Console:
-    """A console on `stream` that prints what it is given as it is given, between 60 and 200 columns wide.
+    """A console on `stream` that prints text unchanged, between 60 and 200 columns wide.
 
     Colour follows the stream (none unless it is a terminal) and NO_COLOR, FORCE_COLOR and TERM as rich reads them.
     """
@@ -78,7 +78,7 @@ def make_console(stream: TextIO, width: int | None = None) -> Console:
 
 
 def render(renderables: Iterable[RenderableType], console: Console) -> str:
-    """What `console` would show, with no spaces at the ends of lines and in ASCII where the stream is not Unicode."""
+    """The console's output, without trailing spaces and in ASCII if the stream is not Unicode."""
     with console.capture() as captured:
         for renderable in renderables:
             console.print(renderable)
@@ -86,8 +86,7 @@ def render(renderables: Iterable[RenderableType], console: Console) -> str:
 
 
 def plain_text(text: str, encoding: str | None) -> str:
-    """`text` on one line, harmless, and with what an encoding other than UTF cannot hold replaced, character for
-    character."""
+    """`text` on one line, without control characters; characters that the encoding lacks are replaced one by one."""
     return _encodable(printable(text), encoding)
 
 
@@ -110,9 +109,9 @@ def with_axes(text: str, axes: Sequence[str], style: str = "") -> Text:
 
 
 def bar(parts: Iterable[TextPart], width: int) -> Text:
-    """A bar of `width` characters; what the parts leave is drawn empty, what exceeds 1 is cut off.
+    """A bar of `width` characters; the rest is drawn empty, and anything beyond 1 is cut off.
 
-    A part that is not nothing takes at least one character.
+    Every non-zero part takes at least one character.
     """
     drawn = Text()
     end = 0.0
@@ -127,10 +126,10 @@ def bar(parts: Iterable[TextPart], width: int) -> Text:
 
 
 def table(columns: Sequence[tuple[str, str]]) -> Table:
-    """A table without lines, of (head, kind) columns; heads are dim, and left out when all are empty.
+    """A table without lines, of (head, kind) columns; heads are dim, and left out if all are empty.
 
-    A column is `left`, `right`, or `fold`: left, and the one that gives way (by wrapping) on narrow screens; so does
-    a `name`, but `fitted` leaves out other columns first.
+    A column is `left`, `right`, or `fold`: left, and wrapped on narrow screens; a `name` also wraps, but `fitted`
+    leaves out other columns first.
     """
     drawn = Table(
         box=None,
@@ -154,7 +153,7 @@ def fitted(
     width: int,
     spare: Sequence[tuple[int, ...]] = (),
 ) -> Table:
-    """The same with rows. All cells but those of `fold` columns are whole at this width, wherever that can be done.
+    """A table with rows. Cells of columns other than `fold` do not wrap at this width, if possible.
 
     Args:
         width: of the screen; the table is indented.
@@ -176,7 +175,7 @@ def fitted(
 
 
 def _natural(column: tuple[str, str], cells: Sequence[str | Text]) -> int:
-    """Columns of the screen that a column of a table wants; of one that folds, what it cannot do without."""
+    """The natural width of a column of a table; the minimum width of one that wraps."""
     longest = max([cell_len(column[0]), *(cell_len(str(cell)) for cell in cells)])
     return min(longest, LEAST_FOLD) if column[1] == "fold" else longest
 
@@ -186,11 +185,11 @@ def indented(renderable: RenderableType) -> Padding:
 
 
 def section(title: str, *body: RenderableType) -> RenderableType:
-    """A heading and, indented beneath it, what it is about."""
+    """A heading and, indented beneath it, the body."""
     return Group(Text(title, TITLE), *(indented(part) for part in body))
 
 
 def room(width: int, rows: Sequence[Sequence[str]]) -> int:
-    """Columns that are left for the last cell of an indented table whose other cells are `rows`."""
+    """Width left for the last cell of an indented table whose other cells are `rows`."""
     taken = sum(max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True))
     return max(width - 2 - taken, 12)

@@ -19,7 +19,7 @@ from toast_cli.report.model import Report
 
 SCHEMA = "toast.sweep/1"
 ROW_SCHEMA = "toast.sweep.point/1"
-# Columns that the words at the end of a row take before what the step time is made of is shown.
+# Width of the words at the end of a row before the parts of the step time are shown.
 WORDS = 28
 
 FITS: Literal["fits"] = "fits"
@@ -35,10 +35,10 @@ STATUSES = (FITS, UNSURE, DOES_NOT_FIT, BREAKS_BOUND, FAILED)
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One program on one mesh of one shape. Field names are the CSV's and JSON's; None where a point failed.
+    """One program on one mesh of one shape. Field names are the CSV's and JSON's; None if a point failed.
 
-    `mesh_shape` is what was found or asked for (`data=8,model=2`), `seconds` the wall time the point took, `key` what
-    tells whether a later sweep's point is the same.
+    `mesh_shape` is the one found or requested (`data=8,model=2`), `seconds` the wall time of the point, `key`
+    identifies the same point in a later sweep.
     """
 
     program: str
@@ -63,11 +63,11 @@ class SweepRow:
 
     @property
     def device_seconds(self) -> float | None:
-        """What a step takes of the machine: seconds times devices."""
+        """Device time of a step: seconds times devices."""
         return None if self.step_seconds is None or self.devices is None else self.step_seconds * self.devices
 
 
-# What the best point may be the best by -> its figure, of which less is better.
+# Criterion of the best point -> its figure, of which less is better.
 FIGURES: dict[str, Callable[[SweepRow], float | None]] = {
     "step_time": lambda row: row.step_seconds,
     "peak_memory": lambda row: row.peak_bytes,
@@ -77,7 +77,7 @@ FIGURES: dict[str, Callable[[SweepRow], float | None]] = {
 
 
 def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "") -> SweepRow:
-    """The row of a point that was judged."""
+    """The row of a finished point."""
     predicted = report.predicted
     found: dict[str, Status] = {"yes": FITS, "unsure": UNSURE, "no": DOES_NOT_FIT}
     return SweepRow(
@@ -102,8 +102,7 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
 
 
 def mark_best(rows: Sequence[SweepRow], by: str = "step_time") -> list[SweepRow]:
-    """The rows with `best` set on the one that fits with the least of a figure, for each program; the first of
-    equals."""
+    """The rows with `best` set, for each program, on the fitting one with the smallest figure; the first of equals."""
     figure = FIGURES[by]
     least: dict[str, tuple[float, int]] = {}
     for number, row in enumerate(rows):
@@ -115,7 +114,7 @@ def mark_best(rows: Sequence[SweepRow], by: str = "step_time") -> list[SweepRow]
 
 
 def to_csv(rows: Sequence[SweepRow], *, head: bool = True) -> bytes:
-    """UTF-8 CSV, with a head line unless it is to be added to; empty cells where there is no figure."""
+    """UTF-8 CSV, with a head line if `head`; empty cells for missing figures."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(SweepRow)], lineterminator="\n")
     if head:
@@ -130,7 +129,7 @@ def to_json(rows: Sequence[SweepRow]) -> bytes:
 
 
 def sweep_tables(rows: Sequence[SweepRow], width: int) -> list[RenderableType]:
-    """A table for each program, one row a point, the best marked; narrower screens show fewer figures."""
+    """A table for each program, one row per point, the best marked; narrower screens show fewer figures."""
     programs = list(dict.fromkeys(row.program for row in rows))
     if len(programs) == 1:
         return [rows_table(rows, width)]
@@ -141,7 +140,7 @@ def sweep_tables(rows: Sequence[SweepRow], width: int) -> list[RenderableType]:
 
 
 def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
-    """One row a point; columns that are the same in all, the seed and the limit, are left out."""
+    """One row per point; columns that are equal in all rows, the seed and the limit, are left out."""
     seeds = len({row.seed for row in rows}) > 1
     limits = len({row.limit_bytes for row in rows if row.limit_bytes is not None}) > len({row.mesh for row in rows})
     columns = [

@@ -1,4 +1,4 @@
-"""Tables of tactics and strategies: what there is, and what applies to a program."""
+"""Tables of all tactics and strategies, and of those that apply to a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LISTED = 8
 
 
 def known(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[RenderableType]:
-    """Every tactic, what it does and what else it is called; every strategy."""
+    """Every tactic with its description and aliases; every strategy."""
     rows = style.table([("", "left"), ("", "fold")])
     for tactic in tactics:
         also = ", ".join(alias for alias, name in ALIASES.items() if name == tactic.name and not tactic.source)
@@ -32,7 +32,7 @@ def known(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[Renderab
 def applying(
     found: Sequence[Applies], axes: Sequence[str], reasons: Mapping[str, str], plans: Sequence[str]
 ) -> list[RenderableType]:
-    """What each tactic would do to one program, and which strategies apply."""
+    """The effect of each tactic on one program, and the strategies that apply."""
     rows = style.table([("tactic", "left"), ("over", "left"), ("splits", "fold")])
     for one in found:
         if one.axes:

@@ -1,6 +1,6 @@
 """A report for people: a `Report` goes in, text for a terminal (or a log) comes out.
 
-`print_report` shows all of it, `one_line` is what --quiet leaves.
+`print_report` shows all of it, `one_line` is the output of --quiet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def render_report(report: Report, console: Console, *, verbose: bool = False) ->
 
 
 def one_line(report: Report) -> str:
-    """What, where, how fast, how large and how, on one line."""
+    """Program, mesh, step time, memory and strategy on one line."""
     predicted = report.predicted
     words = {NO: "DOES NOT FIT, ", UNSURE: "MAY NOT FIT, "}
     verdict = words.get(report.fit, "") if report.met or report.fit == NO else "BREAKS A BOUND, "
@@ -49,7 +49,7 @@ def one_line(report: Report) -> str:
 
 
 def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | None]:
-    """The sections in reading order; None for one that has nothing to say."""
+    """The sections in reading order; None for an empty one."""
     fits = report.fit != NO
     return [
         sections.header(report),

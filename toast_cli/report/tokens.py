@@ -1,4 +1,4 @@
-"""Tokens of one run, where the program leaves no doubt: a problem goes in, a number comes out."""
+"""Tokens of one run, if the program determines them: a problem goes in, a number comes out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from toast_cli.program.roles import INPUTS
 
 
 def tokens_of(problem: Problem) -> int:
-    """Positions of the batches of whole numbers that go in (token ids, targets), batch times sequence; 0 where there is
-    no such input, or they differ in size (encoders and decoders)."""
+    """Elements of the integer inputs over batch and sequence (token ids, targets); 0 if there is no such input, or they
+    differ in size (encoders and decoders)."""
     found = {
         problem.program.values[argument.value].elements
         for number, argument in enumerate(problem.program.arguments)
@@ -18,7 +18,7 @@ def tokens_of(problem: Problem) -> int:
 
 
 def _holds_tokens(problem: Problem, number: int) -> bool:
-    """Whether an argument has whole numbers, one for each position of each sequence."""
+    """True if an argument has integers, one for each position of each sequence."""
     value = problem.program.values[problem.program.arguments[number].value]
     pattern = problem.patterns[problem.op_pattern[number]]
     roles = [problem.dimensions.groups[group].role for group in pattern.groups]

@@ -1,8 +1,8 @@
-"""Where a step's time goes, as a Chrome trace: what Perfetto (ui.perfetto.dev) and chrome://tracing open and zoom.
+"""A step's time as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Enters: source, evaluator and search result. Leaves: the bytes of a JSON file of two processes. In the first, a step
 runs in the program's order (see `step`): compute in one thread, the collectives over each set of mesh axes in one more.
-In the second, slices are nested by the call stack of the user's source and stand by size, as in a flame graph: one
+In the second, slices are nested by the call stack of the user's source and sorted by size, as in a flame graph: one
 thread has the compute of a step, one its communication.
 """
 
@@ -39,7 +39,7 @@ class _Slice:
 
 
 def trace(source: Source, evaluator: Evaluator, result: SearchResult) -> bytes:
-    """The trace of one step of a plan; times in microseconds, as the format wants them."""
+    """The trace of one step of a plan; times in microseconds, as the format requires."""
     names = evaluator.problem.mesh.names
     compute, communication = _Slice(), _Slice()
     for kernel in evaluator.kernels(result.plan):
@@ -78,7 +78,7 @@ def _slice(process: int, thread: int, name: str, start: float, length: float) ->
 
 
 def _stack(source: Source, op: int) -> list[str]:
-    """The user's frames, the outermost first; one word where the program holds no source."""
+    """The user's frames, the outermost first; without any, the op's location or a remark."""
     frames = [str(frame) for frame in reversed(source.stack(op)) if frame.is_users]
     return frames or [source.location(op) or "no place in the source"]
 

@@ -1,4 +1,4 @@
-"""A `Verdict` for a terminal."""
+"""Renders a `Verdict` for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROWS, _DIFFERENCES = 12, 10
 
 
 def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> None:
-    """One row per part; then the collectives, promised beside compiled. Quiet: one line."""
+    """Prints one row per part; then the collectives, promised and compiled. Quiet: one line."""
     if quiet:
         stream.write(plain_text(one_line(verdict), stream.encoding) + "\n")
         return
@@ -70,14 +70,14 @@ def verdict_text(verdict: Verdict, joint: str) -> str:
 
 
 def one_line(verdict: Verdict) -> str:
-    """The verdict, and why where it is not agreement."""
+    """The verdict, and the reason if it is not agreement."""
     wanted = verdict.outcome if verdict.outcome != "agreed" else ""
     reasons = [f"{part.name}: {part.text}" for part in verdict.parts if part.outcome == wanted]
     return verdict_text(verdict, " ") + "".join(f"; {reason}" for reason in reasons)
 
 
 def difference_table(differences: list[dict[str, Any]]) -> Table:
-    """Collectives that only the report or only the compiler has, and where in the source they come from."""
+    """Collectives that only the report or only the compiler has, and their places in the source."""
     rows = table(
         (("", "left"), ("kind", "left"), ("axes", "left"), ("result", "right"), ("", "right"), ("comes from", "fold"))
     )
@@ -92,7 +92,7 @@ def difference_table(differences: list[dict[str, Any]]) -> Table:
 
 
 def memory_table(facts: dict[str, Any]) -> Table:
-    """Arguments, temporaries and peak, predicted beside compiled."""
+    """Arguments, temporaries and peak, predicted and compiled."""
     rows = table((("", "left"), ("predicted", "right"), ("compiled", "right")))
     named = {
         "argument_bytes": "arguments",

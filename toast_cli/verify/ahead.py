@@ -1,4 +1,4 @@
-"""What XLA:TPU or XLA:GPU makes of a program, compiled ahead of time on a machine that has neither.
+"""Compiles a program with XLA:TPU or XLA:GPU ahead of time, on a machine that has neither.
 
 Enters: the bytes of a StableHLO or HLO file and a `CompilationTarget`. Leaves: `AheadFacts`, or the reason why there
 are none. Needs the compiler's own package (`libtpu` for TPUs, `jax-cuda12-pjrt` with its plugin for GPUs).
@@ -20,7 +20,7 @@ from toast_cli.verify.gpu import GPU_OPTIONS, WITHOUT_TRITON, gpu_topology, lack
 from toast_cli.verify.hlo_text import computations, cycles_of, run_counts
 
 Platform = Literal["tpu", "gpu"]
-# The packages that bring a platform's compiler, any one of them.
+# Packages that contain a platform's compiler; any one suffices.
 _PACKAGES: dict[Platform, tuple[str, ...]] = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 
 
@@ -28,8 +28,8 @@ _PACKAGES: dict[Platform, tuple[str, ...]] = {"tpu": ("libtpu",), "gpu": ("jax_c
 class CompilationTarget:
     """A machine that XLA can compile for.
 
-    `topology`: as libtpu names it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name; `config`:
-    what it is like, as XLA reads it.
+    `topology`: libtpu's name for it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name; `config`:
+    its properties, as XLA reads them.
     """
 
     platform: Platform
@@ -57,11 +57,11 @@ class CompilationTarget:
 class AheadFacts:
     """A program compiled for a real chip. Bytes per device.
 
-    `peak_bytes` is the most that is alive at once, arguments and results included, wherever it lies: XLA:TPU keeps
-    what it can in on-chip memory (VMEM, on v4 CMEM), of which `temp_bytes` holds nothing. Where memory is plentiful
-    XLA:TPU leaves gaps between temporaries: `allocated_bytes` can be twice what is alive in device memory, and
-    shrinks when the program would not fit. `cycles` are the compiler's own estimate of all computing, loops counted;
-    0 from XLA:GPU, which gives none. `host_bytes` are in the host's memory.
+    `peak_bytes` is the peak of live arrays, arguments and results included, in any memory: XLA:TPU keeps some in
+    on-chip memory (VMEM, on v4 CMEM), which `temp_bytes` does not include. If memory is plentiful, XLA:TPU leaves gaps
+    between temporaries: `allocated_bytes` can be twice the live bytes in device memory, and shrinks when the program
+    would not fit. `cycles` are the compiler's own estimate of all computing, loops counted; 0 from XLA:GPU, which gives
+    none. `host_bytes` are in the host's memory.
     """
 
     hlo_text: str
@@ -76,19 +76,18 @@ class AheadFacts:
 
     @property
     def allocated_bytes(self) -> int:
-        """Arguments, results that do not take over an argument's buffer, and temporaries."""
+        """Arguments, results that do not alias an argument's buffer, and temporaries."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that is needed, as far as can be told: neither what lies on the chip nor gaps that need
-        not be."""
+        """Device memory needed, as far as known: without arrays in on-chip memory and avoidable gaps."""
         return min(self.peak_bytes, self.allocated_bytes)
 
 
 def target_of(spec: Spec) -> CompilationTarget:
-    """The target that a specification describes. Raises `MissingExtraError` or `UsageError` when XLA cannot
-    compile for it here."""
+    """The target that a specification describes. Raises `MissingExtraError` or `UsageError` if XLA cannot compile for
+    it here."""
     platform: Platform = spec.chip.platform
     packages = _PACKAGES[platform]
     if not any(importlib.util.find_spec(package) for package in packages):
@@ -106,7 +105,7 @@ def target_of(spec: Spec) -> CompilationTarget:
             f"libtpu has no single-slice topology for {spec.name}", where="--mesh", hint="use --compiler cpu"
         )
     sizes = [d.size for d in spec.dimensions if d.kind in ("ring", "line") and d.name != "core"]
-    # A topology's name has all dimensions of the chip's torus, whatever the slice uses of them.
+    # A topology's name has all dimensions of the chip's torus, even those that the slice does not use.
     sizes += [1] * (preset.torus_rank - len(sizes))
     return CompilationTarget(platform, f"{name}:{'x'.join(map(str, sizes))}", spec.devices, preset.megacore)
 
@@ -121,7 +120,7 @@ def compile_ahead(
     timeout_seconds: float = 3600.0,
 ) -> AheadFacts | Failure:
     """Compiles a partitioned program for a target, in a child process, with XLA's own `options` by name. Out of memory
-    is a `Failure` that says so. What XLA:GPU has no Triton tiles for is compiled without Triton."""
+    is a `Failure` that says so. A program for which XLA:GPU has no Triton tiles is compiled without Triton."""
     request = {"form": form, "shardy": shardy, "target": asdict(target), "options": options or {}}
     answer = ask("ahead", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure) and target.platform == "gpu" and lacks_tiles(answer):
@@ -165,7 +164,7 @@ def ahead_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def estimated_cycles(text: str) -> float:
-    """Sum of the cycles XLA:TPU estimates for its fusions, each as often as its computation runs."""
+    """Sum of XLA:TPU's estimated cycles of its fusions, each multiplied by its computation's run count."""
     bodies, entry = computations(text)
     counts = run_counts(bodies, entry)
     return sum(counts.get(name, 0.0) * sum(cycles_of(line) for line in lines) for name, lines in bodies.items())

@@ -1,7 +1,7 @@
-"""Work that may abort the process, done in a child of its own.
+"""Runs work that may abort the process in a child process.
 
 `ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.worker TASK FOLDER`, and
-reads the answer back. A child that reports an error, dies or does not end comes back as a `Failure`.
+reads the answer back. A child that reports an error, dies or does not end is returned as a `Failure`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 FAILED = 3
 REQUEST, ANSWER, ERROR = "request.json", "answer.json", "error.txt"
-LONGEST = 1e6  # seconds that are waited for an answer; the system counts milliseconds in 31 bits
+LONGEST = 1e6  # longest wait for an answer in seconds; the system counts milliseconds in 31 bits
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|^F\d{4} (?!.*Check failed).*\] (.*)", re.MULTILINE)
 
 
@@ -32,7 +32,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a child found: plain data, the folder's files by name, and what it wrote to its standard error."""
+    """A child's answer: plain data, the folder's files by name, and its standard error."""
 
     facts: dict[str, Any]
     files: dict[str, bytes]
@@ -69,20 +69,20 @@ def ask(
 
 
 def command_of(task: str, folder: str) -> list[str]:
-    """How to start a child."""
+    """The command line that starts a child."""
     return [sys.executable, "-P", "-m", "toast_cli.verify.worker", task, folder]
 
 
 def environment() -> dict[str, str]:
-    """The parent's, without an accelerator, and with warnings on standard error."""
+    """The parent's environment, without an accelerator, and with warnings on standard error."""
     quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "1"}
-    # libtpu asks a metadata server what machine this is, and locks the chips, unless told not to.
+    # By default libtpu asks a metadata server for the machine's type, and locks the chips.
     libtpu = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     return {**os.environ, **quiet, **libtpu}
 
 
 def abort_reason(code: int, stderr: str) -> str:
-    """What a child that died had to say."""
+    """The reason in a dead child's standard error, or the signal that ended it."""
     found = _ABORT_REASON.search(stderr)
     if found:
         return next(text for text in found.groups() if text).strip()

@@ -1,13 +1,13 @@
-"""The collectives of a compiled module.
+"""Reads the collectives of a compiled module.
 
 Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined
-collectives count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an
-asynchronous collective in each computation that overlaps with it, with one channel (JAX gives one to all collectives
-that a program states in `shard_map`: those are told apart by their places); pads what a reduce-scatter takes apart,
-which is not counted here; and turns a gather before a product or a scatter after one into a loop
-(`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile; where the
-pieces go both ways around, one more permute brings what a scatter has summed up home, or sends the first piece of a
-gather. Around four devices the loop of a scatter is unrolled.
+collectives count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`. It repeats
+an asynchronous collective, with one channel, in each computation that overlaps with it (JAX gives all collectives of a
+`shard_map` one channel; their source locations tell them apart). It pads the operand of a reduce-scatter; padding is
+not counted here. And it turns a gather before a contraction, or a scatter after one, into a loop
+(`%…windowed_dot_general_body_ag…`, `…_rs…`) that permutes one shard around the devices while it multiplies; with
+permutes in both directions, one more permute sends a scatter's sum to its device, or the first shard of a gather. For
+four devices the loop of a scatter is unrolled.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-t
 _WINDOWED = re.compile(r"windowed_dot_general_body_(ag|rs)")
 _WINDOWED_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
 _PRODUCT = "dot_general"
-# An unrolled scatter sends zeros both ways around, which scatters of one shape share; then one sum the one way, one the
-# other, and that one home.
+# An unrolled scatter sends zeros in both directions, which scatters of one shape share; then one sum in each direction,
+# and one of the sums to its device.
 _ZEROS = re.compile(r"\(?%broadcast[.\d]*\)")
 _UNROLLED_PERMUTES = 3
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -40,7 +40,7 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class CompiledCollective:
-    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` is the op it comes from,
+    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` of the op it comes from,
     `location` its `file.py:12`."""
 
     kind: str
@@ -54,11 +54,11 @@ class CompiledCollective:
 def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[CompiledCollective]:
     """All collectives of a compiled module, in the order of its text."""
     found: dict[tuple[object, ...], list[CompiledCollective]] = {}
-    passed_around: set[tuple[object, ...]] = set()  # axes, bytes of a piece and op of windowed products
+    passed_around: set[tuple[object, ...]] = set()  # axes, shard bytes and op of windowed contractions
     zeros: dict[
         tuple[object, ...], CompiledCollective
     ] = {}  # what unrolled scatters begin with, unless it is something else
-    repeated: Counter[tuple[object, ...]] = Counter()  # computation and what tells collectives in it apart
+    repeated: Counter[tuple[object, ...]] = Counter()  # computation and identity of a collective in it
     devices, frames = prod(axis_sizes), places(text)
     for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
@@ -103,8 +103,8 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
 
 
 def _with_unrolled(collectives: list[CompiledCollective], zeros: list[CompiledCollective]) -> list[CompiledCollective]:
-    """With the permutes of each unrolled scatter, of the same axes and bytes as those of `zeros`, as the reduce-scatter
-    that they make up."""
+    """Replaces the permutes of each unrolled scatter, which have the axes and bytes of those in `zeros`, by the
+    equivalent reduce-scatter."""
     begun = {(c.axes, c.bytes) for c in zeros}
     alike = Counter(c for c in collectives if c.kind == "collective-permute" and c.name.endswith(_PRODUCT))
     unrolled = {c for c, number in alike.items() if (c.axes, c.bytes) in begun and number % _UNROLLED_PERMUTES == 0}
@@ -120,13 +120,13 @@ def _with_unrolled(collectives: list[CompiledCollective], zeros: list[CompiledCo
 
 
 def name_and_place(attributes: str, frames: dict[int, str]) -> tuple[str, str]:
-    """The op an instruction comes from, and its `file.py:12`; empty where its metadata does not say."""
+    """The op that an instruction comes from, and its `file.py:12`; empty if its metadata does not state them."""
     name = _OP_NAME.search(attributes)
     return (name[1] if name else "", place_of(attributes, frames))
 
 
 def kind_of(instruction: Instruction) -> str | None:
-    """The kind of collective this is; None for other fusions and for what a hidden reduce-scatter is made of."""
+    """The kind of a collective; None for other fusions and for the parts of a hidden reduce-scatter."""
     if instruction.computation.startswith(HIDDEN_REDUCE_SCATTER):
         return None
     if instruction.opcode == "fusion":
@@ -152,7 +152,7 @@ def callee(instruction: Instruction, text: str) -> str:
 
 
 def without_padding(sizes: tuple[int, ...], body: str, devices: int) -> tuple[int, ...]:
-    """Bytes of the pieces of a hidden reduce-scatter, less what was put at the end of the whole to make them equal."""
+    """Bytes of the pieces of a hidden reduce-scatter, without the padding that makes them equal."""
     true: dict[int, int] = {}  # bytes of the whole, padded -> not padded
     for kind, padding in _PAD.findall(body):
         dims = [int(d) for d in kind.partition("[")[2].rstrip("]").split(",")]

@@ -1,4 +1,4 @@
-"""StableHLO of the files that are handed to compilers, in either form."""
+"""Converts the files that are given to compilers to StableHLO."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROGRAM, COMPILED = "program", "compiled.txt"
 
 
 def as_stablehlo(content: bytes, form: str) -> bytes:
-    """StableHLO of either form."""
+    """StableHLO of a program in StableHLO or HLO."""
     from toast_cli import xla
 
     if form != "hlo":

@@ -1,18 +1,18 @@
-"""How far two sets of results are apart, looked at so that a small wrong part does not hide behind a large right one.
+"""Compares two sets of results such that a small wrong part is not hidden by a large right one.
 
-Enters: the results of two programs in two runs that differ in what is not state, and what becomes of the first
-program's results when its inputs are shaken by one rounding error. Leaves: one `ResultError` for each result, the
-worst of three looks at it:
+Enters: the results of two programs in two runs with equal state and different other inputs, and the first program's
+results for inputs perturbed by one rounding error. Leaves: one `ResultError` for each result, the worst of three
+comparisons:
 
 * *value*: the result itself;
 * *change*: the result minus the argument that it is a new version of, so that in `p - lr * g` the step counts and not
-  `p`;
-* *response*: the result of one run minus that of the other, so that in `b1 * m + (1 - b1) * g` only what depends on
-  `g` counts.
+`p`;
+* *response*: the result of one run minus that of the other, so that in `b1 * m + (1 - b1) * g` only the part that
+depends on `g` counts.
 
-What is allowed comes from the narrowest floating-point type that the program computes in and from the shaking, which
-tells how much rounding errors grow on the way. A look of which rounding may be half is not taken, unless the numbers
-are equal as they are.
+The tolerance comes from the narrowest floating-point type that the program computes in and from the perturbed runs,
+which show how rounding errors grow. A comparison is skipped if rounding may be half of it, unless the numbers are equal
+as they are.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Error that rounding in another order may cause, relative to the largest number, by the narrowest floating-point type
-# computed in.
+# Relative error (to the largest number) from rounding in another order, by the narrowest floating-point type of the
+# computation.
 TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
 NARROWER = 0.3  # eight bits and fewer
 _EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 _NARROWER_EPSILON = 2.0**-3
-# Sums in another order round more than once where the shaken inputs are off once; measured on the sample models,
-# twice as far at most.
+# Reordered sums round more than once, perturbed inputs are off once; measured on the sample models, the factor is at
+# most two.
 _SHAKEN = 4.0
-# Each of two rounded numbers is off by half a unit in its last place, twice over for what led to it.
+# Each of two rounded numbers is off by half a unit in the last place, and so are their operands.
 _ULPS = 4.0
 _SWAMPED = 0.5
 
 
 @dataclass(frozen=True)
 class ResultError:
-    """The worst look at one result.
+    """The worst comparison of one result.
 
     Attributes:
-        type: `f32[8,16]`. what: which look, "value", "change" or "response". looks: those taken; none where all is
-            rounding.
+        type: `f32[8,16]`. what: the comparison, "value", "change" or "response". looks: those made; empty if all
+            differences are rounding.
         error: largest difference over the largest absolute number (0: equal, inf: not finite in one only). allowed:
-            as much may be rounding.
+            its tolerance.
     """
 
     index: int
@@ -65,8 +65,8 @@ class ResultError:
 
 @dataclass(frozen=True)
 class Runs:
-    """What a program made of its runs: `results` [runs][results], and [results] what each is a new version of in
-    the first run."""
+    """Results of a program's runs: `results` [runs][results], and per result the arguments of the first run that it is
+    a new version of."""
 
     results: list[list[Array]]
     before: dict[int, list[Array]]
@@ -83,7 +83,7 @@ def result_errors(types: list[str], narrowest: str, expected: Runs, shaken: Runs
 
 
 def worst_look(index: int, kind: str, narrowest: str, expected: Runs, shaken: Runs, found: Runs) -> ResultError:
-    """One result: the look whose error exceeds what is allowed the most."""
+    """The comparison of one result that exceeds its tolerance the most."""
     element = kind.partition("[")[0].removeprefix("complex<").removesuffix(">")
     size = max(largest(run[index]) for run in expected.results)
     taken: list[tuple[str, float, float]] = []
@@ -103,7 +103,7 @@ def worst_look(index: int, kind: str, narrowest: str, expected: Runs, shaken: Ru
 
 
 def looks(runs: Runs, index: int) -> Iterator[tuple[str, Array]]:
-    """What to compare of one result."""
+    """The arrays to compare for one result, each with the name of the comparison."""
     first, *others = (wide(run[index]) for run in runs.results)
     for array in (first, *others):
         yield "value", array
@@ -115,9 +115,9 @@ def looks(runs: Runs, index: int) -> Iterator[tuple[str, Array]]:
 
 
 def shake(arrays: list[Array], narrowest: str, seed: int) -> list[Array]:
-    """Floating-point arrays off by up to one rounding error of a type; the others as they are.
+    """Perturbs floating-point arrays by up to one rounding error of a type; the others stay as they are.
 
-    Array k is shaken alike whatever is in it, so that state which two runs share stays shared.
+    The perturbation of array k does not depend on its values, so that state which two runs share stays shared.
     """
     epsilon = _EPSILON.get(narrowest, _NARROWER_EPSILON)
 
@@ -132,19 +132,19 @@ def shake(arrays: list[Array], narrowest: str, seed: int) -> list[Array]:
 
 
 def tolerance_of(element: str, narrowest: str) -> float:
-    """Relative error allowed in a result of one element type; whole numbers are equal or wrong."""
+    """Relative tolerance of a result of one element type; integers must be equal."""
     if not element.startswith(("f", "bf")):
         return 0.0
     return max(TOLERANCES.get(narrowest, NARROWER), TOLERANCES.get(element, NARROWER))
 
 
 def excess(error: float, allowed: float) -> float:
-    """How many times an error is what is allowed."""
+    """The ratio of an error to its tolerance."""
     return error / allowed if allowed else float("inf") if error else 0.0
 
 
 def relative_error(expected: Array, found: Array) -> float:
-    """Largest difference over the largest finite absolute value; what is not finite must be so in both."""
+    """Largest difference over the largest finite absolute value; infinities and NaNs must be equal in both."""
     a, b = wide(expected), wide(found)
     finite = np.isfinite(a)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(b[finite]).all():
@@ -155,7 +155,7 @@ def relative_error(expected: Array, found: Array) -> float:
 
 
 def largest(array: Array) -> float:
-    """The largest finite absolute value; 0 where there is none."""
+    """The largest finite absolute value; 0 if there is none."""
     given = wide(array)
     numbers = np.abs(given.astype(np.float64) if given.dtype.kind in "iub" else given)
     finite = numbers[np.isfinite(numbers)]
@@ -163,8 +163,8 @@ def largest(array: Array) -> float:
 
 
 def wide(array: Array) -> Array:
-    """Floating-point numbers (also those numpy does not know) in double precision; whole numbers as they are,
-    truth values as 0 and 1."""
+    """Floating-point numbers (also those numpy does not know) in double precision; integers as they are, booleans as 0
+    and 1."""
     if np.iscomplexobj(array):
         return array.astype(np.complex128)
     if array.dtype.kind == "b":  # which cannot be subtracted
@@ -173,10 +173,9 @@ def wide(array: Array) -> Array:
 
 
 def apart(a: Array, b: Array) -> Array:
-    """How far numbers are apart, in double precision: truth values cannot be subtracted, and small whole numbers
-    wrap around.
+    """Absolute differences in double precision: booleans cannot be subtracted, and small integers wrap around.
 
-    Whole numbers of 64 bits that differ never come out as equal.
+    Different 64-bit integers never count as equal.
     """
     if a.dtype.kind not in "iub":
         return np.asarray(np.abs(a - b))
@@ -184,8 +183,7 @@ def apart(a: Array, b: Array) -> Array:
 
 
 def narrowest_float(elements: set[str]) -> str:
-    """Of element types as MLIR prints them, the floating-point one that holds the fewest digits; f64 where there
-    is none."""
+    """Of element types as MLIR prints them, the floating-point type with the fewest digits; f64 if there is none."""
     floats = {element.removeprefix("complex<").removesuffix(">") for element in elements}
     known = [element for element in floats if element.startswith(("f", "bf"))]
     return max(known, key=lambda element: TOLERANCES.get(element, NARROWER), default="f64")

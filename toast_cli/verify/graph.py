@@ -1,8 +1,7 @@
-"""HLO text as a graph: instructions by name, what each reads and who reads it.
+"""HLO text as a graph: instructions by name, with their operands and users.
 
-Enters: the text of a module. Leaves: one `Graph` for each computation that runs. Also works out numbers that depend
-on nothing but the device's own number, which is how a partitioned program says which piece of an array a device
-takes.
+Enters: the text of a module. Leaves: one `Graph` for each computation that runs. Also evaluates integers that depend
+only on the partition id, from which a partitioned program computes the offset of a device's shard.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from toast_cli.verify.hlo_text import array_bytes, closing, computations, parse_
 _NAME = re.compile(r"^\s+(?:ROOT )?%?([^\s=]+) = ")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _WHOLE = re.compile(r"-?\d+")
-# A table looked up by device number has as many entries as there are devices; what is longer than this is data.
+# A table indexed by partition id has as many entries as there are devices; longer ones are data.
 _LONGEST_TABLE = 1 << 20
 _BINARY = {
     "add": np.add,
@@ -56,9 +55,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """One computation: its instructions in order and by name, the readers of each, and how often it runs.
+    """One computation: its instructions in order and by name, the users of each, and its run count.
 
-    `roots`: the opcode of every computation's result, which for a reduction's says what is done.
+    `roots`: the root opcode of every computation, which for a reduction's is its operation.
     """
 
     name: str
@@ -68,12 +67,12 @@ class Graph:
     roots: dict[str, str]
 
     def device_numbers(self, name: str, devices: int) -> ElementNumbers | None:
-        """What an integer instruction holds on each device, where only constants and the device's number decide it."""
+        """The value of an integer instruction on each device, if it depends only on constants and the partition id."""
         return self._numbers(name, devices, {})
 
     def _numbers(self, name: str, devices: int, known: dict[str, ElementNumbers | None]) -> ElementNumbers | None:
         if name not in known:
-            known[name] = None  # no instruction reads itself; keeps malformed text from looping
+            known[name] = None  # guards against cycles in malformed text
             node = self.nodes.get(name)
             known[name] = self._computed(node, devices, known) if node else None
         return known[name]
@@ -109,13 +108,13 @@ def graphs(text: str) -> Iterator[Graph]:
 
 
 def root_opcode(lines: list[str]) -> str:
-    """What a computation does last."""
+    """Opcode of a computation's root."""
     found = (parse_line(line) for line in reversed(lines) if line.startswith("  ROOT "))
     return next((parsed[1] for parsed in found if parsed), "")
 
 
 def graph_of(name: str, lines: list[str], runs: float, roots: dict[str, str]) -> Graph:
-    """One computation from its lines."""
+    """Parses one computation from its lines."""
     nodes = {node.name: node for node in map(node_of, lines) if node}
     users: dict[str, list[Node]] = defaultdict(list)
     for node in nodes.values():
@@ -135,7 +134,7 @@ def node_of(line: str) -> Node | None:
 
 
 def _constant(node: Node) -> ElementNumbers | None:
-    """Elements of a constant of whole numbers; None for others and for one whose elements are left out of the text."""
+    """Elements of an integer constant; None for others and for one whose elements the text omits."""
     inside = node.rest[: closing("(" + node.rest) - 2]
     if node.kind[:1] not in "su" or "..." in inside or len(inside) > _LONGEST_TABLE:
         return None

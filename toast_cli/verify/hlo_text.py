@@ -1,6 +1,6 @@
-"""Just enough of compiled HLO text: computations, the instructions of interest in them, and how often each runs.
+"""A minimal parser of compiled HLO text: computations, selected instructions in them, and how often each runs.
 
-Enters: what `HloModule.to_string()` gives. Leaves: `Instruction` records with run counts.
+Enters: the text of `HloModule.to_string()`. Leaves: `Instruction` records with run counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([^\
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**62
 
-# Bits per element by HLO's names, which differ from MLIR's: `s32`, `u8`, `c64`, `f8e4m3fn`.
+# Bits per element by HLO's type names, which differ from MLIR's: `s32`, `u8`, `c64`, `f8e4m3fn`.
 BITS = {
     **{name.lower().replace("ui", "u"): bits for name, bits in DTYPE_BITS.items()},
     **{f"s{bits}": bits for bits in (2, 4, 8, 16, 32, 64)},
@@ -33,7 +33,7 @@ BITS = {
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction. `sizes`: bytes of each array of its result, on each device. `runs`: times per run of the
-    program; `entered`: how often the loop is whose body it stands in, or its computation is called."""
+    program; `entered`: how often its enclosing loop starts, or its computation is called."""
 
     opcode: str
     sizes: tuple[int, ...]
@@ -97,8 +97,8 @@ def _counts(bodies: dict[str, list[str]], entry: str) -> tuple[dict[str, float],
 
 
 def called(line: str, around: list[str], bodies: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
-    """Computations that one of the instructions `around` runs, and how often. What an `async-start` runs its
-    `async-done` names again."""
+    """Computations that one of the instructions `around` runs, and how often. An `async-done` names the computation of
+    its `async-start` again."""
     if " = " not in line or " async-done(" in line or " async-update(" in line:
         return
     times = 1.0
@@ -124,7 +124,7 @@ def parse_line(line: str) -> tuple[str, str, str] | None:
 
 
 def closing(text: str) -> int:
-    """Where the bracket that `text` starts with ends."""
+    """The index after the bracket that closes the one `text` starts with."""
     depth = 0
     for at, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -134,7 +134,7 @@ def closing(text: str) -> int:
 
 
 def array_bytes(kind: str) -> tuple[int, ...]:
-    """Bytes of each array in a type, `f32[8,16]{1,0}` or a tuple of such."""
+    """Bytes of each array in a type: `f32[8,16]{1,0}`, or a tuple."""
     sizes = []
     for dtype, dims in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", kind)):
         elements = prod(int(d) for d in dims.split(",") if d)
@@ -143,13 +143,13 @@ def array_bytes(kind: str) -> tuple[int, ...]:
 
 
 def element_bits(kind: str) -> int:
-    """Bits of one element of an array type, or of the first array of a tuple; 0 where there is none."""
+    """Bits of one element of an array type, or of the first array of a tuple; 0 if there is none."""
     found = _ARRAY.search(kind)
     return BITS.get(found[1], 32) if found else 0
 
 
 def cycles_of(line: str) -> float:
-    """Cycles that XLA:TPU estimates for the instruction on a line, 0 where it gives none: of some fusions it says the
-    largest number there is."""
+    """XLA:TPU's estimated cycles of the instruction on a line, 0 if it gives none: for some fusions it states the
+    largest integer."""
     found = map(int, _CYCLES.findall(line))
     return float(sum(cycles for cycles in found if cycles < _NO_ESTIMATE))

@@ -1,9 +1,9 @@
 """Random inputs for a program: the same for the same seed.
 
 Enters: a parsed module and a seed. Leaves: numpy arrays, one per argument. Floating-point numbers are normal with
-deviation 0.1, or near one where a square root or logarithm is taken of them; integers lie in the range of what they
-index, else in [0, 8). What is carried from run to run (`state`) and must not be negative, such as Adam's second
-moments, is small, so that what is added to it counts.
+deviation 0.1, or near one if the program takes a square root or logarithm of them; integers are in the range of the
+dimension that they index, else in [0, 8). State that must not be negative, such as Adam's second moments, is small, so
+that updates to it count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def random_inputs(module: Any, seed: int) -> list[NDArray[Any]]:
 def input_sets(module: Any, seed: int, count: int) -> list[list[NDArray[Any]]]:
     """[count][arguments of `main`]. All sets have the same state and differ in the other arguments.
 
-    So the difference between two runs is free of whatever the state alone contributes.
+    The difference of two runs is therefore free of terms that depend on the state alone.
     """
     carried = {argument for paired in new_versions(module).values() for argument in paired}
 
@@ -47,7 +47,7 @@ def input_sets(module: Any, seed: int, count: int) -> list[list[NDArray[Any]]]:
 
 
 def random_array(argument: Any, rng: np.random.Generator, *, state: bool) -> NDArray[Any]:
-    """One argument."""
+    """A random array for one argument."""
     import ml_dtypes
 
     shape, element = xla.shape_and_element_type(argument.type) or ((), "i1")
@@ -68,12 +68,12 @@ def random_array(argument: Any, rng: np.random.Generator, *, state: bool) -> NDA
 
 
 def index_range(argument: Any) -> int:
-    """The smallest dimension that numbers of this argument index into."""
+    """The smallest dimension that values of this argument index into."""
     return min((extent for user, operand in readers(argument) for extent in indexed(user, operand)), default=FREE_RANGE)
 
 
 def indexed(user: Any, operand: int) -> Iterator[int]:
-    """Extents that operand number `operand` indexes into, for gathers, scatters and dynamic slices."""
+    """Sizes of the dimensions that operand number `operand` indexes, for gathers, scatters and dynamic slices."""
     shape = ir.ShapedType(user.operands[0].type).shape
     if user.name == "stablehlo.gather" and operand == 1:
         yield from (shape[d] for d in listed(user.attributes["dimension_numbers"], "start_index_map"))
@@ -81,7 +81,7 @@ def indexed(user: Any, operand: int) -> Iterator[int]:
         yield from (
             shape[d] for d in listed(user.attributes["scatter_dimension_numbers"], "scatter_dims_to_operand_dims")
         )
-    elif user.name == RAGGED_DOT and operand == 2:  # so many rows a group that there are enough
+    elif user.name == RAGGED_DOT and operand == 2:  # group sizes that sum to at most the number of rows
         rows = shape[listed(user.attributes["ragged_dot_dimension_numbers"], "lhs_ragged_dimensions")[0]]
         yield 1 + rows // ir.ShapedType(user.operands[2].type).shape[-1]
     elif user.name == "stablehlo.dynamic_slice" and operand >= 1:
@@ -91,14 +91,14 @@ def indexed(user: Any, operand: int) -> Iterator[int]:
 
 
 def listed(dimension_numbers: Any, name: str) -> list[int]:
-    """The dimensions in one field of a dimension-numbers attribute, which is left out where empty."""
+    """The dimensions in one field of a dimension-numbers attribute, whose text omits empty fields."""
     found = re.search(rf"\b{name} = \[([\d, ]+)\]", str(dimension_numbers))
     return [int(part) for part in found[1].split(",")] if found else []
 
 
 def readers(value: Any) -> Iterator[tuple[Any, int]]:
-    """(operation, operand number) of everything that reads numbers of `value`, also after operations that keep
-    positive numbers positive."""
+    """(operation, operand number) of every reader of `value`, also through operations that keep positive numbers
+    positive."""
     seen: set[Any] = set()
     waiting = [value]
     while waiting:

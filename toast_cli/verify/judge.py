@@ -1,5 +1,5 @@
-"""Which of XLA's compilers judges a program: the chips' own where it is asked for, or is installed and can compile for
-them; else the partitioner on virtual CPU devices, and what that leaves unasked.
+"""Chooses the XLA compiler that checks a program: the chips' own if the user asks for it, or if it is installed and can
+compile for them; else the partitioner on virtual CPU devices, with a note on how to use the other.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from toast_cli.verify.ahead import CompilationTarget, target_of
 
 @dataclass(frozen=True)
 class Judge:
-    """target: the machine to compile for; None for virtual CPU devices. unasked: of those, how the chips' own compiler
-    is asked, or why it cannot be; empty where the chips are not known. by_name: the user chose this compiler."""
+    """target: the machine to compile for; None for virtual CPU devices. unasked: for those, how to use the chips' own
+    compiler, or why it cannot be used; empty if the chips are unknown. by_name: the user chose this compiler."""
 
     target: CompilationTarget | None = None
     unasked: str = ""
@@ -22,13 +22,13 @@ class Judge:
 
 
 def choose_judge(spec: Spec | None, asked: str | None, option: str) -> Judge:
-    """The judge of a program for this machine.
+    """The compiler that checks a program for this machine.
 
     Args:
-        spec: None where the machine is not known. asked: "cpu" or the platform of `spec`; None for the default.
-        option: with which a compiler is asked for.
+        spec: None if the machine is unknown. asked: "cpu" or the platform of `spec`; None for the default.
+        option: the command-line option that selects a compiler.
 
-    Raises `MissingExtraError` or `UsageError` where the chips' own compiler is asked for, and cannot compile for them.
+    Raises `MissingExtraError` or `UsageError` if the user asks for the chips' own compiler and it cannot be used.
     """
     if spec is None:
         return Judge(by_name=asked is not None)

@@ -1,8 +1,8 @@
-"""The partitioned program against the original: same random inputs, equal results.
+"""Runs the partitioned and the original program on the same random inputs and compares the results.
 
-Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both
-run twice, with the same state and different other inputs, and the original twice more on shaken inputs (see
-`errors`). Programs on narrow floating-point numbers run on f32 (see `widened`),
+Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both run
+twice, with the same state and different other inputs, and the original twice more on perturbed inputs (see `errors`).
+Programs on narrow floating-point numbers run on f32 (see `widened`),
 and products that XLA:CPU does not have as dense ones (see `dense_products`).
 """
 
@@ -21,12 +21,12 @@ from toast_cli.verify.errors import ResultError
 
 ORIGINAL, PARTITIONED = "original", "partitioned"
 RUNS = 2
-# Of the memory that is free, this much may be used for running both programs.
+# Fraction of the free memory that both programs may use.
 _SHARE_OF_MEMORY = 0.8
-# In targets of custom calls that call back into the process that made the program.
+# Part of the target name of custom calls that call back into the process that made the program.
 CALLBACKS = (b"python", b"callback")
 TRANSFERS = frozenset({"infeed", "outfeed", "recv", "send"})
-# What a virtual CPU machine gets done, roughly, where a program is large enough for the question to matter.
+# Rough throughput of a virtual CPU machine, for programs large enough to matter.
 _FLOPS_PER_SECOND = 2e9
 
 
@@ -42,8 +42,8 @@ def compare_numbers(
     """Runs `original` (StableHLO) on one virtual CPU device and `partitioned` (of `form`) on `devices`, in a child
     process.
 
-    Where results differ, on other inputs once more: an activation that rounding puts on the other side of a kink is
-    an accident of the inputs, and a wrong plan is wrong on all of them.
+    If results differ, compares once more on other inputs: a difference at a kink of an activation depends on the
+    inputs, but a wrong plan is wrong on all of them.
     """
     errors = compare_once(original, partitioned, devices, seed, form, timeout_seconds)
     if isinstance(errors, Failure) or not any(error.wrong for error in errors):
@@ -57,7 +57,7 @@ def compare_numbers(
 def compare_once(
     original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, timeout_seconds: float
 ) -> list[ResultError] | Failure:
-    """The same on one set of inputs."""
+    """Compares on one set of inputs."""
     request = {"form": form, "devices": devices, "shardy": form != "hlo", "seed": seed, "seconds": timeout_seconds}
     files = {ORIGINAL: original, PARTITIONED: partitioned}
     answer = ask("numbers", request, files, timeout_seconds=timeout_seconds)
@@ -103,8 +103,8 @@ def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:
-    """Both modules on f32 where they compute in anything narrower and can be widened, and without products that XLA:CPU
-    does not have; else as they are."""
+    """Both modules on f32 if they compute in a narrower type and can be widened, and without products that XLA:CPU
+    lacks."""
     from toast_cli import xla
     from toast_cli.emit.dense_products import with_dense_products
     from toast_cli.verify.widened import is_narrow, widened
@@ -131,8 +131,8 @@ def type_name(shape: tuple[int, ...], element: str) -> str:
 
 
 def refuse_large(executables: list[tuple[Any, int]], seconds: float) -> None:
-    """Raises `ValueError` when running compiled programs on so many virtual devices would take more memory or time
-    than there is."""
+    """Raises `ValueError` if running compiled programs on so many virtual devices needs more memory or time than
+    available."""
     needed = flops = 0.0
     for executable, devices in executables:
         memory = executable.get_compiled_memory_stats()
@@ -150,7 +150,7 @@ def refuse_large(executables: list[tuple[Any, int]], seconds: float) -> None:
 
 
 def free_bytes() -> int:
-    """Memory that can be had without swapping; where the system does not say, all there is."""
+    """Free memory without swapping; all memory if the system does not report it."""
     try:
         found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
@@ -159,8 +159,8 @@ def free_bytes() -> int:
 
 
 def refuse_effects(module: Any) -> None:
-    """Raises `ValueError` for a program that exchanges something with its host while it runs. Nobody would answer: an
-    infeed waits for ever. Of a Python callback a file holds the address, and calling it ends the process."""
+    """Raises `ValueError` for a program that communicates with its host while it runs. An infeed would wait forever,
+    and a file holds only the address of a Python callback, so calling it would crash the process."""
     from toast_cli import xla
 
     def visit(operation: Any) -> Any:
@@ -180,7 +180,7 @@ def refuse_effects(module: Any) -> None:
 
 
 def own_devices(module: Any) -> int:
-    """How many devices a program needs as it stands: one, or as many as its manual regions were written for."""
+    """Number of devices that an unpartitioned program needs: one, or the size of its manual regions' mesh."""
     from toast_cli import xla
 
     if not xla.walk_ops(module, "sdy.manual_computation"):

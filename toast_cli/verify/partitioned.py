@@ -1,9 +1,9 @@
-"""What the partitioner alone makes of a program: the module right after it, before a compiler for CPUs reworks it.
+"""Extracts the module right after XLA's partitioner, before a compiler for CPUs reworks it.
 
-XLA:CPU has no 16-bit arithmetic and no reduce-scatter, and joins and splits collectives, so its final module says
-little about what a TPU or GPU would send. The module right after partitioning still has the program's own types, and is
-mostly the same for every backend. Mostly: XLA:TPU simplifies a program before it propagates and partitions it, in which
-form propagation can go other ways. Its own partitioner can be asked as well, ahead of time, in as many seconds.
+XLA:CPU has no 16-bit arithmetic and no reduce-scatter, and joins and splits collectives, so its final module differs
+much from the communication of a TPU or GPU. The module right after partitioning still has the program's own types, and
+is mostly the same for every backend. XLA:TPU, however, simplifies a program before it propagates and partitions it,
+which can change the propagation. Its own partitioner can be run as well, ahead of time, in about the same time.
 
 Enters: the bytes of a StableHLO or HLO file, a mesh, and a `CompilationTarget` or none for virtual CPU devices. Leaves:
 a `Partitioned`, or the `CompiledCollective`s in it, or the reason why there are none.
@@ -38,12 +38,12 @@ def collectives_after_partitioning(
     target: CompilationTarget | None = None,
     timeout_seconds: float = 600.0,
 ) -> list[CompiledCollective] | Failure:
-    """The collectives XLA's partitioner puts into a program for a mesh, by kind, axes and bytes, loops counted.
-    target: the machine whose compiler's partitioner is asked; virtual CPU devices if there is none.
+    """The collectives XLA's partitioner adds to a program for a mesh, by kind, axes and bytes, loops counted.
 
-    An all-reduce of which every device keeps a piece counts as the reduce-scatter it is, and all-reduces that are only
-    added up count as one (see `sums`). `shardy`: whose propagation; by default Shardy's for StableHLO and GSPMD's for
-    HLO.
+    target: the machine whose compiler's partitioner runs; virtual CPU devices if None.
+
+    An all-reduce of which every device keeps a piece counts as a reduce-scatter, and all-reduces whose results are only
+    added up count as one (see `sums`). `shardy`: Shardy's propagation or GSPMD's; None: by the format.
     """
     found = after_partitioning(
         content, form, prod(axes.values()), shardy=shardy, target=target, timeout_seconds=timeout_seconds
@@ -110,7 +110,7 @@ def partitioned_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
                 xla.compile_program(program, xla.cpu_devices(request["devices"]), shardy=shardy, settings=settings)
             else:
                 xla.compile_ahead(program, target.find_devices(), shardy=shardy, options=settings)
-        except Exception as error:  # handed to the thread that waits
+        except Exception as error:  # passed to the waiting thread
             raised.append(error)
 
     worker = threading.Thread(target=compile_it, daemon=True)

@@ -1,5 +1,6 @@
-"""What a plan promised: what `toast verify` and the like hold XLA to. `toast_cli.report.promises` reads it from a
-stored report."""
+"""The figures of a plan that `toast verify` compares with XLA's; `toast_cli.report.promises`
+reads them from a report.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class PromisedCollective:
-    """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that
-    differs."""
+    """A collective as the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, if
+    that differs."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     axes: list[str]
@@ -19,10 +20,10 @@ class PromisedCollective:
     location: str
     written_kind: str = ""
     written_bytes: int = 0
-    by_hand: bool = False  # the program does it itself
+    by_hand: bool = False  # stated by the program itself
 
     def as_written(self) -> PromisedCollective:
-        """What the partitioner writes, before the chip's compiler reworks it."""
+        """The collective as the partitioner writes it, before the chip's compiler reworks it."""
         if not self.written_kind:
             return self
         return replace(self, kind=self.written_kind, bytes=self.written_bytes, written_kind="", written_bytes=0)
@@ -30,9 +31,9 @@ class PromisedCollective:
 
 @dataclass(frozen=True)
 class Promises:
-    """axes: the mesh, name -> size. Bytes per device. fits: whether the plan was said to stay within `limit_bytes`.
-    machine: name of the mesh specification that was planned for; empty where it is not known. host_bytes: in the host's
-    memory. fit: whether it fits, "yes", "unsure" or "no"."""
+    """axes: the mesh, name -> size. Bytes per device. fits: True if the plan was predicted to stay within
+    `limit_bytes`. machine: name of the mesh specification of the plan; empty if unknown. host_bytes: in the host's
+    memory. fit: "yes", "unsure" or "no"."""
 
     axes: dict[str, int]
     collectives: list[PromisedCollective]

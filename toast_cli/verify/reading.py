@@ -12,8 +12,8 @@ from toast_cli.verify.compile import Dialect
 def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, Dialect, dict[str, int]]:
     """Content, form and mesh of a program that `toast partition -o` wrote.
 
-    `axes` is the mesh of its report; without one the program's own `sdy.mesh` says it. Raises `InputError` when
-    neither does.
+    `axes` is the mesh of its report; without it, the program's own `sdy.mesh` is used. Raises `InputError` if there is
+    neither.
     """
     from toast_cli import xla
     from toast_cli.frontend.statements import meshes_of

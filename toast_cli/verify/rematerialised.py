@@ -1,5 +1,5 @@
-"""Arrays that XLA's partitioner gathers whole on every device because it knows no better way from one sharding to the
-other. It warns of each ("[SPMD] Involuntary full rematerialization").
+"""Finds involuntary full rematerialisations: arrays that XLA's partitioner gathers on every device because it has no
+better way to reshard them. It warns of each ("[SPMD] Involuntary full rematerialization").
 
 Enters: a `Partitioned` and the mesh. Leaves: `Rematerialisation`s, equal ones once.
 """
@@ -28,7 +28,7 @@ _WARNING = re.compile(
 
 @dataclass(frozen=True)
 class Rematerialisation:
-    """An array that lies as `start` says and is needed as `end` says, None where that is not along mesh axes.
+    """An array that is resharded from `start` to `end`; None for a sharding that no mesh axes express.
 
     Attributes:
         type, shape: of the whole array. bytes: of the whole, which every device holds for a moment. count: in one step,
@@ -48,7 +48,7 @@ class Rematerialisation:
 def rematerialisations(
     found: Partitioned, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], through: Collection[str] = ()
 ) -> list[Rematerialisation]:
-    """Those the partitioner warned of, the largest first. through: see `places`."""
+    """The rematerialisations that the partitioner warned of, the largest first. through: see `places`."""
     frames = places(found.text, through)
     runs: dict[tuple[str, str], float] = {}
     for graph in graphs(found.text):

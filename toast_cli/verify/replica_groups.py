@@ -1,8 +1,8 @@
-"""Which mesh axes a collective runs over, told from the device groups in its HLO text.
+"""Finds the mesh axes of a collective from the replica groups in its HLO text.
 
 Enters: the attributes of one instruction as text. Leaves: groups of device numbers, and the mesh axes that make the
-same groups. Groups come as `{{0,1},{2,3}}`, as `[2,4]<=[4,2]T(1,0)`, or as `mesh['axis_0'=4,'axis_1'=2] {'axis_0'}`
-with an optional `device_ids=([4,2]T(1,0))`.
+same groups. Groups are written `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, or `mesh['axis_0'=4,'axis_1'=2] {'axis_0'}` with
+an optional `device_ids=([4,2]T(1,0))`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _BRACED = re.compile(r"\{([\d,]+)\}")
 
 
 def groups_in(attributes: str, devices: int) -> Groups | None:
-    """Groups of device numbers that exchange data; no groups at all means everyone. None when there are none to
-    read."""
+    """Groups of device numbers that communicate; an empty list means all devices. None if none can be read."""
     listed = _LISTS.search(attributes)
     if listed:
         groups = tuple(tuple(numbers(group)) for group in _BRACED.findall(listed[1]))
@@ -54,8 +53,8 @@ def groups_in(attributes: str, devices: int) -> Groups | None:
 
 
 def axes_of(groups: Groups, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> tuple[str, ...]:
-    """The fewest mesh axes that make these groups, in mesh order. When no set of axes does, how many devices are in
-    each, or `UNKNOWN` where they differ in that."""
+    """The fewest mesh axes that make these groups, in mesh order. If no set of axes does, the size of the groups, or
+    `UNKNOWN` if their sizes differ."""
     chosen = axes_of_groups(groups, axis_sizes)
     if chosen is not None:
         return tuple(axis_names[axis] for axis in chosen)
@@ -64,12 +63,12 @@ def axes_of(groups: Groups, axis_names: tuple[str, ...], axis_sizes: tuple[int, 
 
 
 def are_axes(found: tuple[str, ...]) -> bool:
-    """Whether these are mesh axes: devices in groups of one size need not be in the same groups."""
+    """True if these are mesh axes, and not a group size: groups of one size need not have the same devices."""
     return found != UNKNOWN and not any(is_groups_name(name) for name in found)
 
 
 def permuted_axes(attributes: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> tuple[str, ...]:
-    """The mesh axes along which a collective-permute moves anything."""
+    """The mesh axes along which a collective-permute moves data."""
     found = _PAIRS.search(attributes)
     pairs = [tuple(numbers(pair)) for pair in _BRACED.findall(found[1])] if found else []
     return tuple(axis_names[axis] for axis in crossed_axes(pairs, axis_sizes))

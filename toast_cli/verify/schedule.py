@@ -48,10 +48,9 @@ class ScheduledTime:
     """Seconds of one run on one device.
 
     Attributes:
-        compute_seconds: what the cores take by the compiler's estimate. communication_seconds: all collectives, one
-            after the other. exposed_seconds: the part of the communication for which the cores wait. by_kind: the
-            kind of a collective -> seconds of all its runs. bytes_by_kind: the same in bytes of results on one
-            device.
+        compute_seconds: compute by the compiler's estimate. communication_seconds: all collectives, one after the
+            other. exposed_seconds: the part of the communication for which the cores wait. by_kind: the kind of a
+            collective -> seconds of all its runs. bytes_by_kind: the same in bytes of results on one device.
     """
 
     compute_seconds: float
@@ -62,18 +61,18 @@ class ScheduledTime:
 
     @property
     def step_seconds(self) -> float:
-        """Computing, and the communication that nothing hides."""
+        """Compute plus exposed communication."""
         return self.compute_seconds + self.exposed_seconds
 
 
 def scheduled_time(
     text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], clock_hertz: float, seconds_of: SecondsOf
 ) -> ScheduledTime:
-    """Walks through a scheduled module once; each loop's body is walked through once and counted by its trips.
+    """Simulates a scheduled module; each loop's body is simulated once and multiplied by its trip count.
 
     Args:
-        text: of `compiled.as_text()`. clock_hertz: cycles a second of the compute cores; 0 where the compiler
-            estimates no cycles.
+        text: of `compiled.as_text()`. clock_hertz: cycles a second of the compute cores; 0 if the compiler estimates no
+            cycles.
     """
     bodies, entry = computations(text)
     return _Walk(text, bodies, axis_names, axis_sizes, clock_hertz, seconds_of).time_of(entry)
@@ -81,23 +80,22 @@ def scheduled_time(
 
 @dataclass(slots=True)
 class _Clocks:
-    """cores, links: seconds since the computation began. begun: name of an asynchronous start -> when it will be
-    done."""
+    """cores, links: seconds since the computation began. begun: name of an asynchronous start -> when it ends."""
 
     cores: float = 0.0
     links: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     begun: dict[str, float] = field(default_factory=dict)
 
     def send(self, axes: Iterable[str], seconds: float) -> float:
-        """Occupies the links of these axes as soon as they are free; returns when that ends."""
+        """Occupies the links of these axes as soon as they are free; returns the time when the transfer ends."""
         start = max([self.cores, *(self.links[axis] for axis in axes)])
         for axis in axes:
             self.links[axis] = start + seconds
         return start + seconds
 
     def wait_for(self, name: str) -> None:
-        """The cores wait until an asynchronous collective is done; it may be of another kind (a copy), which takes
-        no time here."""
+        """Makes the cores wait for an asynchronous operation; operations other than collectives (a copy) take no time
+        here."""
         self.cores = max(self.cores, self.begun.pop(name, 0.0))
 
 
@@ -107,7 +105,7 @@ _Collective = tuple[str, tuple[str, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """A collective inside fusions; first, last: the places of the fusions that start it and wait for it."""
+    """A collective spread over fusions; first, last: indices of the fusions that start it and wait for it."""
 
     collective: _Collective
     first: int
@@ -116,7 +114,7 @@ class _Spread:
 
 @dataclass(slots=True)
 class _Total:
-    """Seconds and bytes added up over a computation and all it runs."""
+    """Seconds and bytes summed over a computation and all that it calls."""
 
     compute: float = 0.0
     communication: float = 0.0
@@ -133,7 +131,7 @@ class _Total:
 
 
 class _Walk:
-    """Times of the computations of one module, each worked out once."""
+    """Times of the computations of one module, each computed once."""
 
     def __init__(
         self,
@@ -154,9 +152,7 @@ class _Walk:
 
     def time_of(self, name: str) -> ScheduledTime:
         if name not in self._known:
-            self._known[name] = ScheduledTime(
-                0.0, 0.0, 0.0
-            )  # no computation calls itself; keeps malformed text from looping
+            self._known[name] = ScheduledTime(0.0, 0.0, 0.0)  # guards against cycles in malformed text
             self._known[name] = self._walked(name)
         return self._known[name]
 
@@ -191,7 +187,7 @@ class _Walk:
                 if sent.last == place:
                     clocks.wait_for(channel)
             if opcode == "fusion":
-                continue  # its cycles are on its own line, its collectives have been seen to
+                continue  # its cycles are on its own line, its collectives are already counted
             for inner, times in called(line, lines, self._bodies):
                 self._around.setdefault(inner, around | spread.keys())
                 part = self.time_of(inner)
@@ -207,7 +203,7 @@ class _Walk:
         )
 
     def _send(self, collective: _Collective, clocks: _Clocks, total: _Total) -> float:
-        """Accounts for a collective and occupies its links; returns when it is done."""
+        """Adds a collective to the total and occupies its links; returns the time when it ends."""
         kind, axes, sizes = collective
         seconds = self._seconds_of(kind, sum(sizes), axes)  # arrays that are sent together share the latency
         total.by_kind[kind] += seconds
@@ -216,8 +212,8 @@ class _Walk:
         return clocks.send(axes, seconds)
 
     def _spread(self, lines: list[str]) -> dict[str, _Spread]:
-        """Collectives inside fusions, by channel, with the places among `lines` of the first and the last fusion
-        that has them."""
+        """Collectives inside fusions, by channel, with the indices in `lines` of the first and the last fusion that has
+        them."""
         found: dict[str, _Spread] = {}
         for place, line in enumerate(lines):
             parsed = parse_line(line)

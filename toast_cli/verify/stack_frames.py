@@ -1,8 +1,7 @@
-"""Where in the user's source an HLO instruction comes from.
+"""Finds the place in the user's source that an HLO instruction comes from.
 
 Enters: a module's text, whose head may hold tables of file names, locations and stack frames. Leaves: `file.py:12` by
-frame number. An instruction either names its frame (`stack_frame_id=3`) or carries `source_file` and `source_line`
-itself.
+frame number. An instruction either names its frame (`stack_frame_id=3`) or has `source_file` and `source_line`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _OWN = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
 
 
 def places(text: str, through: Collection[str] = ()) -> dict[int, str]:
-    """Frame number -> `file.py:12`, the innermost place outside installed packages; empty where the text has no tables.
+    """Frame number -> `file.py:12`, the innermost place outside installed packages; empty if the text has no tables.
 
     Args:
-        through: places that only pass something on (a helper around `with_sharding_constraint`): their caller is told.
+        through: places to skip in favour of their caller (a helper around `with_sharding_constraint`).
     """
     head = head_tables(text)
     tables = {name: {n: dict(_FIELD.findall(entry)) for n, entry in table.items()} for name, table in head.items()}
@@ -38,7 +37,7 @@ def places(text: str, through: Collection[str] = ()) -> dict[int, str]:
 
 
 def _stack(number: int, tables: dict[str, dict[int, dict[str, str]]], files: dict[int, str]) -> Iterator[Frame]:
-    """A frame and those that called it."""
+    """A frame and its callers."""
     seen = set[int]()
     while number in tables["StackFrames"] and number not in seen:
         seen.add(number)

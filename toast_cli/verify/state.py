@@ -1,8 +1,8 @@
-"""What a program carries from one run to the next: arguments that come back changed, such as parameters and moments.
+"""Finds a program's state: arguments that are returned updated, such as parameters and moments.
 
-Enters: a parsed module. Leaves: for each result the arguments that it is a new version of. Donation says so outright;
-without it, so does a result that has an argument's type and is reached from it element by element (`p - lr * g` from
-`p`).
+Enters: a parsed module. Leaves: for each result the arguments that it is a new version of. Donation states this;
+without it, a result counts as new version of an argument with its type if elementwise ops lead from one to the other
+(`p - lr * g` from `p`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE, RESHAPE, kind_of
 
 
 def new_versions(module: Any) -> dict[int, tuple[int, ...]]:
-    """Result number -> numbers of the arguments it is a new version of, where there are any."""
+    """Result number -> numbers of the arguments it is a new version of; other results are left out."""
     main = xla.main_function(module)
     arguments = list(main.arguments)
     number = {argument: k for k, argument in enumerate(arguments)}
@@ -32,7 +32,7 @@ def new_versions(module: Any) -> dict[int, tuple[int, ...]]:
 
 
 def aliases(main: Any, count: int) -> dict[int, int]:
-    """Argument number -> number of the result that takes over its buffer."""
+    """Argument number -> number of the result that aliases its buffer."""
     attributes = list(main.attributes["arg_attrs"]) if "arg_attrs" in main.attributes else [{}] * count
     results = len(main.type.results)
     found = {
@@ -43,7 +43,7 @@ def aliases(main: Any, count: int) -> dict[int, int]:
 
 
 def origins(value: Any) -> list[Any]:
-    """Values from which `value` is reached element by element, itself among them."""
+    """Values from which elementwise ops lead to `value`, itself included."""
     seen, waiting = {value}, [value]
     while waiting:
         operation = waiting.pop().owner
@@ -60,5 +60,5 @@ def origins(value: Any) -> list[Any]:
 
 
 def _keeps_places(name: str) -> bool:
-    """Whether an element of an op's result has to do with the elements at its place in operands of its shape."""
+    """True if an element of an op's result depends on the elements at its index in operands of its shape."""
     return kind_of(name).elementwise or name in (DYNAMIC_UPDATE_SLICE, RESHAPE)

@@ -1,8 +1,8 @@
-"""Reads collectives off a module as the partitioner leaves it, where every reduction is still written as an all-reduce.
+"""Reads collectives off a module after partitioning, in which every reduction is still written as an all-reduce.
 
-Two rewritings that XLA:TPU and XLA:GPU make later are read into it: an all-reduce of which each device keeps only the
-piece its own number says, each device another, is a reduce-scatter, and all-reduces over the same devices whose results
-are only added up are one. Enters: HLO text and the mesh.
+It applies two rewrites that XLA:TPU and XLA:GPU make later: an all-reduce of which each device slices another piece,
+chosen by its partition id, is a reduce-scatter, and all-reduces over the same devices whose results are only added up
+are one. Enters: HLO text and the mesh.
 Leaves: one `CompiledCollective` per array communicated.
 """
 
@@ -21,9 +21,9 @@ from toast_cli.verify.replica_groups import UNKNOWN, are_axes, axes_of, groups_i
 from toast_cli.verify.stack_frames import places
 
 _CALLEE = re.compile(r"to_apply=%?([^\s,]+)")
-# What changes the form of a sum and nothing about what is added up.
+# Ops that change the form of a sum but not its terms.
 _VIEWS = frozenset({"reshape", "copy", "bitcast", "transpose"})
-# What may stand between an all-reduce and the piece that a device keeps of it.
+# Ops that may separate an all-reduce from the slice that a device keeps of it.
 _PASSED = _VIEWS | {"convert"}
 
 
@@ -42,8 +42,8 @@ class MeshShape:
 
 @dataclass(frozen=True)
 class CompiledSumStep:
-    """One thing done to a sum on its way: an all-reduce (over `axes`; `how`: the operation and the type it is done in)
-    or the slice each device keeps (`how` says which)."""
+    """One operation on a partial sum: an all-reduce (over `axes`; `how`: the operation and its type) or the slice each
+    device keeps (`how` states which)."""
 
     name: str
     axes: tuple[str, ...]
@@ -53,7 +53,7 @@ class CompiledSumStep:
         return (self.axes, self.how) == (other.axes, other.how) and are_axes(self.axes)
 
 
-Chain = tuple[CompiledSumStep, ...]  # in order, the last one nearest
+Chain = tuple[CompiledSumStep, ...]  # in order, the last operation last
 
 
 def partitioned_collectives(
@@ -69,7 +69,7 @@ def partitioned_collectives(
 
 
 def others(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
-    """Kind, axes and bytes of every collective but all-reduces."""
+    """Kind, axes and bytes of every collective except all-reduces."""
     for node in graph.nodes.values():
         kind = node.opcode.removeprefix("ragged-").removesuffix("-start")
         if kind not in KINDS or kind == "all-reduce":
@@ -83,8 +83,8 @@ def others(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...]
 
 
 def reductions(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
-    """Kind, axes and bytes of what becomes of every all-reduce; one over no axis at all moves nothing. Where some of
-    the devices keep the same piece, or a piece of a piece, it stays an all-reduce."""
+    """Kind, axes and bytes of every all-reduce after the rewrites; one over no axis moves nothing and is left out. It
+    stays an all-reduce if some devices keep the same piece, or a piece of a piece."""
     chains, absorbed = chains_of(graph, mesh)
     for node in graph.nodes.values():
         if node.opcode != "all-reduce" or node.name in absorbed:
@@ -99,12 +99,12 @@ def reductions(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, 
 
 
 def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]]:
-    """What was done last to each value that is a sum over devices, and the all-reduces that go with those of another
-    summand.
+    """The last operations on each value that is a sum over devices, and the all-reduces that merge with those of
+    another summand.
 
-    Where two values are added up and nobody else reads them, what was done last to both alike is done once, to their
-    sum. Not what was done before a conversion: XLA:TPU reduces two 16-bit products that are added up in 32 bits one by
-    one (libtpu 0.0.42.1), and XLA:GPU their sum in 32 bits, which is as many bytes.
+    If two values are added up and have no other users, equal last operations on both are done once, on their sum. This
+    excludes operations before a conversion: XLA:TPU reduces two 16-bit products that are added up in 32 bits one by one
+    (libtpu 0.0.42.1), and XLA:GPU their sum in 32 bits, which has as many bytes.
     """
     chains: dict[str, Chain] = {}
     absorbed: set[str] = set()
@@ -132,21 +132,21 @@ def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]
 
 
 def further(step: CompiledSumStep, inner: CompiledSumStep, mesh: MeshShape) -> CompiledSumStep | None:
-    """What is reduced over one axis after the other (as the partitioner writes sums over two dimensions) is reduced
-    over both."""
+    """Merges reductions over one axis after the other (as the partitioner writes sums over two dimensions) into one
+    over both; None if that is impossible."""
     if not inner.axes or step.how != inner.how or not (are_axes(step.axes) and are_axes(inner.axes)):
         return None
     return CompiledSumStep(step.name, tuple(name for name in mesh.names if name in step.axes + inner.axes), step.how)
 
 
 def is_one_by_one(graph: Graph, node: Node) -> bool:
-    """Whether a reduction has nothing to add up: it goes over dimensions of size 1."""
+    """True for a reduction over dimensions of size 1."""
     operand = graph.nodes.get(node.operands[0])
     return node.opcode == "reduce" and len(node.operands) == 2 and operand is not None and operand.sizes == node.sizes
 
 
 def common_end(one: Chain, other: Chain) -> int:
-    """How many of the last steps of two chains are alike; only sums can be taken together."""
+    """Number of equal last operations of two chains; only all-reduces by addition can be merged."""
     count = 0
     for a, b in zip(reversed(one), reversed(other), strict=False):
         if not a.like(b) or (a.axes and a.how[0] != "add"):
@@ -162,8 +162,8 @@ def combiner(graph: Graph, node: Node) -> str:
 
 
 def piece(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: MeshShape) -> set[str]:
-    """The mesh axes along which devices keep different pieces of a sum; none unless all they read of it is one such
-    piece."""
+    """The mesh axes along which devices keep different pieces of a sum; empty unless all its
+    users read the same piece."""
     users = graph.users.get(node.name, [])
     if len(users) > 1:
         cuts = [cut_along(graph, node, user, mesh) for user in users]
@@ -177,11 +177,11 @@ def piece(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh:
 
 
 def cut_along(graph: Graph, node: Node, user: Node, mesh: MeshShape) -> set[str]:
-    """The mesh axes along which devices keep different pieces of `node`, where that is all the user does; else none.
-    None, too, where some devices along them keep the same, or pieces lie along several dimensions."""
+    """The mesh axes along which devices slice different pieces of `node`, if the user is such a slice; else empty. Also
+    empty if some devices along them keep the same piece, or if several dimensions are sliced."""
     if user.opcode != "dynamic-slice" or user.operands[0] != node.name:
         return set()
-    along: list[set[str]] = []  # of each dimension that is cut
+    along: list[set[str]] = []  # of each sliced dimension
     for offset in user.operands[1:]:
         numbers = graph.device_numbers(offset, mesh.devices)
         if numbers is None:

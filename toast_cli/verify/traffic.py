@@ -1,11 +1,11 @@
-"""Promised collectives beside compiled ones.
+"""Compares the collectives that a plan predicts with the compiled ones.
 
-Enters: both lists and the mesh. Leaves: a `TrafficComparison`: sums by kind and axes, what each device sends more or
-less than promised, and the single collectives that make the difference, with the lines they come from.
+Enters: both lists and the mesh. Leaves: a `TrafficComparison`: sums by kind and axes, the difference in bytes that each
+device sends, and the single collectives that cause the difference, with the lines they come from.
 
-Gathering or scattering over several axes at once is the same as over one after the other, and is compared so. A
-promised all-reduce of which each device keeps a piece may be compiled as the reduce-scatter that makes the pieces: it
-sends less, and counts as promised.
+An all-gather or reduce-scatter over several axes is compared as one after the other over single axes. A promised
+all-reduce of which each device keeps a piece may be compiled as a reduce-scatter: it sends less, and counts as
+promised.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from toast_cli.verify.promises import PromisedCollective
 Key = tuple[str, tuple[str, ...]]  # kind, axes
 Counts = dict[tuple[int, str], float]  # (bytes, line) -> runs
 OnlyIn = Literal["extra", "missing"]
-# Sums closer than this are the same: padding and combined scalars.
+# Sums closer than this are equal: padding and combined scalars cause such differences.
 _SAME = 0.01
 
 
 @dataclass(frozen=True)
 class Flow:
-    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: `model.py:12 (bwd mlp/dot)`,
-    where it comes from."""
+    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: its source location,
+    `model.py:12 (bwd mlp/dot)`."""
 
     kind: str
     axes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class TrafficDifference:
-    """Equal collectives that are on one side only. `sent_bytes`: what each device sends in all of them."""
+    """Equal collectives that are on one side only. `sent_bytes`: the bytes that each device sends in all of them."""
 
     side: OnlyIn
     kind: str
@@ -83,7 +83,7 @@ class TrafficComparison:
 
     @property
     def share(self) -> float:
-        """Of the larger of what was promised and what was compiled, the part that is the same in kind and axes."""
+        """Fraction of the larger of promised and compiled bytes that agrees in kind and axes."""
         whole = max(self.promised_bytes, self.compiled_bytes)
         return 1.0 - max(self.extra_bytes, self.missing_bytes) / whole if whole else 1.0
 
@@ -127,7 +127,7 @@ def compare_traffic(
 
 
 def scatter_as_compiled(promised: dict[Key, list[Flow]], found: dict[Key, list[Flow]], mesh: dict[str, int]) -> None:
-    """Makes reduce-scatters of promised all-reduces that were compiled as such."""
+    """Turns promised all-reduces that were compiled as reduce-scatters into reduce-scatters."""
     runs: dict[tuple[Key, int], float] = defaultdict(float)  # compiled and not promised
     for side, sign in ((found, 1), (promised, -1)):
         for key, flows in side.items():
@@ -146,25 +146,25 @@ def scatter_as_compiled(promised: dict[Key, list[Flow]], found: dict[Key, list[F
 
 
 def key_of(flow: Flow) -> Key:
-    """What is compared together: collectives of one kind over the same axes."""
+    """Collectives with equal keys, kind and axes, are compared together."""
     return flow.kind, flow.axes
 
 
 def place_of(found: CompiledCollective) -> str:
-    """As the report writes places."""
+    """The source location in a report's notation."""
     path = op_path(found.name)
     return f"{found.location} ({path})" if found.location and path else found.location or path
 
 
 def one_axis_steps(flow: Flow, mesh: dict[str, int]) -> Iterator[Flow]:
-    """A gather or scatter over several axes, one axis after the other; others as they are."""
+    """An all-gather or reduce-scatter over several axes as one step per axis; other collectives as they are."""
     if flow.kind not in ("all-gather", "reduce-scatter") or len(flow.axes) < 2:
         yield flow
         return
     rest = prod(mesh.get(axis, 1) for axis in flow.axes)
     for axis in flow.axes:
         inner = rest // mesh.get(axis, 1)
-        # Scattered, the first axis leaves the most; gathered, the first axis comes last and makes the whole.
+        # In a reduce-scatter the first axis' step has the largest result; an all-gather ends with the first axis.
         size = (
             flow.bytes * inner
             if flow.kind == "reduce-scatter"
@@ -188,8 +188,8 @@ def sent_bytes(flow: Flow, mesh: dict[str, int]) -> float:
 
 
 def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> list[TrafficDifference]:
-    """What is left of two lists of one kind and axes when equal collectives are struck off: of one line first, then of
-    one size."""
+    """The collectives of one kind and axes that remain when equal ones are removed from both lists: first those of one
+    source line, then those of one size."""
     left: tuple[Counts, Counts] = (defaultdict(float), defaultdict(float))
     places: dict[tuple[int, str], str] = {}
     for side, flows in zip(left, (promised, found), strict=True):
@@ -213,7 +213,7 @@ def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> 
 
 
 def strike(one: Counts, other: Counts, key: tuple[int, str], match: tuple[int, str]) -> None:
-    """Takes as many off both as both have."""
+    """Removes the common count from both sides."""
     common = min(one[key], other[match])
     one[key] -= common
     other[match] -= common

@@ -1,10 +1,11 @@
-"""How often a `while` of compiled HLO text runs.
+"""Trip counts of `while` loops in compiled HLO text.
 
-Enters: the loop's line, the lines of the computation it stands in, and every computation. Leaves: the count that the
-compiler states, else what the counter says (where it starts, by how much each round moves it, what it is compared
-with), else the one constant of the condition that no array repeats, else 1. Start and bound may be the same instruction
-and a constant (from `position` to `position + 8`), or what an earlier loop has counted to. Of a condition of several
-parts (`i < 50 and error > 1e-3`, `not (i == 50 or all finished)`) those that count say the most it can be.
+Enters: the loop's line, the lines of the computation it is in, and every computation. Leaves: the count that the
+compiler states, else that of the loop counter (start, step and bound), else the one constant of the
+condition that no array repeats, else 1.
+Start and bound may be the same instruction plus a constant each (from `position` to `position + 8`), or the final
+counter of an earlier loop. For a condition of several parts (`i < 50 and error > 1e-3`, `not (i == 50 or all
+finished)`) the parts on a counter give an upper bound.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "N
 _NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "EQ"}
 
 Lines = dict[str, str]  # instruction's name -> its line
-Number = tuple[str | None, int]  # an instruction, or None for nothing, and what is added to it
-Test = tuple[str, bool]  # the line of an instruction, and whether it is to be true
+Number = tuple[str | None, int]  # an instruction or None, and the constant added to it
+Test = tuple[str, bool]  # the line of an instruction, and the value it must have
 
 
 def trip_count(line: str, around: list[str], bodies: dict[str, list[str]]) -> int:
@@ -43,7 +44,7 @@ def trip_count(line: str, around: list[str], bodies: dict[str, list[str]]) -> in
 
 
 def _known_trips(line: str, outside: Lines, bodies: dict[str, list[str]]) -> int | None:
-    """What the compiler or the counter says."""
+    """The trip count by the compiler's statement or by the counter."""
     known = _KNOWN.search(line)
     if known:
         return int(known[1])
@@ -66,7 +67,7 @@ class _Loop:
 
 
 def _tests(test: Test, inside: Lines) -> Iterator[Test]:
-    """What a condition asks for, all of it: the parts of an `&`, or that none of an `|` is true."""
+    """The parts of a condition that must all hold; an `&`, and a negated `|`, have several."""
     line, holds = test
     parts = _PARTS.search(line)
     if parts is None or parts[1] == ("or" if holds else "and"):
@@ -78,7 +79,7 @@ def _tests(test: Test, inside: Lines) -> Iterator[Test]:
 
 
 def _counted(loop: _Loop, test: str, holds: bool) -> int | None:
-    """Rounds for which a comparison of the condition is true (`holds`) or false."""
+    """Number of iterations for which a comparison of the condition is true (`holds`) or false."""
     compare = _COMPARE.search(test)
     if compare is None:
         return None
@@ -111,8 +112,8 @@ def _counted(loop: _Loop, test: str, holds: bool) -> int | None:
 
 
 def _counted_to(number: Number, later: _Loop) -> Number:
-    """A number, with what an earlier loop has counted to as the constant that it is: the gradient of a loop runs as
-    often (TensorFlow)."""
+    """A number, with the final counter of an earlier loop replaced by its constant: the loop of a gradient has the same
+    trip count (TensorFlow)."""
     name, offset = number
     read = _ELEMENT.search(later.around.get(name, "")) if name else None
     if name is None or read is None:
@@ -129,19 +130,19 @@ def _counted_to(number: Number, later: _Loop) -> Number:
 
 
 def _carried(line: str, around: Lines) -> str:
-    """The tuple that a loop starts with."""
+    """The initial tuple of a loop."""
     return around.get(_NAME.findall(line.partition(" while(")[2])[0], "")
 
 
 def _changed(body: list[str]) -> set[int]:
-    """Elements of what a loop carries that are not passed on as they are."""
+    """Elements of a loop's tuple that the body changes."""
     inside, root = _named(body), _root(body)
     places = _NAME.findall(root.partition(" tuple(")[2].partition(")")[0])
     return {number for number, name in enumerate(places) if _element(name, inside) != number}
 
 
 def _step(counter: int, body: list[str]) -> int | None:
-    """What each round adds to element `counter` of what the loop carries."""
+    """The constant that each iteration adds to element `counter` of the loop's tuple."""
     inside = _named(body)
     found = _STEP.search(inside.get(_through(_place(_root(body), counter), inside), ""))
     if found is None:
@@ -176,19 +177,19 @@ def _place(line: str, at: int) -> str:
 
 
 def _through(name: str, inside: Lines) -> str:
-    """The instruction behind copies and conversions."""
+    """The name of the instruction behind copies and conversions."""
     found = _SAME.search(inside.get(name, ""))
     return _through(_NAME.findall(found[1])[0], inside) if found else name
 
 
 def _element(name: str | None, inside: Lines) -> int | None:
-    """Which element of the loop's tuple an instruction is."""
+    """The index of the loop's tuple that an instruction reads."""
     found = _ELEMENT.search(inside.get(_through(name, inside), "")) if name else None
     return int(found[1]) if found else None
 
 
 def _number(name: str, inside: Lines) -> Number:
-    """An integer as the sum of another instruction and a constant, as far as that can be seen."""
+    """An integer as the sum of another instruction and a constant, as far as that is visible."""
     offset = 0
     while True:
         name = _through(name, inside)
@@ -209,12 +210,12 @@ def _number(name: str, inside: Lines) -> Number:
 
 
 def _read(name: str | None, inside: Lines) -> str | None:
-    """What an instruction takes an element of, and which: several may take the same."""
+    """Operand and index of a get-tuple-element, since several may read the same; other names as they are."""
     line = inside.get(name, "") if name else ""
     return line.partition(" get-tuple-element(")[2] if _ELEMENT.search(line) else name
 
 
 def _constant(name: str, inside: Lines) -> int | None:
-    """The whole number that an instruction holds."""
+    """The integer that an instruction's value is; None if it is not constant."""
     found = _WHOLE.search(inside.get(_through(name, inside), ""))
     return int(found[1]) if found else None

@@ -1,8 +1,8 @@
-"""`verify`: what was promised for a partitioned program beside what XLA makes of it.
+"""`verify`: compares a partitioned program's predicted figures with XLA's.
 
 Enters: the bytes of the program, perhaps the original and the report written with it. Leaves: a `Verdict` of three
-parts. Numbers run on virtual CPU devices; collectives and memory come from whichever compiler was asked for: without
-real chips to compile for, collectives are those that the partitioner puts in. A part that cannot be checked says why.
+parts. Numbers run on virtual CPU devices; collectives and memory come from the chosen compiler: without real chips to
+compile for, collectives are those that the partitioner adds. A part that cannot be checked says why.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from toast_cli.verify.traffic import TrafficComparison, compare_traffic
 SCHEMA = "toast.verify/1"
 VerdictOutcome = Literal["agreed", "disagreed", "unchecked"]
 
-# More or less traffic than promised, by more than this part of it, is a disagreement …
+# A difference in traffic above this fraction of the promised is a disagreement …
 TRAFFIC_TOLERANCE = 0.05
-# … unless it is so little on each device that no link notices.
+# … unless it is this small on each device.
 SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing checked. `text` says it in a sentence; `facts` holds the figures."""
+    """One check. `text` is a sentence; `facts` holds the figures."""
 
     name: str
     outcome: VerdictOutcome
@@ -44,8 +44,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """compiler: `cpu` for XLA's partitioner on virtual CPU devices, or the machine compiled for. unasked: of `cpu`, how
-    the chips' own compiler is asked, or why it cannot be."""
+    """compiler: `cpu` for XLA's partitioner on virtual CPU devices, or the machine compiled for. unasked: for `cpu`,
+    how to use the chips' own compiler, or why it cannot be used."""
 
     compiler: str
     parts: list[Part]
@@ -79,8 +79,8 @@ def verify(
 
     Args:
         axes: the mesh it was partitioned for. original: StableHLO bytes of the program it came from, for the numbers.
-        promises: of the report written with it. judge: who is asked about collectives and memory. Where nobody chose
-            the chips' own compiler, and it does not compile the program, XLA's partitioner on the CPU is asked.
+        promises: of the report written with it. judge: the compiler for collectives and memory. If the user did not
+            choose the chips' own compiler and it fails, XLA's partitioner on the CPU is used.
     """
     target, unasked = judge.target, judge.unasked
     if target is not None:
@@ -106,7 +106,7 @@ def verify(
 
 
 def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) -> Part:
-    """Same seeded inputs to both programs on virtual CPU devices, results within what rounding explains."""
+    """Compares both programs' results for the same seeded inputs on virtual CPU devices, within rounding errors."""
     errors = compare_numbers(original, program, devices, form=form)
     if isinstance(errors, Failure):
         return Part("numbers", "unchecked", f"could not run: {errors.reason}")
@@ -135,7 +135,7 @@ def _all(results: int) -> str:
 def check_collectives(
     found: list[CompiledCollective] | Failure, axes: dict[str, int], promises: Promises | None
 ) -> Part:
-    """Collectives of the compiled module beside the promised ones."""
+    """Compares the collectives of the compiled module with the promised ones."""
     if isinstance(found, Failure):
         outcome: VerdictOutcome = "disagreed" if out_of_memory(found) else "unchecked"
         return Part("collectives", outcome, f"did not compile: {found.reason}")
@@ -149,7 +149,7 @@ def check_collectives(
 
 
 def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
-    """The verdict on a comparison, and why."""
+    """The verdict on a comparison, and its reason."""
     whole = max(compared.promised_bytes, compared.compiled_bytes)
     if not whole:
         return "agreed", "none promised, none compiled"
@@ -170,7 +170,7 @@ def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
 
 
 def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> Part:
-    """Peak memory as the compiler for the real chips assigns buffers."""
+    """Compares the peak memory of the real chips' compiler with the promised one."""
     if isinstance(compiled, Failure):
         promised_to_fit = promises is not None and promises.fit != "no"
         return Part(

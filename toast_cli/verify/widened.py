@@ -1,11 +1,10 @@
-"""A program with its narrow floating-point numbers widened, so that rounding does not hide what a plan gets wrong.
+"""Widens a program's narrow floating-point types, so that rounding does not hide errors of a plan.
 
-Sums of 16-bit numbers in another order differ by percents, more where gradients cancel out; then a difference says
-little about a plan, and so does agreement. In the same program on 32-bit numbers a wrong plan is as wrong and
-rounding is a hundred-thousandth.
+Reordered sums of 16-bit numbers differ by percents, and by more where gradients cancel out, so a comparison says little
+about a plan. In the same program on 32-bit numbers a wrong plan is as wrong, and rounding errors are below 1e-5.
 
-Enters: a parsed module. Leaves: its text on f32, or None where that would be another program (it looks at the bits of
-a narrow number).
+Enters: a parsed module. Leaves: its text on f32, or None if that changes the program (it reads the bits of a narrow
+number).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from toast_cli import xla
 _NARROW = r"bf16|f16|f8E[0-9A-Z]+|f6E[0-9A-Z]+|f4E[0-9A-Z]+"
 _TYPE = re.compile(rf"(tensor<(?:\d+x)*|complex<)(?:{_NARROW})(?=[>,])")
 _CONSTANT = re.compile(rf'dense<("0x[0-9A-F]*"|[^">]*)>( : tensor<(?:\d+x)*)({_NARROW})>')
-# A conversion that changes nothing any more. XLA leaves it out, and takes a sharding on it for that of all results of
-# a barrier before it.
+# A conversion that has become an identity. XLA removes it, and takes a sharding on it for that of all results of a
+# barrier before it.
 _NOTHING = re.compile(r'(= stablehlo\.convert %\S+) \{mhlo\.sharding = "[^"]*"\} (: \((tensor<[^>]*>)\) -> \3)')
 _HEX = re.compile(r"0x[0-9A-F]+")
 _BITS = "stablehlo.bitcast_convert"
@@ -38,13 +37,13 @@ def widened(module: Any) -> str | None:
 
 
 def is_narrow(elements: set[str]) -> bool:
-    """Whether some element type, as MLIR prints it, is widened."""
+    """True if some element type, as MLIR prints it, is widened."""
     return any(re.fullmatch(_NARROW, element) for element in elements)
 
 
 def _wide_constant(found: re.Match[str]) -> str:
-    """A constant with numbers that are spelled in bits (a list of many, infinities) in the bits of f32; others
-    stay as printed."""
+    """Rewrites a constant that is written as bits (a long list, infinities) to the bits of f32;
+    others stay as printed."""
     numbers, shape, element = found.groups()
     narrow = _dtype(element)
     if numbers.startswith('"'):

@@ -1,5 +1,5 @@
-"""The child process of a check: `python -m toast_cli.verify.worker TASK FOLDER` does a task and leaves the answer
-in the folder.
+"""The child process of a check: `python -m toast_cli.verify.worker TASK FOLDER` runs a task and writes the answer to
+the folder.
 
 Enters: the files that `child.ask` has written. Leaves: the answer, or the reason why there is none.
 """
@@ -27,16 +27,16 @@ TASKS: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """TASK FOLDER."""
+    """Runs TASK FOLDER from the command line."""
     end_with_parent()
     return work(arguments[0], Path(arguments[1]))
 
 
 def work(task: str, folder: Path) -> int:
-    """Does a task; returns the exit code."""
+    """Runs a task; returns the exit code."""
     try:
         facts = TASKS[task](json.loads((folder / REQUEST).read_text()), folder)
-    except Exception as error:  # whatever the compiler's bindings raise is the verdict
+    except Exception as error:  # any error of the compiler's bindings is the verdict
         (folder / ERROR).write_text(str(error))
         return FAILED
     (folder / ANSWER).write_text(json.dumps(facts))

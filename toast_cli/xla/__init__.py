@@ -1,4 +1,4 @@
-"""The one seam to jaxlib. Every private jaxlib name the project uses lives in this folder.
+"""The only interface to jaxlib. Every private jaxlib name the project uses is in this folder.
 
 Importing this loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily from anything the command line loads at
 start. `ir` and the classes of attributes (`sdy`, `stablehlo`) are re-exported so that only this folder imports jaxlib.

@@ -1,4 +1,4 @@
-"""What MLIR attributes, types and locations say, as plain data."""
+"""Converts MLIR attributes, types and locations to plain data."""
 
 from __future__ import annotations
 
@@ -34,14 +34,12 @@ def sharding_rule(attribute: Any) -> tuple[Any, ...]:
 
 
 def is_custom_rule(attribute: Any) -> bool:
-    """Whether a sharding rule was written by whoever made the program, for a custom call, rather than populated by
-    Shardy.
-    """
+    """True if a sharding rule comes from the program, for a custom call, rather than from Shardy."""
     return bool(sdy.OpShardingRuleAttr(attribute).is_custom)
 
 
 def dot_dimensions(attribute: Any) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Of `#stablehlo.dot`: batching dimensions of left and right, contracting dimensions of left and right."""
+    """Dimensions of `#stablehlo.dot`: batching of left and right, contracting of left and right."""
     dims = stablehlo.DotDimensionNumbers(attribute)
     return (
         list(dims.lhs_batching_dimensions), list(dims.rhs_batching_dimensions),
@@ -57,15 +55,15 @@ def dot_dimension_numbers(dims: list[list[int]], context: Any) -> Any:
 
 @dataclass(frozen=True)
 class PickedDimensions:
-    """How a gather picks from its operand, or a scatter from each input.
+    """Dimension numbers of a gather's operand, or of each input of a scatter.
 
     Attributes:
-        slices: dimensions of the result (of the updates) that slices have.
-        single: dimensions of the operand of which one element is picked, and which slices do not have.
-        batching: dimensions of the operand that it has in common with its indices.
-        counted: those dimensions of the indices, in the same order.
-        mapped: dimensions of the operand that the parts of an index speak of, in order.
-        vector: dimension of the indices along which the parts lie.
+        slices: window dimensions of the result (of the updates).
+        single: collapsed (inserted) dimensions of the operand, of which one element is picked.
+        batching: batching dimensions of the operand.
+        counted: the matching dimensions of the indices, in the same order.
+        mapped: dimensions of the operand that the components of an index refer to, in order.
+        vector: the index vector dimension of the indices.
     """
 
     slices: tuple[int, ...]
@@ -77,7 +75,7 @@ class PickedDimensions:
 
 
 def picked_dimensions(attribute: Any) -> PickedDimensions:
-    """What `#stablehlo.gather` or `#stablehlo.scatter` say."""
+    """The dimension numbers in `#stablehlo.gather` or `#stablehlo.scatter`."""
     if stablehlo.GatherDimensionNumbers.isinstance(attribute):
         g = stablehlo.GatherDimensionNumbers(attribute)
         return PickedDimensions(
@@ -92,7 +90,7 @@ def picked_dimensions(attribute: Any) -> PickedDimensions:
 
 
 def with_picked_dimensions(attribute: Any, picked: PickedDimensions) -> Any:
-    """An attribute of the same kind that says this."""
+    """An attribute of the same kind with these dimension numbers."""
     windows, single, batching, counted, mapped = (
         list(numbers) for numbers in (picked.slices, picked.single, picked.batching, picked.counted, picked.mapped)
     )
@@ -109,9 +107,9 @@ def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:
 
 
 def constant_number(operation: Any) -> str | None:
-    """The one number that a `stablehlo.constant` is full of, as it is written; None where it has several."""
+    """The value of a splat `stablehlo.constant`, as text; None for other constants."""
     if isinstance(operation.results[0].type.element_type, ir.ComplexType):
-        # Python cannot hold the attribute, and to print an operation takes longer the longer its function is.
+        # Python cannot hold the attribute, and printing an operation takes time proportional to its function's length.
         text = operation.get_asm(large_elements_limit=1)
     else:
         value = operation.attributes["value"]
@@ -121,7 +119,7 @@ def constant_number(operation: Any) -> str | None:
 
 
 def holds_resource(constant: Any) -> bool:
-    """Whether the value of a `stablehlo.constant` is a `dense_resource`."""
+    """True if the value of a `stablehlo.constant` is a `dense_resource`."""
     try:
         ir.DenseResourceElementsAttr(constant.attributes["value"])
     except (TypeError, ValueError):  # the bindings raise TypeError for complex numbers, ValueError for other attributes

@@ -1,5 +1,4 @@
-"""From one form of a program to another by XLA: HLO text and proto, StableHLO; shapes refined, shardings in HLO's
-notation read."""
+"""Conversions by XLA: between HLO text, HLO proto and StableHLO; shape refinement; parsing of HLO shardings."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def hlo_boundary_leaves(proto: bytes) -> tuple[list[Any], Any]:
 
 
 def hlo_on_host(proto: bytes) -> tuple[list[bool], list[bool]]:
-    """Of a serialized HloModuleProto's entry: which arrays of the parameters, and of the result, lie in the host's
-    memory."""
+    """True for each array of a serialized HloModuleProto's parameters, and of its result, that is in host memory."""
 
     def arrays(shape: Any) -> list[bool]:
         if shape.is_tuple():
@@ -70,7 +68,7 @@ def hlo_on_host(proto: bytes) -> tuple[list[bool], list[bool]]:
 
 @refusing
 def refine_shapes(bytecode: bytes) -> bytes:
-    """Works out the dynamic shapes inside a program whose arguments are static.
+    """Refines the dynamic shapes inside a program whose arguments are static.
 
     Raises RuntimeError or `ir.MLIRError`.
     """
@@ -80,19 +78,18 @@ def refine_shapes(bytecode: bytes) -> bytes:
 
 
 def kept_arguments(lowered: Any) -> tuple[int, ...]:
-    """Of a `jax.stages.Lowered`: which leaves of the function's arguments are arguments of the program (it drops
-    unused ones).
-    """
+    """Leaves of a `jax.stages.Lowered` function's arguments that are arguments of the program
+    (it drops unused ones)."""
     return tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
 
 
 def sharding_devices(text: str) -> int:
-    """For how many devices a GSPMD sharding is; 1 where it says nothing (`{replicated}`)."""
+    """Number of devices of a GSPMD sharding; 1 if it states none (`{replicated}`)."""
     return max(1, len(hlo.HloSharding.from_string(text).tile_assignment_devices()))
 
 
 def reads_sharding(text: str) -> bool:
-    """Whether XLA can read a GSPMD sharding string."""
+    """True if XLA can parse a GSPMD sharding string."""
     try:
         hlo.HloSharding.from_string(text)
     except RuntimeError:
@@ -101,9 +98,8 @@ def reads_sharding(text: str) -> bool:
 
 
 def hlo_sharding_devices(text: str) -> tuple[list[int], list[int], bool]:
-    """A GSPMD sharding string as XLA reads it: tile dimensions, device numbers tile by tile, whether the last
-    dimension is copies.
-    """
+    """A GSPMD sharding string as XLA reads it: tile dimensions, device numbers tile by tile, True if the last dimension
+    is replicated."""
     sharding = hlo.HloSharding.from_string(text)
     dimensions = list(sharding.tile_assignment_dimensions())
     return dimensions, list(sharding.tile_assignment_devices()), bool(sharding.replicate_on_last_tile_dim())

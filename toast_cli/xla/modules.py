@@ -1,4 +1,4 @@
-"""MLIR modules: contexts, parsing, writing, passes, and what is found in them."""
+"""MLIR modules: contexts, parsing, writing, passes, and searches."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def run_passes(module: Any, pipeline: str) -> None:
 
 
 def walk_ops(root: Any, *names: str, inner_first: bool = False) -> list[Any]:
-    """All operations with one of these names under `root`, nested ones included, in program order. inner_first: after
-    what is nested in them, else before it."""
+    """All operations with one of these names under `root`, nested ones included, in program order. inner_first: an
+    operation comes after those nested in it, else before."""
     found: list[Any] = []
     wanted = frozenset(names)
 
@@ -124,9 +124,7 @@ def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: A
 
 
 def remove_sharding_rules(module: Any) -> None:
-    """Takes every populated `sdy.sharding_rule` off again; one that the program itself brought (a custom call's)
-    stays.
-    """
+    """Removes every populated `sdy.sharding_rule`; one that the program itself brought (a custom call's) stays."""
     run_passes(module, "func.func(sdy-drop-sharding-rules)")
 
 
@@ -136,14 +134,14 @@ def main_function(module: Any) -> Any:
 
 
 def module_name(module: Any) -> str:
-    """The module's symbol name without jit's prefix; "main" where it has none."""
+    """The module's symbol name without jit's prefix; "main" if it has none."""
     attributes = module.operation.attributes
     name = str(attributes["sym_name"].value) if "sym_name" in attributes else ""
     return name.removeprefix("jit_").removeprefix("jit__") or "main"
 
 
 def element_types(module: Any) -> set[str]:
-    """Element types, as MLIR prints them, of everything that operations in the module result in."""
+    """Element types, as MLIR prints them, of all operation results in the module."""
     seen: set[str] = set()
 
     def visit(operation: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The native modules of jaxlib, checked for the names that toast uses; and how their exceptions are taken."""
+"""Imports jaxlib's native modules, checks them for the names that toast uses, and translates their exceptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with uninterrupted():  # an exception while a native module is loaded ends the p
     stablehlo = needed(f"{_LIBRARIES}._stablehlo", *_DIMENSIONS, *_ARTIFACTS)
     tpu = needed(f"{_LIBRARIES}._tpu_ext", "register_dialect")
 
-# What a visitor of `operation.walk` says. To look one up in the enumeration takes as long as to visit an operation.
+# Return values of visitors of `operation.walk`. An enumeration lookup takes as long as visiting an operation.
 ADVANCE, INTERRUPT, SKIP = ir.WalkResult.ADVANCE, ir.WalkResult.INTERRUPT, ir.WalkResult.SKIP
 
 __all__ = [
@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 
 def refusing(native: Callable[P, T]) -> Callable[P, T]:
-    """A function of native code, whose other exceptions become RuntimeError.
+    """Wraps a native function so that its other exceptions become RuntimeError.
 
-    The bindings pass on what the C++ libraries throw as Python's nearest: `std::length_error` as ValueError,
-    `std::out_of_range` as IndexError. For a reader they are all one: the input is not what it says.
+    The bindings map C++ exceptions to Python's nearest: `std::length_error` to ValueError, `std::out_of_range` to
+    IndexError. For a reader they all mean that the input is malformed.
     """
 
     @wraps(native)

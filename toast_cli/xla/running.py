@@ -14,16 +14,15 @@ from toast_cli.xla.versions import needed
 
 
 def cpu_devices(count: int) -> list[Any]:
-    """So many virtual CPU devices of a fresh client. A compiler that finds a fault in itself aborts the process."""
+    """This many virtual CPU devices of a new client. A failed assertion in the compiler aborts the process."""
     register_lapack()
     return list(jax_native.get_tfrt_cpu_client(num_devices=count).devices())
 
 
 @cache
 def register_lapack() -> None:
-    """Lets this process run, and partition, what JAX leaves to LAPACK on CPU: Cholesky, QR, eigenvalues, singular
-    values.
-    """
+    """Registers LAPACK's custom calls on CPU, for running and partitioning: Cholesky, QR,
+    eigenvalues, singular values."""
     lapack = needed("jaxlib.lapack", "_lapack.initialize", "batch_partitionable_targets", "registrations")
     registering = ("custom_call_as_batch_partitionable", "custom_call_handler", "custom_call_target")
     xla_client = needed("jaxlib.xla_client", *(f"register_{name}" for name in registering))
@@ -31,7 +30,7 @@ def register_lapack() -> None:
     xla_client.register_custom_call_handler("cpu", jax_native.register_custom_call_target)
     for name, function, version in lapack.registrations()["cpu"]:
         xla_client.register_custom_call_target(name, function, platform="cpu", api_version=version)
-    for name in lapack.batch_partitionable_targets():  # as JAX says too: a batch of matrices may be split
+    for name in lapack.batch_partitionable_targets():  # as in JAX: a batch of matrices may be split
         xla_client.register_custom_call_as_batch_partitionable(name)
 
 
@@ -56,8 +55,7 @@ def compile_program(
 
 
 def tpu_devices(topology: str, megacore: bool) -> list[Any]:
-    """Devices of a TPU slice that need not be there, e.g.
-
+    """Devices of a TPU slice that need not be present, e.g.
     `v4:2x2x4`, for compiling ahead of time. Imports jax; needs libtpu.
     """
     from jax.experimental import topologies
@@ -67,8 +65,8 @@ def tpu_devices(topology: str, megacore: bool) -> list[Any]:
 
 
 def gpu_devices(topology: str, config: str) -> list[Any]:
-    """GPUs that need not be there, e.g. `1x2x8` (slices x hosts x GPUs), of the kind `config` (a `GpuTargetConfigProto`
-    as text) describes.
+    """GPUs that need not be present, e.g. `1x2x8` (slices x hosts x GPUs), of the kind that `config` (a
+    `GpuTargetConfigProto` as text) describes.
 
     Imports jax; needs a CUDA plugin.
     """
@@ -81,9 +79,9 @@ def gpu_devices(topology: str, config: str) -> list[Any]:
 def compile_ahead(
     program: bytes, devices: list[Any], *, shardy: bool, options: Mapping[str, str | bool] | None = None
 ) -> Any:
-    """An executable of StableHLO for devices that are not there, with XLA's own `options` by name.
+    """An executable of StableHLO for devices that are not present, with XLA's own `options` by name.
 
-    Raises RuntimeError, also when it cannot fit in their memory.
+    Raises RuntimeError, also if it does not fit in their memory.
     """
     compiler = needed("jax._src.compiler", "get_compile_options")
     count = len(devices)
@@ -107,7 +105,8 @@ def compiled_text(executable: Any) -> str:
 def run_program(
     program: bytes, inputs: list[Any], shapes: list[tuple[int, ...]], devices: int, *, shardy: bool
 ) -> list[Any]:
-    """Results [whole numpy arrays] of a program on whole inputs [numpy arrays], which are split as the program says.
+    """Results [whole numpy arrays] of a program on whole inputs [numpy arrays], which are sharded by the program's
+    shardings.
 
     `shapes` [results] are of the whole arrays. Runs on virtual CPU devices of its own; imports jax. Raises
     RuntimeError.
@@ -117,7 +116,7 @@ def run_program(
 
 
 def execute(executable: Any, devices: list[Any], inputs: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
-    """One run of what `compile_program` made for `devices`; see `run_program`."""
+    """Runs an executable of `compile_program` for `devices` once; see `run_program`."""
     import jax
 
     with jax.enable_x64(True):
@@ -130,7 +129,7 @@ def run_sharded(
     inputs: list[Any],
     shapes: list[tuple[int, ...]],
 ) -> list[Any]:
-    """The same with jax arrays as results."""
+    """The same as `execute`, with jax arrays as results."""
     import jax
 
     gspmd_sharding = needed("jax._src.sharding_impls", "GSPMDSharding").GSPMDSharding

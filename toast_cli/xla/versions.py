@@ -1,4 +1,4 @@
-"""The versions of jaxlib that toast is tested with, and what it says of others.
+"""The versions of jaxlib that toast is tested with, and warnings about others.
 
 The names of jaxlib and jax that toast uses are not all public: a new version may lack one.
 """
@@ -18,7 +18,7 @@ _TESTED = f"toast is tested with jaxlib {OLDEST} to {NEWEST}"
 
 
 def needed(module: str, *names: str) -> Any:
-    """A module of jaxlib or jax, once it is sure that it has these names (`mlir.hlo_to_stablehlo`).
+    """A module of jaxlib or jax, after checking that it has these names (`mlir.hlo_to_stablehlo`).
 
     Raises `MissingExtraError` at the first that it lacks.
     """
@@ -40,7 +40,7 @@ def needed(module: str, *names: str) -> Any:
 
 
 def untested(installed: str) -> str:
-    """What is said of a version of jaxlib that toast is not tested with; empty where it is."""
+    """A warning about a version of jaxlib that toast is not tested with; empty if it is."""
     if _numbers(installed) < _numbers(OLDEST):
         return f"jaxlib {installed} is older than what toast needs; {_TESTED}"
     if _numbers(installed)[:2] > _numbers(NEWEST):
@@ -49,7 +49,7 @@ def untested(installed: str) -> str:
 
 
 def untested_here() -> str:
-    """The same of the jaxlib that is installed."""
+    """The same for the installed jaxlib."""
     return untested(version("jaxlib"))
 
 

@@ -1,14 +1,14 @@
-"""The program of one device: everything on local shapes, with its collectives spelled out, so that no partitioner
-has anything left to decide.
+"""Writes the program of one device, on local shapes and with explicit collectives, so that no partitioner decides
+anything.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file whose `main` is one manual region
-over all mesh axes (`sdy.manual_computation`), entered and left in the plan's shardings; JAX loads it like any sharded
+over all mesh axes (`sdy.manual_computation`), with the plan's shardings at its boundary; JAX loads it like any sharded
 program.
 
-`writer` walks the program; `rules` has a local rule for each family of ops (what is not listed there is computed
-whole on every device); `alignment` says from an op's factors how its arrays have to lie; `moves` writes reshards and
-reductions; `completions` reads from the plan what completes which value; `devices` says who talks to whom; `deciding`
-finds what only says how long loops run; `build` makes operations.
+`writer` walks the program; `rules` has a local rule for each family of ops (others are computed replicated);
+`alignment` derives the shardings of an op's arrays from its factors; `moves` writes reshards and reductions;
+`completions` reads from the plan which collectives complete which value; `devices` computes replica groups; `deciding`
+finds values that only determine trip counts; `build` makes operations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = Fal
 def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
     """The same as an operation `builtin.module` in the context of `source`."""
     refuse_bound(source)
-    undo: Undo = []  # of a copy nothing has to be undone
+    undo: Undo = []  # changes to a copy need no undo
     with source.module.context, ir.Location.unknown():
         module = source.module.operation.clone()
         notation = ShardyNotation(module, lowered.axis_names, lowered.axis_sizes)
@@ -59,8 +59,8 @@ def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
 
 
 def refuse_bound(source: Source) -> None:
-    """Regions cannot stand within the region, nor can what runs on one device. Raises `UsageError` for the first
-    of them."""
+    """Raises `UsageError` for the first op that cannot be inside a region: a manual region, or an op that runs on one
+    device."""
     for number, op in enumerate(source.program.ops):
         if is_bound(source, number, op):
             shard_map = is_region(op)
@@ -76,8 +76,8 @@ def refuse_bound(source: Source) -> None:
 def manual_region(
     source: Source, lowered: PartitionedProgram, function: Any
 ) -> tuple[Any, tuple[Sharding, ...], tuple[Sharding, ...]]:
-    """Puts the body of `function`, a copy of the entry function, on local shapes and into a region; how arrays
-    enter and leave it."""
+    """Moves the body of `function`, a copy of the entry function, into a region on local shapes; returns it with the
+    shardings of arguments and results."""
     block = function.regions[0].blocks[0]
     kinds, locations = ([a.type for a in block.arguments], [a.location for a in block.arguments])
     entry = block.create_before(*kinds, arg_locs=locations)

@@ -1,10 +1,10 @@
-"""How the arrays of one op have to lie so that every device can compute its part by itself.
+"""Chooses shardings of one op's arrays with which every device can compute its part alone.
 
-A factor of the op's rule is split by the same mesh axes in every array that has it. Splitting a factor that all
-results have is free; splitting one that no result has leaves the results partial. Factors of any other kind can be
-split only where an op's own rule says how.
+A factor of the op's rule is split by the same mesh axes in every array that has it. Splitting a factor that all results
+have needs no communication; splitting a contracted factor makes the results partial. Factors of any other kind can be
+split only if the op's own local rule supports it.
 
-Enters: a rule, how the operands lie, and how the results are wanted. Leaves: an `Alignment`.
+Enters: a rule, the operands' shardings, and the results' wanted shardings. Leaves: an `Alignment`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FactorAxes = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """operands, results: how each array lies. axes: factor -> mesh axes that split it. partial: axes over which
-    the results are partial."""
+    """operands, results: sharding of each array. axes: factor -> mesh axes that split it. partial: axes over which the
+    results are partial."""
 
     operands: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
@@ -39,15 +39,15 @@ def align(
     splits: frozenset[int] = frozenset(),
     keeps: frozenset[int] = frozenset(),
 ) -> Alignment:
-    """The split that is nearest to `operands` and `results`.
+    """The feasible split that is nearest to `operands` and `results`.
 
     Args:
-        rule: of the op. operands: how they lie. results: how they are wanted. sizes: of the mesh axes.
+        rule: of the op. operands: their shardings. results: their wanted shardings. sizes: of the mesh axes.
         splits: factors that the rule calls whole, or permuted, and that can be split nevertheless. keeps: others that
-            have to be whole.
+            must not be split.
     """
     made = {factor for dims in rule.results for factors in dims for factor in factors}
-    alone = frozenset(range(len(rule.sizes))) - made - rule.reduction  # what it means to split one, nobody says
+    alone = frozenset(range(len(rule.sizes))) - made - rule.reduction  # splitting such a factor has no defined meaning
     whole = (rule.need_replication | rule.permutation | keeps | alone) - splits
     axes: FactorAxes = {}
     spent: set[int] = set()
@@ -69,8 +69,8 @@ def align(
 def _factor_axes(
     dims: ValueFactors, sharding: Sharding, factor_sizes: tuple[int, ...], sizes: tuple[int, ...]
 ) -> FactorAxes:
-    """Which axes split which factor of one array; axes that cut across the bounds of a factor, and those behind
-    them, are left out."""
+    """Factor -> the axes that split it in one array; axes that cross the boundary of a factor, and those after them,
+    are left out."""
     found: FactorAxes = {}
     for factors, axes in zip(dims, sharding, strict=True):
         if len(factors) == 1:
@@ -91,7 +91,7 @@ def _factor_axes(
 
 
 def _stuck(dims: ValueFactors, axes: FactorAxes, factor_sizes: tuple[int, ...], sizes: tuple[int, ...]) -> list[int]:
-    """Factors that cannot be split in this array, since one before them in their dimension is not split to the end."""
+    """Factors that cannot be split in this array, because a major factor of their dimension is not split completely."""
     found = []
     for factors in dims:
         ended = False
@@ -104,5 +104,5 @@ def _stuck(dims: ValueFactors, axes: FactorAxes, factor_sizes: tuple[int, ...], 
 
 
 def _sharding(dims: ValueFactors, axes: FactorAxes) -> Sharding:
-    """How an array with these factors lies."""
+    """The sharding of an array with these factors."""
     return tuple(tuple(axis for factor in factors for axis in axes.get(factor, ())) for factors in dims)

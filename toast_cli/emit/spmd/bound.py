@@ -1,5 +1,5 @@
-"""What cannot stand in a manual region over all mesh axes: other regions, what runs on one device, and random numbers
-that each device would make for itself.
+"""Finds ops that cannot be in a manual region over all mesh axes: other regions, ops that run on one device, and random
+number generators, which would differ between devices.
 
 Enters: a `Source`. Leaves: which of its ops these are.
 """
@@ -13,10 +13,10 @@ from toast_cli.program.ops import RNG
 
 
 def is_region(op: Op) -> bool:
-    """Whether it is a manual region that the program brings along."""
+    """True for a manual region of the user's program."""
     return op.name == "sdy.manual_computation"
 
 
 def is_bound(source: Source, number: int, op: Op) -> bool:
-    """Whether op `number` cannot stand in a region."""
+    """True if op `number` cannot be in a region."""
     return is_region(op) or op.name == RNG or is_placed(source.operations[number])

@@ -1,6 +1,6 @@
-"""Makes StableHLO operations at one place in a module. Types and constants are made once.
+"""Makes StableHLO operations at one place in a module. Types and constants are cached.
 
-Enters: values and plain numbers. Leaves: the values that the new operations result in.
+Enters: values and plain numbers. Leaves: the results of the new operations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INDEX = "i32"
 
 
 class Builder:
-    """`at` an insertion point, with a location, new operations are put one after the other."""
+    """Inserts new operations one after the other at `at`, an insertion point, with a location."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
@@ -48,7 +48,7 @@ class Builder:
         return self._elements[dtype]
 
     def type(self, dtype: str, shape: Shape) -> Any:
-        """The type of an array; of a token where that is what it is."""
+        """The type of an array, or of a token."""
         found = self._types.get((dtype, shape))
         if found is None:
             if dtype == "token":
@@ -65,12 +65,12 @@ class Builder:
         return ir.DenseI64ArrayAttr.get(list(numbers), self.context)
 
     def table(self, rows: Sequence[Sequence[int]]) -> Any:
-        """A matrix of whole numbers."""
+        """A matrix of integers."""
         array = np.array(rows, np.int64).reshape(len(rows), -1)
         return ir.DenseElementsAttr.get(array, context=self.context)
 
     def channel(self) -> Any:
-        """The handle of one more channel between devices."""
+        """The handle of a new channel between devices."""
         self._channels += 1
         return ir.Attribute.parse(f"#stablehlo.channel_handle<handle = {self._channels}, type = 1>", self.context)
 
@@ -91,11 +91,11 @@ class Builder:
         )
 
     def one(self, name: str, operands: Sequence[Any], kind: Any, **attributes: Any) -> Any:
-        """The one result of an operation."""
+        """The only result of a new operation."""
         return self.make(name, operands, [kind], **attributes).results[0]
 
     def constant(self, value: float | bool, dtype: str, shape: Shape = ()) -> Any:
-        """An array of equal elements."""
+        """A splat constant."""
         kind = self.type(dtype, shape)
         if dtype.startswith("complex"):  # Python knows no attribute of complex numbers
             part = _part_of(dtype)
@@ -105,7 +105,7 @@ class Builder:
         )
 
     def numbers(self, values: Sequence[int], dtype: str = INDEX) -> Any:
-        """A vector of whole numbers."""
+        """A vector of integers."""
         kind = self.type(dtype, (len(values),))
         text = f"dense<[{', '.join(map(str, values))}]> : {kind}"
         return self.one("constant", [], kind, value=ir.Attribute.parse(text, self.context))
@@ -117,7 +117,7 @@ class Builder:
         return self.one(name, [left, right], left.type)
 
     def compare(self, direction: str, left: Any, right: Any) -> Any:
-        """Whole numbers compared."""
+        """Compares integers."""
         kind = self.type("i1", tuple(left.type.shape))
         word = ir.Attribute.parse(f"#stablehlo<comparison_direction {direction}>", self.context)
         return self.one("compare", [left, right], kind, comparison_direction=word)
@@ -154,7 +154,7 @@ class Builder:
         )
 
     def slice_dim(self, value: Any, dim: int, start: int, limit: int) -> Any:
-        """Elements `start` to `limit` of one dimension."""
+        """Slices one dimension from `start` to `limit`."""
         shape = tuple(value.type.shape)
         if (start, limit) == (0, shape[dim]):
             return value
@@ -163,14 +163,14 @@ class Builder:
         return self.slice(value, starts, limits)
 
     def parted(self, value: Any) -> Any:
-        """[2, ...] the real and the imaginary parts of complex numbers."""
+        """[2, ...] the real and imaginary parts of complex numbers."""
         shape = tuple(value.type.shape)
         kind = self.type(_part_of(str(value.type.element_type)), shape)
         parts = [self.one(part, [value], kind) for part in ("real", "imag")]
         return self.concatenate([self.reshape(part, (1, *shape)) for part in parts], 0)
 
     def joined(self, parts: Any) -> Any:
-        """The complex numbers whose parts these are: what `parted` takes apart."""
+        """The complex numbers with these parts; the inverse of `parted`."""
         shape = tuple(parts.type.shape)[1:]
         real, imaginary = (self.reshape(self.slice_dim(parts, 0, at, at + 1), shape) for at in (0, 1))
         return self.one("complex", [real, imaginary], self.type(f"complex<{parts.type.element_type}>", shape))
@@ -242,7 +242,7 @@ class Builder:
         return made.results[0]
 
     def permute(self, value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-        """Each receiver gets what its sender has; who is no receiver gets zeros."""
+        """Sends each sender's value to its receiver; other devices get zeros."""
         return self.one(
             "collective_permute",
             [value],
@@ -265,11 +265,12 @@ class Builder:
         return made.results[0]
 
     def barrier(self, value: Any) -> Any:
-        """The value, which nothing that makes it may be joined with, or moved beyond."""
+        """The value behind an optimization barrier."""
         return self.make("optimization_barrier", [value], [value.type]).results[0]
 
     def reduce_scatter(self, value: Any, reducer: str, dim: int, groups: Sequence[Sequence[int]]) -> Any:
-        """XLA:TPU refuses reduce-scatters of complex numbers, so their parts are scattered, one beside the other."""
+        """A reduce-scatter. XLA:TPU refuses it for complex numbers, so their parts are stacked
+        and scattered together."""
         if str(value.type.element_type).startswith("complex"):
             return self.joined(self.reduce_scatter(self.parted(value), reducer, dim + 1, groups))
         shape = list(value.type.shape)
@@ -291,7 +292,7 @@ class Builder:
         self.body(operation.regions[0], [self.like(value, ())] * 2, lambda a, b: [self.binary(reducer, a, b)])
 
     def body(self, region: Any, kinds: Sequence[Any], write: Callable[..., list[Any]]) -> None:
-        """Fills a region with one block: `write` takes its arguments and gives what it returns."""
+        """Fills a region with one block: `write` takes its arguments and returns its results."""
         block = ir.Block.create_at_start(region, list(kinds), [self.location] * len(kinds))
         with self.at(ir.InsertionPoint(block)):
             self.make("return", write(*block.arguments), [])
@@ -302,12 +303,12 @@ _MINUS_INFINITY = {"bf16": (0xFF80, 16), "f16": (0xFC00, 16), "f32": (0xFF800000
 
 
 def _part_of(dtype: str) -> str:
-    """The type of a complex number's parts."""
+    """The element type of a complex number's parts."""
     return dtype.removeprefix("complex<").removesuffix(">")
 
 
 def least_and_most(dtype: str) -> tuple[float, float] | None:
-    """The smallest and the largest value of an element type; None where there are no such."""
+    """The smallest and the largest value of an element type; None for other types."""
     if dtype in _MINUS_INFINITY:
         return -inf, inf
     if dtype == "i1":
@@ -318,7 +319,7 @@ def least_and_most(dtype: str) -> tuple[float, float] | None:
 
 
 def identity(reducer: str, dtype: str) -> float | None:
-    """The value that changes nothing when it is reduced with another; None where there is none."""
+    """The neutral element of a reducer; None if there is none."""
     if reducer in ("add", "or"):
         return 0
     if reducer == "multiply":

@@ -1,7 +1,7 @@
-"""What becomes of each partial sum, as the plan's collectives say.
+"""Finds the collectives that complete each partial sum of a plan.
 
-Enters: a program and a `PartitionedProgram`. Leaves: the same plan, in which a sum that all its readers cut in the same
-way lies as they cut it from where it is reduced, and the collectives that complete each value.
+Enters: a program and a `PartitionedProgram`. Leaves: the same plan, in which a sum that all its readers slice in the
+same way has this sharding from its reduction on, and the collectives that complete each value.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Completions = dict[int, list[Collective]]  # value -> the collectives that compl
 def completions(
     program: Program, lowered: PartitionedProgram, alone: Collection[int] | None = None
 ) -> tuple[PartitionedProgram, Completions]:
-    """The plan with every such sum as its readers cut it, and what completes which value.
+    """The plan with every such sum sharded as its readers slice it, and the collectives per value.
 
-    alone: the only values that this is about; each is completed where it is made.
+    alone: the only values concerned; each is completed at its definition.
     """
     found: Completions = {}
     for one in lowered.collectives:
@@ -60,7 +60,7 @@ def completions(
 
 
 def views_between(program: Program, value: int, last: int) -> Iterator[int]:
-    """Values from one on to before the last, each the one before seen through a view."""
+    """Values from one on to before the last, each a view of the one before."""
     while value != last:
         yield value
         ((op, _),) = users_of(program, value)
@@ -73,9 +73,9 @@ Uses = list[tuple[int, int]]
 def lies_as_cut(
     program: Program, lowered: PartitionedProgram, value: int, axes: set[int]
 ) -> dict[int, tuple[Sharding, Uses]]:
-    """How a value lies once `axes` cut it as its readers do, and what is only seen of it through views and conversions,
-    with the uses of each. The value itself is not among them where a view cannot be cut before it is taken; nothing is
-    where that view is behind a conversion, which rounds."""
+    """Value -> its sharding once `axes` slice it as its readers do, and its uses; also for its views and conversions.
+    The value itself is left out if it cannot be sliced before a view. Empty if such a view follows a conversion, which
+    rounds."""
     sizes, views, at = lowered.axis_sizes, [], value
     while True:
         uses = users_of(program, at)
@@ -106,8 +106,8 @@ def lies_as_cut(
 def cut_towards(
     lies: Sharding, want: Sharding, axes: set[int], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Sharding | None:
-    """How an array that lies so is best split by further axes if it is to get to `want` then; None where they cut it
-    unevenly."""
+    """The sharding of an array after slicing by further axes from which the reshard to `want` is cheapest; None if they
+    split it unevenly."""
     best: tuple[float, int, Sharding] | None = None
     order = [axis for dims in want for axis in dims if axis in axes]
     for places in product(range(len(shape)), repeat=len(order)):
@@ -122,6 +122,6 @@ def cut_towards(
 
 
 def users_of(program: Program, value: int) -> Uses:
-    """Uses of a value where it is had: of what a loop carries, behind the loop."""
+    """Uses of a value; for a loop's carried value, those after the loop."""
     loop = program.ops[program.producer[value]].name == CARRY
     return read_behind(program, value) if loop else program.users[value]

@@ -1,7 +1,7 @@
-"""What a `Program` leaves out and a written program must not: what says how often a loop runs.
+"""Finds operations that determine trip counts, which a `Program` leaves out and a written program needs.
 
-The Program knows trip counts and forgets whatever nobody else needs, such as a loop's counter. Enters: a `Source`.
-Leaves: which operations of the module have to stay although no op of the program stands for them.
+The Program knows trip counts and drops values that nothing else needs, such as a loop's counter. Enters: a `Source`.
+Leaves: the operations of the module to keep although they correspond to no op of the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ LOOP = "stablehlo.while"
 
 
 class Deciding:
-    """Answers about the operations and values of the module in `source`, as long as no operand of it is changed.
+    """Answers questions about the operations and values of the module in `source`, as long as its operands do not
+    change.
 
     also: numbers of values of the program that have further handles.
     """
@@ -41,24 +42,24 @@ class Deciding:
         return self._numbers.get(operation, [])
 
     def value_of(self, handle: Any) -> int | None:
-        """The program's value that a value of the module is; None where nobody needs it, but to know how long a
-        loop runs."""
+        """The program's value number of a value of the module; None if it only determines trip counts, or nothing needs
+        it."""
         return self._values.get(handle)
 
     def runs(self, operation: Any) -> bool:
-        """Whether a written program has the operation."""
+        """True if a written program has the operation."""
         return operation in self._numbers or operation in self._running
 
     def is_passed(self, loop: Any, position: int) -> bool:
-        """Whether a loop only hands a value through."""
+        """True if a loop passes a value through unchanged."""
         return (loop, position) in self._passed
 
     def is_kept(self, loop: Any, position: int) -> bool:
-        """Whether a loop has to carry something that is no value of the program."""
+        """True if a loop must carry a value that the program does not have."""
         return (loop, position) in self._kept
 
     def _name_arguments(self, source: Source) -> None:
-        """Loops outside come before those in them, so that what goes in has its number already."""
+        """Maps loop arguments to value numbers, outer loops first, so that the initial values are mapped already."""
         for loop in self._loops:
             condition, body = (region.blocks[0] for region in loop.regions)
             yielded = terminator(body).operands
@@ -73,7 +74,7 @@ class Deciding:
                         self._values[handle] = value
 
     def _find(self, source: Source) -> None:
-        """Everything that the condition of a loop that runs depends on."""
+        """Finds everything that the conditions of needed loops depend on."""
         waiting = [terminator(loop.regions[0].blocks[0]).operands[0] for loop in self._loops if loop in self._numbers]
         seen: set[Any] = set()
         while waiting:
@@ -93,7 +94,7 @@ class Deciding:
                 waiting += list(operation.operands)
 
     def _carried(self, loop: Any, position: int) -> list[Any]:
-        """What the value that a loop carries depends on; the loop runs, then."""
+        """The values that a loop's carried value depends on; marks the loop as needed."""
         self._running.add(loop)
         self._kept.add((loop, position))
         condition, body = (region.blocks[0] for region in loop.regions)

@@ -1,4 +1,4 @@
-"""Who talks to whom: the groups of devices that a collective joins, and the pairs that a permute sends between.
+"""Replica groups of collectives, and source-target pairs of permutes.
 
 Enters: mesh axis sizes and shardings. Leaves: device numbers; devices are numbered in mesh order, the last axis
 fastest.
@@ -20,12 +20,12 @@ Table = NDArray[np.int64]
 
 @lru_cache(maxsize=10_000)
 def coordinates(sizes: tuple[int, ...]) -> Table:
-    """[devices, axes] where each device stands on each mesh axis."""
+    """[devices, axes] coordinates of each device on the mesh."""
     return np.stack(np.unravel_index(np.arange(prod(sizes)), sizes), axis=-1) if sizes else np.zeros((1, 0), np.int64)
 
 
 def places(axes: tuple[int, ...], sizes: tuple[int, ...]) -> Table:
-    """[devices] which piece each holds of a dimension that `axes` split, major to minor."""
+    """[devices] index of each device's piece of a dimension that `axes` split, major to minor."""
     place = np.zeros(prod(sizes), np.int64)
     for axis in axes:
         place = place * sizes[axis] + coordinates(sizes)[:, axis]
@@ -34,7 +34,7 @@ def places(axes: tuple[int, ...], sizes: tuple[int, ...]) -> Table:
 
 @lru_cache(maxsize=10_000)
 def groups(axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The devices that differ along `axes` only, in the order in which these split a dimension."""
+    """The groups of devices that differ along `axes` only, in the order in which these split a dimension."""
     devices = np.arange(prod(sizes)).reshape(sizes)
     rest = [axis for axis in range(len(sizes)) if axis not in axes]
     table = devices.transpose(*rest, *axes).reshape(-1, prod(sizes[a] for a in axes))
@@ -43,11 +43,11 @@ def groups(axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[tuple[int, ..
 
 @lru_cache(maxsize=10_000)
 def senders(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """(sender, receiver) for each device as receiver: everybody gets the piece that it has in `target` from one
-    that has it in `source`.
+    """(sender, receiver) for each device as receiver: each gets its piece in `target` from a device that has it in
+    `source`.
 
-    Every piece of `target` must lie within one of `source`, and both must leave as many copies. Who has its piece
-    already sends it to itself.
+    Every piece of `target` must be within one of `source`, and both must have equally many copies. A device that has
+    its piece already sends it to itself.
     """
     coarse = [places(axes, sizes) for axes in source]
     fine = [places(axes, sizes) for axes in target]

@@ -1,7 +1,7 @@
-"""A stretch of a split array for each device, which may reach into what others have.
+"""Halo exchange: gives each device a range of a sharded array that may extend into other devices' shards.
 
-Device k of n needs elements `begin + k * pitch` and `length` more of a dimension; it has `elements / n` of them. What
-is missing comes in the collective permutes that `plan.halo` lists.
+Device k of n needs `length` elements from `begin + k * pitch` on along a dimension; it has `elements / n` of them. The
+missing ones come in the collective permutes that `plan.halo` lists.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Range = tuple[int, int]  # from, to (excluded)
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What each device needs along dimension `dim`, of `elements` in all: `length` from `begin + k * pitch` on, k
-    its place along `axes`."""
+    """The range that each device needs along dimension `dim`, of size `elements`: `length` elements from `begin + k *
+    pitch` on, k its index along `axes`."""
 
     dim: int
     axes: tuple[int, ...]
@@ -37,14 +37,14 @@ class Stretch:
         return self.first(k), self.first(k) + self.length
 
     def outside(self, shards: int) -> bool:
-        """Whether any device needs what is beyond the ends of the array."""
+        """True if any device needs elements beyond the ends of the array."""
         ends = [self.first(k) for k in (0, shards - 1)]
         return min(ends) < 0 or max(ends) + self.length > self.elements
 
 
 def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, sent: Sequence[Permute]) -> Any:
-    """The stretch, from pieces that are split by `need.axes`, by the permutes `sent`; beyond the ends of the array are
-    zeros."""
+    """The range, from shards that are split by `need.axes`, by the permutes `sent`; zeros
+    beyond the ends of the array."""
     members = groups(need.axes, devices.sizes)
     shards = len(members[0])
     own = need.elements // shards
@@ -67,7 +67,7 @@ def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, sent:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Elements [first, last) of a shard. of: device -> the one whose shard it is, as places along the axes; devices
+    """Elements [first, last) of a shard. of: device -> the device whose shard it is, as indices along the axes; devices
     that are not in it have nothing."""
 
     handle: Any
@@ -77,8 +77,8 @@ class Part:
 
 
 def in_a_row(parts: list[Part], own: int) -> list[tuple[int, Part]]:
-    """The parts in their order along the dimension, each with where it begins, counted from the device's own shard on;
-    nothing where this is not the same on all devices, or where parts overlap."""
+    """The parts sorted along the dimension, each with its begin relative to the device's own shard; empty if this
+    differs between devices, or if parts overlap."""
     found = []
     for part in parts:
         away = {sender - to for to, sender in part.of.items()}
@@ -91,7 +91,7 @@ def in_a_row(parts: list[Part], own: int) -> list[tuple[int, Part]]:
 
 
 def joined(build: Builder, devices: Devices, row: list[tuple[int, Part]], need: Stretch, own: int) -> Any:
-    """The stretch from parts in a row."""
+    """Concatenates sorted parts and slices the range from them."""
     shards = len(groups(need.axes, devices.sizes)[0])
     begins = [need.first(k) - k * own for k in range(shards)]
     start, end = row[0][0], row[-1][0] + row[-1][1].last - row[-1][1].first
@@ -109,7 +109,7 @@ def joined(build: Builder, devices: Devices, row: list[tuple[int, Part]], need: 
 
 
 def put_in(build: Builder, devices: Devices, parts: list[Part], need: Stretch, own: int) -> Any:
-    """The stretch from parts of which each device has its own place for each."""
+    """Assembles the range from parts whose offsets differ between devices."""
     stretch = nothing_like(build, parts[0].handle, need.dim, need.length)
     shape = tuple(stretch.type.shape)
     zero = build.constant(0, str(stretch.type.element_type))
@@ -117,7 +117,7 @@ def put_in(build: Builder, devices: Devices, parts: list[Part], need: Stretch, o
     count = build.iota("i32", (need.length,), 0)
     device_places = [int(k) for k in places(need.axes, devices.sizes)]
     for part in parts:
-        begins, firsts, lasts = [], [], []  # of the part, and of what is of use of it, in the stretch
+        begins, firsts, lasts = [], [], []  # of the part, and of its useful elements, in the range
         for k in device_places:
             sender = part.of.get(k)
             first, last = (0, 0) if sender is None else overlap(need.span(k), sender * own, own)
@@ -133,19 +133,19 @@ def put_in(build: Builder, devices: Devices, parts: list[Part], need: Stretch, o
 
 
 def nothing_like(build: Builder, handle: Any, dim: int, length: int) -> Any:
-    """Zeros of the shape of an array, but so long along one dimension."""
+    """Zeros of an array's shape, except for this length along one dimension."""
     shape = list(handle.type.shape)
     shape[dim] = length
     return build.broadcast(build.constant(0, str(handle.type.element_type)), tuple(shape))
 
 
 def overlap(span: Range, begin: int, length: int) -> Range:
-    """The part of a span that lies in a piece, counted from where the piece begins."""
+    """The part of a span that is within a piece, relative to the begin of the piece."""
     return max(span[0] - begin, 0), min(span[1] - begin, length)
 
 
 def from_whole(build: Builder, devices: Devices, handle: Any, need: Stretch) -> Any:
-    """The stretch from an array that every device has whole; beyond its ends there are zeros."""
+    """The range from a replicated array; zeros beyond its ends."""
     shards = len(groups(need.axes, devices.sizes)[0])
     ends = [need.first(k) for k in (0, shards - 1)]
     low, high = [0] * handle.type.rank, [0] * handle.type.rank
@@ -158,7 +158,7 @@ def from_whole(build: Builder, devices: Devices, handle: Any, need: Stretch) -> 
 
 
 def cut(build: Builder, devices: Devices, handle: Any, need: Stretch, table: tuple[int, ...]) -> Any:
-    """`need.length` elements from where `table` has it, [devices]."""
+    """Slices `need.length` elements at offsets from a table [devices]."""
     shape = list(handle.type.shape)
     if len(set(table)) == 1:
         return build.slice_dim(handle, need.dim, table[0], table[0] + need.length)
@@ -169,7 +169,7 @@ def cut(build: Builder, devices: Devices, handle: Any, need: Stretch, table: tup
 
 
 def filled(build: Builder, devices: Devices, handle: Any, need: Stretch, fill: Any) -> Any:
-    """`fill` where the stretch is beyond the ends of the array."""
+    """Replaces elements beyond the ends of the array by `fill`."""
     if not need.outside(len(groups(need.axes, devices.sizes)[0])):
         return handle
     shape = tuple(handle.type.shape)

@@ -1,8 +1,8 @@
-"""The program of one device as HLO text, for XLA without Shardy.
+"""Writes the program of one device as HLO text, for XLA without Shardy.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: HLO text whose parameters and root are whole arrays with
-GSPMD's shardings. Behind each parameter `SPMDFullToShardShape` makes a device's piece of it, and in front of the root
-`SPMDShardToFullShape` makes whole arrays of pieces again; everything in between is manual, on local shapes.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: HLO text whose parameters and root are whole arrays with GSPMD's
+shardings. `SPMDFullToShardShape` behind each parameter makes a device's shard of it, and `SPMDShardToFullShape` in
+front of the root makes whole arrays of shards; everything in between is manual, on local shapes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from toast_cli.xla import ir, main_function
 def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program of each device as HLO text.
 
-    Raises `UsageError` for programs with manual regions of their own, with host callbacks, and with what only XLA with
-    Shardy takes.
+    Raises `UsageError` for programs with manual regions of their own, with host callbacks, and with ops that only XLA
+    with Shardy accepts.
     """
     refuse_bound(source)
     refuse_what_needs_shardy(source, lowered)
@@ -43,7 +43,7 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         module.verify()
         text = xla.stablehlo_to_hlo_text(bare_bytecode(module))
     entrances, exits = text.count(f'"{ENTRANCE}"'), text.count(f'"{EXIT}"')
-    if entrances > read or exits != len(ways_out):  # XLA drops what only a choice reads that constants decide against
+    if entrances > read or exits != len(ways_out):  # XLA drops readers in branches that constants rule out
         raise ToastError(
             f"boundaries were lost on the way to HLO: {(entrances, exits)} of {(read, len(ways_out))} are there",
             hint="write the program with --format spmd, and report this as a bug",

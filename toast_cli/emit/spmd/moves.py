@@ -1,6 +1,6 @@
-"""Brings pieces from one sharding to another, and completes partial ones: slices and collectives, spelled out.
+"""Reshards shards and completes partial ones, with explicit slices and collectives.
 
-The way is the one that `plan.reshard` lists, so that what is written is what was promised.
+The steps are those that `plan.reshard` lists, so the written program matches the plan's cost.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from toast_cli.xla import ir
 
 @dataclass
 class Devices:
-    """Who a device is, as numbers that it works out once, at the start of the program.
+    """Values that depend on the partition id, computed once at the start of the program.
 
     Attributes:
-        build: makes operations. sizes: of the mesh axes. start: the operation in front of which the numbers are
-            worked out.
+        build: makes operations. sizes: of the mesh axes. start: the operation in front of which the values are
+            computed.
     """
 
     build: Builder
@@ -36,7 +36,7 @@ class Devices:
     _numbers: dict[object, Any] = field(default_factory=dict)
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """A value that is made at the start of the program, the first time it is asked for."""
+        """A value that is computed at the start of the program, on the first request."""
         if key not in self._numbers:
             with self.build.at(ir.InsertionPoint(self.start)):
                 self._numbers[key] = make()
@@ -46,13 +46,13 @@ class Devices:
         return self.once((dtype, value), lambda: self.build.constant(value, dtype))
 
     def own(self) -> Any:
-        """The device's number."""
+        """The partition id."""
         return self.once(
             "own", lambda: self.build.convert(self.build.one("partition_id", [], self.build.type("ui32", ())), INDEX)
         )
 
     def lookup(self, table: tuple[int, ...]) -> Any:
-        """The entry of this device in a table with one entry for each."""
+        """The entry of this device in a table with one entry per device."""
         if len(set(table)) == 1:
             return self.constant(table[0])
 
@@ -63,7 +63,7 @@ class Devices:
         return self.once(table, make)
 
     def offset(self, axes: tuple[int, ...], length: int) -> Any:
-        """Where this device's piece begins along a dimension that `axes` split into pieces of `length`."""
+        """Start of this device's piece along a dimension that `axes` split into pieces of `length`."""
         return self.lookup(tuple(int(place) * length for place in places(axes, self.sizes)))
 
     def on_first(self, axes: tuple[int, ...], value: Any, otherwise: Any) -> Any:
@@ -73,14 +73,14 @@ class Devices:
 
 
 class Mover:
-    """Writes moves at the builder's place."""
+    """Writes reshards and reductions at the builder's insertion point."""
 
     def __init__(self, build: Builder, devices: Devices) -> None:
         self.build, self.devices, self._sizes = build, devices, devices.sizes
 
     def to(self, piece: Piece, target: Sharding, shape: tuple[int, ...], scopes: Scopes | None = None) -> Piece:
-        """A complete piece, of an array of `shape`, as `target` says. scopes: where ways there that begin alike share
-        what they have in common, up to a sharding that is spelled out in both, as in `plan.reshard`."""
+        """Reshards a complete piece, of an array of `shape`, to `target`. scopes: reshards with a common prefix share
+        it, up to a sharding that both go through, as in `plan.reshard`."""
         handle, at = piece.handle, piece.sharding
         found = route(at, target, self._sizes, shape)
         shared = scopes or Scopes()
@@ -94,10 +94,10 @@ class Mover:
         return Piece(handle, at)
 
     def complete(self, piece: Piece, path: Sequence[Sharding], shape: tuple[int, ...]) -> Piece:
-        """The same for a partial piece, on `path` (see `PartitionedProgram.path`), which ends where it is to lie.
+        """Completes a partial piece along `path` (see `PartitionedProgram.path`), which ends in the wanted sharding.
 
-        What the path splits further by all axes that the piece is partial over is reduce-scattered, step by step; else
-        it is all-reduced and cut, as plans say (see `partials.completed`).
+        Steps of the path that split further by all partial axes are reduce-scatters; otherwise the piece is all-reduced
+        and sliced, as in plans (see `partials.completed`).
         """
         scattered = self.scatter(piece, path)
         if scattered.partial:
@@ -106,7 +106,8 @@ class Mover:
         return self.to(scattered, path[-1], shape)
 
     def scatter(self, piece: Piece, path: Sequence[Sharding]) -> Piece:
-        """A partial piece reduce-scattered over axes that split it further on `path`; partial over all others still."""
+        """Reduce-scatters a partial piece over axes that split it further on `path`; it stays
+        partial over all others."""
         handle, at, left = piece.handle, piece.sharding, piece.partial
         for target in path:
             for dim, axes in enumerate(target):
@@ -120,7 +121,7 @@ class Mover:
         return Piece(handle, at, left, piece.reducer)
 
     def reduce(self, piece: Piece, steps: Iterable[Collective]) -> Piece:
-        """A partial piece after the collectives that a plan lists for it; partial over all other axes still."""
+        """Applies a plan's collectives to a partial piece; it stays partial over all other axes."""
         for step in steps:
             if not set(step.axes) <= set(piece.partial):
                 continue
@@ -136,22 +137,22 @@ class Mover:
         return piece
 
     def whole(self, piece: Piece) -> Piece:
-        """A partial piece all-reduced over all axes."""
+        """All-reduces a partial piece over all its axes."""
         return Piece(self._all_reduce(piece, piece.partial), piece.sharding) if piece.partial else piece
 
     def _all_reduce(self, piece: Piece, axes: tuple[int, ...]) -> Any:
         return self.build.all_reduce(piece.handle, piece.reducer, groups(tuple(sorted(axes)), self._sizes))
 
     def _scatter(self, piece: Piece, more: list[tuple[int, ...]]) -> Any:
-        """Reduce-scattered in one go; more: [dimensions] the axes that split each further.
+        """One reduce-scatter; more: [dimensions] the further axes that split each.
 
-        What is split along several dimensions has its parts put in a row first.
+        For several dimensions, the pieces are first stacked along one.
         """
         build, handle, over = self.build, piece.handle, groups(sum(more, ()), self._sizes)
         dims = [dim for dim, axes in enumerate(more) if axes]
         if len(dims) == 1:
             return build.reduce_scatter(handle, piece.reducer, dims[0], over)
-        parted: list[int] = []  # each dimension as (parts, length of one)
+        parted: list[int] = []  # each dimension as (number of pieces, their length)
         for dim, length in enumerate(handle.type.shape):
             parts = shards((more[dim],), self._sizes)
             parted += [parts, length // parts]
@@ -163,7 +164,7 @@ class Mover:
         return build.reshape(build.reduce_scatter(row, piece.reducer, 0, over), lengths)
 
     def _slice(self, handle: Any, source: Sharding, target: Sharding) -> Any:
-        """This device's part of what it has."""
+        """Slices this device's part of its piece."""
         starts, shape = [], list(handle.type.shape)
         for dim, (have, want) in enumerate(zip(source, target, strict=True)):
             more = want[len(have) :]
@@ -182,7 +183,8 @@ class Mover:
         return self._permute(handle, source, target)
 
     def _permute(self, handle: Any, source: Sharding, target: Sharding) -> Any:
-        """Everybody is sent the piece it needs, by one that has it or something around it."""
+        """A collective-permute: each device receives its piece from one that has it, or has a
+        larger piece around it."""
         pairs = senders(source, target, self._sizes)
         receiver = dict(pairs)
         shape, starts = list(handle.type.shape), []

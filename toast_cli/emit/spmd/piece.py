@@ -1,4 +1,4 @@
-"""What one device holds of an array."""
+"""One device's shard of an array."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from toast_cli.plan.sharding import Sharding, shards
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`handle` (an ir.Value) is what each device has of an array that lies in `sharding`.
+    """`handle` (an ir.Value) is each device's shard of an array with `sharding`.
 
-    Where `partial` names mesh axes, it is that only once the devices along them have been reduced with `reducer`.
+    If `partial` names mesh axes, it is a partial result, to be reduced over these with `reducer`.
     """
 
     handle: Any
@@ -22,5 +22,5 @@ class Piece:
 
 
 def local_shape(shape: tuple[int, ...], sharding: Sharding, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one device's piece of an array."""
+    """The shape of one device's shard of an array."""
     return tuple([n // shards((axes,), sizes) for n, axes in zip(shape, sharding, strict=True)])

@@ -1,4 +1,4 @@
-"""What has been made in the blocks around, for all who come later to read."""
+"""Caches values by block, for reuse in the same and inner blocks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Scopes:
-    """What is made once and read by all who come later in the same block, or in blocks within it."""
+    """Values that are made once and reused later in the same block, or in blocks within it."""
 
     def __init__(self) -> None:
         self._blocks: list[dict[Hashable, Any]] = [{}]
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What stands under this key; it is made here where there is nothing yet."""
+        """The value of a key; `make` makes it in this block if it does not exist yet."""
         for block in self._blocks:
             if key in block:
                 return block[key]
@@ -23,7 +23,7 @@ class Scopes:
 
     @contextmanager
     def within(self, *, alone: bool = False) -> Iterator[None]:
-        """A block within, while the `with` block runs; `alone`: which makes everything anew."""
+        """Opens an inner block while the `with` block runs; `alone`: it cannot reuse outer values."""
         before = self._blocks
         self._blocks = [{}] if alone else [*before, {}]
         try:

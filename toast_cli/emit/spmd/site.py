@@ -1,8 +1,7 @@
-"""One op about to be written on local shapes: what a local rule is given, and what it may do.
+"""The interface of local rules: one op that is about to be written on local shapes.
 
-The operation stands in a copy of the module and still has its unsplit types. A rule brings its operands where it
-needs them, changes the operation in place (or puts others in its stead), and says what each device then has of the
-results.
+The operation is in a copy of the module and still has its unsharded types. A rule reshards its operands as needed,
+changes the operation in place (or replaces it), and returns each device's pieces of the results.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from toast_cli.xla import ir
 
 @dataclass(slots=True)
 class Site:
-    """An op at its place.
+    """An op to be written.
 
     Attributes:
-        op: the op. operation: what stands for it in the module that is written. operands: what each device has of them.
-        wanted: [results] how the plan has the op compute them. build: makes operations in front of it. scopes: what has
-            been made already that others may read as well.
+        op: the op. operation: its operation in the written module. operands: each device's pieces of them.
+        wanted: [results] the shardings in which the plan computes them. build: makes operations in front of it. scopes:
+            values made earlier that can be reused.
     """
 
     program: Program
@@ -41,11 +40,11 @@ class Site:
     devices: Devices
     mover: Mover
     scopes: Scopes = field(default_factory=Scopes)
-    superseded: bool = False  # whether other operations have taken the place of this one
+    superseded: bool = False  # True if other operations have replaced this one
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the mesh axes."""
+        """Sizes of the mesh axes."""
         return self.devices.sizes
 
     def operand(self, k: int) -> Value:
@@ -57,25 +56,25 @@ class Site:
         return self.program.values[self.op.results[k]]
 
     def alignment(self, splits: frozenset[int] = frozenset(), keeps: frozenset[int] = frozenset()) -> Alignment:
-        """The split that is nearest to how operands lie and results are wanted; see `align`."""
+        """The feasible split that is nearest to the operands' shardings and the wanted ones; see `align`."""
         lying = tuple([p.sharding for p in self.operands])
         return align(self.op.rule, lying, self.wanted, self.sizes, splits, keeps)
 
     def bring(self, k: int, sharding: Sharding) -> Piece:
-        """Operand k, in this sharding from now on."""
+        """Reshards operand k."""
         piece = self.operands[k]
         if piece.sharding != sharding:
             piece = self.operands[k] = self.mover.to(piece, sharding, self.operand(k).shape)
         return piece
 
     def bring_all(self, shardings: tuple[Sharding, ...]) -> None:
-        """All operands, and the operation reads them."""
+        """Reshards all operands, and makes the operation read them."""
         for k, sharding in enumerate(shardings):
             self.bring(k, sharding)
         self.read()
 
     def read(self) -> None:
-        """The operation reads what each device has of the operands."""
+        """Makes the operation read each device's pieces of the operands."""
         operands = self.operation.operands
         for k, piece in enumerate(self.operands):
             if operands[k] != piece.handle:
@@ -84,7 +83,7 @@ class Site:
     def localise(
         self, shardings: tuple[Sharding, ...], partial: tuple[int, ...] = (), reducer: str = "add"
     ) -> list[Piece]:
-        """The operation makes its part of results that lie so; what each device then has."""
+        """Gives the operation's results the local types of these shardings; returns the pieces."""
         pieces = []
         for k, (result, sharding) in enumerate(zip(self.operation.results, shardings, strict=True)):
             if any(sharding):
@@ -96,20 +95,20 @@ class Site:
     def replaced(
         self, handles: list[Any], shardings: tuple[Sharding, ...], partial: tuple[int, ...] = (), reducer: str = "add"
     ) -> list[Piece]:
-        """Other operations have made the results, and the operation goes."""
+        """Returns results that other operations have made, and marks the operation as superseded."""
         self.superseded = True
         return [Piece(handle, sharding, partial, reducer) for handle, sharding in zip(handles, shardings, strict=True)]
 
     def behind(self) -> AbstractContextManager[None]:
-        """New operations go behind the operation while the block runs."""
+        """New operations go after the operation while the block runs."""
         return self.build.at(ir.InsertionPoint.after(self.operation), self.operation.location)
 
     def local(self, k: int) -> tuple[int, ...]:
-        """The shape of what a device has of operand k."""
+        """The shape of a device's piece of operand k."""
         return local_shape(self.operand(k).shape, self.operands[k].sharding, self.sizes)
 
     def whole(self, k: int) -> Sharding:
-        """The sharding in which operand k is whole everywhere."""
+        """The replicated sharding of operand k."""
         return replicated(len(self.operand(k).shape))
 
 

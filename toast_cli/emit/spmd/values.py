@@ -1,7 +1,7 @@
-"""What each device has of every value, and how it comes to have it as a reader wants it.
+"""Keeps each device's piece of every value, and reshards it for its readers.
 
-Enters: a program, its `PartitionedProgram`, and for each op that is written the pieces that it results in. Leaves:
-pieces of operands; the collectives in between are written where the plan has them.
+Enters: a program, its `PartitionedProgram`, and for each written op the pieces of its results. Leaves: pieces of
+operands; the collectives in between are written at the plan's places.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Values:
     """The values of one program while it is written.
 
     Attributes:
-        lowered: the program, with what completes partial sums as it is written (see `completions`).
-        pieces: value -> what each device has of it where it goes on. scopes: pieces in other shardings than their
-            values', and stretches of them.
-        unused: operations to go, in program order.
+        lowered: the program, with sums sharded as they are completed (see `completions`).
+        pieces: value -> each device's piece in its final sharding. scopes: pieces in other shardings, and halo ranges
+            of them.
+        unused: operations to erase, in program order.
     """
 
     def __init__(self, source: Source, lowered: PartitionedProgram, build: Builder, devices: Devices) -> None:
@@ -49,13 +49,13 @@ class Values:
         self.unused: dict[Any, None] = {}
         self._remade = remade_values(self._program)
         self._held = added_up_converted(self._program, lowered)
-        self._before: dict[int, list[Collective]] = {}  # value -> what moves it before loops read it
+        self._before: dict[int, list[Collective]] = {}  # value -> collectives that reshard it before loops read it
         for one in lowered.collectives:
             if one.reason == "reshard" and one.edge == "before":
                 self._before.setdefault(one.value, []).append(one)
-        self._moved: dict[tuple[int, int], Piece] = {}  # (op, operand position) -> the operand, moved so
+        self._moved: dict[tuple[int, int], Piece] = {}  # (op, operand position) -> the operand, resharded so
         self._sources: dict[int, tuple[Any, list[Piece | None]]] = {}  # see `_remake`
-        self._made: dict[tuple[int, Sharding], Piece] = {}  # values made from constants, in each sharding asked for
+        self._made: dict[tuple[int, Sharding], Piece] = {}  # values made from constants, in each requested sharding
 
     def type_of(self, value: int, sharding: Sharding) -> Any:
         """The type of one device's piece of a value."""
@@ -63,17 +63,17 @@ class Values:
         return self._build.type(array.dtype, local_shape(array.shape, sharding, self.lowered.axis_sizes))
 
     def is_remade(self, value: int) -> bool:
-        """Whether each use gets a copy of its own."""
+        """True if each use gets a copy of its own."""
         return self._remade[value] and bool(self._program.values[value].shape)
 
     def anywhere(self, value: int) -> Piece:
-        """A value as it lies."""
+        """The piece of a value in its own sharding."""
         if self.is_remade(value) and value not in self.pieces:
             return self._remake(value, self.lowered.shardings[value])
         return self._complete_late(value) if self.pieces[value].partial else self.pieces[value]
 
     def operand(self, number: int, position: int) -> Piece:
-        """What each device has of an operand, as the plan wants it there."""
+        """Each device's piece of an operand in the sharding that the plan requires there."""
         op = self._program.ops[number]
         value = op.operands[position]
         wanted = self.lowered.required.get((number, position), self.lowered.shardings[value])
@@ -87,7 +87,7 @@ class Values:
         return piece if piece.sharding == wanted else self._copy(value, piece, wanted)
 
     def settle(self, value: int, piece: Piece, operation: Any) -> None:
-        """Where the value goes on, behind the operation that made it."""
+        """Completes a value and reshards it to its final sharding, behind the operation that made it."""
         self.pieces[value] = piece
         target, shape = self.lowered.shardings[value], self._program.values[value].shape
         if not piece.partial and piece.sharding == target and value not in self._before:
@@ -104,12 +104,13 @@ class Values:
     def enter_resharded(
         self, value: int, piece: Piece, uses: Iterable[tuple[int, int]], by: Iterable[Collective]
     ) -> None:
-        """A copy of a value for some uses, which these collectives make elsewhere."""
+        """Adds a copy of a value for some uses, which these collectives make elsewhere."""
         self._moved.update(dict.fromkeys(uses, piece))
         self._before[value] = [one for one in self._before[value] if one not in by]
 
     def move_ahead(self, value: int, *, within: bool = False) -> None:
-        """Reshards that a plan has before the loops that read a value. within: the loop that carries it."""
+        """Writes the reshards that a plan places before the loops that read a value. within:
+        the loop that carries it."""
         carrier = self._program.ops[self._program.producer[value]]
         for one in self._before.get(value, ()):
             if carrier.name == CARRY and (one.loop == carrier.loop) != within:
@@ -120,14 +121,14 @@ class Values:
                 self._moved.update(dict.fromkeys(one.uses, piece))
 
     def remake_later(self, number: int, operation: Any) -> None:
-        """Leaves an op whose result is made from constants alone to those that read it."""
+        """Defers an op whose result is made from constants alone to its readers."""
         op = self._program.ops[number]
         read = [None if self.is_remade(value) else self.operand(number, k) for k, value in enumerate(op.operands)]
         self._sources[op.results[0]] = operation, read
         self.unused[operation] = None
 
     def computed(self, op: Op, operation: Any, operands: list[Piece], wanted: tuple[Sharding, ...]) -> list[Piece]:
-        """The op's results once it is on local shapes."""
+        """The op's results after its local rule."""
         site = Site(
             self._program, op, operation, operands, wanted, self._build, self._devices, self._mover, self.scopes
         )
@@ -144,20 +145,20 @@ class Values:
         return self._mover.to(piece, wanted, self._program.values[value].shape)
 
     def _copy(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
-        """The piece in another sharding; one copy serves all who want it."""
+        """The piece in another sharding; one copy serves all readers."""
         return self._mover.to(piece, wanted, self._program.values[value].shape, self.scopes)
 
     def _behind(self, handle: Any, operation: Any) -> Any:
-        """New operations go behind the one that made `handle`."""
+        """New operations go after the one that made `handle`."""
         return self._build.at(ir.InsertionPoint.after(handle.owner), operation.location)
 
     def _is_added(self, value: int) -> bool:
-        """Whether the plan has what reads a partial value go on with it as it is."""
+        """True if the readers of a partial value take it as partial, by the plan."""
         return value in self.lowered.added or value in self.lowered.summed
 
     def _goes_on(self, number: int, value: int) -> bool:
-        """Whether an op goes on with a partial operand as it is: the plan has it add up what is partial alike, or view
-        it."""
+        """True if an op takes a partial operand as partial: the plan has it add up equally partial values, or view
+        them."""
         op = self._program.ops[number]
         if op.results and op.results[0] in self.lowered.summed:
             return True
@@ -169,7 +170,7 @@ class Values:
         return op.name != REDUCE or is_constant(pieces[-1].handle, 0)
 
     def _complete_late(self, value: int) -> Piece:
-        """A value that waited in vain for another to be added to it."""
+        """Completes a partial value that no addition has consumed."""
         piece = self.pieces[value]
         with self._behind(piece.handle, piece.handle.owner):
             piece = self._mover.whole(piece)
@@ -177,9 +178,9 @@ class Values:
         return piece
 
     def _remake(self, value: int, wanted: Sharding) -> Piece:
-        """A value made from constants alone, made in this sharding where it was made before.
+        """A value made from constants alone, recomputed in this sharding at its original place.
 
-        The first time, the operation that stands there is used; from then on a copy of the original.
+        The first time, its operation is reused; later a copy of the original.
         """
         found = self._made.get((value, wanted))
         if found is not None:
@@ -211,6 +212,6 @@ class Values:
 
 
 def remade_operands(op: Op, wanted: Sharding, sizes: tuple[int, ...]) -> tuple[Sharding, ...]:
-    """How the operands of an op best lie for a result that is to lie so."""
+    """The operands' shardings for a result with the wanted sharding."""
     ranks = tuple(replicated(len(dims)) for dims in op.rule.operands)
     return align(op.rule, ranks, (wanted,), sizes).operands

@@ -1,7 +1,7 @@
-"""Writes the whole program on local shapes, op after op.
+"""Writes the whole program on local shapes, op by op.
 
-Enters: a `Source`, a `PartitionedProgram` and a copy of the module whose entry block has been put into a manual
-region. Leaves: that block, every operation on local shapes, with every collective the plan has, where it has it.
+Enters: a `Source`, a `PartitionedProgram` and a copy of the module whose entry block is in a manual region. Leaves:
+that block, with every operation on local shapes and every collective of the plan in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BARRIER = "stablehlo.optimization_barrier"
 
 
 class Writer:
-    """Used once, on one block. deciding: of the same source, where it is there already."""
+    """Writes one block; used once. deciding: of the same source, if it exists already."""
 
     def __init__(
         self, source: Source, lowered: PartitionedProgram, block: Any, deciding: Deciding | None = None
@@ -36,12 +36,12 @@ class Writer:
         self._values = Values(source, lowered, self._build, self._devices)
         self._lowered = self._values.lowered
         self._deciding = deciding or Deciding(source)
-        self._loose: dict[Any, Any] = {}  # a value that is none of the program's -> its handle in the copy, whole
+        self._loose: dict[Any, Any] = {}  # a value that the program does not have -> its handle in the copy, replicated
         self._ways_out: tuple[Sharding, ...] = ()
 
     def write(self, original: Any, block: Any) -> tuple[Sharding, ...]:
-        """Everything in the block, which is a copy of `original`. Returns how the results lie; the block's last
-        operation reads them."""
+        """Writes the block, which is a copy of `original`. Returns the shardings of the results, which are the operands
+        of the block's last operation."""
         arguments = [op for op in self._program.ops if op.name == ARGUMENT]
         operations = list(block.operations)
         self._at(self._devices.start)
@@ -56,7 +56,8 @@ class Writer:
         return self._ways_out
 
     def enter(self, handle: Any, value: int | None, piece: Piece) -> None:
-        """What a value of the original module is in the block; value: its number, None where the program has none."""
+        """Maps a value of the original module to its piece in the block; value: its number, None if the program has
+        none."""
         if value is None:
             self._loose[handle] = piece.handle
         else:
@@ -65,11 +66,12 @@ class Writer:
     def enter_resharded(
         self, value: int, piece: Piece, uses: Iterable[tuple[int, int]], by: Iterable[Collective]
     ) -> None:
-        """A copy of a value that some uses in the block read, and collectives that need not be written there for it."""
+        """Adds a copy of a value for some uses in the block, and the collectives that need not be written for it."""
         self._values.enter_resharded(value, piece, uses, by)
 
     def write_loop(self, original: Any, operation: Any, read: list[Any]) -> list[Piece]:
-        """One loop, of which `operation` is a copy; what each device has of those of its results that are read."""
+        """Writes one loop, of which `operation` is a copy; returns each device's pieces of the
+        results that are read."""
         self._at(operation)
         for entered in list(self._values.pieces):
             self._values.move_ahead(entered)
@@ -83,7 +85,7 @@ class Writer:
                 pieces.append(self._values.anywhere(value))
             elif result in self._loose:
                 pieces.append(Piece(self._loose[result], whole))
-            else:  # only what nobody needs reads it
+            else:  # it has only unneeded readers
                 zero = self._build.constant(0, str(result.type.element_type))
                 pieces.append(Piece(self._build.broadcast(zero, tuple(result.type.shape)), whole))
         self._clear()
@@ -96,8 +98,8 @@ class Writer:
     # -- operations -----------------------------------------------------------------------------------------------
 
     def _block(self, original: Any, copies: list[Any]) -> None:
-        """Every operation of a block, of which `copies` are copies, but the last of an inner one, which belongs to
-        whatever the block is in."""
+        """Writes every operation of a block, of which `copies` are copies, except the terminator of an inner block,
+        which the enclosing operation's method writes."""
         for old, new in zip(list(original.operations), copies, strict=True):
             self._at(new.operation)
             self._operation(old.operation, new.operation)
@@ -135,14 +137,14 @@ class Writer:
             self._values.settle(value, piece, operation)
 
     def _keep_whole(self, original: Any, operation: Any) -> None:
-        """What only says how long a loop runs is the same on all devices."""
+        """Writes an operation that only determines trip counts; it is replicated."""
         for k, handle in enumerate(original.operands):
             operation.operands[k] = self._whole(handle)
         for old, new in zip(original.results, operation.results, strict=True):
             self._loose[old] = new
 
     def _barrier(self, operation: Any, numbers: list[int]) -> None:
-        """Each array passes as it lies; what nobody reads behind it is left out."""
+        """Writes a barrier on local arrays; unread results are left out."""
         passing = {self._source.use(number, 0).operand: number for number in numbers}
         for position, result in enumerate(operation.results):
             number = passing.get(position)
@@ -154,7 +156,7 @@ class Writer:
                 self._values.settle(value, Piece(result, piece.sharding), operation)
 
     def _return(self, operation: Any, numbers: list[int]) -> None:
-        """The end of the program."""
+        """Writes the end of the program."""
         pieces = [self._values.operand(number, 0) for number in numbers]
         for number, piece in zip(numbers, pieces, strict=True):
             operation.operands[self._source.use(number, 0).operand] = piece.handle
@@ -163,9 +165,9 @@ class Writer:
     # -- regions --------------------------------------------------------------------------------------------------
 
     def _while(self, original: Any, operation: Any, numbers: list[int]) -> None:
-        """A loop on what each device has of what it carries."""
+        """Writes a loop with local carried values."""
         carries = {self._source.use(number, 0).operand: number for number in numbers}
-        passed: dict[int, tuple[int, Piece]] = {}  # position -> a value that is the same inside and outside
+        passed: dict[int, tuple[int, Piece]] = {}  # position -> a loop-invariant value
         loose: list[int] = []
         for k, init in enumerate(original.operands):
             value = self._deciding.value_of(init)
@@ -206,7 +208,7 @@ class Writer:
             self._loose[original.results[k]] = operation.results[k]
 
     def _end_of_loop(self, original: Any, block: Any, carries: dict[int, int] | None, loose: list[int]) -> None:
-        """What the condition (`carries` None) or the body of a loop leaves behind."""
+        """Writes the terminator of a loop's condition (`carries` None) or body."""
         old, last = (b.operations[len(b.operations) - 1].operation for b in (original, block))
         self._at(last)
         for k, handle in enumerate(old.operands):
@@ -216,7 +218,7 @@ class Writer:
                 last.operands[k] = self._to_own(carries[k], 1).handle if k in carries else block.arguments[k]
 
     def _branches(self, original: Any, operation: Any, numbers: list[int]) -> None:
-        """Each branch leaves its results as the one value that they become lies."""
+        """Writes a conditional; each branch reshards its results to the conditional's shardings."""
         joins = {self._source.use(number, 0).operand: number for number in numbers}
         operation.operands[0] = self._whole(original.operands[0])
         for branch, (old, region) in enumerate(zip(original.regions, operation.regions, strict=True)):
@@ -238,22 +240,22 @@ class Writer:
             self._values.pieces[value] = Piece(result, sharding)
 
     def _carried(self, number: int) -> int:
-        """The value that a carry or join results in."""
+        """The value that is the result of a carry or join."""
         return self._program.ops[number].results[0]
 
     def _own(self, number: int) -> Sharding:
-        """How a join lies, or a carry in its loop."""
+        """The sharding of a join, or of a carry in its loop."""
         value = self._carried(number)
         return self._lowered.computed.get(value, self._lowered.shardings[value])
 
     def _in_loop(self, number: int, handle: Any) -> Piece:
-        """What each device has of a carry while its loop runs."""
+        """Each device's piece of a carry while its loop runs."""
         left = self._lowered.carried.get(number)
         return Piece(handle, self._own(number), left.axes if left else ())
 
     def _start(self, number: int, init: Any) -> Piece:
-        """What a loop starts with, `init` in the original. Where the carry is partial, one device along those axes has
-        it, the others have nothing."""
+        """The initial value of a carry, `init` in the original. If the carry is partial, one device along those axes
+        has it, and the others have zeros."""
         left = self._lowered.carried.get(number)
         if left is None:
             return self._to_own(number, 0)
@@ -266,7 +268,7 @@ class Writer:
         return Piece(self._devices.on_first(left.axes, piece.handle, nothing), sharding)
 
     def _to_own(self, number: int, position: int) -> Piece:
-        """Operand `position` of a carry or join, as its result lies."""
+        """Operand `position` of a carry or join, in its result's sharding."""
         target = self._own(number)
         if position == 1 and number in self._lowered.carried:
             return self._values.pieces[self._program.ops[number].operands[1]]
@@ -275,7 +277,7 @@ class Writer:
         return piece if piece.sharding == target else self._values.lying(value, piece, target)
 
     def _whole(self, handle: Any) -> Any:
-        """What a value of the original module is in the copy, whole."""
+        """The replicated value in the copy of a value of the original module."""
         value = self._deciding.value_of(handle)
         if value is None:
             return self._loose[handle]

@@ -1,5 +1,5 @@
-"""Reports as HTML pages that stand alone: no network, no library; light and dark, from narrow to wide.
+"""Reports as self-contained HTML pages: no network, no library; light and dark, from narrow to wide.
 
-Enters: facts. Leaves: bytes. Python writes tables and the numbers of each chart; the scripts beside it draw the charts
-as wide as there is room, with zoom and words under the pointer.
+Enters: facts. Leaves: bytes. Python writes tables and the data of each chart; the scripts in this folder draw the
+charts at full width, with zoom and tooltips.
 """

@@ -1,4 +1,4 @@
-"""Arguments of a run as one table, folded by pattern; a drawing where an array is cut, none where it is whole."""
+"""Arguments of a run as one table, folded by pattern; sharded arrays have a drawing, replicated ones none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toast_cli.report.html import frame
 from toast_cli.report.html.tiles import axis_colours, tile
 from toast_cli.report.model import ArgumentFacts, Report
 
-_SHOWN = 16  # rows that stand open
+_SHOWN = 16  # rows that are not folded away
 
 
 def arguments(report: Report) -> str:

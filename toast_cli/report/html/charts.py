@@ -1,4 +1,4 @@
-"""The numbers of the charts of a run: facts in, markup with JSON out; `*.js` beside it says which names they have."""
+"""The data of the charts of a run: facts in, markup with JSON out; `*.js` in this folder documents the field names."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from toast_cli.report.html.trees import Branch, plain
 from toast_cli.report.model import Report, strategy_label
 from toast_cli.report.step import Slice, Step
 
-# A step has at most so many slices of its own; what is shorter than that part of it is drawn with its neighbours.
+# Maximum number of separate slices of a step; shorter slices than this fraction are merged with their neighbours.
 _SLICES = 8000
-# Lines go on beyond any picture. A limit is shown where the largest plan takes at least a part of it.
+# Lines extend beyond the visible range. A limit is shown if the largest plan takes at least this fraction of it.
 _FAR, _NEAR = 1e6, 6.0
 
 
 class _Numbers:
-    """Texts as numbers, each written once."""
+    """Interns texts as numbers."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -35,7 +35,7 @@ class _Numbers:
 
 
 def step_chart(report: Report, drawn: Pictures) -> str:
-    """Memory over one step, and what computes and communicates in it."""
+    """Memory over one step, with its compute and communication."""
     step, memory = drawn.step, drawn.memory
     if not step.slices:
         return ""
@@ -72,13 +72,13 @@ def step_chart(report: Report, drawn: Pictures) -> str:
 
 
 def _band(path: tuple[str, ...], kinds: dict[str, str]) -> str:
-    """The colour of the band of memory that the module counts to."""
+    """The colour of the memory band that contains the module."""
     heads = ("/".join(path[:depth]) for depth in range(len(path), 0, -1))
     return next((kinds[head] for head in heads if head in kinds), "others")
 
 
 def _merged(step: Step) -> Iterator[Slice]:
-    """The slices, of which those that are too short to be seen at any useful zoom stand together, lane by lane."""
+    """The slices; those too short to be visible at any useful zoom are merged, lane by lane."""
     least = step.seconds / _SLICES
     waiting: dict[int, Slice] = {}
     for one in step.slices:
@@ -99,7 +99,7 @@ def time_chart(drawn: Pictures) -> str:
 
 
 def alive_chart(drawn: Pictures) -> str:
-    """What is alive at the peak, as areas."""
+    """The arrays live at the peak, as areas."""
     if not drawn.alive.below:
         return ""
     shown = {part.kind for part in drawn.alive.below.values()}
@@ -114,7 +114,7 @@ def _tree(root: Branch, unit: str) -> dict[str, Any]:
 
 
 def roofline_chart(drawn: Pictures) -> str:
-    """Kernels between what the matrix unit, the vector unit and the memory can do."""
+    """Kernels below the rooflines of the matrix unit, the vector unit and the memory."""
     kernels, chip = drawn.kernels, drawn.ceilings
     if not kernels:
         return ""
@@ -191,7 +191,7 @@ def plans_chart(
 
 
 def search_chart(report: Report, drawn: Pictures) -> str:
-    """The best plan so far over all plans looked at."""
+    """The best plan so far over the number of plans evaluated."""
     if not drawn.trail or report.search.evaluations < 2:
         return ""
     trail = [[number, seconds, fits] for number, seconds, _, fits in drawn.trail]

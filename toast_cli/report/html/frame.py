@@ -1,4 +1,4 @@
-"""What all pages share: the frame with styles and scripts inside, sections, tables, and charts as numbers."""
+"""Shared parts of all pages: the frame with inlined styles and scripts, sections, tables, and chart data."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def frame(title: str, about: str, body: str) -> bytes:
 
 
 def section(title: str, about: str, body: str) -> str:
-    """A heading, a sentence on what it shows, and that; nothing where there is nothing to show."""
+    """A heading, a sentence that describes the body, and the body; empty for an empty body."""
     return f"<section><h2>{escape(title)}</h2><p class='faint'>{escape(about)}</p>{body}</section>" if body else ""
 
 
 def chart(kind: str, label: str, data: Any) -> str:
-    """The numbers of a chart, for the script of this kind; `label` says what it shows to those who cannot see it."""
+    """The data of a chart, for the script of this kind; `label` is its text for screen readers."""
     numbers = json.dumps(_short(data), separators=(",", ":"), allow_nan=False)
     safe = numbers.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return (
@@ -40,7 +40,7 @@ def chart(kind: str, label: str, data: Any) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[str], figures: Iterable[int] = ()) -> str:
-    """A table of rows in markup (see `row`). heads: texts; figures: numbers of the columns that hold some."""
+    """A table of rows in markup (see `row`). heads: texts; figures: numbers of the numeric columns."""
     right = set(figures)
     cells = "".join(
         f"<th{' class=n' if number in right else ''}>{escape(head)}</th>" for number, head in enumerate(heads)
@@ -50,7 +50,7 @@ def table(heads: Sequence[str], rows: Iterable[str], figures: Iterable[int] = ()
 
 
 def fold(summary: str, body: str) -> str:
-    """What is shown when one asks for it."""
+    """A body that is folded away until opened."""
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
@@ -59,7 +59,7 @@ def _part(name: str) -> str:
 
 
 def _short(data: Any) -> Any:
-    """Numbers with as many digits as a picture needs; what is no finite number is null."""
+    """Rounds numbers to the digits that a picture needs; NaN and infinity become null."""
     if isinstance(data, float):
         return float(f"{data:.{_DIGITS}g}") if math.isfinite(data) else None
     if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""What a notebook shows of a plan: the look of the pages in a piece of markup, in the notebook's own colours.
+"""A plan's HTML for notebooks: the pages' style in one piece of markup, in the notebook's own colours.
 
 Enters: texts. Leaves: markup without scripts, which notebooks drop.
 """
@@ -20,10 +20,10 @@ _STYLE = """
 def snippet(
     title: str, summary: str, figures: Mapping[str, tuple[str, str]], more: str, rows: Iterable[tuple[str, str]]
 ) -> str:
-    """A plan in a sentence, its figures, and a table folded away.
+    """A plan in a sentence, its figures, and a folded table.
 
     Args:
-        figures: name -> figure, and what there is to say of it. more: what the table shows. rows: of two texts.
+        figures: name -> figure, and a remark. more: title of the table. rows: of two texts.
     """
     cells = "".join(
         f"<div><span class='faint'>{escape(name)}</span><b>{escape(figure)}</b>"

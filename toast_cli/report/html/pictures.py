@@ -1,4 +1,4 @@
-"""What only pictures show of a run: one step in order, memory in it, time and memory by module, kernels, the search.
+"""The data that only charts show: one step in order, its memory, time and memory by module, kernels, the search.
 
 Enters: source, evaluator and search result. Leaves: `Pictures`, plain numbers that `run_page` draws.
 """
@@ -23,13 +23,13 @@ from toast_cli.report.step import COMPUTE, Step, step_of
 from toast_cli.search.incumbent import SearchResult
 
 _MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
-_BANDS = 8  # groups of modules with a band of their own in memory over the step
+_BANDS = 8  # most groups of modules with their own band in memory over the step
 _KERNELS = 300
-_SEEN = 0.01  # of the peak: what is smaller is no band
-_FINE = 0.25  # of the peak: what is smaller is not split further
+_SEEN = 0.01  # of the peak: smaller ones get no band
+_FINE = 0.25  # of the peak: smaller ones are not split further
 OTHERS = "others"
 _MADE = {CARRY: "carried"}
-# Role of an array -> what people call it.
+# Role of an array -> its usual name.
 ROLES = {
     "argument": "arguments",
     "carry": "loop state",
@@ -66,7 +66,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What one device can do, per second: FLOPs of its matrix and its vector unit, bytes from and to its memory."""
+    """One device's peak rates per second: FLOPs of its matrix and its vector unit, bytes from and to its memory."""
 
     matrix_flops: float
     vector_flops: float
@@ -93,7 +93,7 @@ class Pictures:
 
 
 def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pictures:
-    """The numbers behind a page's pictures."""
+    """The data of a page's charts."""
     chip, limit = evaluator.problem.mesh.chip, evaluator.problem.mesh.limit_bytes
     step = step_of(evaluator, result)
     producer = evaluator.problem.program.producer
@@ -123,7 +123,7 @@ def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pict
 
 
 def _memory(evaluator: Evaluator, result: SearchResult, step: Step, modules: Modules) -> Memory:
-    """Of neighbouring moments too close to be told apart, the one with the most alive."""
+    """Memory at up to `_MOMENTS` moments: of indistinguishable neighbouring ones, the one with the most live bytes."""
     owner = _Owners(evaluator, modules)
     candidates = evaluator.timeline.candidates
     profiles = evaluator.memory_by(result.plan, lambda value, role: "\0".join((role, *owner(value))))
@@ -144,7 +144,7 @@ def _memory(evaluator: Evaluator, result: SearchResult, step: Step, modules: Mod
 
 
 def memory_bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[str, list[float]]:
-    """A band for each of a few modules, the largest at the peak as finely as there is room."""
+    """A band for each of a few modules; the largest at the peak are split as finely as the number of bands allows."""
     peak = int(np.sum(list(profiles.values()), axis=0).argmax())
     depth: dict[tuple[str, ...], int] = dict.fromkeys(profiles, 1)
 
@@ -157,7 +157,7 @@ def memory_bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[s
     sizes = grouped()
     least = _SEEN * sum(sizes.values())
     for head in sorted(sizes, key=lambda head: -sizes[head]):
-        while True:  # each round makes some paths deeper
+        while True:  # each round splits some paths further
             front = {path[: depth[path]] for path in profiles if path[:1] == head and len(path) > depth[path]}
             largest = max(sorted(front), key=lambda path: sizes[path], default=())
             if not largest or sizes[largest] < _FINE * sum(sizes.values()):
@@ -180,7 +180,7 @@ def memory_bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[s
 
 
 class _Owners:
-    """value -> path of the module that makes it; of an argument, the role of the tree it is in (`weights`)."""
+    """value -> path of the module that makes it; for an argument, the role of its tree (`weights`)."""
 
     def __init__(self, evaluator: Evaluator, modules: Modules) -> None:
         problem = evaluator.problem
@@ -198,7 +198,7 @@ class _Owners:
 
 
 def _time(step: Step, modules: Modules, places: dict[int, str]) -> Branch:
-    """Module, place in the source, what runs there."""
+    """Time by module, place in the source, and kernel."""
     root = Branch("step")
     for one in step.slices:
         kind = "compute" if one.lane == COMPUTE else "communication"
@@ -210,7 +210,7 @@ def _time(step: Step, modules: Modules, places: dict[int, str]) -> Branch:
 
 
 def _alive(evaluator: Evaluator, result: SearchResult, modules: Modules) -> Branch:
-    """Role, module, array."""
+    """Live bytes by role, module and array."""
     problem = evaluator.problem
     program, owner = problem.program, _Owners(evaluator, modules)
     paths = {argument.value: slash_path(argument.label) for argument in program.arguments}

@@ -1,4 +1,4 @@
-"""One run as an HTML page: what was chosen, and pictures of memory, time, arithmetic, arrays and the search.
+"""One run as an HTML page: the chosen plan, and charts of memory, time, arithmetic, arrays and the search.
 
 Enters: a `Report`, and the numbers of its `Pictures`. Leaves: bytes.
 """

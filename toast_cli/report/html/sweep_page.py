@@ -13,7 +13,7 @@ from toast_cli.report.html.charts import front_line, plan_point, plans_chart
 from toast_cli.report.html.frame import frame, section, table
 from toast_cli.report.sweep_table import DOES_NOT_FIT, FAILED, FITS, SweepRow
 
-_COLOURS = 8  # meshes told apart by colour
+_COLOURS = 8  # meshes with a colour of their own
 _HEADS = (
     "mesh", "shape", "step time", "expected", "compute", "communication", "MFU", "peak memory", "of", "", "strategy",
 )  # fmt: skip

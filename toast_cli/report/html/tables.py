@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"(?<=[/_])\d+")  # of a layer: /3, layer_3
 
 
 def alive(report: Report) -> str:
-    """Arrays alive at the peak, those of all layers together, the largest first."""
+    """Arrays live at the peak, those of all layers merged, the largest first."""
     alike: dict[tuple[str, ...], list[LiveValue]] = defaultdict(list)
     for one in with_slashes(report):
         alike[one.role, one.type, *(_NUMBER.sub("*", text) for text in (one.name, one.location))].append(one)
@@ -34,7 +34,7 @@ def alive(report: Report) -> str:
 
 
 def collectives(report: Report) -> str:
-    """The ones that take longest, those that look alike to a reader together."""
+    """The collectives that take longest, those that look alike merged."""
     rows = [_collective(number, one) for number, one in enumerate(together(report.collectives), start=1)]
     if not rows:
         return "<p>None: the devices never talk to each other.</p>" if report.mesh.devices > 1 else ""
@@ -55,7 +55,7 @@ def _collective(number: int, one: CollectiveFacts) -> str:
 
 
 def alternatives(report: Report) -> str:
-    """The best plans that differ from the one taken, where they were asked for."""
+    """The best plans that differ from the chosen one, if requested."""
     rows = [
         f"<tr><td>{escape(one.name)}</td><td class='n'>{format_seconds(one.step_seconds)}</td>"
         f"<td class='n{'' if one.fits else ' bad'}'>{format_bytes(one.peak_bytes)}</td>"
@@ -66,7 +66,7 @@ def alternatives(report: Report) -> str:
 
 
 def confirmed(report: Report) -> str:
-    """What a compiler said of each plan, where it was asked."""
+    """The compiler's figures of each compiled plan."""
     if report.confirmation is None:
         return ""
     heads = ("plan", "predicted step", "compiled step", "predicted peak", "compiled peak", "")

@@ -7,7 +7,7 @@ from math import prod
 
 from toast_cli.report.model import DimensionAxes
 
-# Colours of mesh axes, in order: told apart also by the colour-blind (Okabe and Ito, "Color universal design", 2008).
+# Colours of mesh axes, in order, distinguishable for the colour-blind (Okabe and Ito, "Color universal design", 2008).
 AXIS_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _WIDTH, _HEIGHT = 56, 36
 _MOST_LINES = 32
@@ -19,13 +19,13 @@ def axis_colours(axes: dict[str, int]) -> dict[str, str]:
 
 
 def tile(shape: list[int], sharding: DimensionAxes, axes: dict[str, int]) -> str:
-    """An array as a rectangle, its last two split dimensions cut into their pieces; the first device's piece is filled.
+    """An array as a rectangle, its last two sharded dimensions cut into shards; the first device's shard is filled.
 
-    Cuts have the colour of the mesh axis that makes them; a whole array is one grey piece.
+    Cuts have the colour of the mesh axis that makes them; a replicated array is one grey piece.
     """
     colours = axis_colours(axes)
     split = [dim for dim, names in enumerate(sharding) if names][-2:]
-    # The last dimension runs to the right, whatever stands before it downwards.
+    # The last dimension is horizontal, the one before it vertical.
     last = split[-1] if split and (len(split) > 1 or split[-1] == len(shape) - 1) else None
     rows = next((dim for dim in split if dim != last), None)
     columns = last

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# Parts smaller than this of the whole are shown together.
+# Parts smaller than this fraction of the whole are merged.
 _LEAST = 1e-3
 _CHILDREN = 40
 
 
 @dataclass
 class Branch:
-    """amount: of all below it. kind: what it is, where all below it are the same; else empty. note: more words."""
+    """amount: sum over all below it. kind: of all below it, if they have the same one; else empty. note: more words."""
 
     name: str
     amount: float = 0.0
@@ -21,7 +21,7 @@ class Branch:
     below: dict[str, Branch] = field(default_factory=dict)
 
     def add(self, path: Iterable[str], amount: float, kind: str, note: str = "") -> None:
-        """Adds a leaf's amount to all on the way to it."""
+        """Adds a leaf's amount to all branches on its path."""
         self.kind = kind if not self.amount or self.kind == kind else ""
         self.amount += amount
         head, *rest = [*path] or [""]
@@ -32,7 +32,7 @@ class Branch:
 
 
 def plain(branch: Branch, whole: float | None = None) -> dict[str, object]:
-    """The tree as JSON, the largest parts first, without levels that hold one thing of the same name.
+    """The tree as JSON, the largest parts first, without levels that hold a single part of the same name.
 
     Args:
         whole: amount of the root.

@@ -1,9 +1,9 @@
-"""Look-ups and updates at places that the program computes: gather, scatter, dynamic slices and updates.
+"""Gathers, scatters, and dynamic slices and updates on local shapes.
 
-Where the rows themselves are split (a table over a dimension that indices point into), each device looks up what it
-has and leaves zero for the rest, so that look-ups become partial sums; and each device updates what it has, since
-updates outside an array do nothing. Where the indices are split, each device looks up its own rows; updates are then
-partial, and all but one device start from nothing.
+If the indexed dimension is sharded (the rows of a table), each device gathers the rows it has and zero for the rest, so
+results are partial sums; and each device updates the rows it has, since updates outside an array do nothing. If the
+indices are sharded, each device gathers its own rows; scatters are then partial, and all but one device start from
+zero.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from toast_cli.emit.spmd.piece import Piece
 from toast_cli.emit.spmd.rules.reducing import body_reducer, start_once
 from toast_cli.emit.spmd.site import Site
 
-# What indices are computed with: signed, and wide enough for what they hold.
+# Index types for computing: signed, and wide enough.
 _SIGNED = {"ui32": "i64", "i64": "i64", "ui64": "i64"}
 
 
 def gather(site: Site) -> list[Piece]:
-    """Rows of a table that may be split along any of its dimensions."""
+    """A gather from a table that may be sharded along any dimension."""
     where = Places.of(site, "start_index_map", "offset_dims")
     sizes = [int(n) for n in site.operation.attributes["slice_sizes"]]
     table, rule = site.operand(0), site.op.rule
@@ -48,15 +48,15 @@ def gather(site: Site) -> list[Piece]:
 
 
 def scatter(site: Site) -> list[Piece]:
-    """Updates of rows of one array or several."""
+    """A scatter into one or several arrays."""
     where = Places.of(site, "scatter_dims_to_operand_dims", "update_window_dims")
     count, rule = len(site.op.results), site.op.rule
     reducer = body_reducer(site.operation.regions[0])
     if count > 1 or reducer is None or identity(reducer, site.result(0).dtype) is None:
-        keeps = rule.reduction  # which update comes last matters
+        keeps = rule.reduction  # the order of updates matters
     else:
         keeps = frozenset[int]()
-    # A window that several rows of a split dimension lie in may reach over the bounds of a piece.
+    # A window of several rows of a sharded dimension may cross the boundary of a shard.
     update, wide = site.operand(count + 1), set()
     windowed = [d for d in range(len(site.operand(0).shape)) if d not in where.inserted]
     for d, along in zip(windowed, where.window, strict=True):
@@ -77,8 +77,8 @@ def scatter(site: Site) -> list[Piece]:
 
 
 def dynamic_slice(site: Site) -> list[Piece]:
-    """Dimensions that are taken whole are taken whole of a piece. Starts are clamped: where a device takes a slice of
-    the slice, XLA adds up the starts of both, and forgets that the first one is."""
+    """A dynamic slice. Dimensions that are sliced whole are whole in a shard. Starts are clamped: if a device takes a
+    slice of the slice, XLA adds the starts of both, and does not clamp the first."""
     at = site.alignment()
     site.bring_all(at.operands)
     taken = [int(n) for n in site.operation.attributes["slice_sizes"]]
@@ -93,7 +93,7 @@ def dynamic_slice(site: Site) -> list[Piece]:
 
 
 def dynamic_update_slice(site: Site) -> list[Piece]:
-    """Along a dimension that is split each device puts in the part of the update that falls into its piece."""
+    """Along a sharded dimension each device writes the part of the update that is in its shard."""
     at = site.alignment()
     site.bring_all(at.operands)
     whole, update = site.operand(0).shape, site.operand(1).shape
@@ -130,25 +130,25 @@ def dynamic_update_slice(site: Site) -> list[Piece]:
 
 
 def clamped(site: Site, k: int, most: int) -> Any:
-    """Operand k, a number, as one from 0 to `most`."""
+    """Operand k, a scalar, clamped to 0 .. `most`."""
     build, start, dtype = site.build, site.operands[k].handle, site.operand(k).dtype
     return build.one("clamp", [build.constant(0, dtype), start, build.constant(most, dtype)], start.type)
 
 
 def factors_of(dims: tuple[tuple[int, ...], ...], chosen: set[int]) -> frozenset[int]:
-    """Factors of some dimensions."""
+    """Factors of these dimensions."""
     return frozenset(factor for d in chosen for factor in dims[d])
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where indices point.
+    """The index structure of a gather or scatter.
 
     Attributes:
-        operand: position of the indices. vector: the dimension of theirs that holds the parts of one index; their
-            rank where they are single numbers. indexed: the dimensions that the parts point into, in order.
-        window: dimensions of the result (of the updates) that do not come from the indices. inserted: of the array,
-            those that the windows lack.
+        operand: position of the indices. vector: their index vector dimension; their rank if they are scalars.
+        indexed: the array's dimensions that the index components index, in order.
+        window: dimensions of the result (of the updates) that do not come from the indices. inserted: dimensions of
+            the array that the windows lack.
     """
 
     operand: int
@@ -178,13 +178,12 @@ class Places:
         )
 
     def shift(self, site: Site, split: set[int], *, clamped: bool) -> Any:
-        """The operation is given indices into the device's piece of the array.
+        """Replaces the operation's indices by indices into the device's shard.
 
         Args:
-            split: dimensions that are split. clamped: indices outside the whole array mean its ends.
+            split: sharded dimensions. clamped: indices outside the whole array mean its ends.
 
-        Returns which of them lie in the piece: truth values in the shape of the indices without the dimension of the
-        parts.
+        Returns a mask of those in the shard: booleans in the shape of the indices without the index vector dimension.
         """
         build, whole, local = site.build, site.operand(0).shape, site.local(0)
         indices = site.operands[self.operand].handle

@@ -1,4 +1,4 @@
-"""Custom calls on pieces: of a hand-written kernel, one with a smaller grid."""
+"""Custom calls on shards; a hand-written kernel gets a smaller grid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toast_cli.kernels.local import run_on_part
 
 
 def custom_call(site: Site) -> list[Piece]:
-    """The same call on pieces, with a kernel for what they are."""
+    """The same call on shards, with the kernel adapted to their shape."""
     kernel, at = site.op.kernel, site.alignment()
     pieces = plain(site)
     if kernel is not None:

@@ -1,4 +1,4 @@
-"""Ops that make an array from nothing: constants, iota, random bits."""
+"""Ops without operands: constants, iota, random bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toast_cli.xla import ir
 
 
 def constant(site: Site) -> list[Piece]:
-    """Equal elements are as many as are needed; of others each device takes its part."""
+    """A splat is made in the local shape; each device slices its part of other constants."""
     (wanted,) = site.wanted
     if not any(wanted):
         return site.localise(site.wanted)
@@ -37,7 +37,7 @@ def splat(operation: Any) -> Any | None:
 
 
 def complex_splat(operation: Any) -> complex | None:
-    """The one number of a constant of equal complex numbers; None for other constants."""
+    """The value of a complex splat constant; None for other constants."""
     if not str(operation.results[0].type.element_type).startswith("complex<"):
         return None
     found = re.fullmatch(r"\(([-+.\de]+),([-+.\de]+)\)", xla.constant_number(operation) or "", re.IGNORECASE)
@@ -45,7 +45,7 @@ def complex_splat(operation: Any) -> complex | None:
 
 
 def iota(site: Site) -> list[Piece]:
-    """Counting begins where the device's piece does."""
+    """An iota that starts at the offset of the device's shard."""
     (wanted,) = site.wanted
     dim = int(site.operation.attributes["iota_dimension"].value)
     (piece,) = site.localise(site.wanted)

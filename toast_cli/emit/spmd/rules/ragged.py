@@ -1,8 +1,8 @@
-"""Products of ragged groups (`chlo.ragged_dot`) on local shapes.
+"""Ragged dots (`chlo.ragged_dot`) on local shapes.
 
-A device that has some of the rows counts how many of them belong to each group: the groups' first and last rows follow
-from the running sum of their sizes. A device that has some of the groups moves the rows of these to the front, where
-the operation looks for them, and moves what it makes back; all other rows are zero, and the results partial.
+A device with some of the rows counts how many of them belong to each group, from the cumulative sum of the group sizes.
+A device with some of the groups moves their rows to the front, where the operation expects them, and moves the results
+back; all other rows are zero, and the results partial.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toast_cli.plan.sharding import shards
 
 
 def ragged(site: Site) -> list[Piece]:
-    """A product of ragged groups, split along any dimension."""
+    """A ragged dot, sharded along any dimension."""
     numbers = ragged_dot(site.operation)
     at = site.alignment()
     site.bring_all(at.operands)
@@ -59,8 +59,8 @@ def ragged(site: Site) -> list[Piece]:
 
 
 def _beside_empty_group(site: Site, numbers: RaggedDot, piece: Piece) -> Piece:
-    """Adds an empty group to a device's only one. XLA:TPU (libtpu 0.0.42.1) has the size of a single group in scalar
-    memory, where its own kernel does not find it."""
+    """Adds an empty group to a device's only one. XLA:TPU (libtpu 0.0.42.1) puts the size of a single group in scalar
+    memory, where its kernel does not find it."""
     build, operation = site.build, site.operation
 
     def longer(value: Any, dim: int) -> Any:
@@ -79,7 +79,7 @@ def _beside_empty_group(site: Site, numbers: RaggedDot, piece: Piece) -> Piece:
 
 
 def group_bounds(build: Builder, sizes: Any) -> tuple[Any, Any]:
-    """The first row of each group, and the one behind its last: running sums along the last dimension of `sizes`."""
+    """The first row of each group, and the one after its last: cumulative sums along the last dimension of `sizes`."""
     sizes = build.convert(sizes, INDEX)
     shape = tuple(sizes.type.shape)
     *_, groups = shape
@@ -96,13 +96,13 @@ def group_bounds(build: Builder, sizes: Any) -> tuple[Any, Any]:
 
 
 def within(build: Builder, bounds: Any, offset: Any, rows: int) -> Any:
-    """Bounds among all rows as bounds among the `rows` from `offset` on."""
+    """Converts bounds among all rows to bounds among the `rows` from `offset` on."""
     local = build.binary("subtract", bounds, build.broadcast(offset, tuple(bounds.type.shape)))
     return build.one("clamp", [build.constant(0, INDEX), local, build.constant(rows, INDEX)], local.type)
 
 
 def shifted(build: Builder, value: Any, dim: int, start: Any, rows: int, *, behind: bool) -> Any:
-    """`rows` rows from `start` on, of the value with as many zeros behind it or else in front of it."""
+    """Slices `rows` rows from `start` on, of the value with as many zeros behind it or else in front of it."""
     shape = tuple(value.type.shape)
     zeros = [rows if d == dim else 0 for d in range(len(shape))]
     none = [0] * len(shape)

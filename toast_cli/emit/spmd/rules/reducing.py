@@ -1,7 +1,7 @@
-"""Reductions along split dimensions: each device reduces its part, and what it finds is partial.
+"""Reductions along sharded dimensions: each device reduces its shard, and the results are partial.
 
-Where the body is one operation that devices can reduce with, that is all. Any other body (an argmax) reduces once
-more over what all devices have found.
+This suffices if the body is one operation that collectives support. Any other body (an argmax) then reduces the
+gathered results of all devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toast_cli.xla import ir
 
 
 def reduce(site: Site) -> list[Piece]:
-    """Also of several arrays at once."""
+    """A reduction of one or several arrays."""
     at = site.alignment()
     if not at.partial:
         site.bring_all(at.operands)
@@ -36,7 +36,7 @@ def reduce(site: Site) -> list[Piece]:
 
 
 def body_reducer(region: Any) -> str | None:
-    """The one operation on its two arguments that a body consists of, `add`; None for any other body."""
+    """The op that a body consists of, if it is one op of its two arguments (`add`); None for any other body."""
     block = region.blocks[0]
     operations = [op.operation for op in block.operations]
     if len(operations) != 2 or len(block.arguments) != 2:
@@ -48,7 +48,7 @@ def body_reducer(region: Any) -> str | None:
 
 
 def start_once(site: Site, k: int, reducer: str, axes: tuple[int, ...]) -> None:
-    """What is reduced starts with operand k on one device along `axes`, and with nothing on the others."""
+    """Replaces initial value k by the neutral element on all devices along `axes` but one."""
     neutral = identity(reducer, site.operand(k).dtype)
     if neutral is None or is_constant(site.operands[k].handle, neutral):
         return
@@ -58,7 +58,7 @@ def start_once(site: Site, k: int, reducer: str, axes: tuple[int, ...]) -> None:
 
 
 def is_constant(handle: Any, value: float) -> bool:
-    """Whether all elements of a constant, or of one spread over an array, are `value`."""
+    """True if all elements of a constant, or of a broadcast constant, are `value`."""
     while not isinstance(handle, ir.BlockArgument) and handle.owner.name == "stablehlo.broadcast_in_dim":
         handle = handle.owner.operands[0]
     if isinstance(handle, ir.BlockArgument) or handle.owner.name != "stablehlo.constant":
@@ -70,7 +70,7 @@ def is_constant(handle: Any, value: float) -> bool:
 
 
 def again(site: Site, found: list[Piece], axes: tuple[int, ...]) -> list[Piece]:
-    """What all devices along `axes` have found, reduced by the same body."""
+    """Gathers the results of all devices along `axes` and reduces them with the same body."""
     build, operation = site.build, site.operation
     with site.behind():
         gathered = []

@@ -1,4 +1,4 @@
-"""Which local rule writes which kind of op. An op that is not listed is computed whole on every device."""
+"""The local rule for each kind of op. An op that is not listed is computed replicated."""
 
 from __future__ import annotations
 

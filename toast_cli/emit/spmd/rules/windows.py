@@ -1,7 +1,7 @@
-"""Ops that read neighbours, or elements at other places: convolutions, pooling, slices, paddings, reversals.
+"""Ops that read neighbouring or shifted elements: convolutions, pooling, slices, pads, reversals.
 
-Along a split dimension each device is given the stretch of the operand that its part of the result is made of (see
-`halo`), and then the same op runs on that, padded as the stretch needs it.
+Along a sharded dimension each device gets the range of the operand that its part of the result depends on (see `halo`),
+and then runs the same op on it, with adapted padding.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from toast_cli.program.model import Window
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a device reads for its part of the result along one dimension. low, high: padding at its ends. span:
-    elements with the holes and that."""
+    """The range that a device reads for its part of the result along one dimension. low, high: padding at its ends.
+    span: elements with holes and padding."""
 
     need: Stretch
     low: int
@@ -52,7 +52,7 @@ def slices(site: Site) -> list[Piece]:
 
 
 def pad(site: Site) -> list[Piece]:
-    """Padding, with holes or without."""
+    """A pad, with or without interior padding."""
     at, tiles = given_stretches(site, fill=1)
     names = ("edge_padding_low", "edge_padding_high")
     lows, highs = ([int(n) for n in site.operation.attributes[name]] for name in names)
@@ -64,17 +64,17 @@ def pad(site: Site) -> list[Piece]:
 
 
 def reduce_window(site: Site) -> list[Piece]:
-    """Pooling and running sums, of one array or several at once."""
+    """Pooling and cumulative sums, of one array or several at once."""
     at, tiles = given_stretches(site, fill=len(site.op.results), arrays=len(site.op.results))
     repad(site, tiles, len(site.result(0).shape))
     return site.localise(at.results)
 
 
 def convolution(site: Site) -> list[Piece]:
-    """A convolution; groups of features or images that are split are fewer on each device.
+    """A convolution; each device has fewer groups if feature or batch groups are sharded.
 
-    Where image and kernel are split along the same windows and the result is not (the gradient of a kernel), each
-    device adds up over its part of the kernel, and what it finds is partial.
+    If image and kernel are sharded along the same windows and the result is not (the gradient of a kernel), each device
+    sums over its part of the kernel, and the results are partial.
     """
     image, kernel, _ = convolution_dims(site.operation)
     summed = [w for w in site.op.windows if is_summed(site, w)]
@@ -92,7 +92,7 @@ def convolution(site: Site) -> list[Piece]:
 
 
 def is_summed(site: Site, window: Window) -> bool:
-    """Whether a convolution adds up along a window over what devices have of image and kernel."""
+    """True if a convolution contracts a window along which image and kernel are sharded."""
     axes = site.operands[0].sharding[window.operand_dim]
     return (
         bool(axes)
@@ -103,10 +103,10 @@ def is_summed(site: Site, window: Window) -> bool:
 
 
 def select_and_scatter(site: Site) -> list[Piece]:
-    """The gradient of a pooling that chooses: each device looks at all windows that reach into its piece, and
-    keeps what falls there.
+    """The gradient of max-pooling: each device processes all windows that overlap its shard, and keeps the elements in
+    it.
 
-    Windows that stand in padding, and sums that are no additions, are left whole.
+    Windows that reach into padding, and scatters other than addition, are not sharded.
     """
     rule = site.op.rule
     windows = {window.operand_dim: window for window in site.op.windows}
@@ -150,7 +150,7 @@ def select_and_scatter(site: Site) -> list[Piece]:
 
 
 def even_shards(site: Site, factor: int, window: Window) -> bool:
-    """Whether the windows of all devices look alike where a factor is split as it is wanted."""
+    """True if the windows of all devices are alike when a factor is sharded as wanted."""
     (dim,) = (d for d, factors in enumerate(site.op.rule.results[0]) if factor in factors)
     parts = shards((site.wanted[0][dim],), site.sizes)
     return window.inputs % parts == 0 and window.inputs // parts % window.stride == 0
@@ -163,7 +163,7 @@ def padding_of(site: Site, dims: int) -> list[int]:
 
 
 def reverse(site: Site) -> list[Piece]:
-    """Along split dimensions pieces change places as well, all at once."""
+    """A reversal; along sharded dimensions one permute also exchanges the shards."""
     at = site.alignment(splits=site.op.rule.permutation)
     site.bring_all(at.operands)
     (piece,) = site.localise(at.results)
@@ -176,20 +176,20 @@ def reverse(site: Site) -> list[Piece]:
     return [Piece(handle, piece.sharding)]
 
 
-# -- stretches --------------------------------------------------------------------------------------------------------
+# -- ranges -----------------------------------------------------------------------------------------------------------
 
 
 def given_stretches(
     site: Site, fill: int | None = None, arrays: int = 1, summed: Sequence[Window] = ()
 ) -> tuple[Alignment, dict[int, Tile]]:
-    """Brings the operands, the first `arrays` of them as stretches of windows along split dimensions.
+    """Brings the operands, the first `arrays` of them as ranges of windows along sharded dimensions.
 
     Args:
-        fill: the operand that says what is beyond the ends of the first one; none for 0. Those of further arrays
+        fill: the operand with the value beyond the ends of the first one; None for 0. Those of further arrays
             follow it.
-        summed: windows along which the second operand is split, and added up over.
+        summed: windows along which the second operand is sharded and contracted.
 
-    Returns how everything lies, and for each dimension that is split along windows what the operation finds there.
+    Returns all shardings, and for each dimension that is sharded along windows the operation's local `Tile`.
     """
     rule = site.op.rule
     windows = {window.operand_dim: window for window in site.op.windows}
@@ -221,9 +221,10 @@ def given_stretches(
 
 
 def stretched(site: Site, handle: Any, needs: list[Stretch], sent: list[tuple[Permute, ...] | None]) -> Any:
-    """A piece as stretches along several dimensions, one after the other; beyond the ends of the array there are zeros.
-    sent: for each by which permutes; None where it is gathered. Ops that read an array through windows alike share what
-    is sent."""
+    """Extends a piece to ranges along several dimensions, one after the other; zeros beyond the ends of the array.
+
+    sent: the permutes for each; None if it is gathered. Ops that read an array through equal windows share the result.
+    """
 
     def make() -> Any:
         found = handle
@@ -239,7 +240,7 @@ def stretched(site: Site, handle: Any, needs: list[Stretch], sent: list[tuple[Pe
 
 
 def can_split(window: Window, site: Site, factor: int) -> bool:
-    """Whether all devices' stretches look alike, however the dimension is split here."""
+    """True if all devices' ranges are alike, however the dimension is sharded here."""
     parts = 1
     for sharding, dims in zip(site.wanted, site.op.rule.results, strict=True):
         for axes, factors in zip(sharding, dims, strict=True):
@@ -255,9 +256,9 @@ def can_split(window: Window, site: Site, factor: int) -> bool:
 
 
 def tile_of(window: Window, axes: tuple[int, ...], parts: int) -> Tile:
-    """The stretch of each of so many devices for its part of the results."""
+    """The range that each of `parts` devices needs for its part of the results."""
     own = window.outputs // parts
-    begin = -window.low  # counted with holes
+    begin = -window.low  # in elements including holes
     span = window.stride * (own - 1) + (window.size - 1) * window.spread + 1
     first = -(-begin // window.dilation)
     low = first * window.dilation - begin
@@ -268,7 +269,7 @@ def tile_of(window: Window, axes: tuple[int, ...], parts: int) -> Tile:
 
 
 def summed_tile(window: Window, axes: tuple[int, ...], parts: int) -> Tile:
-    """The stretch of each of so many devices for all results, of its part of the kernel."""
+    """The range that each of `parts` devices needs for all results, with its part of the kernel."""
     own = window.size // parts
     length = (own - 1) * window.spread + 1 + (window.outputs - 1) * window.stride
     need = Stretch(window.operand_dim, axes, window.inputs, -window.low, own * window.spread, length)
@@ -276,7 +277,7 @@ def summed_tile(window: Window, axes: tuple[int, ...], parts: int) -> Tile:
 
 
 def repad(site: Site, tiles: dict[int, Tile], dims: int) -> None:
-    """Padding of the dimensions in `tiles` as it is on each device."""
+    """Sets the local padding of the dimensions in `tiles`."""
     attributes = site.operation.attributes
     if not tiles:
         return
