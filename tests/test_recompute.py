@@ -186,6 +186,16 @@ def test_a_scan_stacks_up_inputs_of_layers_or_products() -> None:
     ]  # scores, and the sum behind them, are made again
 
 
+def test_what_is_made_again_is_read_as_it_is() -> None:
+    """And not as a part of a stack that there no longer is."""
+    program = rewritten(source_of(*(PROGRAMS["scanned"][0], *PROGRAMS["scanned"][1])), ALL).program
+    makers = [program.ops[number] for number in program.producer]
+    for op in program.ops:
+        if op.name == "stablehlo.reshape" and makers[op.operands[0]].name == "stablehlo.broadcast_in_dim":
+            before, shape = makers[op.operands[0]].operands[0], program.values[op.results[0]].shape
+            assert program.values[before].shape != shape
+
+
 @pytest.mark.parametrize("kept", ["dots_saveable", "dots_with_no_batch_dims_saveable"])
 @pytest.mark.parametrize("scanned", [False, True])
 def test_what_a_program_recomputes_is_kept(kept: str, scanned: bool) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli.frontend.block_graph import clone
+from toast_cli.frontend.equal_values import before_reshape
 from toast_cli.frontend.loop_pairs import LoopPair, loop_pairs
+from toast_cli.program.ops import RESHAPE
 from toast_cli.request import Recompute
 
 _WORTH = 0.9  # upper bound on the fraction of the stacked bytes left
@@ -37,6 +39,16 @@ def _recompute(pair: LoopPair, policy: Recompute) -> bool:
     clone((graph.operations[n] for n in makers), twins, pair.at)
     for stack in pair.stacks:
         for piece in stack.slices:
-            piece.results[0].replace_all_uses_with(twins[stack.update])
+            _read_instead(piece.results[0], twins[stack.update])
     pair.finish()
     return True
+
+
+def _read_instead(piece: Any, twin: Any) -> None:
+    """Lets all that reads a part of a stack read the same, made again. What is reshaped to be stacked, and back when it
+    is read, is the array itself."""
+    before = before_reshape(twin)
+    for reader in [use.owner for use in piece.uses]:
+        if before is not None and reader.name == RESHAPE and reader.results[0].type == before.type:
+            reader.results[0].replace_all_uses_with(before)
+    piece.replace_all_uses_with(twin)
