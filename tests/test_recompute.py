@@ -186,6 +186,12 @@ def test_a_scan_stacks_up_inputs_of_layers_or_products() -> None:
     ]  # scores, and the sum behind them, are made again
 
 
+@pytest.mark.parametrize("policy", Recompute)
+def test_the_program_is_the_same_each_time(policy: Recompute) -> None:
+    source = source_of(*(PROGRAMS["scanned"][0], *PROGRAMS["scanned"][1]))
+    assert len({str(rewritten(source, policy).module) for _ in range(6)}) == 1
+
+
 def test_what_is_made_again_is_read_as_it_is() -> None:
     """And not as a part of a stack that there no longer is."""
     program = rewritten(source_of(*(PROGRAMS["scanned"][0], *PROGRAMS["scanned"][1])), ALL).program

@@ -23,7 +23,7 @@ def keep_products(module: Any, policy: Recompute) -> list[Any]:
     places = []
     while (pair := next((it for it in loop_pairs(module) if _keep_in_scan(it, policy)), None)) is not None:
         places.append(pair.place)
-    blocks = {operation.block for operation in xla.walk_ops(module, BARRIER)}
+    blocks = dict.fromkeys(operation.block for operation in xla.walk_ops(module, BARRIER))
     for block in blocks:
         places += _keep_in_block(block, policy)
     return places

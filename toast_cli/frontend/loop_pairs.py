@@ -88,9 +88,10 @@ class LoopPair:
         body."""
         forward, at, reads = self.forward, self.stacks[0].at, body_of(self.backward).arguments
         there = {before_reshape(stack.update): stack for stack in self.stacks} | {s.update: s for s in self.stacks}
-        found = {v: self._row(reads[there[v].read], v.type, there[v].dim) for v in kept if v in there}
+        ordered = sorted(kept, key=self._order)  # sets of values have another order in each run
+        found = {v: self._row(reads[there[v].read], v.type, there[v].dim) for v in ordered if v in there}
         body, count = body_of(forward), len(forward.operands)
-        values = sorted((value for value in kept if value not in there), key=self._order)
+        values = [value for value in ordered if value not in there]
         front, end = ir.InsertionPoint(forward), ir.InsertionPoint(body.operations[len(body.operations) - 1])
         rows = forward.results[self.stacks[0].carried].type.shape[self.stacks[0].dim]
         starts, ends = [], []
