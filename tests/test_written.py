@@ -54,7 +54,7 @@ def test_constraints_reach_the_report(found: Outcome) -> None:
 
 def test_each_constraint_can_be_found_and_pasted(found: Outcome) -> None:
     for fact in found.emit("bytecode").report.to_json()["constraints"]:
-        assert set(fact) == {"place", "location", "type", "name", "uses", "line"}
+        assert set(fact) == {"place", "location", "type", "name", "uses", "line", "explicit"}
         assert re.match(r"\w+\.py:\d+", fact["location"]) and fact["uses"] > 0
         assert re.fullmatch(r"x = jax\.lax\.with_sharding_constraint\(x, P\(.*\)\)", fact["line"])
 
