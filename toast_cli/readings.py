@@ -228,6 +228,10 @@ def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
     least = before.peak_bytes
     for number in (1, *batch_parts(source))[len(programs) == 1 :]:
         last = _in_parts(programs[-1], number, search)
+        if isinstance(last, str) and len(programs) > 1:  # some programs run in parts only if nothing is recomputed
+            whys.append(f"{_options(programs[-1])} {last}")
+            programs, least = programs[:1], before.peak_bytes
+            last = _in_parts(source, number, search)
         if isinstance(last, str):
             whys.append(last)
             break
