@@ -16,7 +16,7 @@ from checking import toast
 from jax import lax
 from programs import arg, source_of
 
-from toast_cli import xla
+from toast_cli import readings, xla
 from toast_cli.frontend import Source, with_microbatches, with_recompute
 from toast_cli.frontend.block_graph import BlockGraph
 from toast_cli.frontend.equal_values import EqualValues
@@ -322,6 +322,17 @@ def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None
     notes = found["analysis"]["notes"]
     assert any(note.startswith("made to fit: --recompute all:") for note in notes)
     assert any("jax.checkpoint(layer)" in note and "test_recompute.py" in note for note in notes)
+
+
+def test_parts_are_tried_without_recomputing_where_both_do_not_go_together(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone(source: Source, parts: int) -> Source | str:
+        return "nothing recomputed, please" if source.program.recompute else with_microbatches(source, parts)
+
+    monkeypatch.setattr(readings, "with_microbatches", alone)
+    code, found = report_of(deep, tmp_path, "--iterations", "60", "--memory-limit", "200MiB")
+    assert code == 0 and found["program"]["recompute"] == "" and found["program"]["microbatches"] > 1
 
 
 def test_products_are_kept_where_that_is_faster(tmp_path: Path) -> None:

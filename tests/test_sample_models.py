@@ -87,11 +87,10 @@ def test_stored_arguments_are_those_of_the_script(name: str) -> None:
 
 @pytest.mark.parametrize("name", sweep(TINY, "mlp_tiny", "moe_tiny", "itx_decode_tiny"))
 def test_tiny_programs_are_what_their_scripts_make_now(name: str) -> None:
+    """Another JAX than that of the stored programs lowers some functions to other ops: there types alone count."""
     stored, made = common.read(SAMPLES[name]), common.lower(SAMPLES[name])
     assert argument_types(stored) == argument_types(made)
-    if jax.__version__ != common.LOWERED_WITH:
-        pytest.skip(f"lowered with JAX {common.LOWERED_WITH}, and this is {jax.__version__}")
-    assert common.histogram(stored) == common.histogram(made)
+    assert jax.__version__ != common.LOWERED_WITH or common.histogram(stored) == common.histogram(made)
 
 
 def test_samples_are_written_with_the_jax_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.frontend.effects import is_placed
+from toast_cli.frontend.rewritten import read_from_outside
 from toast_cli.frontend.splats import is_splat
 from toast_cli.program.minimum_cut import least_kept
 from toast_cli.program.model import Value
@@ -30,7 +31,7 @@ class BlockGraph:
     def __init__(self, block: Any) -> None:
         self.block = block
         self.operations = [view.operation for view in block.operations]
-        self.reads = [_reads(operation) for operation in self.operations]
+        self.reads = [read_from_outside([operation]) for operation in self.operations]
         self.place = {result: n for n, operation in enumerate(self.operations) for result in operation.results}
         self._sizes: dict[Any, int] = {}
         self.readers: dict[Any, list[int]] = defaultdict(list)
@@ -88,24 +89,6 @@ class BlockGraph:
                 found.add(at)
                 stack += [value for value in self.reads[at] if value not in known]
         return sorted(found)
-
-
-def _reads(operation: Any) -> list[Any]:
-    if not len(operation.regions):
-        return list(dict.fromkeys(operation.operands))
-    made = set[Any]()
-    read: dict[Any, None] = {}
-
-    def visit(inner: Any) -> Any:
-        made.update(inner.results)
-        for region in inner.regions:
-            for block in region.blocks:
-                made.update(block.arguments)
-        read.update(dict.fromkeys(inner.operands))
-        return ADVANCE
-
-    operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return [value for value in read if value not in made]
 
 
 def is_pure(operation: Any) -> bool:

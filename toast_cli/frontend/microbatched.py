@@ -14,7 +14,7 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.frontend.reader import Reader, read_arguments
-from toast_cli.frontend.rewritten import read_rewritten, retyped
+from toast_cli.frontend.rewritten import read_from_outside, read_rewritten, retyped
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.splats import is_splat
 from toast_cli.kernels.describe import describe_kernels
@@ -219,8 +219,7 @@ class _Writer:
         split, at = self._split, ir.InsertionPoint(self._end)
         number_type = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         zero, one, count = (_splat(number_type, n) for n in (0, 1, split.parts))
-        inside = set(self._inside)
-        outer = self._read_within(inside)
+        outer = read_from_outside(self._inside)
         read_cut = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
         repeated = {handle: cut for handle, cut in read_cut.items() if _is_repeated(handle, cut.dim)}
         sliced = {handle: cut for handle, cut in read_cut.items() if handle not in repeated}
@@ -272,22 +271,6 @@ class _Writer:
             operation.move_before(self._end)
             _walk(operation, lambda it: _replace_operands(it, results))
         _replace_operands(self._end, results)
-
-    def _read_within(self, inside: set[Any]) -> list[Any]:
-        """Values from before the loop that its statements read."""
-        made = set[Any]()
-        read: dict[Any, None] = {}
-
-        def visit(operation: Any) -> None:
-            made.update(operation.results)
-            for region in operation.regions:
-                for block in region.blocks:
-                    made.update(block.arguments)
-            read.update(dict.fromkeys(operation.operands))
-
-        for operation in self._inside:
-            _walk(operation, visit)
-        return [handle for handle in read if handle not in made]
 
     def _condition(self, block: Any, count: Any) -> None:
         at = ir.InsertionPoint(block)

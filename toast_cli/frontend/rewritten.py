@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,14 @@ def operations_in(root: Any) -> list[Any]:
 
     root.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
+
+
+def read_from_outside(operations: Iterable[Any]) -> list[Any]:
+    """Values that operations, or those in their regions, read and do not make."""
+    within = [inner for operation in operations for inner in operations_in(operation)]
+    made = {value for inner in within for value in inner.results}
+    made |= {value for inner in within for region in inner.regions for block in region for value in block.arguments}
+    return list(dict.fromkeys(value for inner in within for value in inner.operands if value not in made))
 
 
 def retyped(kind: Any, shape: tuple[int, ...]) -> Any:
