@@ -11,6 +11,8 @@ import pytest
 from jax import lax
 from programs import arg, program_of
 
+from toast_cli.frontend.flops import library_flops
+
 
 def convolution(
     strides: tuple[int, int] = (1, 1),
@@ -82,3 +84,19 @@ BY_HAND: list[tuple[str, Callable[..., Any], tuple[Any, ...], float]] = [
 @pytest.mark.parametrize(("run", "shapes", "flops"), [case[1:] for case in BY_HAND], ids=[case[0] for case in BY_HAND])
 def test_counts_by_hand(run: Callable[..., Any], shapes: tuple[Any, ...], flops: float) -> None:
     assert program_of(run, *shapes).flops == pytest.approx(flops)
+
+
+def test_factorizations_of_libraries_count_their_arithmetic() -> None:
+    assert library_flops("lapack_ssyevd_ffi", [(4, 8, 8)]) == 4 * 9 * 8**3
+    assert library_flops("Qr", [(16, 8)]) == pytest.approx(4 / 3 * 16 * 8 * 8)
+    assert library_flops("cusolver_potrf_ffi", [(8, 8)]) == pytest.approx(8**3 / 3)
+    assert library_flops("lapack_strsm_ffi", [(2, 8, 8), (2, 8, 5)]) == 2 * 8 * 8 * 5
+    assert library_flops("my_kernel", [(8, 8)]) == 0.0
+    program = program_of(jnp.linalg.eigh, arg(4, 64, 64))
+    assert program.flops == pytest.approx(4 * 9 * 64**3, rel=0.05)
+
+
+def test_a_factorization_of_one_matrix_is_listed_as_whole() -> None:
+    ops = program_of(jnp.linalg.eigh, arg(64, 64)).ops
+    assert [op.detail for op in ops if op.opaque] == ["lapack_ssyevd_ffi"]
+    assert not any(op.opaque for op in program_of(jnp.linalg.eigh, arg(4, 64, 64)).ops)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from programs import Case, arg, evaluator_of, round_mesh, source_of
 
+from toast_cli.compiler.broadcast_gathers import gathered_part
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.slice_gathers import stays_slice_gather
 from toast_cli.hardware import load_spec, parse_shape
@@ -68,3 +69,10 @@ def test_what_is_gathered_of_a_broadcast_is_what_it_reads(function: Any, plan: s
     (gather,) = plain.evaluator.collectives((plain.shard(plan, "data"),))
     (whole,) = [op for op in source.program.ops if op.name == "stablehlo.sort"]
     assert gather.bytes == source.program.values[whole.operands[0]].bytes
+
+
+def test_a_gathered_broadcast_may_be_empty() -> None:
+    program = source_of(lambda x: jnp.broadcast_to(x[:0, :, None], (0, 16, 4)), arg(64, 16)).program
+    profile = find_profile(load_spec("v5e-16").mesh().chip)
+    empty = [op.results[0] for op in program.ops if op.name == "stablehlo.broadcast_in_dim"][-1]
+    assert gathered_part(profile, program, empty, {1}) == 0.0

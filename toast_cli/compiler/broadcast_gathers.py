@@ -29,7 +29,7 @@ def gathered_part(profile: CompilerProfile, program: Program, value: int, dims: 
             if None in read:
                 break
             found = {d for d in read if d is not None}
-            part *= program.values[op.operands[0]].elements / program.values[value].elements
+            part *= program.values[op.operands[0]].elements / max(1, program.values[value].elements)
         elif not (op.kind.elementwise and len(op.operands) == 1):
             break
         value = op.operands[0]

@@ -165,11 +165,13 @@ class Reader:
             detail = transfer_of(operation) or detail
         elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
-        opaque = False
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
+        large = any(prod(s) > 1 for s in shapes + result_shapes)
         of_region = kernel is not None and self._in_region  # kernels cannot use axes left to the partitioner
         if "sdy.sharding_rule" in attributes and not kind_of(name).whole and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
+            whole = len(rule.need_replication) == len(rule.sizes)  # such as eigh of a single matrix
+            opaque = whole and large and name == "stablehlo.custom_call"
             if name in STATED_OTHERWISE:
                 rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
             elif name == CONCATENATE:
@@ -181,7 +183,7 @@ class Reader:
             known = ragged or table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             whole = known is None and name != MANUAL_REGION  # a region is computed in shards
-            opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
+            opaque = whole and large
             familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)
             if opaque and name == "stablehlo.custom_call" and not familiar:
                 arrays = ([self.values[v] for v in side] for side in (operands, results))
