@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from string import ascii_lowercase
 from typing import Any
 
@@ -113,11 +114,16 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
                             hint=f"try --mesh-shape {mesh_shape(lettered(mesh))}, with any names",
                         )
                 elif significant(mesh) != target:
+                    devices, ours = (prod(size for _, size in axes) for axes in (mesh, target))
+                    names = ", ".join(repr(name) for name, size in mesh if size > 1)
                     raise InputError(
                         f"a manual region was written for the mesh {mesh_shape(mesh)}, "
                         f"the target mesh is {mesh_shape(target)}",
                         where=place_of(region, path),
-                        hint=f"try --mesh-shape {mesh_shape(mesh)}, or write the program without shard_map",
+                        hint=f"try --mesh-shape {mesh_shape(mesh)}, or write the program without shard_map"
+                        if devices == ours
+                        else f"lower it with a mesh of all {ours} devices; shard_map(…, axis_names={{{names}}}) leaves "
+                        "the other axes to toast",
                     )
 
 
