@@ -91,7 +91,7 @@ def test_kept_shardings_must_fit_the_mesh() -> None:
     ]:
         with pytest.raises(InputError, match=what) as caught:
             constraints_on(outcome.kept, names_, sizes)
-        assert hint in caught.value.hint
+        assert "--mesh-shape data=4,model=2" in caught.value.hint
 
 
 GSPMD = """module attributes {mhlo.frontend_attributes = {xla.sdy.meshes = "{mesh = #sdy.mesh<[\\22data\\22=4, \\22model\\22=2]>}"}} {
