@@ -4,9 +4,9 @@ decides that way whether to skip an update).
 XLA inlines the branch before it partitions, so its operations fuse with those around them; the cost model would count
 the conditional's results as separate arrays.
 
-Enters: a module without calls. Leaves: the same module with the branch in place of such a conditional, and the selected
-operand in place of a select with a constant predicate; dead code is dropped. Unread results of other conditionals (the
-forward pass of a gradient) become zeros: XLA's partitioner would still compute and communicate them.
+Enters: a module without calls. Leaves: the same module with the branch in place of such a conditional, and an operand
+in place of a select with a constant predicate or of a product with zero; dead code is dropped. Unread results of other
+conditionals (the forward pass of a gradient) become zeros: XLA's partitioner would still compute and communicate them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import Any
 
 from toast_cli.frontend.idle import splat_value
 from toast_cli.frontend.inline import moved_out, replace_operation
+from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.leftovers import create
+from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.xla import ir, run_passes, walk_ops
 
 DROP_UNREAD = "func.func(trivial-dce)"
 CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
 CONDITIONALS = frozenset({CASE, IF})
 DECIDED = CONDITIONALS | {SELECT}
+MULTIPLY = "stablehlo.multiply"
+ZERO_PRODUCTS = frozenset({MULTIPLY, "stablehlo.remainder"})  # what `jax.random.randint` is made of
 
 
 def take_known_branches(module: Any) -> None:
@@ -34,6 +38,31 @@ def take_known_branches(module: Any) -> None:
             decided += 1
     if decided:
         run_passes(module, DROP_UNREAD)
+
+
+def drop_zero_products(module: Any) -> None:
+    """Replaces integer products that have a factor known to be zero by that factor, and drops what only they needed.
+
+    XLA simplifies them before it partitions. `jax.random.randint` over a span of a power of two draws twice the bits it
+    uses and multiplies half of them by zero, so a sharding stated on those bits would be lost.
+    """
+    dropped = 0
+    for operation in walk_ops(module, MULTIPLY):
+        if isinstance(operation.results[0].type.element_type, ir.IntegerType):
+            zero = next((factor for factor in operation.operands if is_zero(factor)), None)
+            if zero is not None:
+                replace_operation(operation, [zero])
+                dropped += 1
+    if dropped:
+        run_passes(module, DROP_UNREAD)
+
+
+def is_zero(factor: Any) -> bool:
+    """True if all elements of a value of integers are known to be zero."""
+    maker = factor.owner
+    scalar = maker.operands[0] if not isinstance(maker, ir.Block) and maker.name == BROADCAST_IN_DIM else factor
+    found = known_numbers(scalar)
+    return found is not None and not found.any()
 
 
 def drop_unread_results(module: Any) -> None:

@@ -12,7 +12,14 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.branches import CONDITIONALS, DECIDED, drop_unread_results, take_known_branches
+from toast_cli.frontend.branches import (
+    CONDITIONALS,
+    DECIDED,
+    ZERO_PRODUCTS,
+    drop_unread_results,
+    drop_zero_products,
+    take_known_branches,
+)
 from toast_cli.frontend.captures import BODIES, copy_captured_constants
 from toast_cli.frontend.counted_indices import PICKS, share_batches
 from toast_cli.frontend.effects import EFFECTS, bind_effects
@@ -127,6 +134,8 @@ def normalise(
         refuse_foreign(module, path)
     if not held.names.isdisjoint(DECIDED):
         take_known_branches(module)
+    if held.names.issuperset(ZERO_PRODUCTS):
+        drop_zero_products(module)
     if not held.names.isdisjoint(CONDITIONALS):
         drop_unread_results(module)
     if not held.names.isdisjoint(PICKS):

@@ -12,6 +12,15 @@ from toast_cli.xla.modules import make_context, parse_module
 from toast_cli.xla.native import jax_native
 from toast_cli.xla.versions import needed
 
+_SOLVERS = ("geqrf", "gesvd", "getrf", "orgqr", "potrf", "syevd", "sytrd")
+_GPU_SOLVERS = (
+    *(f"cusolver_{name}_ffi" for name in (*_SOLVERS, "gesvdj", "gesvdp")),
+    *(f"hipsolver_{name}_ffi" for name in _SOLVERS),
+    *(f"{blas}_{name}_batched_ffi" for blas in ("cublas", "hipblas") for name in ("geqrf", "getrf")),
+    "cu_lu_pivots_to_permutation",
+    "hip_lu_pivots_to_permutation",
+)
+
 
 def cpu_devices(count: int) -> list[Any]:
     """This many virtual CPU devices of a new client. A failed assertion in the compiler aborts the process."""
@@ -22,7 +31,7 @@ def cpu_devices(count: int) -> list[Any]:
 @cache
 def register_lapack() -> None:
     """Registers LAPACK's custom calls on CPU, for running and partitioning: Cholesky, QR,
-    eigenvalues, singular values."""
+    eigenvalues, singular values. Of GPUs' solvers only the partitioning is registered, as JAX's GPU plugins do."""
     lapack = needed("jaxlib.lapack", "_lapack.initialize", "batch_partitionable_targets", "registrations")
     registering = ("custom_call_as_batch_partitionable", "custom_call_handler", "custom_call_target")
     xla_client = needed("jaxlib.xla_client", *(f"register_{name}" for name in registering))
@@ -30,7 +39,7 @@ def register_lapack() -> None:
     xla_client.register_custom_call_handler("cpu", jax_native.register_custom_call_target)
     for name, function, version in lapack.registrations()["cpu"]:
         xla_client.register_custom_call_target(name, function, platform="cpu", api_version=version)
-    for name in lapack.batch_partitionable_targets():  # as in JAX: a batch of matrices may be split
+    for name in (*lapack.batch_partitionable_targets(), *_GPU_SOLVERS):  # as in JAX: a batch of matrices may be split
         xla_client.register_custom_call_as_batch_partitionable(name)
 
 
