@@ -15,7 +15,8 @@ from jax import lax
 from programs import arg, source_of
 
 from toast_cli import xla
-from toast_cli.frontend import Source, with_microbatches
+from toast_cli.frontend import Source
+from toast_cli.levers import with_microbatches
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
 

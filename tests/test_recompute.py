@@ -16,12 +16,13 @@ from checking import toast
 from jax import lax
 from programs import arg, source_of
 
-from toast_cli import readings, xla
-from toast_cli.frontend import Source, with_microbatches, with_recompute
-from toast_cli.frontend.block_graph import BlockGraph
-from toast_cli.frontend.equal_values import EqualValues
-from toast_cli.program.checkpoints import Lifetimes, checkpoints
-from toast_cli.program.minimum_cut import least_kept
+from toast_cli import fitting, xla
+from toast_cli.frontend import Source
+from toast_cli.levers import with_microbatches, with_recompute
+from toast_cli.levers.block_graph import BlockGraph
+from toast_cli.levers.keep import EqualValues
+from toast_cli.levers.minimum_cut import least_kept
+from toast_cli.levers.segment_cuts import Lifetimes, checkpoints
 from toast_cli.request import Recompute
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
@@ -330,7 +331,7 @@ def test_parts_are_tried_without_recomputing_where_both_do_not_go_together(
     def alone(source: Source, parts: int) -> Source | str:
         return "nothing recomputed, please" if source.program.recompute else with_microbatches(source, parts)
 
-    monkeypatch.setattr(readings, "with_microbatches", alone)
+    monkeypatch.setattr(fitting, "with_microbatches", alone)
     code, found = report_of(deep, tmp_path, "--iterations", "60", "--memory-limit", "200MiB")
     assert code == 0 and found["program"]["recompute"] == "" and found["program"]["microbatches"] > 1
 

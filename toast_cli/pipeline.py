@@ -24,6 +24,7 @@ from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.fitting import made_faster, made_to_fit
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
@@ -39,8 +40,6 @@ from toast_cli.readings import (
     Reading,
     SearchSpace,
     analysed,
-    made_faster,
-    made_to_fit,
     readings_of,
     search_readings,
     with_uneven_shards,

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from toast_cli.program.batch_cut import (
+from toast_cli.levers.batch_cut import (
     CONSTANT,
     LATER,
     SUM,
