@@ -97,13 +97,19 @@ def readings_of(
     wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
     policy = request.recompute or (saved.recompute if saved else None)
     parts = request.microbatches or (saved.microbatches if saved else 1)
-    plan = saved.path if saved and not request.recompute else None
-    written = analysed(_fitted(source, policy, parts, plan), meshes)
+
+    def fitted(source: Source) -> Source:
+        source = (
+            source if policy is None else _recomputing(source, Recompute(policy), None if request.recompute else saved)
+        )
+        return source if parts == 1 else _in_parts(source, parts, None if request.microbatches else saved)
+
+    written = analysed(fitted(source), meshes)
     if wanted is False:
         return [written]
     reordered = _reordered(source, meshes)
     rewritten = with_parts(reordered or source) or reordered
-    other = written if rewritten is None else analysed(_fitted(rewritten, policy, parts, plan), meshes)
+    other = written if rewritten is None else analysed(fitted(rewritten), meshes)
     other = with_uneven_shards(other, meshes)
     if not other[0].program.parted:
         return [written]
@@ -132,19 +138,24 @@ def with_uneven_shards(reading: tuple[Source, Dimensions], meshes: list[Mesh]) -
     return replace(source, program=program, notices=(*source.notices, *notices)), analyse(program)
 
 
-def _fitted(source: Source, policy: str | None, parts: int, plan: str | None) -> Source:
-    """plan: the file of a saved plan that says what is recomputed; it is taken as far as it applies."""
-    found = source if policy is None else with_recompute(source, Recompute(policy))
-    if isinstance(found, str) and plan is not None:
-        found = replace(source, notices=(*source.notices, f"{plan}: nothing to recompute: {found}"))
+def _recomputing(source: Source, policy: Recompute, saved: SavedPlan | None) -> Source:
+    """saved: the plan that asks for it, which is taken as far as it applies; None: the user asks for it."""
+    found = with_recompute(source, policy)
+    if isinstance(found, str) and saved is not None:
+        return replace(source, notices=(*source.notices, f"{saved.path}: nothing to recompute: {found}"))
     if isinstance(found, str):
         raise UsageError(f"nothing to recompute: {found}", where="--recompute", hint="leave it away")
-    found = found if parts == 1 else with_microbatches(found, parts)
+    return found
+
+
+def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
+    """saved: the plan that asks for it; None: the user asks for it."""
+    found = with_microbatches(source, parts)
     if isinstance(found, str):
         raise UsageError(
             f"the batch cannot be run in {parts} parts with the same numbers: {found}",
-            where="--microbatches",
-            hint="try another number, or leave it away",
+            where=saved.path if saved else "--microbatches",
+            hint="run the batch as a whole with --microbatches 1" if saved else "try another number, or leave it away",
         )
     return found
 

@@ -29,13 +29,18 @@ from toast_cli.levers.batch_cut import (
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import (
     ARGUMENT,
+    BARRIER,
     BROADCAST_IN_DIM,
     CARRY,
     CONVERT,
     JOIN,
+    RESHAPE,
     RESULT,
+    TRANSPOSE,
 )
 
+# Ops inside the loop of which a part of the result needs only the same part of the operands; elementwise ops too.
+_NARROWED = frozenset([BARRIER, BROADCAST_IN_DIM, RESHAPE, TRANSPOSE])
 # Least fraction of the flops on examples and their sums that must be inside the loop.
 MOST = 0.8
 
@@ -210,6 +215,8 @@ class _Splitter:
             self._inside(statement)
         elif later or SUM in read:
             self._fill(ops, LATER, "after")
+        elif inner and any(v in self._rules.narrowed for n in ops for v in program.ops[n].results):
+            self._inside(statement)
         elif inner:
             self._fill(ops, WHOLE, "inside")
         else:
@@ -260,7 +267,7 @@ class _Splitter:
             self._remade[number, position] = cut
         elif self._place.get(self._made(value)) == "before":
             raise _ReadCutError(value, cut, inside=False)
-        elif (maker.kind.elementwise or maker.name == BROADCAST_IN_DIM) and len(maker.results) == 1:
+        elif (maker.kind.elementwise or maker.name in _NARROWED) and len(maker.results) == 1:
             raise _ReadCutError(value, cut, inside=True)
         else:
             raise WholeBatchError(program.producer[value], "makes something for the whole batch in each part's loop")

@@ -113,6 +113,8 @@ def read_plan(path: str) -> SavedPlan:
         axes = {_text(name): _number(size) for name, size in facts["axes"].items()}
         decisions = tuple(_decision(decision) for decision in facts["decisions"])
         parted, microbatches = facts.get("parted") is True, _number(facts.get("microbatches", 1))
+        if microbatches < 1:
+            raise ValueError("microbatches is 0")
         recompute = Recompute(facts["recompute"]).value if "recompute" in facts else None
         return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches, recompute)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
