@@ -198,7 +198,9 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         readings = readings_of(source, request, meshes, saved)
     with _timed("search", timings, tell):
         best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved), tell)
-        rewrites = request.fit != Fit.as_written and not (saved or request.microbatches or request.recompute)
+        rewrites = request.fit != Fit.as_written and not (
+            saved or request.microbatches or request.recompute or request.offload
+        )
 
         def again(rewritten: Source) -> Reading:
             reading = analysed(rewritten, meshes)

@@ -22,13 +22,13 @@ from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import NewOrder, Source, stated_pins, with_order, with_parts
 from toast_cli.hardware import Mesh
-from toast_cli.levers import with_microbatches, with_recompute
+from toast_cli.levers import with_microbatches, with_offload, with_recompute
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan
-from toast_cli.request import Recompute, Request, SearchName
+from toast_cli.request import Offload, Recompute, Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
@@ -96,13 +96,18 @@ def readings_of(
     """
     wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
     policy = request.recompute or (saved.recompute if saved else None)
+    offload = request.offload or (saved.offload if saved else None)
     parts = request.microbatches or (saved.microbatches if saved else 1)
 
     def fitted(source: Source) -> Source:
-        source = (
-            source if policy is None else _recomputing(source, Recompute(policy), None if request.recompute else saved)
-        )
-        return source if parts == 1 else _in_parts(source, parts, None if request.microbatches else saved)
+        if policy is not None:
+            found = with_recompute(source, Recompute(policy))
+            source = _applied(source, found, "--recompute", None if request.recompute else saved)
+        source = source if parts == 1 else _in_parts(source, parts, None if request.microbatches else saved)
+        if offload is not None:
+            found = with_offload(source, Offload(offload))
+            source = _applied(source, found, "--offload", None if request.offload else saved)
+        return source
 
     written = analysed(fitted(source), meshes)
     if wanted is False:
@@ -138,13 +143,14 @@ def with_uneven_shards(reading: tuple[Source, Dimensions], meshes: list[Mesh]) -
     return replace(source, program=program, notices=(*source.notices, *notices)), analyse(program)
 
 
-def _recomputing(source: Source, policy: Recompute, saved: SavedPlan | None) -> Source:
-    """saved: the plan that asks for it, which is taken as far as it applies; None: the user asks for it."""
-    found = with_recompute(source, policy)
+def _applied(source: Source, found: Source | str, flag: str, saved: SavedPlan | None) -> Source:
+    """The rewritten program. found: it, or why there is none. saved: the plan that asks for it, which is taken as far
+    as it applies; None: the user asks for it."""
+    what = f"nothing to {flag.removeprefix('--')}: {found}"
     if isinstance(found, str) and saved is not None:
-        return replace(source, notices=(*source.notices, f"{saved.path}: nothing to recompute: {found}"))
+        return replace(source, notices=(*source.notices, f"{saved.path}: {what}"))
     if isinstance(found, str):
-        raise UsageError(f"nothing to recompute: {found}", where="--recompute", hint="leave it away")
+        raise UsageError(what, where=flag, hint="leave it away")
     return found
 
 

@@ -22,7 +22,7 @@ from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision,
 from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import ROLES
-from toast_cli.request import Recompute
+from toast_cli.request import Offload, Recompute
 
 SCHEMA = "toast.plan/1"
 # Least likeness (0 to 1) of two groups that are matched.
@@ -67,7 +67,7 @@ class SavedDecision:
 class SavedPlan:
     """A plan read from a file. program: the module's name. axes: of the mesh it was made for, slowest first. parted:
     the program has its fused contractions split. microbatches: number of parts of its batch. recompute: the values it
-    rematerialises in the backward pass."""
+    rematerialises in the backward pass. offload: what it keeps in host memory."""
 
     program: str
     axes: dict[str, int]
@@ -76,6 +76,7 @@ class SavedPlan:
     parted: bool = False
     microbatches: int = 1
     recompute: str | None = None
+    offload: str | None = None
 
 
 def save_plan(problem: Problem, plan: Plan) -> bytes:
@@ -100,6 +101,7 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
         **({"parted": True} if problem.program.parted else {}),
         **({"microbatches": problem.program.microbatches} if problem.program.microbatches > 1 else {}),
         **({"recompute": problem.program.recompute} if problem.program.recompute else {}),
+        **({"offload": problem.program.offload} if problem.program.offload else {}),
     }
     return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
@@ -116,7 +118,8 @@ def read_plan(path: str) -> SavedPlan:
         if microbatches < 1:
             raise ValueError("microbatches is 0")
         recompute = Recompute(facts["recompute"]).value if "recompute" in facts else None
-        return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches, recompute)
+        offload = Offload(facts["offload"]).value if "offload" in facts else None
+        return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches, recompute, offload)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the plan is damaged: {error}", where=path, hint=_MAKE_ONE) from None
 
