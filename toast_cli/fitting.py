@@ -5,8 +5,10 @@ Enters: the best `Reading` of a program, and a search of other programs. Leaves:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
+from math import inf
 
 from toast_cli.cost.model import Cost
 from toast_cli.frontend import Source
@@ -20,13 +22,26 @@ from toast_cli.request import Recompute
 _WORTH_MORE = 0.98
 
 
-def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
-    """The variant with rematerialisation, microbatches, or both that fits in memory with the shortest step. If none
-    fits, returns `best`, which does not fit either, with a notice that says why.
+def made_to_fit(best: Reading, search: Callable[[Source], Reading], room: float = inf) -> Reading:
+    """The variant with rematerialisation, microbatches, or both that fits in memory and is best by the user's goal. If
+    none fits, returns `best`, which does not fit either, with a notice that says why.
 
     The number of microbatches is the smallest with which the most rematerialising program fits, or twice that.
+
+    Args:
+        room: bytes that a plan may need where that is less than the memory limit: a compiler refused `best`.
     """
     source, before = best.source, best.result.cost
+    reference = best.evaluator.cost(())
+
+    def fits(one: Reading) -> bool:
+        return one.result.fits and one.result.cost.peak_bytes <= room
+
+    def first_fit(programs: list[Source], number: int) -> list[Reading]:
+        """The first of these programs that fits with this number of microbatches, if any."""
+        found = (_in_parts(program, number, search) for program in programs)
+        return list(islice((one for one in found if isinstance(one, Reading) and fits(one)), 1))
+
     programs, whys = _recomputing(source)
     least = before.peak_bytes
     for number in (1, *batch_parts(source))[len(programs) == 1 :]:
@@ -39,10 +54,10 @@ def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
             whys.append(last)
             break
         cost = last.result.cost
-        if last.result.fits:
-            less = programs[number == 1 : -1]
-            fitting = [last, *_first_fit(less, number, search), *_first_fit(programs[:-1], 2 * number, search)]
-            return _noted(min(fitting, key=lambda one: one.result.cost.step_seconds), "made to fit", before)
+        if fits(last):
+            fitting = [last, *first_fit(programs[number == 1 : -1], number), *first_fit(programs[:-1], 2 * number)]
+            taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
+            return _noted(taken, "made to fit", before)
         whys.append(f"it needs {format_bytes(cost.peak_bytes)} with {_options(last.source)}")
         if cost.peak_bytes > _WORTH_MORE * least or last.result.stopped == "interrupted":
             break
@@ -68,15 +83,6 @@ def _recomputing(source: Source) -> tuple[list[Source], list[str]]:
 def _in_parts(source: Source, number: int, search: Callable[[Source], Reading]) -> Reading | str:
     found = source if number == 1 else with_microbatches(source, number)
     return f"--microbatches {number}: {found}" if isinstance(found, str) else search(found)
-
-
-def _first_fit(programs: list[Source], number: int, search: Callable[[Source], Reading]) -> Iterator[Reading]:
-    """Yields the first of these programs that fits with this number of microbatches, if any."""
-    for program in programs:
-        found = _in_parts(program, number, search)
-        if isinstance(found, Reading) and found.result.fits:
-            yield found
-            return
 
 
 def made_faster(best: Reading, search: Callable[[Source], Reading]) -> Reading:

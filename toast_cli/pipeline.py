@@ -59,6 +59,7 @@ from toast_cli.tactics.preferred import preferred
 if TYPE_CHECKING:
     from toast_cli.annotated.price import AsAnnotated
     from toast_cli.confirm.compilers import Compiler
+    from toast_cli.confirm.model import Confirmation
     from toast_cli.confirm.run import Tell
     from toast_cli.emit import Written
     from toast_cli.emit.exported import Trees
@@ -206,7 +207,7 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
                 reading = with_uneven_shards(reading, meshes)
             return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
 
-        if rewrites and best.surely_exceeds:
+        if rewrites and best.exceeds_memory:
             best, others = made_to_fit(best, again), []
         if rewrites and request.fit == Fit.fastest and best.result.fits:
             faster = made_faster(best, again)
@@ -219,27 +220,18 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
     confirmation = None
-    # Imported only if a compiler is used.
-    if compiler_of is not None:
-        from toast_cli.ask_compiler import choose_by_compiler
-
-        with _timed("confirm", timings, tell):
-            best, confirmation = choose_by_compiler(best, plans[: request.confirm], others, compiler_of, request, said)
+    ask = _compiler_asked(spec, request, best, compiler_of, said)
+    if ask is not None:
+        with _timed("confirm" if request.confirm else "ask", timings, tell):
+            best, confirmation = ask(best, plans, others)
+            if rewrites and confirmation.rejected:
+                rewritten = made_to_fit(best, again, best.surely_fitting_bytes)
+                if rewritten.result is not best.result:
+                    rewritten, confirmation = ask(rewritten, [rewritten.result.plan], [])
+                best = rewritten
             if best.source is not source:
                 source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
             result = best.result
-    elif request.ask != Ask.never:
-        from toast_cli.ask_compiler import choose_by_memory, compiler_to_ask, is_asked
-
-        if is_asked(request, best) and (ask := compiler_to_ask(spec, request)) is not None:
-            with _timed("ask", timings, tell):
-                best, confirmation = choose_by_memory(best, ask, request, said)
-                if rewrites and confirmation.rejected:
-                    rewritten = made_to_fit(best, again)
-                    confirmation = None if rewritten.result is not best.result else confirmation
-                    best, source, evaluator = rewritten, rewritten.source, rewritten.evaluator
-                    plans = [best.result.plan]
-                result = best.result
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
@@ -277,6 +269,23 @@ def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
     from toast_cli.confirm.search import compiler_for
 
     return compiler_for(spec, name)
+
+
+def _compiler_asked(
+    spec: Spec, request: Request, best: Reading, confirms: Callable[[Mesh], Compiler] | None, said: Tell | None
+) -> Callable[[Reading, list[Plan], list[Reading]], tuple[Reading, Confirmation]] | None:
+    """A function that takes a reading, its best plans and other readings, and returns the reading with the plan that
+    the compiler finds best (`--confirm`) or accepts (`--ask`); None if no compiler is asked."""
+    if confirms is None and request.ask == Ask.never:
+        return None
+    from toast_cli.ask_compiler import choose_by_compiler, choose_by_memory, compiler_to_ask, is_asked  # heavy
+
+    if confirms is not None:
+        return lambda reading, plans, others: choose_by_compiler(
+            reading, plans[: request.confirm], others, confirms, request, said
+        )
+    asked = compiler_to_ask(spec, request) if is_asked(request, best) else None
+    return None if asked is None else lambda reading, *_: choose_by_memory(reading, asked, request, said)
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:

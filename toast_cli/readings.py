@@ -24,7 +24,7 @@ from toast_cli.frontend import NewOrder, Source, stated_pins, with_order, with_p
 from toast_cli.hardware import Mesh
 from toast_cli.levers import with_microbatches, with_recompute
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.goal import parse_goal
+from toast_cli.plan.goal import PEAK_MEMORY, parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan
@@ -73,10 +73,17 @@ class Reading:
     experts: Mapping[str, Expert] = field(default_factory=dict)
 
     @property
-    def surely_exceeds(self) -> bool:
-        """True if the best plan exceeds the memory limit by more than the prediction's error."""
-        limit, error = self.evaluator.problem.mesh.limit_bytes, self.evaluator.profile.peak_error
-        return self.result.cost.peak_bytes > limit * (1 + error)
+    def exceeds_memory(self) -> bool:
+        """True if the best plan exceeds the memory limit by more than the prediction's error, or a bound that the user
+        sets on the predicted peak."""
+        problem, error, peak = self.evaluator.problem, self.evaluator.profile.peak_error, self.result.cost.peak_bytes
+        bounds = [bound.limit for bound in problem.goal.bounds if bound.figure == PEAK_MEMORY]
+        return peak > min(problem.mesh.limit_bytes * (1 + error), *bounds, inf)
+
+    @property
+    def surely_fitting_bytes(self) -> float:
+        """A predicted peak that fits in memory even if the prediction is off by its error."""
+        return self.evaluator.problem.mesh.limit_bytes * (1 - self.evaluator.profile.peak_error)
 
     def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
         """Reward of a plan; comparable between variants of one program. reference: the cost of the empty plan of the
