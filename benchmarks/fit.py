@@ -1,0 +1,153 @@
+"""What `--fit auto` does where memory is short: which lever it takes, and how the prediction agrees with XLA:TPU.
+
+Each program gets a fraction of the memory of its smallest plan as written. A row has the lever taken, and the peak and
+the step as predicted and as XLA:TPU compiles them ahead of time (extra `tpu`). A step here is compute plus all
+communication. Rows are kept in `--table`; rows that the table has are left alone. Programs are samples in middling
+sizes (`benchmarks.corpus`) and programs of published packages (`benchmarks.real.lower`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from benchmarks.common import Row, markdown_table, note, put_between, show, spearman
+from benchmarks.corpus import PROGRAMS, source_of
+from benchmarks.real.lower import path_of
+from toast_cli.confirm.search import compiler_for
+from toast_cli.fitting import options_of
+from toast_cli.hardware import load_spec
+from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.request import Ask, Fit
+
+NAMES = (
+    "mlp", "t2b_2", "scan_small", "ssm_small", "vit_small", "resnet", "unet_small", "moe", "scan own kept",
+    "scan maxtext kept", "linen mixer", "nnx decoder", "equinox gru",
+)  # fmt: skip
+MESH, SHAPE = "v5e-8", "data=4,model=2"
+SHARES = (0.75, 0.5, 0.35)  # of the smallest plan's peak; "as written" has no limit
+TABLE, CORPUS, REAL = Path("build/fit.jsonl"), Path("build/calibration"), Path("build/real")
+START, END = "<!-- fit: written by benchmarks/fit.py -->\n", "<!-- fit: end -->"
+COLUMNS = {
+    "program": "{program}", "memory": "{memory}", "lever": "{lever}", "predicted GiB": "{predicted_gib:.2f}",
+    "XLA:TPU GiB": "{gib:.2f}", "peak": "{peak_error:+.0%}", "predicted ms": "{predicted_ms:.1f}",
+    "XLA:TPU ms": "{ms:.1f}", "step": "{step_error:+.0%}", "search time": "{times:.1f}×",
+}  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help="programs (default: all)")
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES)
+    parser.add_argument("--iterations", type=int, help="plans of each search (default: as toast has it)")
+    parser.add_argument("--compile-seconds", type=float, default=600.0, help="give up on a program after so long")
+    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--show", action="store_true", help="only print the table")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page: docs/accuracy.md")
+    options = parser.parse_args(arguments)
+    known = read(options.table)
+    for name in () if options.show else options.names:
+        for row in points(name, options, {(row["program"], row["memory"]) for row in known}):
+            with options.table.open("a") as table:
+                table.write(json.dumps(row) + "\n")
+            note(json.dumps(row))
+    rows = [{**row, **figures(row)} for row in read(options.table) if row["program"] in options.names]
+    show("made to fit", COLUMNS, rows)
+    print(*summary(rows), sep="\n")
+    if options.write:
+        put_between(options.write, START, END, [*markdown_table(COLUMNS, rows, words=3), "", *summary(rows)])
+    return 0
+
+
+def read(table: Path) -> list[Row]:
+    """The stored rows."""
+    return [json.loads(line) for line in table.read_text().splitlines()] if table.exists() else []
+
+
+def points(name: str, options: argparse.Namespace, known: set[tuple[str, str]]) -> Iterator[Row]:
+    """The rows of a program that are not known yet."""
+    wanted = {"as written": None, **{f"{share:.0%}": share for share in options.shares}}
+    wanted = {memory: share for memory, share in wanted.items() if (name, memory) not in known}
+    if not wanted:
+        return
+    if name in PROGRAMS:
+        source_of(name, CORPUS)
+    path = str(CORPUS / f"{name}.mlirbc.zst" if name in PROGRAMS else path_of(name, REAL))
+
+    def found(**more: object) -> tuple[Outcome, float]:
+        begun = time.process_time()
+        request = Request(path, MESH, SHAPE, ask=Ask.never, iterations=options.iterations, **more)  # type: ignore[arg-type]
+        return partition(request, annotated=False), time.process_time() - begun
+
+    smallest, _ = found(minimise=("peak_memory",), fit=Fit.as_written)
+    for memory, share in wanted.items():
+        limit = None if share is None else round(share * smallest.result.cost.peak_bytes)
+        outcome, seconds = found(memory_limit=limit)
+        _, before = found(memory_limit=limit, fit=Fit.as_written) if limit else (None, seconds)
+        cost = outcome.result.cost
+        row = {
+            "program": name, "memory": memory, "lever": options_of(outcome.source) or "none",
+            "fits": outcome.result.fits, "times": seconds / before, "predicted_peak": cost.peak_bytes,
+            "predicted_step": cost.step_seconds,
+            "why": next((it for it in outcome.source.notices if it.startswith("not made to fit")), ""),
+        }  # fmt: skip
+        if outcome.result.fits:
+            compiler = compiler_for(load_spec(MESH), None)(outcome.problem.mesh)
+            compiled = compiler.judge(outcome.emit("bytecode").content, options.compile_seconds)
+            row |= {"outcome": compiled.outcome, "reason": compiled.reason[:300], "peak": compiled.peak_bytes}
+            row |= {"step": (compiled.compute_seconds or 0.0) + compiled.communication_seconds}
+        yield row
+
+
+def figures(row: Row) -> Row:
+    """Units and errors: predicted over compiled, less one."""
+    nan = float("nan")
+    peak, step = row.get("peak") or nan, row.get("step") or nan
+    lever = row["lever"].replace("--", "")
+    return {
+        "lever": lever if row["fits"] else "no plan",
+        "gib": peak / 2**30,
+        "ms": step * 1e3,
+        "predicted_gib": row["predicted_peak"] / 2**30 if row["fits"] else nan,
+        "predicted_ms": row["predicted_step"] * 1e3 if row["fits"] else nan,
+        "peak_error": row["predicted_peak"] / peak - 1,
+        "step_error": row["predicted_step"] / step - 1,
+    }
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """Errors over all compiled rows with a lever, and how the order of a program's steps agrees."""
+    levers = [row for row in rows if row["memory"] != "as written"]
+    compiled = [row for row in levers if row.get("peak") and row["step"]]
+    if not compiled:
+        return []
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.get("peak") and row["step"]:
+            groups[row["program"]].append(row)
+    orders = [
+        spearman([row["predicted_step"] for row in group], [row["step"] for row in group])
+        for group in groups.values()
+        if len(group) > 2
+    ]
+
+    def error(name: str) -> str:
+        found = sorted(abs(row[name]) for row in compiled)
+        return f"median {median(found):.1%}, worst {found[-1]:.1%}"
+
+    return [
+        f"A plan was found for {sum(row['fits'] for row in levers)} of {len(levers)} rows with a limit; XLA:TPU "
+        f"compiled {len(compiled)} of these. Error of the peak: {error('peak_error')}; of the step: {error('step_error')}. "
+        f"Order of a program's steps (Spearman): median {median(orders) if orders else 1.0:.2f}. "
+        f"Search time is that of `--fit as-written`: median {median(row['times'] for row in levers):.1f}×."
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
