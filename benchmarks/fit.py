@@ -141,11 +141,12 @@ def summary(rows: list[Row]) -> list[str]:
         found = sorted(abs(row[name]) for row in compiled)
         return f"median {median(found):.1%}, worst {found[-1]:.1%}"
 
+    order, times = median(orders) if orders else 1.0, median(row["times"] for row in levers)
     return [
-        f"A plan was found for {sum(row['fits'] for row in levers)} of {len(levers)} rows with a limit; XLA:TPU "
-        f"compiled {len(compiled)} of these. Error of the peak: {error('peak_error')}; of the step: {error('step_error')}. "
-        f"Order of a program's steps (Spearman): median {median(orders) if orders else 1.0:.2f}. "
-        f"Search time is that of `--fit as-written`: median {median(row['times'] for row in levers):.1f}×."
+        f"A plan was found for {sum(row['fits'] for row in levers)} of {len(levers)} rows with a limit; XLA:TPU compiled "
+        f"{len(compiled)} of these. Error of the peak: {error('peak_error')}; of the step: {error('step_error')}. Order "
+        f"of a program's steps (Spearman): median {order:.2f}. Search time over that of `--fit as-written`: median "
+        f"{times:.1f}."
     ]
 
 
