@@ -143,8 +143,8 @@ def summary(rows: list[Row]) -> list[str]:
 
     order, times = median(orders) if orders else 1.0, median(row["times"] for row in levers)
     return [
-        f"A plan was found for {sum(row['fits'] for row in levers)} of {len(levers)} rows with a limit; XLA:TPU compiled "
-        f"{len(compiled)} of these. Error of the peak: {error('peak_error')}; of the step: {error('step_error')}. Order "
+        f"A plan was found for {sum(row['fits'] for row in levers)} of {len(levers)} rows with a limit, and XLA:TPU "
+        f"compiled {len(compiled)}. Error of the peak: {error('peak_error')}; of the step: {error('step_error')}. Order "
         f"of a program's steps (Spearman): median {order:.2f}. Search time over that of `--fit as-written`: median "
         f"{times:.1f}."
     ]
