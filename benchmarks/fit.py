@@ -142,9 +142,10 @@ def summary(rows: list[Row]) -> list[str]:
         return f"median {median(found):.1%}, worst {found[-1]:.1%}"
 
     order, times = median(orders) if orders else 1.0, median(row["times"] for row in levers)
+    peaks, steps = error("peak_error"), error("step_error")
     return [
         f"A plan was found for {sum(row['fits'] for row in levers)} of {len(levers)} rows with a limit, and XLA:TPU "
-        f"compiled {len(compiled)}. Error of the peak: {error('peak_error')}; of the step: {error('step_error')}. Order "
+        f"compiled {len(compiled)}. Error of the peak: {peaks}; of the step: {steps}. Order "
         f"of a program's steps (Spearman): median {order:.2f}. Search time over that of `--fit as-written`: median "
         f"{times:.1f}."
     ]
