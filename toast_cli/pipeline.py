@@ -198,17 +198,25 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
     with _timed("analyse", timings, tell):
         readings = readings_of(source, request, meshes, saved)
     with _timed("search", timings, tell):
-        best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved), tell)
         rewrites = request.fit != Fit.as_written and not (saved or request.microbatches or request.recompute)
+        gives_up = rewrites and request.search == SearchName.mcts
+        best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved, gives_up), tell)
 
-        def again(rewritten: Source) -> Reading:
-            reading = analysed(rewritten, meshes)
-            if rewritten.program.parted:
+        def again(variant: Source, plans: int | None) -> Reading:
+            """A variant's best plan: of all, or of a few on the best mesh."""
+            tried, asked = meshes, request
+            if plans is not None:
+                tried, plans = [best.evaluator.problem.mesh], min(plans, request.iterations or plans)
+                asked = replace(request, search=SearchName.mcts, iterations=plans)
+            reading = analysed(variant, meshes)
+            if variant.program.parted:
                 reading = with_uneven_shards(reading, meshes)
-            return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
+            return search_readings([reading], SearchSpace(asked, tried, wishes), tell)[0]
 
         if rewrites and best.exceeds_memory:
             best, others = made_to_fit(best, again), []
+        if best.result.stopped == "hopeless":
+            best = again(best.source, None)
         if rewrites and request.fit == Fit.fastest and best.result.fits:
             faster = made_faster(best, again)
             best, others = faster, others if faster is best else []

@@ -50,13 +50,15 @@ class SearchSpace:
     """The candidates of a search.
 
     Attributes:
-        meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan.
+        meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan. gives_up:
+            whether a search may end early where hardly any plan fits.
     """
 
     request: Request
     meshes: list[Mesh]
     wishes: Wishes
     saved: SavedPlan | None = None
+    gives_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,23 @@ class Reading:
     def exceeds_memory(self) -> bool:
         """True if the best plan exceeds the memory limit by more than the prediction's error, or a bound that the user
         sets on the predicted peak."""
-        problem, error, peak = self.evaluator.problem, self.evaluator.profile.peak_error, self.result.cost.peak_bytes
-        bounds = [bound.limit for bound in problem.goal.bounds if bound.figure == PEAK_MEMORY]
-        return peak > min(problem.mesh.limit_bytes * (1 + error), *bounds, inf)
+        limit, error = self.evaluator.problem.mesh.limit_bytes, self.evaluator.profile.peak_error
+        return self.result.cost.peak_bytes > min(limit * (1 + error), self._peak_bound)
+
+    @property
+    def allowed_bytes(self) -> float:
+        """What a plan's predicted peak may be, by the memory limit and the user's bounds."""
+        return min(self.evaluator.problem.mesh.limit_bytes, self._peak_bound)
 
     @property
     def surely_fitting_bytes(self) -> float:
         """A predicted peak that fits in memory even if the prediction is off by its error."""
         return self.evaluator.problem.mesh.limit_bytes * (1 - self.evaluator.profile.peak_error)
+
+    @property
+    def _peak_bound(self) -> float:
+        goal = self.evaluator.problem.goal
+        return min((bound.limit for bound in goal.bounds if bound.figure == PEAK_MEMORY), default=inf)
 
     def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
         """Reward of a plan; comparable between variants of one program. reference: the cost of the empty plan of the
@@ -188,6 +199,7 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
         request.budget_seconds,
         request.effort,
         KEPT if request.wanted > 1 else 0,
+        space.gives_up,
     )
     if count > 1 and not (request.iterations is None and request.budget_seconds is None):
         settings = settings.part(1.0 / count)
