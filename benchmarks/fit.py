@@ -33,7 +33,7 @@ NAMES = (
 MESH, SHAPE = "v5e-8", "data=4,model=2"
 SHARES = (0.75, 0.5, 0.35)  # of the smallest plan's peak; "as written" has no limit
 TABLE, CORPUS, REAL = Path("build/fit.jsonl"), Path("build/calibration"), Path("build/real")
-START, END = "<!-- fit: written by benchmarks/fit.py -->\n", "<!-- fit: end -->"
+START, END = "<!-- fit: written by benchmarks/fit.py -->", "<!-- fit: end -->"
 COLUMNS = {
     "program": "{program}", "memory": "{memory}", "lever": "{lever}", "predicted GiB": "{predicted_gib:.2f}",
     "XLA:TPU GiB": "{gib:.2f}", "peak": "{peak_error:+.0%}", "predicted ms": "{predicted_ms:.1f}",

@@ -27,8 +27,8 @@ _HOPELESS = 1.2
 # More microbatches are tried while twice as many need at most this share of the memory.
 _WORTH_MORE = 0.98
 
-# Searches a variant of the program: at most so many plans, or to the end.
-Search = Callable[[Source, int | None], Reading]
+# Searches a variant of the program from the plan of another one: at most so many plans, or to the end.
+Search = Callable[[Source, Reading, int | None], Reading]
 
 
 def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
@@ -46,7 +46,7 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
     reference = best.evaluator.cost(())
     taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
     if taken.result.stopped == "iterations":
-        whole = search(taken.source, None)
+        whole = search(taken.source, taken, None)
         taken = whole if trials.fits(whole) else taken
     return _noted(taken, "made to fit", best.result.cost)
 
@@ -55,7 +55,7 @@ class _Trials:
     """Tries variants of a program. whys: why those that do not fit do not."""
 
     def __init__(self, best: Reading, search: Search, room: float) -> None:
-        self._search, self._room = search, room
+        self._search, self._room, self._last = search, room, best
         self._allowed = min(room, best.allowed_bytes)
         self._programs, self.whys = _recomputing(best.source)
         self._costs: dict[int, Cost] = {0: best.result.cost}  # number of a program -> its cost without microbatches
@@ -106,10 +106,15 @@ class _Trials:
             if isinstance(variant, str):
                 self.whys.append(f"{options_of(program)} --microbatches {number}: {variant}".strip())
                 continue
-            one = self._search(variant, _GLANCE)
-            if not self.fits(one) and one.result.cost.peak_bytes <= _NEAR * self._allowed:
-                one = self._search(variant, None)
-            found[k] = one
+            one = self._search(variant, self._last, _GLANCE)
+            if (
+                not self.fits(one)
+                and not found
+                and first is None
+                and one.result.cost.peak_bytes <= _NEAR * self._allowed
+            ):
+                one = self._search(variant, one, None)
+            found[k] = self._last = one
             if number == 1:
                 self._costs[k] = one.result.cost
             if not self.fits(one) and len(found) == 1:
@@ -145,7 +150,7 @@ def made_faster(best: Reading, search: Search) -> Reading:
     if program.recompute or program.microbatches > 1:
         return best
     kinds = (with_recompute(best.source, p) for p in (Recompute.all_but_products, Recompute.all_but_weight_products))
-    found = [search(one, None) for one in kinds if isinstance(one, Source)]
+    found = [search(one, best, None) for one in kinds if isinstance(one, Source)]
     fitting = [one for one in found if one.result.fits]
     fastest = min(fitting, key=lambda one: one.result.cost.step_seconds, default=best)
     if fastest.result.cost.step_seconds > (1.0 - PARTED) * best.result.cost.step_seconds:

@@ -32,7 +32,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
+from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.readings import Progress as Progress
@@ -202,21 +202,21 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         gives_up = rewrites and request.search == SearchName.mcts
         best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved, gives_up), tell)
 
-        def again(variant: Source, plans: int | None) -> Reading:
-            """A variant's best plan: of all, or of a few on the best mesh."""
-            tried, asked = meshes, request
+        def again(variant: Source, like: Reading, plans: int | None) -> Reading:
+            """A variant's best plan: of all, or of a few on the best mesh. like: has a plan to try first."""
+            tried, asked, start = meshes, request, saved_plan(like.evaluator.problem, like.result.plan)
             if plans is not None:
                 tried, plans = [best.evaluator.problem.mesh], min(plans, request.iterations or plans)
                 asked = replace(request, search=SearchName.mcts, iterations=plans)
             reading = analysed(variant, meshes)
             if variant.program.parted:
                 reading = with_uneven_shards(reading, meshes)
-            return search_readings([reading], SearchSpace(asked, tried, wishes), tell)[0]
+            return search_readings([reading], SearchSpace(asked, tried, wishes, start=start), tell)[0]
 
         if rewrites and best.exceeds_memory:
             best, others = made_to_fit(best, again), []
         if best.result.stopped == "hopeless":
-            best = again(best.source, None)
+            best = again(best.source, best, None)
         if rewrites and request.fit == Fit.fastest and best.result.fits:
             faster = made_faster(best, again)
             best, others = faster, others if faster is best else []

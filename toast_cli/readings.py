@@ -27,7 +27,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import PEAK_MEMORY, parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.saved import SavedPlan, apply_plan
+from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
 from toast_cli.request import Recompute, Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
@@ -51,7 +51,7 @@ class SearchSpace:
 
     Attributes:
         meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan. gives_up:
-            whether a search may end early where hardly any plan fits.
+            whether a search may end early where hardly any plan fits. start: a plan to try first.
     """
 
     request: Request
@@ -59,6 +59,7 @@ class SearchSpace:
     wishes: Wishes
     saved: SavedPlan | None = None
     gives_up: bool = False
+    start: SavedPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -269,8 +270,12 @@ def search_meshes(
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)
 
+    def starts(problem: Problem) -> list[Plan]:
+        first = [] if space.start is None else [carried_over(problem, space.start)[0]]
+        return [*first, *starting_plans(problem)]
+
     suited = suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes
-    evaluator, result = search_shapes(evaluator_of, suited, settings, starting_plans, report)
+    evaluator, result = search_shapes(evaluator_of, suited, settings, starts, report)
     return Reading(source, evaluator, result, found)
 
 

@@ -25,7 +25,7 @@ SearchProgress = Callable[[float, int, float, float], None]
 # A search ends when this fraction of the evaluated plans, and at least this many, came after the best one.
 FLAT, LEAST_FLAT = 0.5, 3000
 # A search that may give up does so after this many plans, if the best exceeds the bounds by more than this factor.
-PATIENCE, HOPELESS = 1000, 1.5
+PATIENCE, HOPELESS = 600, 1.5
 
 
 @dataclass(frozen=True, slots=True)
