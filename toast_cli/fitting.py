@@ -79,7 +79,7 @@ class _Trials:
             if fit := [k for k, one in found.items() if self.fits(one)]:
                 less = self._looked_at(2 * number, min(fit)) if 2 * number in numbers else {}
                 return [one for one in (*found.values(), *less.values()) if self.fits(one)]
-            for one in found.values():
+            for one in found.values():  # one at most
                 peak = one.result.cost.peak_bytes
                 self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
                 at_best = 2 * peak - least  # the peak is linear in the size of a part
@@ -94,8 +94,8 @@ class _Trials:
         return []
 
     def _looked_at(self, number: int, first: int | None = None) -> dict[int, Reading]:
-        """The readings with so many microbatches of the (first) programs: of that with the lowest peak, and of all that
-        may fit if that one does."""
+        """The readings with so many microbatches of the programs that may fit, or of the first ones if others fit
+        already. If none does yet, the one that may need least goes first, and its failure is that of all."""
         programs = [k for k in range(len(self._programs))[:first] if number > 1 or k]
         found: dict[int, Reading] = {}
         for k in sorted(programs, key=lambda k: (k not in self._costs, self._least_bytes(k, number), -k)):
@@ -106,18 +106,13 @@ class _Trials:
             if isinstance(variant, str):
                 self.whys.append(f"{options_of(program)} --microbatches {number}: {variant}".strip())
                 continue
-            one = self._search(variant, self._last, _GLANCE)
-            if (
-                not self.fits(one)
-                and not found
-                and first is None
-                and one.result.cost.peak_bytes <= _NEAR * self._allowed
-            ):
+            one, leads = self._search(variant, self._last, _GLANCE), first is None and not found
+            if leads and not self.fits(one) and one.result.cost.peak_bytes <= _NEAR * self._allowed:
                 one = self._search(variant, one, None)
             found[k] = self._last = one
             if number == 1:
                 self._costs[k] = one.result.cost
-            if not self.fits(one) and len(found) == 1:
+            if leads and not self.fits(one):
                 break
         return found
 
