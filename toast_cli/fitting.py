@@ -41,7 +41,7 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
     trials = _Trials(best, search, room)
     fitting = trials.fitting()
     if not fitting:
-        notice = f"not made to fit: {'; '.join(trials.whys) or 'no input has a batch'}"
+        notice = f"not made to fit: {'; '.join(trials.whys)}"
         return replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
     reference = best.evaluator.cost(())
     taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
@@ -71,24 +71,28 @@ class _Trials:
         return one.result.fits and one.result.cost.peak_bytes <= self._room
 
     def fitting(self) -> list[Reading]:
-        """Variants that fit: with the fewest microbatches with which any does, and with twice as many those that
-        recompute less."""
-        least, numbers = inf, (1, *batch_parts(self._programs[0]))
-        for number in numbers:
+        """Variants that fit: with the fewest microbatches with which any does, and with the next number of them those
+        that recompute less."""
+        parts, least = batch_parts(self._programs[0]), inf
+        numbers = (1,) if isinstance(parts, str) else (1, *parts)
+        for before, number, following in zip((1, *numbers), numbers, (*numbers[1:], None), strict=False):
             found = self._looked_at(number)
             if fit := [k for k, one in found.items() if self.fits(one)]:
-                less = self._looked_at(2 * number, min(fit)) if 2 * number in numbers else {}
+                less = self._looked_at(following, min(fit)) if following else {}
                 return [one for one in (*found.values(), *less.values()) if self.fits(one)]
             for one in found.values():  # one at most
-                peak = one.result.cost.peak_bytes
+                peak, ratio = one.result.cost.peak_bytes, number / before
                 self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
-                at_best = 2 * peak - least  # the peak is linear in the size of a part
-                if number > 1 and (peak > _WORTH_MORE * least or at_best > _HOPELESS * self._allowed):
-                    return []
                 if one.result.stopped == "interrupted":
                     return []
+                if least < inf:
+                    at_best = (ratio * peak - least) / (ratio - 1)  # the peak is linear in the size of a part
+                    if peak > _WORTH_MORE * least or at_best > _HOPELESS * self._allowed:
+                        return []
                 least = peak if number > 1 else inf
-        if least == inf and len(numbers) > 1 and not any("--microbatches" in why for why in self.whys):
+        if isinstance(parts, str):
+            self.whys.append(f"--microbatches: {parts}")
+        elif least == inf and not any("--microbatches" in why for why in self.whys):
             needed = min(self._least_bytes(k, numbers[-1]) for k in self._costs)
             self.whys.append(f"with --microbatches {numbers[-1]} it would need at least {format_bytes(needed)}")
         return []
