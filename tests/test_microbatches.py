@@ -16,7 +16,7 @@ from programs import arg, source_of
 
 from toast_cli import xla
 from toast_cli.frontend import Source
-from toast_cli.levers import with_microbatches
+from toast_cli.levers import batch_parts, with_microbatches
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
 
@@ -112,6 +112,16 @@ def test_numbers_are_the_same(name: str) -> None:
     programs = [xla.write_bytecode(one.module) for one in (source, found)]
     whole, parts = (xla.run_program(one, inputs, shapes, 1, shardy=True) for one in programs)
     assert max(relative_error(a, b) for a, b in zip(whole, parts, strict=True)) < 1e-5
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(12, [2, 4, 12]), (15, [3, 15]), (8, [2, 4, 8]), (7, [7])])
+def test_numbers_of_parts_divide_the_batch(batch: int, parts: list[int]) -> None:
+    assert batch_parts(source_of(step(dense), DENSE, arg(batch, 16), arg(batch, 8))) == parts
+
+
+def test_numbers_of_parts_are_those_of_the_dimension_that_is_a_batch() -> None:
+    run, (shapes, _) = SAME["batch second"]
+    assert batch_parts(source_of(run, shapes, arg(5, 6, 16))) == [2, 6]
 
 
 def test_what_is_alike_for_all_examples_is_made_in_the_loop() -> None:

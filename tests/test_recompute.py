@@ -17,6 +17,7 @@ from jax import lax
 from programs import arg, source_of
 
 from toast_cli import fitting, xla
+from toast_cli.confirm.model import Compiled
 from toast_cli.frontend import Source
 from toast_cli.levers import with_microbatches, with_recompute
 from toast_cli.levers.block_graph import BlockGraph
@@ -323,6 +324,38 @@ def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None
     notes = found["analysis"]["notes"]
     assert any(note.startswith("made to fit: --recompute all:") for note in notes)
     assert any("jax.checkpoint(layer)" in note and "test_recompute.py" in note for note in notes)
+
+
+def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path: Path) -> None:
+    fast = ["--iterations", "60"]
+    _, written = report_of(deep, tmp_path, *fast)
+    bound = int(0.8 * written["predicted"]["peak_bytes"])
+    code, found = report_of(deep, tmp_path, *fast, "--subject-to", f"peak_memory<={bound}B")
+    assert code == 0 and found["program"]["recompute"] == "all" and found["predicted"]["peak_bytes"] <= bound
+
+
+class Refuses:
+    """A compiler for which programs fit if they recompute."""
+
+    label, identity = "XLA:TPU", ("test",)
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        fits = b"optimization_barrier" in content
+        return Compiled("compiled", "", 1e-3, peak_bytes=1) if fits else Compiled("out of memory", "exceeds HBM")
+
+
+@pytest.mark.parametrize("options", [["--ask", "always"], ["--confirm", "1"]])
+def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
+    options: list[str], deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for module in ("ask_compiler", "confirm.search"):
+        monkeypatch.setattr(f"toast_cli.{module}.compiler_for", lambda spec, name: lambda mesh: Refuses())
+    fast = ["--iterations", "60"]
+    code, found = report_of(deep, tmp_path, *fast, *options)
+    assert code == 0 and found["program"]["recompute"] == "all" and found["confirmation"]["chosen"]
+    code, found = report_of(deep, tmp_path, *fast, *options, "--fit", "as-written")
+    assert code == 3 and found["confirmation"]["rejected"]
 
 
 def test_parts_are_tried_without_recomputing_where_both_do_not_go_together(

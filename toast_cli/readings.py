@@ -24,10 +24,10 @@ from toast_cli.frontend import NewOrder, Source, stated_pins, with_order, with_p
 from toast_cli.hardware import Mesh
 from toast_cli.levers import with_microbatches, with_offload, with_recompute
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.goal import parse_goal
+from toast_cli.plan.goal import PEAK_MEMORY, parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.saved import SavedPlan, apply_plan
+from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
 from toast_cli.request import Offload, Recompute, Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
@@ -50,13 +50,16 @@ class SearchSpace:
     """The candidates of a search.
 
     Attributes:
-        meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan.
+        meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan. gives_up:
+            whether a search may end early where hardly any plan fits. start: a plan to try first.
     """
 
     request: Request
     meshes: list[Mesh]
     wishes: Wishes
     saved: SavedPlan | None = None
+    gives_up: bool = False
+    start: SavedPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,26 @@ class Reading:
     experts: Mapping[str, Expert] = field(default_factory=dict)
 
     @property
-    def surely_exceeds(self) -> bool:
-        """True if the best plan exceeds the memory limit by more than the prediction's error."""
+    def exceeds_memory(self) -> bool:
+        """True if the best plan exceeds the memory limit by more than the prediction's error, or a bound that the user
+        sets on the predicted peak."""
         limit, error = self.evaluator.problem.mesh.limit_bytes, self.evaluator.profile.peak_error
-        return self.result.cost.peak_bytes > limit * (1 + error)
+        return self.result.cost.peak_bytes > min(limit * (1 + error), self._peak_bound)
+
+    @property
+    def allowed_bytes(self) -> float:
+        """What a plan's predicted peak may be, by the memory limit and the user's bounds."""
+        return min(self.evaluator.problem.mesh.limit_bytes, self._peak_bound)
+
+    @property
+    def surely_fitting_bytes(self) -> float:
+        """A predicted peak that fits in memory even if the prediction is off by its error."""
+        return self.evaluator.problem.mesh.limit_bytes * (1 - self.evaluator.profile.peak_error)
+
+    @property
+    def _peak_bound(self) -> float:
+        goal = self.evaluator.problem.goal
+        return min((bound.limit for bound in goal.bounds if bound.figure == PEAK_MEMORY), default=inf)
 
     def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
         """Reward of a plan; comparable between variants of one program. reference: the cost of the empty plan of the
@@ -187,6 +206,7 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
         request.budget_seconds,
         request.effort,
         KEPT if request.wanted > 1 else 0,
+        space.gives_up,
     )
     if count > 1 and not (request.iterations is None and request.budget_seconds is None):
         settings = settings.part(1.0 / count)
@@ -256,8 +276,12 @@ def search_meshes(
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)
 
+    def starts(problem: Problem) -> list[Plan]:
+        first = [] if space.start is None else [carried_over(problem, space.start)[0]]
+        return [*first, *starting_plans(problem)]
+
     suited = suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes
-    evaluator, result = search_shapes(evaluator_of, suited, settings, starting_plans, report)
+    evaluator, result = search_shapes(evaluator_of, suited, settings, starts, report)
     return Reading(source, evaluator, result, found)
 
 

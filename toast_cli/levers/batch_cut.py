@@ -103,7 +103,7 @@ class CutRules:
         read_cut: Callable[[int, int, Cut], None],
     ) -> None:
         self._program, self._parts, self._states = program, parts, states
-        self.narrowed, self._read_cut = narrowed, read_cut
+        self._narrowed, self._read_cut = narrowed, read_cut
 
     def result(self, number: int, final: bool = False) -> dict[int, State]:
         """States of an op's results; empty while those of its operands are unknown. final: also call `read_cut`."""
@@ -116,7 +116,7 @@ class CutRules:
             return {}
         if any(isinstance(s, Cut) for s in known):
             return self._through(number, op, known, final)
-        if set(op.results) & self.narrowed.keys():
+        if set(op.results) & self._narrowed.keys():
             return self._narrow(number, op, final)
         if LATER in known:
             return dict.fromkeys(op.results, LATER)
@@ -178,7 +178,7 @@ class CutRules:
     def _narrow(self, number: int, op: Op, final: bool) -> dict[int, State]:
         """State of a narrowed result: the op reads only the corresponding part of its operands."""
         (value,) = op.results
-        program, rule, cut = self._program, op.rule, self.narrowed[value]
+        program, rule, cut = self._program, op.rule, self._narrowed[value]
         place = self._located(rule.results[0], rule.sizes, program.values[value].shape, cut)
         if place is None:
             raise WholeBatchError(number, "reads several examples, or some of them by number")

@@ -6,7 +6,8 @@ a loop around most of the program (`microbatch_loop`).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toast_cli import xla
@@ -15,7 +16,7 @@ from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
 from toast_cli.kernels.describe import describe_kernels
 from toast_cli.levers.batch_cut import CONSTANT, WholeBatchError
-from toast_cli.levers.batch_split import Statements, split_batch
+from toast_cli.levers.batch_split import Split, Statements, split_batch
 from toast_cli.levers.microbatch_loop import LoopWriter
 from toast_cli.program.model import Program, Result
 from toast_cli.program.ops import RESULT
@@ -41,57 +42,79 @@ def _inputs(source: Source) -> list[int]:
     return [n for n, role in enumerate(roles) if names[role] == INPUTS] or list(range(len(roles)))
 
 
-def batch_parts(source: Source) -> list[int]:
-    """Numbers of microbatches to try, the smallest first: powers of two that divide a batch."""
-    shapes = [
-        source.program.values[source.program.arguments[n].value].own_shape for n, _ in batch_dimensions(source)[:1]
-    ]
-    return [2**k for shape in shapes for k in range(1, shape[0].bit_length()) if shape[0] % 2**k == 0]
+def batch_parts(source: Source) -> list[int] | str:
+    """Numbers of microbatches to try: divisors of the batch, each the smallest that is at least twice the last. Or why
+    there are none."""
+    copy = _copy(source)
+    with copy.context:
+        found = _divide(source, copy, lambda size: next(n for n in range(2, size + 1) if size % n == 0))
+    if isinstance(found, str):
+        return found
+    numbers = [1]
+    for number in range(2, found.size + 1):
+        if found.size % number == 0 and number >= 2 * numbers[-1]:
+            numbers.append(number)
+    return numbers[1:]
 
 
 def with_microbatches(source: Source, parts: int) -> Source | str:
     """The program with its batch in `parts` microbatches, or why that is impossible, with the op concerned."""
-    if source.stated:
-        return "the program states shardings of its own, which are of arrays for the whole batch"
-    why = ""
-    for argument, dim in batch_dimensions(source)[:_TRIED]:
-        value = source.program.values[source.program.arguments[argument].value]
-        if value.own_shape[dim] % parts:
-            why = why or f"{value} has no {parts} equal parts along dimension {dim}"
-            continue
-        try:
-            return _rewritten(source, argument, dim, parts)
-        except _RefusedError as refused:
-            why = why or str(refused)
-    return why or "no input has a batch"
+    copy = _copy(source)
+    with copy.context, ir.Location.unknown():
+        found = _divide(source, copy, lambda _: parts)
+        if isinstance(found, str):
+            return found
+        xla.remove_sharding_rules(copy)
+        LoopWriter(xla.main_function(copy), found.reader, found.statements, found.split).run()
+    notice = f"the batch is run in {parts} parts one after the other, with their gradients added up: the program has it"
+    return read_rewritten(source, copy, notice, microbatches=parts)
 
 
-class _RefusedError(Exception):
-    """The reason why a program cannot be run in microbatches."""
+@dataclass(frozen=True)
+class _Divided:
+    """A step whose batch of some size is split."""
+
+    statements: Statements
+    reader: Reader
+    split: Split
+    size: int
 
 
-def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
+def _copy(source: Source) -> Any:
     copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
     describe_kernels(copy, source.kernels)
-    with copy.context, ir.Location.unknown():
-        _read_from_outside(copy)
-        xla.run_passes(copy, "func.func(sdy-populate-op-sharding-rules)")
-        statements, reader = _statements(copy)
+    return copy
+
+
+def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divided | str:
+    """The split of the first dimension that can be a batch, or why there is none. copy: of the source's module; it is
+    changed. parts_of: size of a dimension -> number of parts."""
+    if source.stated:
+        return "the program states shardings of its own, which are of arrays for the whole batch"
+    _read_from_outside(copy)
+    xla.run_passes(copy, "func.func(sdy-populate-op-sharding-rules)")
+    statements, reader = _statements(copy)
+    inputs = {statements.program.arguments[n].value for n in _inputs(source)}
+    whys = []
+    for argument, dim in batch_dimensions(source)[:_TRIED]:
+        value = source.program.values[source.program.arguments[argument].value]
+        size, parts = value.own_shape[dim], parts_of(value.own_shape[dim])
+        if size % parts:
+            whys.append(f"{value} has no {parts} equal parts along dimension {dim}")
+            continue
         try:
             split = split_batch(statements, argument, dim, parts)
         except WholeBatchError as whole:
             op = statements.program.ops[whole.op]
-            named = replace(source, operations=reader.operations)
-            place = named.location(whole.op)
-            raise _RefusedError(f"{op.name.partition('.')[2]}{f' at {place}' if place else ''} {whole.why}") from None
-        inputs = {statements.program.arguments[n].value for n in _inputs(source)}
-        for n, other in enumerate(statements.program.arguments):
-            if other.value in split.read_cut and other.value not in inputs:
-                raise _RefusedError(f"argument {source.program.arguments[n].path or n}, which is no input, has it too")
-        xla.remove_sharding_rules(copy)
-        LoopWriter(xla.main_function(copy), reader, statements, split).run()
-    notice = f"the batch is run in {parts} parts one after the other, with their gradients added up: the program has it"
-    return read_rewritten(source, copy, notice, microbatches=parts)
+            place = replace(source, operations=reader.operations).location(whole.op)
+            whys.append(f"{op.name.partition('.')[2]}{f' at {place}' if place else ''} {whole.why}")
+            continue
+        others = (n for n, it in enumerate(statements.program.arguments) if it.value in split.read_cut.keys() - inputs)
+        other = next(others, None)
+        if other is None:
+            return _Divided(statements, reader, split, size)
+        whys.append(f"argument {source.program.arguments[other].path or other}, which is no input, has it too")
+    return whys[0] if whys else "no input has a batch"
 
 
 def _read_from_outside(module: Any) -> None:

@@ -79,8 +79,8 @@ class SavedPlan:
     offload: str | None = None
 
 
-def save_plan(problem: Problem, plan: Plan) -> bytes:
-    """The plan as JSON, with a final newline."""
+def saved_plan(problem: Problem, plan: Plan) -> SavedPlan:
+    """The plan in terms that also mean something for another program."""
     traits, axes = traits_of(problem), problem.mesh.names
     decisions = []
     for decision in plan:
@@ -93,15 +93,24 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
             only = traits[decision.only] if decision.only != NOWHERE else None
             group = traits[decision.group]
             decisions.append(SavedDecision(axis, group, decision.sides, unless, summed, look_ups, only=only))
+    program = problem.program
+    sizes = dict(zip(axes, problem.mesh.sizes, strict=True))
+    facts = (program.parted, program.microbatches, program.recompute or None, program.offload or None)
+    return SavedPlan(program.name, sizes, tuple(decisions), "", *facts)
+
+
+def save_plan(problem: Problem, plan: Plan) -> bytes:
+    """The plan as JSON, with a final newline."""
+    saved = saved_plan(problem, plan)
     facts = {
         "schema": SCHEMA,
-        "program": problem.program.name,
-        "axes": dict(zip(axes, problem.mesh.sizes, strict=True)),
-        "decisions": [asdict(decision) for decision in decisions],
-        **({"parted": True} if problem.program.parted else {}),
-        **({"microbatches": problem.program.microbatches} if problem.program.microbatches > 1 else {}),
-        **({"recompute": problem.program.recompute} if problem.program.recompute else {}),
-        **({"offload": problem.program.offload} if problem.program.offload else {}),
+        "program": saved.program,
+        "axes": saved.axes,
+        "decisions": [asdict(decision) for decision in saved.decisions],
+        **({"parted": True} if saved.parted else {}),
+        **({"microbatches": saved.microbatches} if saved.microbatches > 1 else {}),
+        **({"recompute": saved.recompute} if saved.recompute else {}),
+        **({"offload": saved.offload} if saved.offload else {}),
     }
     return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
