@@ -334,6 +334,13 @@ def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path:
     assert code == 0 and found["program"]["recompute"] == "all" and found["predicted"]["peak_bytes"] <= bound
 
 
+def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, tmp_path: Path) -> None:
+    fast, (_, written) = ["--iterations", "60"], report_of(deep, tmp_path, "--iterations", "60")
+    limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B", "--subject-to", "step_time<=1us"]
+    code, found = report_of(deep, tmp_path, *fast, *limit)
+    assert code == 3 and any("breaks another bound" in note for note in found["analysis"]["notes"])
+
+
 class Refuses:
     """A compiler for which programs fit if they recompute."""
 

@@ -82,6 +82,9 @@ class _Trials:
                 return [one for one in (*found.values(), *less.values()) if self.fits(one)]
             for one in found.values():  # one at most
                 peak, ratio = one.result.cost.peak_bytes, number / before
+                if peak <= self._allowed:
+                    self.whys.append(f"with {options_of(one.source)} it breaks another bound")
+                    return []
                 self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
                 if one.result.stopped == "interrupted":
                     return []
