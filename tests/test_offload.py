@@ -197,6 +197,29 @@ def test_what_is_saved_and_what_else_it_would_cost(scanned: bool) -> None:
     assert "recompute" not in items["16]"].costs or not scanned
 
 
+def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path) -> None:
+    """Layers that take a mean over the batch cannot run in parts."""
+
+    def loss(p: Tree, x: Any) -> Any:
+        def layer(x: Any, w: Tree) -> Any:
+            y = jnp.tanh(x @ w["a"])
+            return x + (y - jnp.mean(y, 0)) @ w["b"], None
+
+        return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
+
+    program, report = tmp_path / "step.mlir", tmp_path / "report.json"
+    shapes = {"a": arg(64, 512, 512), "b": arg(64, 512, 512)}
+    program.write_text(jax.jit(step(loss), donate_argnums=0).lower(shapes, arg(65536, 512)).as_text())
+    options = ["partition", str(program), *MESH, "--iterations", "60", "--json", str(report)]
+    assert toast(*options, "--recompute", "all") == 0
+    peak = json.loads(report.read_bytes())["predicted"]["peak_bytes"]
+    assert toast(*options, "--memory-limit", f"{peak // 2}B") == 0
+    found = json.loads(report.read_bytes())
+    assert found["program"]["offload"] == "residuals" and found["program"]["microbatches"] == 1
+    made = "made to fit: --recompute all --offload residuals"
+    assert any(note.startswith(made) for note in found["analysis"]["notes"])
+
+
 def test_what_cannot_be_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "forward.mlir"
     path.write_text(jax.jit(decoder(scanned=True)).lower(WEIGHTS, TOKENS).as_text())

@@ -11,12 +11,13 @@ from math import inf
 
 from toast_cli.cost.model import Cost
 from toast_cli.frontend import Source
-from toast_cli.levers import batch_parts, with_microbatches, with_recompute
+from toast_cli.levers import batch_parts, with_microbatches, with_offload, with_recompute
+from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.recomputed import recomputed_parts
 from toast_cli.program.roles import WEIGHTS, argument_roles
 from toast_cli.quantities import format_bytes
 from toast_cli.readings import PARTED, Reading
-from toast_cli.request import Recompute
+from toast_cli.request import Offload, Recompute
 
 # Plans of a search that only tells whether a variant may fit and how long its step is.
 _GLANCE = 250
@@ -27,19 +28,23 @@ _HOPELESS = 1.2
 # More microbatches are tried while twice as many need at most this share of the memory.
 _WORTH_MORE = 0.98
 
+# Offloading variants that are tried, at most.
+_OFFLOADED = 3
+
 # Searches a variant of the program from the plan of another one: at most so many plans, or to the end.
 Search = Callable[[Source, Reading, int | None], Reading]
 
 
 def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
-    """The variant with rematerialisation, microbatches, or both that fits in memory and is best by the user's goal. If
-    none fits, returns `best`, which does not fit either, with a notice that says why.
+    """The variant with rematerialisation, microbatches, offloading, or several of these, that fits in memory and is
+    best by the user's goal. If none fits, returns `best`, which does not fit either, with a notice that says why.
 
     Args:
         room: bytes that a plan may need where that is less than the memory limit: a compiler refused `best`.
     """
     trials = _Trials(best, search, room)
     fitting = trials.fitting()
+    fitting += trials.offloading(min((one.result.cost.step_seconds for one in fitting), default=inf))
     if not fitting:
         notice = f"not made to fit: {'; '.join(trials.whys)}"
         return replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
@@ -56,6 +61,7 @@ class _Trials:
 
     def __init__(self, best: Reading, search: Search, room: float) -> None:
         self._search, self._room, self._last = search, room, best
+        self._tried = [best]
         self._allowed = min(room, best.allowed_bytes)
         self._programs, self.whys = _recomputing(best.source)
         self._costs: dict[int, Cost] = {0: best.result.cost}  # number of a program -> its cost without microbatches
@@ -117,11 +123,35 @@ class _Trials:
             if leads and not self.fits(one) and one.result.cost.peak_bytes <= _NEAR * self._allowed:
                 one = self._search(variant, one, None)
             found[k] = self._last = one
+            self._tried.append(one)
             if number == 1:
                 self._costs[k] = one.result.cost
             if leads and not self.fits(one):
                 break
         return found
+
+    def offloading(self, seconds: float) -> list[Reading]:
+        """A variant that fits only because it offloads residuals, with a step of less than `seconds`, if there is one:
+        a tried one that does not fit, those with the shortest step first."""
+        chip = self._last.evaluator.problem.mesh.chip
+        if chip.platform != "tpu" or not chip.host_bytes_per_second:
+            return []
+        tried = [one for one in self._tried if not self.fits(one) and one.result.cost.step_seconds < seconds]
+        found: list[Reading] = []
+        for like in sorted(tried, key=lambda one: one.result.cost.step_seconds):
+            variant = with_offload(like.source, Offload.residuals)
+            if isinstance(variant, str) or len(found) == _OFFLOADED or self._least_transfer_seconds(variant) > seconds:
+                continue
+            one = self._search(variant, like, _GLANCE)
+            found.append(one)
+            self.whys.append(f"it needs {format_bytes(one.result.cost.peak_bytes)} with {options_of(variant)}")
+        return [one for one in found if self.fits(one)]
+
+    def _least_transfer_seconds(self, source: Source) -> float:
+        """Seconds of a program's transfers where all arrays are split over all devices."""
+        program, mesh = source.program, self._last.evaluator.problem.mesh
+        moved = sum(op.trips * program.values[op.results[0]].bytes for op in program.ops if is_transfer(op))
+        return moved / mesh.devices / mesh.chip.host_bytes_per_second
 
     def _least_bytes(self, program: int, parts: int) -> float:
         """A lower bound on a program's peak with so many microbatches: its arguments, the sums of gradients, and a part
@@ -163,8 +193,12 @@ def made_faster(best: Reading, search: Search) -> Reading:
 def options_of(source: Source) -> str:
     """The command-line options that select this variant of the user's program."""
     program = source.program
-    recompute = f"--recompute {program.recompute}" if program.recompute else ""
-    return f"{recompute} --microbatches {program.microbatches}".strip() if program.microbatches > 1 else recompute
+    options = {
+        "--recompute": program.recompute,
+        "--microbatches": program.microbatches if program.microbatches > 1 else "",
+        "--offload": program.offload,
+    }
+    return " ".join(f"{name} {value}" for name, value in options.items() if value)
 
 
 def _noted(reading: Reading, what: str, before: Cost) -> Reading:
