@@ -322,7 +322,8 @@ class Request:
         "--fit",
         OptionKind.FIT,
         "Where no plan fits in memory: stop, or compute values again in the backward pass, run the batch in parts and "
-        "keep saved values in host memory (auto); fastest: also keep products that the program computes again, where there is room.",
+        "keep saved values in host memory (auto); fastest: also keep products that the program computes again, where "
+        "there is room.",
         in_projects=False,
         in_python=False,
     )

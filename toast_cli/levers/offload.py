@@ -139,7 +139,9 @@ def _offload_arguments(module: Any, pairs: dict[int, int]) -> None:
     last = block.operations[len(block.operations) - 1].operation
     for argument, result in pairs.items():
         _replace_uses(block.arguments[argument], _DEVICE)
-        last.operands[result] = _moved(last.operands[result], _HOST, ir.InsertionPoint(last))
+        new = last.operands[result]
+        made = None if isinstance(new, ir.BlockArgument) else new.owner
+        last.operands[result] = _moved(new, _HOST, ir.InsertionPoint.after(made) if made else ir.InsertionPoint(last))
     mark_host_memory(
         module,
         [n in pairs for n in range(len(block.arguments))],
@@ -148,15 +150,21 @@ def _offload_arguments(module: Any, pairs: dict[int, int]) -> None:
 
 
 def _replace_uses(value: Any, memory: str) -> None:
-    """Lets all users of a value read it after a transfer."""
-    users = [(use.owner, use.operand_number) for use in value.uses]
-    if isinstance(value, ir.BlockArgument):
-        at = ir.InsertionPoint.at_block_begin(value.owner)
-    else:
-        at = ir.InsertionPoint.after(value.owner)
-    moved = _moved(value, memory, at)
+    """Lets all users of a value read it after a transfer in front of the first of them."""
+    users = [(use.owner.operation, use.operand_number) for use in value.uses]
+    block = value.owner if isinstance(value, ir.BlockArgument) else value.owner.operation.block
+    around = {_around(user, block) for user, _ in users}
+    first = next(view.operation for view in block.operations if view.operation in around)
+    moved = _moved(value, memory, ir.InsertionPoint(first))
     for user, position in users:
-        user.operation.operands[position] = moved
+        user.operands[position] = moved
+
+
+def _around(operation: Any, block: Any) -> Any:
+    """The operation of a block that holds another one, or is it."""
+    while operation.block != block:
+        operation = operation.parent.operation
+    return operation
 
 
 def _moved(value: Any, memory: str, at: Any) -> Any:
