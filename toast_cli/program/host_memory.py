@@ -90,12 +90,12 @@ def in_transit(program: Program) -> frozenset[int]:
         return all(
             op.detail == TO_DEVICE
             or (op.name == DYNAMIC_UPDATE_SLICE and position == 1)
-            or (op.kind.view and op.results[0] in found)
+            or ((op.kind.view or op.kind.identity) and op.results[0] in found)
             for op, position in users
         )
 
     for op in reversed(program.ops):
-        sliced = op.name in (DYNAMIC_SLICE, SLICE) or op.kind.view or op.detail == TO_HOST
+        sliced = op.name in (DYNAMIC_SLICE, SLICE) or op.kind.view or op.kind.identity or op.detail == TO_HOST
         if sliced and op.results[0] in there and passes(op.results[0]):
             found.add(op.results[0])
     return frozenset(found)
