@@ -337,6 +337,7 @@ def test_the_command_explains_a_stored_plan(tmp_path: Path, capsys: pytest.Captu
         (["--argument", "*w*"], "argument *w*"),
         (["--collective", "1"], "collective 1: "),
         (["--peak"], "alive at the peak"),
+        (["--memory"], "saved for the backward pass"),
     ],
 )
 def test_the_command_explains_what_is_asked(

@@ -15,7 +15,8 @@ from jax import lax
 from programs import arg, source_of
 
 from toast_cli import xla
-from toast_cli.frontend import Source, with_microbatches
+from toast_cli.frontend import Source
+from toast_cli.levers import batch_parts, with_microbatches
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
 
@@ -70,10 +71,24 @@ def decoder(p: Params, tokens: Any) -> Any:
     return -jnp.sum(likelihoods * counts) / jnp.sum(counts)
 
 
+def barred(p: Params, x: Any, y: Any) -> Any:
+    """A recomputed layer that reads something alike for all examples, turned and reshaped behind its barrier."""
+    n, width = x.shape
+    scale = jnp.broadcast_to(jnp.sin(jnp.arange(width, dtype=jnp.float32)), (n, width))
+
+    def layer(h: Any, scale: Any, turned: Any) -> Any:
+        return jnp.tanh(h * scale @ p["a"]) @ (p["b"] @ jnp.ones((8, 16))) + turned.T.reshape(n, width)
+
+    for _ in range(2):
+        x = jax.checkpoint(layer)(x, scale, jnp.cos(scale).T)
+    return jnp.mean((x[:, :8] - y) ** 2)
+
+
 LAYERS = {"q": arg(3, 16, 16), "i": arg(3, 16, 64), "o": arg(3, 64, 16)}
 SAME = {
     "dense": (step(dense), (DENSE, arg(16, 16), arg(16, 8))),
     "dropout": (step(dropped), (DENSE, arg(16, 16), arg(16, 8))),
+    "alike for all behind barriers": (step(barred), (DENSE, arg(16, 16), arg(16, 8))),
     "results with examples": (lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"], (DENSE, arg(16, 16))),
     "each example with each": (step(contrastive), ({"a": arg(16, 8), "b": arg(16, 8)}, arg(16, 16), arg(16, 16))),
     "batch second": (step(recurrent), ({"a": arg(16, 32), "b": arg(32, 32)}, arg(5, 16, 16))),
@@ -97,6 +112,16 @@ def test_numbers_are_the_same(name: str) -> None:
     programs = [xla.write_bytecode(one.module) for one in (source, found)]
     whole, parts = (xla.run_program(one, inputs, shapes, 1, shardy=True) for one in programs)
     assert max(relative_error(a, b) for a, b in zip(whole, parts, strict=True)) < 1e-5
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(12, [2, 4, 12]), (15, [3, 15]), (8, [2, 4, 8]), (7, [7])])
+def test_numbers_of_parts_divide_the_batch(batch: int, parts: list[int]) -> None:
+    assert batch_parts(source_of(step(dense), DENSE, arg(batch, 16), arg(batch, 8))) == parts
+
+
+def test_numbers_of_parts_are_those_of_the_dimension_that_is_a_batch() -> None:
+    run, (shapes, _) = SAME["batch second"]
+    assert batch_parts(source_of(run, shapes, arg(5, 6, 16))) == [2, 6]
 
 
 def test_what_is_alike_for_all_examples_is_made_in_the_loop() -> None:
@@ -174,3 +199,17 @@ def test_a_saved_plan_and_a_report_say_how_many_parts(wide: str, tmp_path: Path)
 def test_a_number_that_cannot_be_is_an_error(wide: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert toast("partition", wide, "--mesh", "v5e-8", "--microbatches", "3", "--quiet") == 2
     assert "no 3 equal parts" in capsys.readouterr().err
+
+
+def test_a_saved_plan_whose_parts_cannot_be_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, plan = tmp_path / "square.mlir", tmp_path / "plan.json"
+    program.write_text(jax.jit(lambda w: w @ w).lower(arg(64, 64)).as_text())
+    mesh, facts = ["--mesh", "v5e-8", "--quiet"], {"schema": "toast.plan/1", "program": "", "axes": {"x": 8}}
+    plan.write_text(json.dumps(facts | {"decisions": [], "microbatches": 4}))
+    assert toast("partition", str(program), *mesh, "--plan", str(plan)) == 2
+    said = capsys.readouterr().err
+    assert f"error: {plan}: the batch cannot be run in 4 parts" in said and "--microbatches 1" in said
+    assert toast("partition", str(program), *mesh, "--plan", str(plan), "--microbatches", "1") == 0
+    plan.write_text(json.dumps(facts | {"decisions": [], "microbatches": 0}))
+    assert toast("partition", str(program), *mesh, "--plan", str(plan)) == 2
+    assert "the plan is damaged: microbatches is 0" in capsys.readouterr().err

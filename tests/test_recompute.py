@@ -16,12 +16,14 @@ from checking import toast
 from jax import lax
 from programs import arg, source_of
 
-from toast_cli import readings, xla
-from toast_cli.frontend import Source, with_microbatches, with_recompute
-from toast_cli.frontend.block_graph import BlockGraph
-from toast_cli.frontend.equal_values import EqualValues
-from toast_cli.program.checkpoints import Lifetimes, checkpoints
-from toast_cli.program.minimum_cut import least_kept
+from toast_cli import fitting, xla
+from toast_cli.confirm.model import Compiled
+from toast_cli.frontend import Source
+from toast_cli.levers import with_microbatches, with_recompute
+from toast_cli.levers.block_graph import BlockGraph
+from toast_cli.levers.keep import EqualValues
+from toast_cli.levers.minimum_cut import least_kept
+from toast_cli.levers.segment_cuts import Lifetimes, checkpoints
 from toast_cli.request import Recompute
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
@@ -324,13 +326,52 @@ def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None
     assert any("jax.checkpoint(layer)" in note and "test_recompute.py" in note for note in notes)
 
 
+def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path: Path) -> None:
+    fast = ["--iterations", "60"]
+    _, written = report_of(deep, tmp_path, *fast)
+    bound = int(0.8 * written["predicted"]["peak_bytes"])
+    code, found = report_of(deep, tmp_path, *fast, "--subject-to", f"peak_memory<={bound}B")
+    assert code == 0 and found["program"]["recompute"] == "all" and found["predicted"]["peak_bytes"] <= bound
+
+
+def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, tmp_path: Path) -> None:
+    fast, (_, written) = ["--iterations", "60"], report_of(deep, tmp_path, "--iterations", "60")
+    limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B", "--subject-to", "step_time<=1us"]
+    code, found = report_of(deep, tmp_path, *fast, *limit)
+    assert code == 3 and any("breaks another bound" in note for note in found["analysis"]["notes"])
+
+
+class Refuses:
+    """A compiler for which programs fit if they recompute."""
+
+    label, identity = "XLA:TPU", ("test",)
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        fits = b"optimization_barrier" in content
+        return Compiled("compiled", "", 1e-3, peak_bytes=1) if fits else Compiled("out of memory", "exceeds HBM")
+
+
+@pytest.mark.parametrize("options", [["--ask", "always"], ["--confirm", "1"]])
+def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
+    options: list[str], deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for module in ("ask_compiler", "confirm.search"):
+        monkeypatch.setattr(f"toast_cli.{module}.compiler_for", lambda spec, name: lambda mesh: Refuses())
+    fast = ["--iterations", "60"]
+    code, found = report_of(deep, tmp_path, *fast, *options)
+    assert code == 0 and found["program"]["recompute"] == "all" and found["confirmation"]["chosen"]
+    code, found = report_of(deep, tmp_path, *fast, *options, "--fit", "as-written")
+    assert code == 3 and found["confirmation"]["rejected"]
+
+
 def test_parts_are_tried_without_recomputing_where_both_do_not_go_together(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def alone(source: Source, parts: int) -> Source | str:
         return "nothing recomputed, please" if source.program.recompute else with_microbatches(source, parts)
 
-    monkeypatch.setattr(readings, "with_microbatches", alone)
+    monkeypatch.setattr(fitting, "with_microbatches", alone)
     code, found = report_of(deep, tmp_path, "--iterations", "60", "--memory-limit", "200MiB")
     assert code == 0 and found["program"]["recompute"] == "" and found["program"]["microbatches"] > 1
 

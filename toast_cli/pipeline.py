@@ -24,6 +24,7 @@ from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.fitting import made_faster, made_to_fit
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
@@ -31,7 +32,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
+from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.readings import Progress as Progress
@@ -39,8 +40,6 @@ from toast_cli.readings import (
     Reading,
     SearchSpace,
     analysed,
-    made_faster,
-    made_to_fit,
     readings_of,
     search_readings,
     with_uneven_shards,
@@ -60,6 +59,7 @@ from toast_cli.tactics.preferred import preferred
 if TYPE_CHECKING:
     from toast_cli.annotated.price import AsAnnotated
     from toast_cli.confirm.compilers import Compiler
+    from toast_cli.confirm.model import Confirmation
     from toast_cli.confirm.run import Tell
     from toast_cli.emit import Written
     from toast_cli.emit.exported import Trees
@@ -198,17 +198,27 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
     with _timed("analyse", timings, tell):
         readings = readings_of(source, request, meshes, saved)
     with _timed("search", timings, tell):
-        best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved), tell)
-        rewrites = request.fit != Fit.as_written and not (saved or request.microbatches or request.recompute)
+        rewrites = request.fit != Fit.as_written and not (
+            saved or request.microbatches or request.recompute or request.offload
+        )
+        gives_up = rewrites and request.search == SearchName.mcts
+        best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved, gives_up), tell)
 
-        def again(rewritten: Source) -> Reading:
-            reading = analysed(rewritten, meshes)
-            if rewritten.program.parted:
+        def again(variant: Source, like: Reading, plans: int | None) -> Reading:
+            """A variant's best plan: of all, or of a few on the best mesh. like: has a plan to try first."""
+            tried, asked, start = meshes, request, saved_plan(like.evaluator.problem, like.result.plan)
+            if plans is not None:
+                tried, plans = [best.evaluator.problem.mesh], min(plans, request.iterations or plans)
+                asked = replace(request, search=SearchName.mcts, iterations=plans)
+            reading = analysed(variant, meshes)
+            if variant.program.parted:
                 reading = with_uneven_shards(reading, meshes)
-            return search_readings([reading], SearchSpace(request, meshes, wishes), tell)[0]
+            return search_readings([reading], SearchSpace(asked, tried, wishes, start=start), tell)[0]
 
-        if rewrites and best.surely_exceeds:
+        if rewrites and best.exceeds_memory:
             best, others = made_to_fit(best, again), []
+        if best.result.stopped == "hopeless":
+            best = again(best.source, best, None)
         if rewrites and request.fit == Fit.fastest and best.result.fits:
             faster = made_faster(best, again)
             best, others = faster, others if faster is best else []
@@ -220,27 +230,18 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
     confirmation = None
-    # Imported only if a compiler is used.
-    if compiler_of is not None:
-        from toast_cli.ask_compiler import choose_by_compiler
-
-        with _timed("confirm", timings, tell):
-            best, confirmation = choose_by_compiler(best, plans[: request.confirm], others, compiler_of, request, said)
+    ask = _compiler_asked(spec, request, best, compiler_of, said)
+    if ask is not None:
+        with _timed("confirm" if request.confirm else "ask", timings, tell):
+            best, confirmation = ask(best, plans, others)
+            if rewrites and confirmation.rejected:
+                rewritten = made_to_fit(best, again, best.surely_fitting_bytes)
+                if rewritten.result is not best.result:
+                    rewritten, confirmation = ask(rewritten, [rewritten.result.plan], [])
+                best = rewritten
             if best.source is not source:
                 source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
             result = best.result
-    elif request.ask != Ask.never:
-        from toast_cli.ask_compiler import choose_by_memory, compiler_to_ask, is_asked
-
-        if is_asked(request, best) and (ask := compiler_to_ask(spec, request)) is not None:
-            with _timed("ask", timings, tell):
-                best, confirmation = choose_by_memory(best, ask, request, said)
-                if rewrites and confirmation.rejected:
-                    rewritten = made_to_fit(best, again)
-                    confirmation = None if rewritten.result is not best.result else confirmation
-                    best, source, evaluator = rewritten, rewritten.source, rewritten.evaluator
-                    plans = [best.result.plan]
-                result = best.result
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
@@ -278,6 +279,23 @@ def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
     from toast_cli.confirm.search import compiler_for
 
     return compiler_for(spec, name)
+
+
+def _compiler_asked(
+    spec: Spec, request: Request, best: Reading, confirms: Callable[[Mesh], Compiler] | None, said: Tell | None
+) -> Callable[[Reading, list[Plan], list[Reading]], tuple[Reading, Confirmation]] | None:
+    """A function that takes a reading, its best plans and other readings, and returns the reading with the plan that
+    the compiler finds best (`--confirm`) or accepts (`--ask`); None if no compiler is asked."""
+    if confirms is None and request.ask == Ask.never:
+        return None
+    from toast_cli.ask_compiler import choose_by_compiler, choose_by_memory, compiler_to_ask, is_asked  # heavy
+
+    if confirms is not None:
+        return lambda reading, plans, others: choose_by_compiler(
+            reading, plans[: request.confirm], others, confirms, request, said
+        )
+    asked = compiler_to_ask(spec, request) if is_asked(request, best) else None
+    return None if asked is None else lambda reading, *_: choose_by_memory(reading, asked, request, said)
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:

@@ -7,7 +7,7 @@ Enters: a `Source`, the meshes, and the `Request`. Leaves: a `Reading` for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -20,25 +20,15 @@ from toast_cli.dimensions.merged import reorderable, row_positions, set_apart
 from toast_cli.dimensions.padded import with_uneven
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import (
-    NewOrder,
-    Source,
-    batch_parts,
-    stated_pins,
-    with_microbatches,
-    with_order,
-    with_parts,
-    with_recompute,
-)
+from toast_cli.frontend import NewOrder, Source, stated_pins, with_order, with_parts
 from toast_cli.hardware import Mesh
+from toast_cli.levers import with_microbatches, with_offload, with_recompute
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.goal import parse_goal
+from toast_cli.plan.goal import PEAK_MEMORY, parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.saved import SavedPlan, apply_plan
-from toast_cli.program.recomputed import recomputed_parts
-from toast_cli.quantities import format_bytes
-from toast_cli.request import Recompute, Request, SearchName
+from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
+from toast_cli.request import Offload, Recompute, Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
@@ -53,8 +43,6 @@ PARTED = 0.03
 # Number of plans evaluated first for a rewritten program. The search continues only if the best of them is at most this
 # fraction slower than the best of as many plans for the user's program.
 GLANCE, PROMISING = 500, 0.01
-# More microbatches are tried while twice as many need at most this share of the memory.
-_WORTH_MORE = 0.98
 
 
 @dataclass(frozen=True)
@@ -62,13 +50,16 @@ class SearchSpace:
     """The candidates of a search.
 
     Attributes:
-        meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan.
+        meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan. gives_up:
+            whether a search may end early where hardly any plan fits. start: a plan to try first.
     """
 
     request: Request
     meshes: list[Mesh]
     wishes: Wishes
     saved: SavedPlan | None = None
+    gives_up: bool = False
+    start: SavedPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -85,10 +76,26 @@ class Reading:
     experts: Mapping[str, Expert] = field(default_factory=dict)
 
     @property
-    def surely_exceeds(self) -> bool:
-        """True if the best plan exceeds the memory limit by more than the prediction's error."""
+    def exceeds_memory(self) -> bool:
+        """True if the best plan exceeds the memory limit by more than the prediction's error, or a bound that the user
+        sets on the predicted peak."""
         limit, error = self.evaluator.problem.mesh.limit_bytes, self.evaluator.profile.peak_error
-        return self.result.cost.peak_bytes > limit * (1 + error)
+        return self.result.cost.peak_bytes > min(limit * (1 + error), self._peak_bound)
+
+    @property
+    def allowed_bytes(self) -> float:
+        """What a plan's predicted peak may be, by the memory limit and the user's bounds."""
+        return min(self.evaluator.problem.mesh.limit_bytes, self._peak_bound)
+
+    @property
+    def surely_fitting_bytes(self) -> float:
+        """A predicted peak that fits in memory even if the prediction is off by its error."""
+        return self.evaluator.problem.mesh.limit_bytes * (1 - self.evaluator.profile.peak_error)
+
+    @property
+    def _peak_bound(self) -> float:
+        goal = self.evaluator.problem.goal
+        return min((bound.limit for bound in goal.bounds if bound.figure == PEAK_MEMORY), default=inf)
 
     def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
         """Reward of a plan; comparable between variants of one program. reference: the cost of the empty plan of the
@@ -108,14 +115,25 @@ def readings_of(
     """
     wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
     policy = request.recompute or (saved.recompute if saved else None)
+    offload = request.offload or (saved.offload if saved else None)
     parts = request.microbatches or (saved.microbatches if saved else 1)
-    plan = saved.path if saved and not request.recompute else None
-    written = analysed(_fitted(source, policy, parts, plan), meshes)
+
+    def fitted(source: Source) -> Source:
+        if policy is not None:
+            found = with_recompute(source, Recompute(policy))
+            source = _applied(source, found, "--recompute", None if request.recompute else saved)
+        source = source if parts == 1 else _in_parts(source, parts, None if request.microbatches else saved)
+        if offload is not None:
+            found = with_offload(source, Offload(offload))
+            source = _applied(source, found, "--offload", None if request.offload else saved)
+        return source
+
+    written = analysed(fitted(source), meshes)
     if wanted is False:
         return [written]
     reordered = _reordered(source, meshes)
     rewritten = with_parts(reordered or source) or reordered
-    other = written if rewritten is None else analysed(_fitted(rewritten, policy, parts, plan), meshes)
+    other = written if rewritten is None else analysed(fitted(rewritten), meshes)
     other = with_uneven_shards(other, meshes)
     if not other[0].program.parted:
         return [written]
@@ -144,19 +162,25 @@ def with_uneven_shards(reading: tuple[Source, Dimensions], meshes: list[Mesh]) -
     return replace(source, program=program, notices=(*source.notices, *notices)), analyse(program)
 
 
-def _fitted(source: Source, policy: str | None, parts: int, plan: str | None) -> Source:
-    """plan: the file of a saved plan that says what is recomputed; it is taken as far as it applies."""
-    found = source if policy is None else with_recompute(source, Recompute(policy))
-    if isinstance(found, str) and plan is not None:
-        found = replace(source, notices=(*source.notices, f"{plan}: nothing to recompute: {found}"))
+def _applied(source: Source, found: Source | str, flag: str, saved: SavedPlan | None) -> Source:
+    """The rewritten program. found: it, or why there is none. saved: the plan that asks for it, which is taken as far
+    as it applies; None: the user asks for it."""
+    what = f"nothing to {flag.removeprefix('--')}: {found}"
+    if isinstance(found, str) and saved is not None:
+        return replace(source, notices=(*source.notices, f"{saved.path}: {what}"))
     if isinstance(found, str):
-        raise UsageError(f"nothing to recompute: {found}", where="--recompute", hint="leave it away")
-    found = found if parts == 1 else with_microbatches(found, parts)
+        raise UsageError(what, where=flag, hint="leave it away")
+    return found
+
+
+def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
+    """saved: the plan that asks for it; None: the user asks for it."""
+    found = with_microbatches(source, parts)
     if isinstance(found, str):
         raise UsageError(
             f"the batch cannot be run in {parts} parts with the same numbers: {found}",
-            where="--microbatches",
-            hint="try another number, or leave it away",
+            where=saved.path if saved else "--microbatches",
+            hint="run the batch as a whole with --microbatches 1" if saved else "try another number, or leave it away",
         )
     return found
 
@@ -182,6 +206,7 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
         request.budget_seconds,
         request.effort,
         KEPT if request.wanted > 1 else 0,
+        space.gives_up,
     )
     if count > 1 and not (request.iterations is None and request.budget_seconds is None):
         settings = settings.part(1.0 / count)
@@ -215,98 +240,6 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
         found = sorted([first, second], key=worth, reverse=True)
     evaluations, taken = sum(it.result.evaluations for it in found), sum(it.result.seconds for it in found)
     return [replace(it, result=replace(it.result, evaluations=evaluations, seconds=taken)) for it in found]
-
-
-def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
-    """The variant with rematerialisation, microbatches, or both that fits in memory with the shortest step. If none
-    fits, returns `best`, which does not fit either, with a notice that says why.
-
-    The number of microbatches is the smallest with which the most rematerialising program fits, or twice that.
-    """
-    source, before = best.source, best.result.cost
-    programs, whys = _recomputing(source)
-    least = before.peak_bytes
-    for number in (1, *batch_parts(source))[len(programs) == 1 :]:
-        last = _in_parts(programs[-1], number, search)
-        if isinstance(last, str) and len(programs) > 1:  # some programs run in parts only if nothing is recomputed
-            whys.append(f"{_options(programs[-1])} {last}")
-            programs, least = programs[:1], before.peak_bytes
-            last = _in_parts(source, number, search)
-        if isinstance(last, str):
-            whys.append(last)
-            break
-        cost = last.result.cost
-        if last.result.fits:
-            less = programs[number == 1 : -1]
-            fitting = [last, *_first_fit(less, number, search), *_first_fit(programs[:-1], 2 * number, search)]
-            return _noted(min(fitting, key=lambda one: one.result.cost.step_seconds), "made to fit", before)
-        whys.append(f"it needs {format_bytes(cost.peak_bytes)} with {_options(last.source)}")
-        if cost.peak_bytes > _WORTH_MORE * least or last.result.stopped == "interrupted":
-            break
-        least = cost.peak_bytes
-    notice = f"not made to fit: {'; '.join(whys) or 'no input has a batch'}"
-    return replace(best, source=replace(source, notices=(notice, *source.notices)))
-
-
-def _recomputing(source: Source) -> tuple[list[Source], list[str]]:
-    """The program under each rematerialisation policy, the least recomputation first; and why others are left out."""
-    kinds = zip(source.program.ops, recomputed_parts(source.program), strict=True)
-    already = any(part and op.kind.matrix_unit for op, part in kinds)  # then it keeps no products
-    programs, whys = [source], []
-    for policy in [Recompute.all] if already else Recompute:
-        found = with_recompute(source, policy)
-        if isinstance(found, str):
-            whys.append(f"--recompute {policy}: {found}")
-        else:
-            programs.append(found)
-    return programs, whys
-
-
-def _in_parts(source: Source, number: int, search: Callable[[Source], Reading]) -> Reading | str:
-    found = source if number == 1 else with_microbatches(source, number)
-    return f"--microbatches {number}: {found}" if isinstance(found, str) else search(found)
-
-
-def _first_fit(programs: list[Source], number: int, search: Callable[[Source], Reading]) -> Iterator[Reading]:
-    """Yields the first of these programs that fits with this number of microbatches, if any."""
-    for program in programs:
-        found = _in_parts(program, number, search)
-        if isinstance(found, Reading) and found.result.fits:
-            yield found
-            return
-
-
-def made_faster(best: Reading, search: Callable[[Source], Reading]) -> Reading:
-    """The variant that keeps matrix products and recomputes cheap ops, if it fits and is faster; else `best`."""
-    program = best.source.program
-    if program.recompute or program.microbatches > 1:
-        return best
-    kinds = (with_recompute(best.source, p) for p in (Recompute.all_but_products, Recompute.all_but_weight_products))
-    found = [search(one) for one in kinds if isinstance(one, Source)]
-    fitting = [one for one in found if one.result.fits]
-    fastest = min(fitting, key=lambda one: one.result.cost.step_seconds, default=best)
-    if fastest.result.cost.step_seconds > (1.0 - PARTED) * best.result.cost.step_seconds:
-        return best
-    return _noted(fastest, "made faster", best.result.cost)
-
-
-def _options(source: Source) -> str:
-    """The command-line options that select this variant of the user's program."""
-    program = source.program
-    recompute = f"--recompute {program.recompute}" if program.recompute else ""
-    return f"{recompute} --microbatches {program.microbatches}".strip() if program.microbatches > 1 else recompute
-
-
-def _noted(reading: Reading, what: str, before: Cost) -> Reading:
-    """The variant with a notice that states its gain over the best plan of the program as written."""
-    cost = reading.result.cost
-    slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
-    size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
-    notice = (
-        f"{what}: {_options(reading.source)}: {slower:+.0%} step time, {size} per device, "
-        "against the best plan as written"
-    )
-    return replace(reading, source=replace(reading.source, notices=(notice, *reading.source.notices)))
 
 
 def search_meshes(
@@ -343,8 +276,12 @@ def search_meshes(
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)
 
+    def starts(problem: Problem) -> list[Plan]:
+        first = [] if space.start is None else [carried_over(problem, space.start)[0]]
+        return [*first, *starting_plans(problem)]
+
     suited = suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes
-    evaluator, result = search_shapes(evaluator_of, suited, settings, starting_plans, report)
+    evaluator, result = search_shapes(evaluator_of, suited, settings, starts, report)
     return Reading(source, evaluator, result, found)
 
 

@@ -66,6 +66,14 @@ class Recompute(StrEnum):
     all = "all"  # nothing_saveable
 
 
+class Offload(StrEnum):
+    """What is kept in host memory while it is not needed."""
+
+    residuals = "residuals"
+    optimizer_state = "optimizer-state"
+    all = "all"
+
+
 class OptionKind(Enum):
     """The types of options. A project file writes TEXT, BYTES, SECONDS and words as text."""
 
@@ -82,6 +90,7 @@ class OptionKind(Enum):
     ASK = "ask"
     FIT = "fit"
     RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
 
 
 @dataclass(frozen=True)
@@ -312,8 +321,9 @@ class Request:
         Fit.auto.value,
         "--fit",
         OptionKind.FIT,
-        "Where no plan fits in memory: stop, or compute values again in the backward pass and run the batch in parts "
-        "(auto); fastest: also keep products that the program computes again, where there is room.",
+        "Where no plan fits in memory: stop, or compute values again in the backward pass, run the batch in parts and "
+        "keep saved values in host memory (auto); fastest: also keep products that the program computes again, where "
+        "there is room.",
         in_projects=False,
         in_python=False,
     )
@@ -333,6 +343,16 @@ class Request:
         "--recompute",
         OptionKind.RECOMPUTE,
         "What the backward pass computes again: all that it reads of layers, or all but products (with weights).",
+        in_projects=False,
+        in_python=False,
+    )
+
+    offload: str | None = _option(
+        None,
+        "--offload",
+        OptionKind.OFFLOAD,
+        "What is in host memory while it is not needed: what a loop over layers saves for the backward pass, optimizer "
+        "state, or both.",
         in_projects=False,
         in_python=False,
     )

@@ -45,6 +45,13 @@ def explain(
         ),
     ] = None,
     peak: Annotated[bool, typer.Option("--peak", help="Explain the memory peak, and what would lower it.")] = False,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory",
+            help="Explain what is saved for the backward pass, and what it costs to recompute or offload it.",
+        ),
+    ] = False,
     as_annotated: Annotated[
         bool,
         typer.Option(
@@ -68,11 +75,11 @@ def explain(
     The plan is the one `toast partition` finds with the same options, or that of --report or --plan.
     """
     options.refuse_both(quiet, verbose)
-    asked = [decision is not None, argument is not None, line is not None, collective is not None, peak, as_annotated]
-    if sum(asked) > 1:
+    asked = [one is not None for one in (decision, argument, line, collective)]
+    if sum([*asked, peak, memory, as_annotated]) > 1:
         raise UsageError(
             "one thing is explained at a time",
-            where="--decision, --argument, --line, --collective, --peak, --as-annotated",
+            where="--decision, --argument, --line, --collective, --peak, --memory, --as-annotated",
             hint="give one",
         )
     if report is not None and (given["tactic"] or given["strategy"]):
@@ -111,7 +118,7 @@ def explain(
         if as_annotated:
             found = _annotated(study, outcome, request)
         else:
-            found = _explanation(study, decision, argument, line, collective, peak, request.pins)
+            found = _explanation(study, decision, argument, line, collective, peak, memory, request.pins)
     for target in targets:
         write_target(target, write_json(found.to_json()))
     if not any(target.is_stdout for target in targets):
@@ -147,6 +154,7 @@ def _explanation(
     line: str | None,
     collective: int | None,
     peak: bool,
+    memory: bool,
     pins: tuple[str, ...],
 ) -> Explanation:
     """The explanation of the requested item; of the whole plan if none is requested."""
@@ -163,4 +171,8 @@ def _explanation(
         return explain_line(study, line)
     if collective is not None:
         return explain_collective(study, collective)
+    if memory:
+        from toast_cli.explain.saved import explain_saved
+
+        return explain_saved(study)
     return explain_peak(study) if peak else explain_plan(study)

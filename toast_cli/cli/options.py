@@ -20,6 +20,7 @@ from toast_cli.request import (
     Effort,
     Fit,
     FrameChoice,
+    Offload,
     Option,
     OptionKind,
     Recompute,
@@ -67,6 +68,7 @@ _WORDS: dict[OptionKind, type[StrEnum]] = {
     OptionKind.ASK: Ask,
     OptionKind.FIT: Fit,
     OptionKind.RECOMPUTE: Recompute,
+    OptionKind.OFFLOAD: Offload,
 }
 
 

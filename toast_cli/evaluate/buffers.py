@@ -33,7 +33,7 @@ from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy
-from toast_cli.program.host_memory import moved, on_host, replacing
+from toast_cli.program.host_memory import in_transit, moved, on_host, replacing
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
@@ -74,7 +74,7 @@ class Buffers:
         self._lives = items.lives
         self._pricer = pricer
         self._on_host, self._moved = on_host(problem.program), moved(problem.program)
-        self._replacing = replacing(problem.program, items.lives.into_arguments)
+        self._no_host_memory = replacing(problem.program, items.lives.into_arguments) | in_transit(problem.program)
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._layouts = Layouts(problem, profile)
@@ -154,8 +154,8 @@ class Buffers:
 
     def on_host(self, item: ArrayItem, iteration: Iteration) -> tuple[float, list[Interval]]:
         """(bytes of one array, live intervals of the item's arrays in host memory). A result that replaces an argument
-        reuses its buffer."""
-        mine = self._on_host.intersection(item.values) - self._replacing
+        reuses its buffer; slices in transit need none."""
+        mine = self._on_host.intersection(item.values) - self._no_host_memory
         found = [interval for value in mine for interval in self._lives.intervals[value]]
         return self._pricer.local(item.bytes, iteration.shardings[item.result]), found
 

@@ -232,10 +232,17 @@ class Evaluator:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
         profile = self.memory_profile(plan)
         moment = int(self.timeline.candidates[int(profile.argmax())]) if len(profile) else 0
+        return moment // 2, self._alive_then(plan, moment)
+
+    def alive_at(self, plan: Plan, op: int) -> list[Alive]:
+        """The arrays alive under `plan` when an op runs, largest first."""
+        return self._alive_then(plan, self.items.lives.times[op])
+
+    def _alive_then(self, plan: Plan, moment: int) -> list[Alive]:
         found: list[tuple[Alive, bool]] = []
         for item, lowered in self._lowered_arrays(plan):
             found.extend(self._alive(item, lowered, moment))
-        return moment // 2, sorted(self._holdings.on_chip.left(found), key=lambda a: -a.bytes)
+        return sorted(self._holdings.on_chip.left(found), key=lambda a: -a.bytes)
 
     # -- one plan after another ----------------------------------------------------------------------------------
 

@@ -4,9 +4,7 @@ Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `
 """
 
 from toast_cli.frontend.loading import load, stated_pins
-from toast_cli.frontend.microbatched import batch_parts, with_microbatches
 from toast_cli.frontend.parted import with_parts
-from toast_cli.frontend.rematerialised import with_recompute
 from toast_cli.frontend.reordered import NewOrder, with_order
 from toast_cli.frontend.source import Source, Use
 
@@ -14,11 +12,8 @@ __all__ = [
     "NewOrder",
     "Source",
     "Use",
-    "batch_parts",
     "load",
     "stated_pins",
-    "with_microbatches",
     "with_order",
     "with_parts",
-    "with_recompute",
 ]

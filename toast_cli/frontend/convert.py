@@ -33,7 +33,7 @@ def from_hlo_proto(proto: bytes) -> bytes:
     results."""
     module = xla.parse_module(xla.make_context(), xla.hlo_proto_to_stablehlo(proto))
     mark_donations(module, proto)
-    mark_host_memory(module, proto)
+    mark_host_memory(module, *xla.hlo_on_host(proto))
     take_markers(module)
     return xla.write_bytecode(module)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli.frontend.wire import Field, message_fields, packed_varints
-from toast_cli.xla import hlo_boundary_leaves, hlo_on_host, ir
+from toast_cli.xla import hlo_boundary_leaves, ir
 
 # Field numbers of HloModuleProto and, inside the entries, of its alias and donor messages (xla/service/hlo.proto).
 INPUT_OUTPUT_ALIAS, BUFFER_DONOR = 8, 18
@@ -45,12 +45,12 @@ def mark_donations(module: Any, proto: bytes) -> None:
         main.operation.attributes["arg_attrs"] = ir.ArrayAttr.get(merged)
 
 
-def mark_host_memory(module: Any, proto: bytes) -> None:
+def mark_host_memory(module: Any, arguments: list[bool], results: list[bool]) -> None:
     """Sets `mhlo.memory_kind` on the arguments and results of `main` that are in host memory."""
     main = next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
     attributes = main.operation.attributes
     with module.context:
-        for name, there in zip(("arg_attrs", "res_attrs"), hlo_on_host(proto), strict=True):
+        for name, there in (("arg_attrs", arguments), ("res_attrs", results)):
             count = len(main.type.inputs if name == "arg_attrs" else main.type.results)
             if any(there) and len(there) == count:
                 present = list(attributes[name]) if name in attributes else [{}] * count

@@ -14,11 +14,11 @@ from toast_cli.kernels.describe import describe_kernels
 from toast_cli.xla import ir
 
 
-def read_rewritten(source: Source, operation: Any, notice: str, **facts: Any) -> Source:
+def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) -> Source:
     """The source with a rewritten copy of its module, whose arguments are the same.
 
     Args:
-        notice: a sentence for reports about the rewriting. facts: fields of the program that record it.
+        added: sentences for reports about the rewriting. facts: fields of the program that record it.
     """
     module = xla.parse_module(source.module.context, xla.write_bytecode(operation))
     copy_splats(module)
@@ -28,9 +28,9 @@ def read_rewritten(source: Source, operation: Any, notice: str, **facts: Any) ->
         replace(new, dimension_names=old.dimension_names, stated_axes=old.stated_axes)
         for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
     )
-    before = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute")}
+    before = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute", "offload")}
     program = replace(found.program, arguments=arguments, **(before | facts))
-    notices = (*source.notices, notice)
+    notices = (*source.notices, *added)
     return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
 
 

@@ -22,7 +22,7 @@ from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision,
 from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import ROLES
-from toast_cli.request import Recompute
+from toast_cli.request import Offload, Recompute
 
 SCHEMA = "toast.plan/1"
 # Least likeness (0 to 1) of two groups that are matched.
@@ -67,7 +67,7 @@ class SavedDecision:
 class SavedPlan:
     """A plan read from a file. program: the module's name. axes: of the mesh it was made for, slowest first. parted:
     the program has its fused contractions split. microbatches: number of parts of its batch. recompute: the values it
-    rematerialises in the backward pass."""
+    rematerialises in the backward pass. offload: what it keeps in host memory."""
 
     program: str
     axes: dict[str, int]
@@ -76,10 +76,11 @@ class SavedPlan:
     parted: bool = False
     microbatches: int = 1
     recompute: str | None = None
+    offload: str | None = None
 
 
-def save_plan(problem: Problem, plan: Plan) -> bytes:
-    """The plan as JSON, with a final newline."""
+def saved_plan(problem: Problem, plan: Plan) -> SavedPlan:
+    """The plan in terms that also mean something for another program."""
     traits, axes = traits_of(problem), problem.mesh.names
     decisions = []
     for decision in plan:
@@ -92,14 +93,24 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
             only = traits[decision.only] if decision.only != NOWHERE else None
             group = traits[decision.group]
             decisions.append(SavedDecision(axis, group, decision.sides, unless, summed, look_ups, only=only))
+    program = problem.program
+    sizes = dict(zip(axes, problem.mesh.sizes, strict=True))
+    facts = (program.parted, program.microbatches, program.recompute or None, program.offload or None)
+    return SavedPlan(program.name, sizes, tuple(decisions), "", *facts)
+
+
+def save_plan(problem: Problem, plan: Plan) -> bytes:
+    """The plan as JSON, with a final newline."""
+    saved = saved_plan(problem, plan)
     facts = {
         "schema": SCHEMA,
-        "program": problem.program.name,
-        "axes": dict(zip(axes, problem.mesh.sizes, strict=True)),
-        "decisions": [asdict(decision) for decision in decisions],
-        **({"parted": True} if problem.program.parted else {}),
-        **({"microbatches": problem.program.microbatches} if problem.program.microbatches > 1 else {}),
-        **({"recompute": problem.program.recompute} if problem.program.recompute else {}),
+        "program": saved.program,
+        "axes": saved.axes,
+        "decisions": [asdict(decision) for decision in saved.decisions],
+        **({"parted": True} if saved.parted else {}),
+        **({"microbatches": saved.microbatches} if saved.microbatches > 1 else {}),
+        **({"recompute": saved.recompute} if saved.recompute else {}),
+        **({"offload": saved.offload} if saved.offload else {}),
     }
     return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
@@ -113,8 +124,11 @@ def read_plan(path: str) -> SavedPlan:
         axes = {_text(name): _number(size) for name, size in facts["axes"].items()}
         decisions = tuple(_decision(decision) for decision in facts["decisions"])
         parted, microbatches = facts.get("parted") is True, _number(facts.get("microbatches", 1))
+        if microbatches < 1:
+            raise ValueError("microbatches is 0")
         recompute = Recompute(facts["recompute"]).value if "recompute" in facts else None
-        return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches, recompute)
+        offload = Offload(facts["offload"]).value if "offload" in facts else None
+        return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches, recompute, offload)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the plan is damaged: {error}", where=path, hint=_MAKE_ONE) from None
 

@@ -80,6 +80,27 @@ def on_host(program: Program) -> frozenset[int]:
     return frozenset(found)
 
 
+@once
+def in_transit(program: Program) -> frozenset[int]:
+    """Values in host memory that need no memory there: slices that are transferred straight into or from an array."""
+    there, found = on_host(program), set[int]()
+
+    def passes(value: int) -> bool:
+        users = [(program.ops[number], position) for number, position in program.users[value]]
+        return all(
+            op.detail == TO_DEVICE
+            or (op.name == DYNAMIC_UPDATE_SLICE and position == 1)
+            or ((op.kind.view or op.kind.identity) and op.results[0] in found)
+            for op, position in users
+        )
+
+    for op in reversed(program.ops):
+        sliced = op.name in (DYNAMIC_SLICE, SLICE) or op.kind.view or op.kind.identity or op.detail == TO_HOST
+        if sliced and op.results[0] in there and passes(op.results[0]):
+            found.add(op.results[0])
+    return frozenset(found)
+
+
 def _stays(op: Op, position: int) -> bool:
     """Whether an op's result is in host memory if this operand is."""
     if op.name == DYNAMIC_UPDATE_SLICE:

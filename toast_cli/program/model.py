@@ -311,7 +311,8 @@ class Program:
         parted: it differs from the user's program: fused products are split (see `fused_products`), dimensions merged
             in another order (see `dimensions.merged`), or sizes padded (see `dimensions.padded`).
         microbatches: number of parts of its batch (see `microbatches`); 1 as the user wrote it. recompute: values that
-        its backward pass rematerialises and the user's does not, a `request.Recompute`.
+        its backward pass rematerialises and the user's does not, a `request.Recompute`. offload: what it keeps in host
+        memory and the user's does not, a `request.Offload`.
     """
 
     name: str
@@ -323,6 +324,7 @@ class Program:
     parted: bool = False
     microbatches: int = 1
     recompute: str = ""
+    offload: str = ""
 
     @cached_property
     def producer(self) -> list[int]:

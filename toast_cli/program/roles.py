@@ -96,6 +96,21 @@ def carried_results(program: Program) -> tuple[int, ...]:
     return tuple(found)
 
 
+def optimizer_state(program: Program) -> list[int]:
+    """Arguments (by number) that a training step keeps for its next update of the weights only: moments, master
+    copies."""
+    names, roles = argument_roles(program)
+    replaced, cached = carried_results(program), _overwritten(program)
+    if not any(names[role] == WEIGHTS and replaced[n] >= 0 for n, role in enumerate(roles)):
+        return []
+
+    def is_state(n: int) -> bool:
+        value = program.values[program.arguments[n].value]
+        return names[roles[n]] == STATE and replaced[n] >= 0 and not _counts(value.dtype) and n not in cached
+
+    return [n for n in range(len(roles)) if is_state(n)]
+
+
 def undonated(program: Program) -> list[int]:
     """Arguments (by number) that are carried to the next step but not donated; empty if the program donates
     anything."""

@@ -84,6 +84,7 @@ def build_report(
             program.parted,
             program.microbatches,
             program.recompute,
+            program.offload,
         ),
         MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
         PlanFacts(

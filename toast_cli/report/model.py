@@ -30,6 +30,7 @@ class ProgramFacts:
     parted: bool = False  # True if the plan is for the rewritten program, see `Program.parted`
     microbatches: int = 1  # microbatches in the program that the plan is for
     recompute: str = ""  # what its backward pass computes again and the user's program does not
+    offload: str = ""  # what it keeps in host memory and the user's program does not
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from toast_cli.plan.decisions import LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, 
 from toast_cli.plan.mirrors import unmirror
 from toast_cli.plan.problem import Problem
 from toast_cli.report.json_file import read_report
-from toast_cli.request import Recompute
+from toast_cli.request import Offload, Recompute
 
 _REMAKE = "make one with `toast partition --json FILE`"
 
@@ -32,11 +32,12 @@ def stored_rewriting(path: str) -> dict[str, Any]:
     read_report(path)
     program = read_json(path, _REMAKE).get("program")
     facts = program if isinstance(program, dict) else {}
-    number, policy = facts.get("microbatches", 1), facts.get("recompute")
+    number, policy, offload = facts.get("microbatches", 1), facts.get("recompute"), facts.get("offload")
     return {
         "parted": facts.get("parted") is True,
         "microbatches": number if type(number) is int and number > 0 else 1,
         "recompute": policy if policy in list(Recompute) else None,
+        "offload": offload if offload in list(Offload) else None,
     }
 
 

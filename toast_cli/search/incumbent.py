@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nsmallest
-from math import inf
+from math import inf, log
 
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
@@ -24,18 +24,22 @@ SearchProgress = Callable[[float, int, float, float], None]
 
 # A search ends when this fraction of the evaluated plans, and at least this many, came after the best one.
 FLAT, LEAST_FLAT = 0.5, 3000
+# A search that may give up does so after this many plans, if the best exceeds the bounds by more than this factor.
+PATIENCE, HOPELESS = 600, 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound. asked:
-    whether the user wants it to end. keep: number of best plans in the result.
+    whether the user wants it to end. keep: number of best plans in the result. gives_up: whether to end early where
+    hardly any plan will fit (see `PATIENCE`).
     """
 
     evaluations: int | None = None
     seconds: float | None = None
     asked: Callable[[], bool] = lambda: False
     keep: int = 0
+    gives_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,10 @@ class SearchResult:
     that exceeds them least).
 
     evaluations: distinct plans evaluated. best_found_at: the evaluation that found the plan. proven: no plan is better.
-    stopped: "budget", "iterations", "plateau" or "interrupted". lower_bound: seconds, 0 if none was computed. trail:
-    (evaluation, cost) of each successive best plan. seen: the best plans evaluated, `Budget.keep` of them. fastest: the
-    plan that the search found, with its cost, if another plan was preferred (see `tactics.preferred`). known_as: the
-    strategy that was preferred, if it is one.
+    stopped: "budget", "iterations", "plateau", "interrupted" or "hopeless". lower_bound: seconds, 0 if none was
+    computed. trail: (evaluation, cost) of each successive best plan. seen: the best plans evaluated, `Budget.keep` of
+    them. fastest: the plan that the search found, with its cost, if another plan was preferred (see
+    `tactics.preferred`). known_as: the strategy that was preferred, if it is one.
     """
 
     plan: Plan
@@ -126,6 +130,8 @@ class Incumbent:
             count = len(self.seen)
             if self._budget.evaluations is not None and count >= self._budget.evaluations:
                 raise OutOfBudget("iterations")
+            if self._budget.gives_up and count == PATIENCE and self.objective.excess(self.best_cost) > log(HOPELESS):
+                raise OutOfBudget("hopeless")
             self.check()
             cost = self.evaluator.cost(plan)
             rank = self.objective.rank(plan, cost)

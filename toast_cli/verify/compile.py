@@ -18,8 +18,9 @@ def as_stablehlo(content: bytes, form: str) -> bytes:
         return content
     proto = xla.hlo_text_to_proto(content.decode())
     program = xla.hlo_proto_to_stablehlo(proto)
-    if not any(map(any, xla.hlo_on_host(proto))):
+    on_host = xla.hlo_on_host(proto)
+    if not any(map(any, on_host)):
         return program
     module = xla.parse_module(xla.make_context(), program)
-    mark_host_memory(module, proto)
+    mark_host_memory(module, *on_host)
     return xla.write_bytecode(module)

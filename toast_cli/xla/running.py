@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.xla.modules import make_context, parse_module
-from toast_cli.xla.native import jax_native
+from toast_cli.xla.modules import main_function, make_context, parse_module, write_bytecode
+from toast_cli.xla.native import ir, jax_native
 from toast_cli.xla.versions import needed
 
 _SOLVERS = ("geqrf", "gesvd", "getrf", "orgqr", "potrf", "syevd", "sytrd")
@@ -60,7 +60,25 @@ def compile_program(
         target.device_assignment = assignment
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = shardy
+    if devices[0].platform == "cpu" and b"memory_kind" in program:
+        program = _in_one_memory(program)
     return devices[0].client.compile_and_load(program, jax_native.DeviceList(tuple(devices)), options)
+
+
+def _in_one_memory(program: bytes) -> bytes:
+    """The program with no arguments or results in host memory: XLA:CPU returns results in its only memory, and aborts
+    where the program states another."""
+    module = parse_module(make_context(), program)
+    attributes = main_function(module).operation.attributes
+    with module.context:
+        for name in ("arg_attrs", "res_attrs"):
+            if name in attributes:
+                kept = [
+                    {item.name: item.attr for item in one if item.name != "mhlo.memory_kind"}
+                    for one in attributes[name]
+                ]
+                attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in kept])
+    return write_bytecode(module)
 
 
 def tpu_devices(topology: str, megacore: bool) -> list[Any]:

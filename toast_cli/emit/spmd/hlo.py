@@ -12,7 +12,16 @@ from math import prod
 from toast_cli import xla
 from toast_cli.emit.annotate import mark_boundary
 from toast_cli.emit.dense_products import write_out_ragged
-from toast_cli.emit.hlo import ENTRANCE, EXIT, Boundary, GspmdNotation, bare_bytecode, flatten, with_partitions
+from toast_cli.emit.hlo import (
+    ENTRANCE,
+    EXIT,
+    Boundary,
+    GspmdNotation,
+    bare_bytecode,
+    flatten,
+    with_host_memory,
+    with_partitions,
+)
 from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
 from toast_cli.emit.spmd import manual_region, refuse_bound
 from toast_cli.errors import ToastError
@@ -48,6 +57,6 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
             f"boundaries were lost on the way to HLO: {(entrances, exits)} of {(read, len(ways_out))} are there",
             hint="write the program with --format spmd, and report this as a bug",
         )
-    text = with_partitions(text, prod(lowered.axis_sizes))
+    text = with_host_memory(with_partitions(text, prod(lowered.axis_sizes)), source)
     xla.hlo_text_to_proto(text)
     return text.encode()

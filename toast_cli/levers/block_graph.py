@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from math import prod
 from typing import Any
 
 from toast_cli import xla
 from toast_cli.frontend.effects import is_placed
+from toast_cli.frontend.idle import numbers
 from toast_cli.frontend.rewritten import read_from_outside
 from toast_cli.frontend.splats import is_splat
-from toast_cli.program.minimum_cut import least_kept
+from toast_cli.levers.minimum_cut import least_kept
 from toast_cli.program.model import Value
-from toast_cli.program.ops import BARRIER, CUSTOM_CALL, DOT_GENERAL, DYNAMIC_SLICE, RNG, kind_of
+from toast_cli.program.ops import (
+    BARRIER,
+    BROADCAST_IN_DIM,
+    CUSTOM_CALL,
+    DOT_GENERAL,
+    DYNAMIC_SLICE,
+    RESHAPE,
+    RNG,
+    kind_of,
+)
 from toast_cli.request import Recompute
 from toast_cli.xla import ADVANCE, ir
 
@@ -181,3 +192,15 @@ def erase_unread(block: Any) -> None:
         unread = not any(True for result in operation.results for _ in result.uses)
         if operation.results and unread and is_pure(operation):
             operation.erase()
+
+
+def before_reshape(value: Any) -> Any | None:
+    """The operand of a reshape or broadcast that has as many elements as the result; None for other values."""
+    if isinstance(value, ir.BlockArgument) or value.owner.name not in (RESHAPE, BROADCAST_IN_DIM):
+        return None
+    if value.owner.name == BROADCAST_IN_DIM:
+        dims = numbers(value.owner, "broadcast_dimensions")
+        if dims != sorted(dims):  # it transposes too
+            return None
+    before = value.owner.operands[0]
+    return before if prod(before.type.shape) == prod(value.type.shape) else None

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.block_graph import BlockGraph, erase_unread
-from toast_cli.frontend.counters import Index, body_of, counted, index_of, yielded
-from toast_cli.frontend.equal_values import before_reshape
+from toast_cli.levers.block_graph import BlockGraph, before_reshape, erase_unread
+from toast_cli.levers.loop_indices import Index, body_of, counted, index_of, yielded
 from toast_cli.program.ops import BROADCAST_IN_DIM, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE
 from toast_cli.xla import ir
 

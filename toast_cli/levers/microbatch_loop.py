@@ -1,9 +1,8 @@
-"""Splits a step's batch into microbatches that run one after the other; see `toast_cli.program.microbatches`.
+"""Writes the loop over microbatches around a step.
 
-Enters: a `Source`, a dimension of an argument, and a number of microbatches. Leaves: another one that computes the same
-from the same arguments: a loop around most of the program reads one microbatch of each input, accumulates sums over the
-batch, and stacks outputs that have a batch dimension. Microbatch k has every N-th example from k on, so that each
-device runs a part of its own examples.
+Enters: a step's entry function and the `Split` of its batch. Leaves: the function rewritten in place. The loop reads
+one microbatch of each input, accumulates sums over the batch, and stacks outputs that have a batch dimension.
+Microbatch k has every N-th example from k on, so that each device runs a part of its own examples.
 """
 
 from __future__ import annotations
@@ -12,15 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from toast_cli import xla
-from toast_cli.frontend.reader import Reader, read_arguments
-from toast_cli.frontend.rewritten import read_from_outside, read_rewritten, retyped
-from toast_cli.frontend.source import Source
+from toast_cli.frontend.reader import Reader
+from toast_cli.frontend.rewritten import read_from_outside, retyped
 from toast_cli.frontend.splats import is_splat
-from toast_cli.kernels.describe import describe_kernels
-from toast_cli.program.batch_cut import CONSTANT, SUM, Cut, WholeBatchError
-from toast_cli.program.microbatches import Split, Statements, split_batch
-from toast_cli.program.model import Program, Result
+from toast_cli.levers.batch_cut import CONSTANT, SUM, Cut
+from toast_cli.levers.batch_split import Split, Statements
 from toast_cli.program.ops import (
     ADD,
     BROADCAST_IN_DIM,
@@ -29,142 +24,18 @@ from toast_cli.program.ops import (
     DYNAMIC_UPDATE_SLICE,
     GATHER,
     RESHAPE,
-    RESULT,
     SLICE,
     TRANSPOSE,
     kind_of,
 )
-from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.xla import ir
 
 Shape = tuple[int, ...]
-_BRANCHES = ("stablehlo.case", "stablehlo.if")
-_TRIED = 8  # dimensions
 _NARROW = ("bf16", "f16", "f8")  # their sums are of f32
 
 
-def batch_dimensions(source: Source) -> list[tuple[int, int]]:
-    """(argument, dimension) candidates for a batch dimension: leading dimensions of inputs first, the largest array
-    first. If inputs cannot be told from weights, any argument may be one."""
-    program = source.program
-    inputs = _inputs(source)
-    values = {n: program.values[program.arguments[n].value] for n in inputs}
-    found = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].own_shape[dim] > 1]
-    return sorted(found, key=lambda it: (it[1], -values[it[0]].bytes))
-
-
-def _inputs(source: Source) -> list[int]:
-    names, roles = argument_roles(source.program)
-    return [n for n, role in enumerate(roles) if names[role] == INPUTS] or list(range(len(roles)))
-
-
-def batch_parts(source: Source) -> list[int]:
-    """Numbers of microbatches to try, the smallest first: powers of two that divide a batch."""
-    shapes = [
-        source.program.values[source.program.arguments[n].value].own_shape for n, _ in batch_dimensions(source)[:1]
-    ]
-    return [2**k for shape in shapes for k in range(1, shape[0].bit_length()) if shape[0] % 2**k == 0]
-
-
-def with_microbatches(source: Source, parts: int) -> Source | str:
-    """The program with its batch in `parts` microbatches, or why that is impossible, with the op concerned."""
-    if source.stated:
-        return "the program states shardings of its own, which are of arrays for the whole batch"
-    why = ""
-    for argument, dim in batch_dimensions(source)[:_TRIED]:
-        value = source.program.values[source.program.arguments[argument].value]
-        if value.own_shape[dim] % parts:
-            why = why or f"{value} has no {parts} equal parts along dimension {dim}"
-            continue
-        try:
-            return _rewritten(source, argument, dim, parts)
-        except _RefusedError as refused:
-            why = why or str(refused)
-    return why or "no input has a batch"
-
-
-class _RefusedError(Exception):
-    """The reason why a program cannot be run in microbatches."""
-
-
-def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
-    copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
-    describe_kernels(copy, source.kernels)
-    with copy.context, ir.Location.unknown():
-        _read_from_outside(copy)
-        xla.run_passes(copy, "func.func(sdy-populate-op-sharding-rules)")
-        statements, reader = _statements(copy)
-        try:
-            split = split_batch(statements, argument, dim, parts)
-        except WholeBatchError as whole:
-            op = statements.program.ops[whole.op]
-            named = replace(source, operations=reader.operations)
-            place = named.location(whole.op)
-            raise _RefusedError(f"{op.name.partition('.')[2]}{f' at {place}' if place else ''} {whole.why}") from None
-        inputs = {statements.program.arguments[n].value for n in _inputs(source)}
-        for n, other in enumerate(statements.program.arguments):
-            if other.value in split.read_cut and other.value not in inputs:
-                raise _RefusedError(f"argument {source.program.arguments[n].path or n}, which is no input, has it too")
-        xla.remove_sharding_rules(copy)
-        _Writer(xla.main_function(copy), reader, statements, split).run()
-    notice = f"the batch is run in {parts} parts one after the other, with their gradients added up: the program has it"
-    return read_rewritten(source, copy, notice, microbatches=parts)
-
-
-def _read_from_outside(module: Any) -> None:
-    """Makes users of a loop result that the loop passes through unchanged read the loop's operand instead."""
-    for operation in xla.walk_ops(module, "stablehlo.while"):
-        body = operation.regions[1].blocks[0]
-        yielded = body.operations[len(body.operations) - 1].operands
-        for k, value in enumerate(yielded):
-            if value == body.arguments[k]:
-                operation.results[k].replace_all_uses_with(operation.operands[k])
-
-
-def _statements(module: Any) -> tuple[Statements, Reader]:
-    """The module as a program with every op, including those whose results are not needed."""
-    function = xla.main_function(module)
-    reader = Reader()
-    reader.function(function)
-    block = function.entry_block
-    places = {view.operation: n for n, view in enumerate(block.operations)}
-
-    def statement(operation: Any) -> int:
-        while operation not in places:
-            if operation.name == "func.func":
-                return -1
-            operation = operation.parent.operation
-        return places[operation]
-
-    ops = [
-        replace(op, detail=_constant_detail(operation)) if op.name == CONSTANT else op
-        for op, operation in zip(reader.ops, reader.operations, strict=True)
-    ]
-    outputs = tuple(Result(op.operands[0], "") for op in ops if op.name == RESULT)
-    program = Program("", tuple(ops), tuple(reader.values), read_arguments(function), outputs, tuple(reader.loops))
-
-    def read_directly(op: int, position: int) -> bool:
-        operation, operand = reader.uses.get((op, position), (reader.operations[op], position))
-        return bool(operation.operands[operand] == reader.definitions[ops[op].operands[position]])
-
-    found = Statements(program, [statement(operation) for operation in reader.operations], read_directly)
-    for branch in xla.walk_ops(module, *_BRANCHES):
-        found.deciding[statement(branch)].append(reader.number(branch.operands[0]))
-    return found, reader
-
-
-def _constant_detail(operation: Any) -> str:
-    number = xla.constant_number(operation)
-    if number is None:
-        return ""
-    value = operation.attributes["value"]
-    element = value.get_splat_value() if isinstance(value, ir.DenseElementsAttr) and value.is_splat else None
-    zero = isinstance(element, ir.FloatAttr | ir.IntegerAttr) and not element.value
-    return "zero" if zero else "splat"
-
-
-class _Writer:
-    """Writes the loop, in place."""
+class LoopWriter:
+    """Writes the loop."""
 
     def __init__(self, function: Any, reader: Reader, statements: Statements, split: Split) -> None:
         self._block = function.entry_block

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from toast_cli.program.batch_cut import (
+from toast_cli.levers.batch_cut import (
     CONSTANT,
     LATER,
     SUM,
@@ -29,23 +29,20 @@ from toast_cli.program.batch_cut import (
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import (
     ARGUMENT,
+    BARRIER,
     BROADCAST_IN_DIM,
     CARRY,
     CONVERT,
     JOIN,
+    RESHAPE,
     RESULT,
+    TRANSPOSE,
 )
 
+# Ops inside the loop of which a part of the result needs only the same part of the operands; elementwise ops too.
+_NARROWED = frozenset([BARRIER, BROADCAST_IN_DIM, RESHAPE, TRANSPOSE])
 # Least fraction of the flops on examples and their sums that must be inside the loop.
 MOST = 0.8
-
-
-class _ReadCutError(Exception):
-    """A value that is equal for all parts, but read one part at a time. inside: it is computed in the loop, not
-    before."""
-
-    def __init__(self, value: int, cut: Cut, *, inside: bool) -> None:
-        self.value, self.cut, self.inside = value, cut, inside
 
 
 @dataclass(frozen=True)
@@ -90,18 +87,19 @@ def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> 
     seeds, forced = {statements.program.arguments[argument].value: Cut(dim)}, set[int]()
     narrowed: dict[int, Cut] = {}
     for _ in range(len(statements.program.ops) + 1):
+        known = (set(seeds), set(narrowed))
         try:
-            return _Splitter(statements, seeds, narrowed, forced, parts).split()
-        except _ReadCutError as read:
-            known = narrowed if read.inside else seeds
-            if known.get(read.value, read.cut) != read.cut:
-                raise WholeBatchError(statements.program.producer[read.value], "is read in two ways") from None
-            known[read.value] = read.cut
-        except NeedsSumError as needed:
-            more = _cheap(statements, needed.value) - forced
+            split = _Splitter(statements, seeds, narrowed, forced, parts).split()
+        except WholeBatchError as error:
+            if (seeds.keys() - known[0]) or (narrowed.keys() - known[1]):
+                continue
+            more = _cheap(statements, error.value) - forced if isinstance(error, NeedsSumError) else None
             if not more:
                 raise
             forced |= more
+        else:
+            if not (seeds.keys() - known[0]) and not (narrowed.keys() - known[1]):
+                return split
     raise AssertionError("a value is asked for again and again")
 
 
@@ -126,14 +124,15 @@ class _Splitter:
 
     Args:
         seeds: arguments, and values computed before the loop, that are read one part at a time. narrowed: see
-        `CutRules`. forced: ops to run before the loop.
+        `CutRules`. Both grow where an op reads more values so; then the split must be found again. forced: ops to run
+        before the loop.
     """
 
     def __init__(
         self, statements: Statements, seeds: dict[int, Cut], narrowed: dict[int, Cut], forced: set[int], parts: int
     ) -> None:
         self._statements, self._program = statements, statements.program
-        self._seeds, self._forced, self._parts = seeds, forced, parts
+        self._seeds, self._narrowed, self._forced, self._parts = seeds, narrowed, forced, parts
         self._states: list[State | None] = [None] * len(self._program.values)
         self._rules = CutRules(self._program, parts, self._states, narrowed, self._read_cut)
         self._place: dict[int, str] = {}  # statement -> "before", "inside", "after"; undecided for linear ops
@@ -210,6 +209,8 @@ class _Splitter:
             self._inside(statement)
         elif later or SUM in read:
             self._fill(ops, LATER, "after")
+        elif inner and any(v in self._narrowed for n in ops for v in program.ops[n].results):
+            self._inside(statement)
         elif inner:
             self._fill(ops, WHOLE, "inside")
         else:
@@ -258,12 +259,13 @@ class _Splitter:
         maker = program.ops[program.producer[value]]
         if self._statements.read_directly(number, position) and _can_be_made_smaller(maker, cut, program):
             self._remade[number, position] = cut
-        elif self._place.get(self._made(value)) == "before":
-            raise _ReadCutError(value, cut, inside=False)
-        elif (maker.kind.elementwise or maker.name == BROADCAST_IN_DIM) and len(maker.results) == 1:
-            raise _ReadCutError(value, cut, inside=True)
-        else:
+            return
+        before = self._place.get(self._made(value)) == "before"
+        if not before and not ((maker.kind.elementwise or maker.name in _NARROWED) and len(maker.results) == 1):
             raise WholeBatchError(program.producer[value], "makes something for the whole batch in each part's loop")
+        known = self._seeds if before else self._narrowed
+        if known.setdefault(value, cut) != cut:
+            raise WholeBatchError(program.producer[value], "is read in two ways")
 
     def _settle(self, open_: list[int]) -> None:
         """Places linear ops on sums: inside if the loop needs them or if that does not enlarge its results; else after

@@ -1,7 +1,7 @@
 """Rematerialisation in a step whose layers are not in a loop.
 
 Enters: a block that holds a forward and a backward pass. The forward pass is divided into segments, see
-`toast_cli.program.checkpoints`. The values of a segment that the backward pass reads are recomputed from the kept
+`toast_cli.levers.segment_cuts`. The values of a segment that the backward pass reads are recomputed from the kept
 values in front of their first reader, behind an optimization barrier, as `jax.checkpoint` writes it. The barrier has a
 gradient among its operands, so that no compiler computes the segment earlier.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.frontend.block_graph import BlockGraph, clone, is_remade, replace_operands
-from toast_cli.program.checkpoints import Lifetimes, checkpoints
+from toast_cli.levers.block_graph import BlockGraph, clone, is_remade, replace_operands
+from toast_cli.levers.segment_cuts import Lifetimes, checkpoints
 from toast_cli.program.ops import BARRIER
 from toast_cli.request import Recompute
 from toast_cli.xla import ir
@@ -116,7 +116,7 @@ def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
 
 
 def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
-    """The loops that run a step's layers: few, and each read by another loop. `recomputed_scans` handles them."""
+    """The loops that run a step's layers: few, and each read by another loop. `recompute` handles them."""
     loops = {n for n, operation in enumerate(graph.operations[:turn]) if operation.name == _WHILE}
     read = {
         graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == _WHILE for v in graph.reads[n]

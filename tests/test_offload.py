@@ -1,0 +1,227 @@
+"""Residuals of loops over layers, and optimizer state, rest in host memory: the same numbers, what is moved, and how it
+is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import toast
+from jax import lax
+from programs import arg, evaluator_of, source_of
+from test_recompute import ALL, DENSE, PROGRAMS, TOKENS, WEIGHTS, decoder, rewritten, same_numbers, step
+
+from toast_cli.explain.saved import explain_saved
+from toast_cli.explain.study import Study
+from toast_cli.frontend import Source
+from toast_cli.hardware import load_spec
+from toast_cli.levers import with_microbatches, with_offload
+from toast_cli.plan.decisions import Shard
+from toast_cli.program.host_memory import is_transfer, on_host
+from toast_cli.program.roles import optimizer_state
+from toast_cli.request import Offload
+
+Tree = dict[str, Any]
+
+
+def offloaded(source: Source, what: Offload = Offload.residuals) -> Source:
+    found = with_offload(source, what)
+    assert isinstance(found, Source), found
+    assert found.program.offload == what
+    return found
+
+
+def moves(source: Source) -> int:
+    return sum(is_transfer(op) for op in source.program.ops)
+
+
+def momentum(p: Tree, m: Tree, x: Any) -> Any:
+    """Two moments and a count, as Adam has them; the gradients of a scan over layers."""
+
+    def loss(p: Tree) -> Any:
+        return jnp.mean(lax.scan(lambda x, w: (x + jnp.tanh(x @ w["a"]) @ w["b"], None), x, p)[0] ** 2)
+
+    value, g = jax.value_and_grad(loss)(p)
+    count = m["count"] + 1
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m["first"], g)
+    second = jax.tree.map(lambda m, g: 0.99 * m + 0.01 * g * g, m["second"], g)
+    new = jax.tree.map(lambda p, a, b: p - 0.1 * a / (jnp.sqrt(b) + 1e-3) / count, p, first, second)
+    return new, {"first": first, "second": second, "count": count}, value
+
+
+STATE = {"first": DENSE, "second": DENSE, "count": arg(dtype=jnp.int32)}
+ADAM = (momentum, (DENSE, STATE, arg(40, 16)))
+
+
+@pytest.mark.parametrize("name", ["scanned", "scanned from the last", "waves", "recurrent"])
+def test_numbers_are_the_same(name: str) -> None:
+    run, shapes = PROGRAMS[name]
+    source = source_of(run, *shapes)
+    assert same_numbers(source, offloaded(source))
+    again = offloaded(rewritten(source, ALL))
+    assert same_numbers(source, again) and again.program.recompute == ALL
+
+
+def test_inputs_of_layers_are_in_host_memory() -> None:
+    run, shapes = PROGRAMS["scanned"]
+    source = offloaded(rewritten(source_of(run, *shapes), ALL))
+    assert moves(source) == 2
+    stacks = {str(source.program.values[value]) for value in on_host(source.program)}
+    assert "f32[4,8,24,16]" in stacks
+    assert all(shape in ("f32[4,8,24,16]", "f32[1,8,24,16]", "f32[8,24,16]") for shape in stacks)
+    assert any("the layer's input" in notice and "pinned_host" in notice for notice in source.notices)
+
+
+def test_parts_of_a_batch_are_offloaded_one_by_one() -> None:
+    run, shapes = PROGRAMS["scanned"]
+    source = source_of(run, *shapes)
+    parts = with_microbatches(rewritten(source, ALL), 4)
+    assert isinstance(parts, Source)
+    found = offloaded(parts)
+    assert same_numbers(source, found) and found.program.microbatches == 4
+    assert "f32[4,2,24,16]" in {str(found.program.values[value]) for value in on_host(found.program)}
+
+
+def test_small_stacks_stay() -> None:
+    def loss(p: Tree, x: Any) -> Any:
+        def layer(x: Any, w: Tree) -> Any:
+            y = jnp.tanh(x @ w["a"])
+            return x + (y * jnp.tanh(jnp.mean(y))) @ w["b"], None
+
+        return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
+
+    found = offloaded(source_of(step(loss), DENSE, arg(400, 16)))
+    shapes = {found.program.values[value].shape for value in on_host(found.program)}
+    assert (6, 400, 32) in shapes and (6,) not in shapes
+
+
+def test_moments_are_in_host_memory() -> None:
+    source = source_of(*(ADAM[0], *ADAM[1]))
+    paths = [source.program.arguments[n].path for n in optimizer_state(source.program)]
+    assert paths == ["m['first']['a']", "m['first']['b']", "m['second']['a']", "m['second']['b']"]
+    found = offloaded(source, Offload.optimizer_state)
+    assert same_numbers(source, found)
+    assert [one.path for one in found.program.arguments if one.on_host] == paths
+    assert moves(found) == 8
+    assert moves(offloaded(source, Offload.all)) == 8 + moves(offloaded(source))
+    assert any("m/first/a" in notice and "with_memory_kind" in notice for notice in found.notices)
+
+
+def test_a_cache_is_no_optimizer_state() -> None:
+    def decode(w: Any, cache: Any, x: Any) -> Any:
+        cache = lax.dynamic_update_slice(cache, x @ w, (0, 0))
+        return cache, cache @ w
+
+    found = with_offload(source_of(decode, arg(16, 16), arg(64, 16), arg(1, 16)), Offload.all)
+    assert isinstance(found, str) and "no loop over layers" in found and "optimizer state" in found
+
+
+def test_what_the_program_offloads_itself_is_left_alone() -> None:
+    once = offloaded(source_of(*(ADAM[0], *ADAM[1])), Offload.all)
+    assert isinstance(with_offload(once, Offload.all), str)
+
+
+@pytest.fixture(scope="module")
+def adam(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("adam") / "step.mlir"
+    path.write_text(jax.jit(ADAM[0], donate_argnums=(0, 1)).lower(*ADAM[1]).as_text(debug_info=True))
+    return path
+
+
+MESH = ["--mesh", "v5e-8", "--mesh-shape", "x=8", "--quiet"]
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd", "spmd-hlo"])
+def test_what_is_moved_is_written(adam: Path, tmp_path: Path, form: str) -> None:
+    """XLA:CPU runs what is written."""
+    report, out = str(tmp_path / "report.json"), tmp_path / "out"
+    options = ["--strategy", "fsdp", "--offload", "all", "--json", report, "--format", form, "-o", str(out)]
+    assert toast("partition", str(adam), *MESH, *options) == 0
+    text = out.read_text()
+    if form in ("hlo", "spmd-hlo"):
+        assert text.splitlines()[0].count("S(5)") == 8
+    else:
+        assert text.count('_xla_buffer_placement = "pinned_host"') == text.count('_xla_buffer_placement = "device"')
+        assert text.count('memory_kind = "pinned_host"') == 8
+    assert toast("verify", str(out), "--report", report, "--against", str(adam), "--compiler", "cpu", "--quiet") == 0
+
+
+def test_saved_plans_and_reports_say_it(adam: Path, tmp_path: Path) -> None:
+    report, plan = tmp_path / "report.json", tmp_path / "plan.json"
+
+    def program(*options: str) -> Tree:
+        assert toast("partition", str(adam), *MESH, "--json", str(report), *options) == 0
+        facts = json.loads(report.read_bytes())
+        assert facts["predicted"]["host_bytes"] > 0
+        return facts["program"]
+
+    assert program("--strategy", "fsdp", "--offload", "all", "--save-plan", str(plan))["offload"] == "all"
+    assert program("--plan", str(plan))["offload"] == "all"
+    assert program("--plan", str(plan), "--offload", "residuals")["offload"] == "residuals"
+    assert toast("explain", str(adam), "--mesh", "v5e-8", "--report", str(report), "--quiet") == 0
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_what_is_saved_and_what_else_it_would_cost(scanned: bool) -> None:
+    """Six layers save their input (64 bytes a row) and a hidden array (128 bytes), of a batch over 4 devices."""
+
+    def loss(p: Tree, x: Any) -> Any:
+        def layer(x: Any, w: Tree) -> Any:
+            return x + jnp.sin(x @ w["a"]) @ w["b"], None
+
+        if scanned:
+            return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
+        for n in range(6):
+            x, _ = layer(x, jax.tree.map(lambda w, n=n: w[n], p))
+        return jnp.mean(x**2)
+
+    rows = 2**22
+    source, mesh = source_of(step(loss), DENSE, arg(rows, 16)), load_spec("v5e-4").mesh({"data": 4})
+    evaluator = evaluator_of(source, mesh)
+    batch = next(k for k, group in enumerate(evaluator.problem.dimensions.groups) if group.size == rows)
+    plan = next(c for c in evaluator.problem.decisions.choices if isinstance(c, Shard) and c.group == batch)
+    items = {
+        item.text.partition(f"{rows},")[2]: item for item in explain_saved(Study(source, evaluator, (plan,))).items
+    }
+    chip, hidden = mesh.chip, items["32]"]
+    # A loop stacks the sine, which only a product reads, in bf16.
+    assert hidden.bytes == 6 * rows * 32 * (2 if scanned else 4) / 4
+    assert hidden.costs["offload"] == pytest.approx(2 * hidden.bytes / chip.host_bytes_per_second)
+    read_and_written = 6 * rows * 4 * (16 + 32) / 4
+    assert hidden.costs["recompute"] >= read_and_written / chip.memory_bytes_per_second
+    assert hidden.costs["recompute"] < 4 * read_and_written / chip.memory_bytes_per_second
+    assert "recompute" not in items["16]"].costs or not scanned
+
+
+def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path) -> None:
+    """Layers that take a mean over the batch cannot run in parts."""
+
+    def loss(p: Tree, x: Any) -> Any:
+        def layer(x: Any, w: Tree) -> Any:
+            y = jnp.tanh(x @ w["a"])
+            return x + (y - jnp.mean(y, 0)) @ w["b"], None
+
+        return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
+
+    program, report = tmp_path / "step.mlir", tmp_path / "report.json"
+    shapes = {"a": arg(64, 512, 512), "b": arg(64, 512, 512)}
+    program.write_text(jax.jit(step(loss), donate_argnums=0).lower(shapes, arg(65536, 512)).as_text())
+    options = ["partition", str(program), *MESH, "--iterations", "60", "--json", str(report)]
+    assert toast(*options, "--recompute", "all") == 0
+    peak = json.loads(report.read_bytes())["predicted"]["peak_bytes"]
+    assert toast(*options, "--memory-limit", f"{peak // 2}B") == 0
+    found = json.loads(report.read_bytes())
+    assert found["program"]["offload"] == "residuals" and found["program"]["microbatches"] == 1
+    made = "made to fit: --recompute all --offload residuals"
+    assert any(note.startswith(made) for note in found["analysis"]["notes"])
+
+
+def test_what_cannot_be_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "forward.mlir"
+    path.write_text(jax.jit(decoder(scanned=True)).lower(WEIGHTS, TOKENS).as_text())
+    assert toast("partition", str(path), "--mesh", "v5e-8", "--offload", "residuals", "--quiet") == 2
+    assert "nothing to offload" in capsys.readouterr().err

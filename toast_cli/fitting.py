@@ -1,0 +1,213 @@
+"""Chooses levers: where no plan fits in memory, or where one makes the step faster.
+
+Enters: the best `Reading` of a program, and a search of other programs. Leaves: the best `Reading` of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+from toast_cli.cost.model import Cost
+from toast_cli.frontend import Source
+from toast_cli.levers import batch_parts, with_microbatches, with_offload, with_recompute
+from toast_cli.program.host_memory import is_transfer
+from toast_cli.program.recomputed import recomputed_parts
+from toast_cli.program.roles import WEIGHTS, argument_roles
+from toast_cli.quantities import format_bytes
+from toast_cli.readings import PARTED, Reading
+from toast_cli.request import Offload, Recompute
+
+# Plans of a search that only tells whether a variant may fit and how long its step is.
+_GLANCE = 250
+# A variant that needs at most this much of the memory at a glance is searched to the end.
+_NEAR = 1.1
+# A variant is left out where it would need more of the memory than this even if microbatches divided all but arguments.
+_HOPELESS = 1.2
+# More microbatches are tried while twice as many need at most this share of the memory.
+_WORTH_MORE = 0.98
+
+# Offloading variants that are tried, at most.
+_OFFLOADED = 3
+
+# Searches a variant of the program from the plan of another one: at most so many plans, or to the end.
+Search = Callable[[Source, Reading, int | None], Reading]
+
+
+def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
+    """The variant with rematerialisation, microbatches, offloading, or several of these, that fits in memory and is
+    best by the user's goal. If none fits, returns `best`, which does not fit either, with a notice that says why.
+
+    Args:
+        room: bytes that a plan may need where that is less than the memory limit: a compiler refused `best`.
+    """
+    trials = _Trials(best, search, room)
+    fitting = trials.fitting()
+    fitting += trials.offloading(min((one.result.cost.step_seconds for one in fitting), default=inf))
+    if not fitting:
+        notice = f"not made to fit: {'; '.join(trials.whys)}"
+        return replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
+    reference = best.evaluator.cost(())
+    taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
+    if taken.result.stopped == "iterations":
+        whole = search(taken.source, taken, None)
+        taken = whole if trials.fits(whole) else taken
+    return _noted(taken, "made to fit", best.result.cost)
+
+
+class _Trials:
+    """Tries variants of a program. whys: why those that do not fit do not."""
+
+    def __init__(self, best: Reading, search: Search, room: float) -> None:
+        self._search, self._room, self._last = search, room, best
+        self._tried = [best]
+        self._allowed = min(room, best.allowed_bytes)
+        self._programs, self.whys = _recomputing(best.source)
+        self._costs: dict[int, Cost] = {0: best.result.cost}  # number of a program -> its cost without microbatches
+        program = best.source.program
+        names, roles = argument_roles(program)
+        sizes = [
+            (names[role], program.values[it.value].bytes) for it, role in zip(program.arguments, roles, strict=True)
+        ]
+        weights = sum(size for name, size in sizes if name == WEIGHTS)
+        self._sums = 1.0 + weights / max(1, sum(size for _, size in sizes))  # arguments and gradients, over arguments
+
+    def fits(self, one: Reading) -> bool:
+        return one.result.fits and one.result.cost.peak_bytes <= self._room
+
+    def fitting(self) -> list[Reading]:
+        """Variants that fit: with the fewest microbatches with which any does, and with the next number of them those
+        that recompute less."""
+        parts, least = batch_parts(self._programs[0]), inf
+        numbers = (1,) if isinstance(parts, str) else (1, *parts)
+        for before, number, following in zip((1, *numbers), numbers, (*numbers[1:], None), strict=False):
+            found = self._looked_at(number)
+            if fit := [k for k, one in found.items() if self.fits(one)]:
+                less = self._looked_at(following, min(fit)) if following else {}
+                return [one for one in (*found.values(), *less.values()) if self.fits(one)]
+            for one in found.values():  # one at most
+                peak, ratio = one.result.cost.peak_bytes, number / before
+                if peak <= self._allowed:
+                    self.whys.append(f"with {options_of(one.source)} it breaks another bound")
+                    return []
+                self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
+                if one.result.stopped == "interrupted":
+                    return []
+                if least < inf:
+                    at_best = (ratio * peak - least) / (ratio - 1)  # the peak is linear in the size of a part
+                    if peak > _WORTH_MORE * least or at_best > _HOPELESS * self._allowed:
+                        return []
+                least = peak if number > 1 else inf
+        if isinstance(parts, str):
+            self.whys.append(f"--microbatches: {parts}")
+        elif least == inf and not any("--microbatches" in why for why in self.whys):
+            needed = min(self._least_bytes(k, numbers[-1]) for k in self._costs)
+            self.whys.append(f"with --microbatches {numbers[-1]} it would need at least {format_bytes(needed)}")
+        return []
+
+    def _looked_at(self, number: int, first: int | None = None) -> dict[int, Reading]:
+        """The readings with so many microbatches of the programs that may fit, or of the first ones if others fit
+        already. If none does yet, the one that may need least goes first, and its failure is that of all."""
+        programs = [k for k in range(len(self._programs))[:first] if number > 1 or k]
+        found: dict[int, Reading] = {}
+        for k in sorted(programs, key=lambda k: (k not in self._costs, self._least_bytes(k, number), -k)):
+            program = self._programs[k]
+            if self._least_bytes(k, number) > _HOPELESS * self._allowed:
+                continue
+            variant = program if number == 1 else with_microbatches(program, number)
+            if isinstance(variant, str):
+                self.whys.append(f"{options_of(program)} --microbatches {number}: {variant}".strip())
+                continue
+            one, leads = self._search(variant, self._last, _GLANCE), first is None and not found
+            if leads and not self.fits(one) and one.result.cost.peak_bytes <= _NEAR * self._allowed:
+                one = self._search(variant, one, None)
+            found[k] = self._last = one
+            self._tried.append(one)
+            if number == 1:
+                self._costs[k] = one.result.cost
+            if leads and not self.fits(one):
+                break
+        return found
+
+    def offloading(self, seconds: float) -> list[Reading]:
+        """A variant that fits only because it offloads residuals, with a step of less than `seconds`, if there is one:
+        a tried one that does not fit, those with the shortest step first."""
+        chip = self._last.evaluator.problem.mesh.chip
+        if chip.platform != "tpu" or not chip.host_bytes_per_second:
+            return []
+        tried = [one for one in self._tried if not self.fits(one) and one.result.cost.step_seconds < seconds]
+        found: list[Reading] = []
+        for like in sorted(tried, key=lambda one: one.result.cost.step_seconds):
+            variant = with_offload(like.source, Offload.residuals)
+            if isinstance(variant, str) or len(found) == _OFFLOADED or self._least_transfer_seconds(variant) > seconds:
+                continue
+            one = self._search(variant, like, _GLANCE)
+            found.append(one)
+            self.whys.append(f"it needs {format_bytes(one.result.cost.peak_bytes)} with {options_of(variant)}")
+        return [one for one in found if self.fits(one)]
+
+    def _least_transfer_seconds(self, source: Source) -> float:
+        """Seconds of a program's transfers where all arrays are split over all devices."""
+        program, mesh = source.program, self._last.evaluator.problem.mesh
+        moved = sum(op.trips * program.values[op.results[0]].bytes for op in program.ops if is_transfer(op))
+        return moved / mesh.devices / mesh.chip.host_bytes_per_second
+
+    def _least_bytes(self, program: int, parts: int) -> float:
+        """A lower bound on a program's peak with so many microbatches: its arguments, the sums of gradients, and a part
+        of the rest. A program that is not searched yet may need as little as any other."""
+        if program not in self._costs:
+            return 0.0 if parts == 1 else min(self._least_bytes(k, parts) for k in self._costs)
+        arguments, peak = self._costs[program].argument_bytes, self._costs[program].peak_bytes
+        return peak if parts == 1 else max(self._sums * arguments, arguments + (peak - arguments) / parts)
+
+
+def _recomputing(source: Source) -> tuple[list[Source], list[str]]:
+    """The program under each rematerialisation policy, the least recomputation first; and why others are left out."""
+    kinds = zip(source.program.ops, recomputed_parts(source.program), strict=True)
+    already = any(part and op.kind.matrix_unit for op, part in kinds)  # then it keeps no products
+    programs, whys = [source], []
+    for policy in [Recompute.all] if already else Recompute:
+        found = with_recompute(source, policy)
+        if isinstance(found, str):
+            whys.append(f"--recompute {policy}: {found}")
+        else:
+            programs.append(found)
+    return programs, whys
+
+
+def made_faster(best: Reading, search: Search) -> Reading:
+    """The variant that keeps matrix products and recomputes cheap ops, if it fits and is faster; else `best`."""
+    program = best.source.program
+    if program.recompute or program.microbatches > 1:
+        return best
+    kinds = (with_recompute(best.source, p) for p in (Recompute.all_but_products, Recompute.all_but_weight_products))
+    found = [search(one, best, None) for one in kinds if isinstance(one, Source)]
+    fitting = [one for one in found if one.result.fits]
+    fastest = min(fitting, key=lambda one: one.result.cost.step_seconds, default=best)
+    if fastest.result.cost.step_seconds > (1.0 - PARTED) * best.result.cost.step_seconds:
+        return best
+    return _noted(fastest, "made faster", best.result.cost)
+
+
+def options_of(source: Source) -> str:
+    """The command-line options that select this variant of the user's program."""
+    program = source.program
+    options = {
+        "--recompute": program.recompute,
+        "--microbatches": program.microbatches if program.microbatches > 1 else "",
+        "--offload": program.offload,
+    }
+    return " ".join(f"{name} {value}" for name, value in options.items() if value)
+
+
+def _noted(reading: Reading, what: str, before: Cost) -> Reading:
+    """The variant with a notice that states its gain over the best plan of the program as written."""
+    cost = reading.result.cost
+    slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
+    size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
+    notice = (
+        f"{what}: {options_of(reading.source)}: {slower:+.0%} step time, {size} per device, "
+        "against the best plan as written"
+    )
+    return replace(reading, source=replace(reading.source, notices=(notice, *reading.source.notices)))
