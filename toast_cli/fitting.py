@@ -50,17 +50,17 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
         return replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
     reference = best.evaluator.cost(())
     taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
-    if taken.result.stopped == "iterations":
+    if taken.result.stopped == "iterations" and not trials.interrupted:
         whole = search(taken.source, taken, None)
         taken = whole if trials.fits(whole) else taken
     return _noted(taken, "made to fit", best.result.cost)
 
 
 class _Trials:
-    """Tries variants of a program. whys: why those that do not fit do not."""
+    """Tries variants of a program. whys: why those that do not fit do not. interrupted: whether the user ended it."""
 
     def __init__(self, best: Reading, search: Search, room: float) -> None:
-        self._search, self._room, self._last = search, room, best
+        self._search, self._room, self._last, self.interrupted = search, room, best, False
         self._tried = [best]
         self._allowed = min(room, best.allowed_bytes)
         self._programs, self.whys = _recomputing(best.source)
@@ -84,21 +84,20 @@ class _Trials:
         for before, number, following in zip((1, *numbers), numbers, (*numbers[1:], None), strict=False):
             found = self._looked_at(number)
             if fit := [k for k, one in found.items() if self.fits(one)]:
-                less = self._looked_at(following, min(fit)) if following else {}
+                less = self._looked_at(following, min(fit)) if following and not self.interrupted else {}
                 return [one for one in (*found.values(), *less.values()) if self.fits(one)]
-            for one in found.values():  # one at most
-                peak, ratio = one.result.cost.peak_bytes, number / before
-                if peak <= self._allowed:
-                    self.whys.append(f"with {options_of(one.source)} it breaks another bound")
-                    return []
-                self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
-                if one.result.stopped == "interrupted":
-                    return []
-                if least < inf:
-                    at_best = (ratio * peak - least) / (ratio - 1)  # the peak is linear in the size of a part
-                    if peak > _WORTH_MORE * least or at_best > _HOPELESS * self._allowed:
-                        return []
-                least = peak if number > 1 else inf
+            if not found:
+                continue
+            (one,) = found.values()
+            peak, ratio = one.result.cost.peak_bytes, number / before
+            if peak <= self._allowed:
+                self.whys.append(f"with {options_of(one.source)} it breaks another bound")
+                return []
+            self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
+            at_best = (ratio * peak - least) / (ratio - 1) if least < inf else 0.0  # linear in the size of a part
+            if self.interrupted or peak > _WORTH_MORE * least or at_best > _HOPELESS * self._allowed:
+                return []
+            least = peak if number > 1 else inf
         if isinstance(parts, str):
             self.whys.append(f"--microbatches: {parts}")
         elif least == inf and not any("--microbatches" in why for why in self.whys):
@@ -126,7 +125,8 @@ class _Trials:
             self._tried.append(one)
             if number == 1:
                 self._costs[k] = one.result.cost
-            if leads and not self.fits(one):
+            self.interrupted = one.result.stopped == "interrupted"
+            if self.interrupted or (leads and not self.fits(one)):
                 break
         return found
 
