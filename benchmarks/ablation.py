@@ -210,7 +210,7 @@ def _mean(grown: list[float] | None) -> str:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [each.name for each in PASSES]
+    names = list(PASSES)
     parser.add_argument("passes", nargs="*", metavar="PASS", help="only these")
     parser.add_argument("--programs", nargs="+", default=list(FAMILIES), choices=list(FAMILIES), metavar="NAME")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 from programs import arg, case_of, evaluator_of, source_of
 
-from toast_cli.compiler.image_copies import ImageCopy
+from toast_cli.compiler.convolutions import ImageCopy
 
 LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
 

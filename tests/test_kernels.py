@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import PLAIN, ROUND_CHIP, arg, argument, case_of, evaluator_of, problem_of, round_mesh, source_of
 
-from toast_cli.compiler.accumulator_windows import has_small_windows
+from toast_cli.compiler.arithmetic import arithmetic
 from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.kernels import arithmetic, kernels
-from toast_cli.compiler.loop_residency import loop_residency
+from toast_cli.compiler.kernels import kernels
+from toast_cli.compiler.on_chip import has_small_windows, loop_residency
 from toast_cli.compiler.profile import OnChip
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.matrix_unit import padding

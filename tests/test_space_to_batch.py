@@ -11,7 +11,7 @@ from programs import arg, case_of, program_of
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.space_to_batch import NAME, Images, space_to_batch
+from toast_cli.compiler.space_to_batch import Images, space_to_batch
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import find_preset
 
@@ -129,7 +129,7 @@ def test_cutting_few_images_takes_time(images: int, passes: float) -> None:
     times, in bf16."""
     case = case_of(convolved, arg(images, 32, 32, 128), arg(3, 3, 128, 256), mesh="v4-32")
     plan = tuple(case.shard("x.0", axis) for axis in case.problem.mesh.names)
-    without = Evaluator(case.problem, profile=TPU.without(NAME))
+    without = Evaluator(case.problem, profile=TPU.without("space-to-batch"))
     devices, chip = case.problem.mesh.devices, case.problem.mesh.chip
     rate = chip.memory_bytes_per_second * TPU.attained.memory
     arrays = images * 32 * 32 * (128 + 256) * 2 / devices

@@ -2,9 +2,7 @@
 
 A kernel belongs to the op that writes its result or, with output fusion, to the contraction whose epilogue writes it.
 An operand that is not in memory is computed in the kernel, so its flops and reads count for that operand, which
-determines its local shape. A value read twice by one kernel is read once.
-
-`multi_output_fusion`, `reduction_fusion` and `normalization_fusion` merge kernels further.
+determines its local shape. A value read twice by one kernel is read once. `merged_kernels` merges kernels further.
 
 Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside
 another's.
@@ -14,24 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from toast_cli.compiler import (
-    atomic_scatters,
-    fourier_transforms,
-    library_products,
-    masked_groups,
-    multi_output_fusion,
-    normalization_fusion,
-    on_chip_reuse,
-    ragged_gradients,
-    reduction_fusion,
-    resident_kernels,
-    sliced_products,
-)
+from toast_cli.compiler.arithmetic import op_arithmetic, scatter_start_bytes
+from toast_cli.compiler.fusion_rules import expansions
 from toast_cli.compiler.kernel import Kernel, Side
-from toast_cli.compiler.loop_residency import LoopResidency, loop_residency
-from toast_cli.compiler.multi_output_fusion import Hosts
-from toast_cli.compiler.polynomials import expansions
+from toast_cli.compiler.merged_kernels import Hosts, join_rows, let_reductions_ride
+from toast_cli.compiler.on_chip import LoopResidency, is_scalar, loop_residency, reuse_widths
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
@@ -41,8 +28,8 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 class _Walk:
     """State while one kernel is collected.
 
-    padding, parts: [values] see `kernels`. cost: see `polynomials`. atomic: see `atomic_scatters`. residency: see
-    `loop_residency`. widths: [values] see `on_chip_reuse`. read: (value, op that takes a part of it or -1) already
+    padding, parts: [values] see `kernels`. cost: see `expansions`. atomic: see `lookup_operations`. residency: see
+    `loop_residency`. widths: [values] see `reuse_widths`. read: (value, op that takes a part of it or -1) already
     counted. product: the contraction it contains; others: further ones.
     """
 
@@ -69,25 +56,25 @@ def kernels(
     """[ops] the kernels of a program. Arguments, carries, results and collectives have none; manual regions are priced
     separately.
 
-    padding: [values] padded elements over elements, see `tiling`; scales bytes, elements and flops. parts: [values]
-    fraction of bits that is stored, see `product_operands`; scales bytes.
+    padding: [values] padded elements over elements, see `layouts`; scales bytes, elements and flops. parts: [values]
+    fraction of bits that is stored, see `written_parts`; scales bytes.
     """
     padded, parts = padding or [1.0] * len(program.values), parts or [1.0] * len(program.values)
     found: list[Kernel | None] = [None] * len(program.ops)
     # Includes contractions that have to be written because a kernel can contain only one.
     taken = list(stored)
     reads: dict[int, set[int]] = {}  # last op of a kernel -> values it reads from memory
-    joins = multi_output_fusion.NAME in profile.passes
-    hosts = Hosts(program, alone=library_products.NAME in profile.passes)
-    scalars_free = resident_kernels.NAME in profile.passes
-    cost, atomic = expansions(profile), atomic_scatters.NAME in profile.passes
+    joins = "multi-output-fusion" in profile.passes
+    hosts = Hosts(program, alone="library-products" in profile.passes)
+    scalars_free = "resident-kernels" in profile.passes
+    cost, atomic = expansions(profile), "atomic-scatters" in profile.passes
     sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padded, parts, strict=True)]
     residency = loop_residency(program, stored, sizes, free, profile)
-    widths = on_chip_reuse.widths(program, stored, sizes, profile)
+    widths = reuse_widths(program, stored, sizes, profile)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None:
             continue
-        if not any(stored[v] for v in op.results) or (scalars_free and resident_kernels.is_scalar(program, op)):
+        if not any(stored[v] for v in op.results) or (scalars_free and is_scalar(program, op)):
             continue
         pending = [number]
         while pending:
@@ -100,10 +87,10 @@ def kernels(
                 also = _Walk(padded, parts, cost, atomic, residency, widths)
                 _join(program, taken, free, end, found, hosts, joined, also)
             hosts.enter(joined[-1] if joined else walk.product if walk.product >= 0 else end, end, walk.read)
-    if reduction_fusion.NAME in profile.passes:
-        reduction_fusion.let_reductions_ride(program, found, reads, profile)
-    if normalization_fusion.NAME in profile.passes:
-        normalization_fusion.join_rows(program, found, reads, stored)
+    if "reduction-fusion" in profile.passes:
+        let_reductions_ride(program, found, reads, profile)
+    if "normalization-fusion" in profile.passes:
+        join_rows(program, found, reads, stored)
     return found
 
 
@@ -146,7 +133,7 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
     """Adds an op's work to the epilogue of a contraction."""
     finish.bytes += sum(s.bytes for s in results)
     finish.elements += sum(s.elements for s in results)
-    finish.flops += _arithmetic(program, op, walk.cost, walk.atomic) * walk.padding[op.results[0]] + sum(
+    finish.flops += op_arithmetic(program, op, walk.cost, walk.atomic) * walk.padding[op.results[0]] + sum(
         s.flops for s in operands
     )
     finish.read += sum(s.bytes for s in operands)
@@ -155,21 +142,6 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
     finish.widest = max([finish.widest, *(s.widest for s in (*operands, *results))])
     finish.staying += sum(s.staying for s in (*operands, *results))
     finish.beside = max([finish.beside, *(s.beside for s in (*operands, *results))])
-
-
-def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
-    """Flops of one execution of an op, on the vector unit or the matrix unit."""
-    part = sliced_products.part_made(program, op) if sliced_products.NAME in profile.passes else 1.0
-    growth = fourier_transforms.growth(op, profile) * ragged_gradients.growth(op, profile)
-    growth *= masked_groups.growth(op, profile)
-    return part * growth * _arithmetic(program, op, expansions(profile), atomic_scatters.NAME in profile.passes)
-
-
-def _arithmetic(program: Program, op: Op, cost: Mapping[str, float], atomic: bool) -> float:
-    if atomic and op.kind.lookup:
-        return atomic_scatters.operations(program, op)
-    each = cost.get(op.name)
-    return op.flops if each is None else each * program.values[op.results[0]].elements
 
 
 def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, position: int, walk: _Walk) -> Side:
@@ -196,7 +168,7 @@ def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, p
                 walk.others.append(maker)
                 _read(program, value, reader, at, walk, side)
             continue
-        side.flops += _arithmetic(program, made, walk.cost, walk.atomic) * walk.padding[value]
+        side.flops += op_arithmetic(program, made, walk.cost, walk.atomic) * walk.padding[value]
         pending.extend((v, made, k) for k, v in enumerate(made.operands))
     return side
 
@@ -240,7 +212,7 @@ def _written(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op
         update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
         size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
         if op.name == SCATTER:
-            return Side(size + (atomic_scatters.begun(program, op, free) if walk.atomic else 0), elements)
+            return Side(size + (scatter_start_bytes(program, op, free) if walk.atomic else 0), elements)
         return Side(size, elements, passing=size, widest=it.bytes * walk.padding[value])
     size = round(it.bytes * walk.padding[value] * walk.parts[value])
     elements = round(it.elements * walk.padding[value])
@@ -251,3 +223,43 @@ def _written(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op
     if kept:
         return Side(size, elements, given=size)
     return Side(size, elements, passing=size, widest=min(size, walk.widths[value]))
+
+
+class Making(NamedTuple):
+    """Work to compute an array from stored ones, in one kernel. flops: elementwise. read: bytes."""
+
+    flops: float = 0.0
+    read: float = 0.0
+
+
+def making_whole(
+    program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, value: int
+) -> Making | None:
+    """Work to compute a value that is not stored; None if a product makes it, or each reader computes its own shard.
+
+    XLA recomputes a fused array in each kernel that reads it, and only the part that the kernel needs: the slice that
+    selects a device's shard moves up through the fusion. If kernels take different shards, or one takes a shard and
+    another the whole array, no slice moves, and each device computes and writes the array in the sharding in which it
+    is made (libtpu 0.0.42.1 for v5e and v4, `python benchmarks/unsliced.py`: two products that read a quarter of
+    bf16[4,12,512,512] each take 133 us where they take different quarters, 92 where they take the same).
+
+    Args:
+        stored: [values] whether each is written. free: [values] derived from constants alone.
+    """
+    first = program.ops[program.producer[value]]
+    if "unsliced-fusions" not in profile.passes or stored[value] or free[value] or first.kind.matrix_unit:
+        return None
+    cost, flops, read = expansions(profile), 0.0, 0.0
+    pending, seen = [value], {value}
+    while pending:
+        at = pending.pop()
+        op = program.ops[program.producer[at]]
+        if stored[at] or op.kind.matrix_unit:
+            read += program.values[at].bytes
+            continue
+        flops += cost.get(op.name, 0.0) * program.values[at].elements or op.flops
+        for operand in op.operands:
+            if operand not in seen and not free[operand]:
+                seen.add(operand)
+                pending.append(operand)
+    return Making(flops, read)

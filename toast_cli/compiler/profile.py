@@ -1,7 +1,7 @@
 """Compiler profiles: data fitted to one version of one compiler on one chip, or observed in the programs it compiles.
 
-The rules themselves are code, one file each (see `passes`); a profile lists those that its compiler has, and holds the
-figures they use. The profiles are in `profiles`, one file for each version of a compiler.
+The rules themselves are code (see `passes`); a profile lists those that its compiler has, and holds the figures they
+use. The profiles are in `profiles`, one file for each version of a compiler.
 
 Enters: nothing. Leaves: the type `CompilerProfile`, and its groups of figures.
 """
@@ -26,7 +26,7 @@ class FusionLimits:
     Attributes:
         readers: most readers of a value that are told apart. sources: most arrays that one kernel reads. steps: longest
         chain of ops that each reader recomputes. results: most that the kernel of one contraction writes. shared_bits:
-        exponentials of at most this many bits count as written, see `shared_exponentials`.
+        exponentials of at most this many bits count as written, see `exponentials_are_written`.
         constant_bytes: a value derived from constants alone that a loop or result reads is stored if it is larger than
         this. polynomials: op without an instruction of its own -> vector-unit operations that it expands into.
     """
@@ -62,7 +62,7 @@ class SpaceToBatch:
 
 @dataclass(frozen=True, slots=True)
 class OnChip:
-    """Use of on-chip memory by the compiler, see `memory_space_assignment`; the default is none.
+    """Use of on-chip memory by the compiler, see `on_chip`; the default is none.
 
     Attributes:
         bytes: of on-chip memory available to arrays.
@@ -71,12 +71,12 @@ class OnChip:
         speed: bandwidth of kernels there relative to device memory; 0: nothing stays there while a loop runs, see
             `loop_residency`.
         vector_seconds, product_seconds: overhead of starting and draining a kernel that only reads and writes there,
-            without and with a contraction, see `resident_kernels`; 0: unknown. narrow_seconds: additional overhead if
+            without and with a contraction, see `Starts`; 0: unknown. narrow_seconds: additional overhead if
             the contraction's result has fewer rows than a tile, or its operands are narrower than f32. vector_speed:
             bandwidth there of a kernel without a contraction, relative to device memory.
-        ahead: fraction of `bytes` for arguments and results outside of loops, see `prefetched_arguments`.
+        ahead: fraction of `bytes` for arguments and results outside of loops, see `part_ahead`.
         own_bytes: scratch memory of a kernel. window_bytes: of the largest window in which a product accumulates into
-            an array that a loop keeps there, see `accumulator_windows`; 0: unknown.
+            an array that a loop keeps there, see `has_small_windows`; 0: unknown.
     """
 
     bytes: float = 0.0
@@ -122,8 +122,8 @@ class ScatterTiles:
 
 @dataclass(frozen=True, slots=True)
 class SliceGathers:
-    """All-gathers over all devices that become all-reduces, see `slice_gathers`. devices: least number. bytes: largest
-    result."""
+    """All-gathers over all devices that become all-reduces, see `stays_slice_gather`. devices: least number. bytes:
+    largest result."""
 
     devices: int = 64
     bytes: float = inf
@@ -141,11 +141,11 @@ class CompilerProfile:
         memory_tile: multiples to which the two innermost dimensions of an array are padded, in elements; (1, 1): no
             padding.
         fourier_growth: vector-unit operations per counted operation of a Fourier transform.
-        turning_cycles: cycles to transpose one pixel of up to 128 images, see `convolution_tiles`.
+        turning_cycles: cycles to transpose one pixel of up to 128 images, see `PixelProducts`.
         packed_part: time of a convolution to pack a result of less than 4 bytes an element that stays on the chip, as a
             fraction of the time to write it to device memory.
         product_bits: bits of an f32 element that a contraction multiplies by default.
-        scatter_bytes: a scatter sorts its indices if its operand has at least this many bytes, see `lookup_rows`.
+        scatter_bytes: a scatter sorts its indices if its operand has at least this many bytes, see `dims_of_rows`.
         combined_bytes: collectives of one kind that nothing waits for are combined up to about this many bytes.
         temporary_growth: bytes of this compiler's temporaries over those that the rules count.
         peak_error: 90th percentile of the relative error of predicted peaks on the test points.

@@ -26,12 +26,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from toast_cli.compiler.layouts import Dims, growth
 from toast_cli.compiler.profile import CompilerProfile, SpaceToBatch, TileShape
-from toast_cli.compiler.tiling import Dims, growth
 from toast_cli.program.model import Op, Program, ValueFactors
 from toast_cli.program.ops import ARGUMENT, BROADCAST_IN_DIM, CONCATENATE, CONVOLUTION, REDUCE, RESHAPE
 
-NAME = "space-to-batch"
 ImageDims = tuple[int, int]  # dimensions of an image: batch, and the last of space
 
 
@@ -93,7 +92,7 @@ def _are_few(rules: SpaceToBatch, shape: tuple[int, ...], place: ImageDims) -> b
 def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfile) -> list[Images | None]:
     """[values] the kept copies; None for values that are no images of convolutions, and without this pass."""
     rules = profile.space_to_batch
-    if NAME not in profile.passes or all(op.name != CONVOLUTION for op in program.ops):
+    if "space-to-batch" not in profile.passes or all(op.name != CONVOLUTION for op in program.ops):
         return [None] * len(program.values)
     pieces: list[ImageDims | None] = [None] * len(program.values)
     images: dict[int, ImageDims] = {}  # operands of convolutions
@@ -132,7 +131,7 @@ def convolved_images(program: Program, number: int, profile: CompilerProfile) ->
     weights."""
     op = program.ops[number]
     windows = any(w.size > 1 for w in op.windows) and not is_gradient_of_weights(op)
-    if NAME not in profile.passes or not windows or len(op.rule.operands) != 2:
+    if "space-to-batch" not in profile.passes or not windows or len(op.rule.operands) != 2:
         return
     sides = ((op.operands[0], op.rule.operands[0]), (op.results[0], op.rule.results[0]))
     places = [_place(dims, op.rule.operands[1]) for _, dims in sides]

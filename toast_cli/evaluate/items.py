@@ -11,14 +11,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from toast_cli.compiler import convolution_tiles
+from toast_cli.compiler.arithmetic import arithmetic
+from toast_cli.compiler.collectives import reductions_each
 from toast_cli.compiler.compilation import Compilation, compile_program
+from toast_cli.compiler.convolutions import packs_result
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernel import Side as KernelSide
-from toast_cli.compiler.kernels import arithmetic
 from toast_cli.compiler.liveness import Lives
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.reduction_motion import reductions_each
 from toast_cli.cost.model import Attained
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.array_items import NO_REGION, ArrayItem, array_items
@@ -40,7 +40,7 @@ class Side(NamedTuple):
     Attributes:
         read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
             written. flops: elementwise. passing, staying, beside, widest, given: see `kernel.Side`.
-        packed: part of `through` that counts though it stays on the chip, see `convolution_tiles`.
+        packed: part of `through` that counts though it stays on the chip, see `PixelProducts`.
     """
 
     read: float = 0.0
@@ -69,9 +69,9 @@ class WorkItem:
         whole_bytes: [results] stored or not; 0 for those in `one_device.not_reduced`.
         summed: a `SumItem` accounts for partial results. carried: they are added to a loop's carry, where they stay
             partial.
-        needed: [results] fraction of the bits that readers need, see `narrowing`.
+        needed: [results] fraction of the bits that readers need, see `Narrowing`.
         copies: a convolution for which an argument is copied, see `image_copies`.
-        late: nothing waits for the results, see `overlap`. in_loop: the ops are in a loop.
+        late: nothing waits for the results, see `early_values`. in_loop: the ops are in a loop.
         region: the op's number if it is a manual region, priced by `manual_regions`; else -1.
         kernel: the work of a hand-written kernel.
         share: see `SumItem`.
@@ -215,7 +215,7 @@ def _work(
         )
         for s in kernel.operands
     )
-    packs = convolution_tiles.packs(op, profile)
+    packs = packs_result(op, profile)
     results = tuple(
         Side(
             float(s.read),

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from toast_cli.compiler import gathered_pieces
-from toast_cli.compiler.image_copies import ImageCopy
+from toast_cli.compiler.convolutions import ImageCopy
+from toast_cli.compiler.layouts import UNPADDED, Sides, innermost_dims, pieces_are_copied, tile_of
+from toast_cli.compiler.layouts import growth as growth_of_tiles
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.returned_layouts import Sides
-from toast_cli.compiler.tiling import UNPADDED, innermost_dims, tile_of
-from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.evaluate.array_items import ArrayItem, reader_op
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy
@@ -65,7 +63,7 @@ class Layouts:
         return size / shards(sharding, self._sizes) * found
 
     def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
-        """Whether the last gather of a copy copies its pieces, see `gathered_pieces`."""
+        """Whether the last gather of a copy copies its pieces, see `pieces_are_copied`."""
         before, last = made, None
         for step, after in copy.hops:
             if step.kind == GATHER:
@@ -80,7 +78,7 @@ class Layouts:
             for reader in readers
         )
         return any(
-            gathered_pieces.are_copied(self._profile, piece, dim, looked_up=looked_up)
+            pieces_are_copied(self._profile, piece, dim, looked_up=looked_up)
             for dim, (there, left) in enumerate(zip(*last, strict=True))
             if len(left) < len(there)
         )

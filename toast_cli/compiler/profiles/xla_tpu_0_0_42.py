@@ -113,7 +113,7 @@ PASSES = plain.PASSES | {
 }  # fmt: skip
 
 SOURCES = {
-    "passes": "programs compiled for v4, v5e, v5p and v6e; each pass tells in its file what was seen",
+    "passes": "programs compiled for v4, v5e, v5p and v6e; each rule tells in its docstring what was seen",
     "asynchronous": "programs of published packages compiled for v4, v5e and v6e, `python -m benchmarks.real.overlap`; "
     "others as v4 and v6e",
     "attained": f"fitted to {VERSION}'s estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of "
