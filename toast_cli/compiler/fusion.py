@@ -16,7 +16,6 @@ from toast_cli.compiler.fusion_rules import (
     expansions,
     exponentials_are_written,
     finishes_product,
-    is_copied_weight,
     is_sliced_product,
     narrower_views,
     one_hot_scatters,
@@ -103,7 +102,6 @@ class _Fusion:
         self._functions_first = "shared-exponentials" in profile.passes
         self._most = most
         self._padded = padded_operands(program) if "padded-operands" in profile.passes else frozenset()
-        self._weight_parts = "weight-parts" in profile.passes
         self._fused_lookups = "fused-lookups" in profile.passes
         self._free = free
         self._one_hot = one_hot_scatters(program, free, profile)
@@ -150,8 +148,6 @@ class _Fusion:
             return True
         if name == BARRIER:  # it forwards its operand
             return False
-        if self._weight_parts and is_copied_weight(program, value):
-            return True
         if self._library and producer.kind.convolution:
             return True
         fused = producer.kind.fusible or maker in self._one_hot or _sums_nothing_up(program, producer)

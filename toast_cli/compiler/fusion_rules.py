@@ -235,27 +235,6 @@ def part_made(program: Program, op: Op) -> float:
     return program.values[read].elements / max(program.values[op.results[0]].elements, 1)
 
 
-def is_copied_weight(program: Program, value: int) -> bool:
-    """Whether a value is a weight reshaped into parts, or a weight's gradient assembled from parts, which is a copy.
-
-    A TPU array lies in tiles of its last two dimensions, so that splitting the last one into parts and their width
-    changes the layout. XLA:TPU reads a whole weight's parts in place, but copies it where a device takes its share of
-    every part, and the gradient always: with a replicated weight of 184 MB a product took 0.91 ms more on v4, and the
-    gradient of one of 92 MB 0.18 ms more. A copy is counted for both, which overstates plans that split no part.
-    """
-    maker = program.ops[program.producer[value]]
-    if not program.parted or maker.name != RESHAPE:
-        return False
-    shapes = program.values[maker.operands[0]].shape, program.values[value].shape
-    if shapes[0][-1:] == shapes[1][-1:]:
-        return False
-    origin = program.ops[program.producer[maker.operands[0]]]
-    while origin.name == CONVERT:
-        origin = program.ops[program.producer[origin.operands[0]]]
-    weights = {program.values[argument.value].shape for argument in program.arguments}
-    return (origin.name == ARGUMENT and shapes[0] in weights) or (origin.kind.contraction and shapes[1] in weights)
-
-
 def padded_operands(program: Program) -> frozenset[int]:
     """Values that a contraction reads padded, directly or through a view, which are materialised.
 

@@ -2,7 +2,7 @@
 
 A `CompilerProfile` lists those that its compiler has, and code asks `"tiling" in profile.passes`. A rule that is
 switched off (`CompilerProfile.without`) affects no prediction. The evidence for a rule stands at its function.
-`benchmarks/ablation.py` measures what each is worth.
+`benchmarks/passes.py` measures what each is worth.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ PASSES: Mapping[str, str] = {
     "product-operands": "Arrays that only contractions read are written in the type that these multiply.",
     "one-hot-scatters": "A scatter of one element into each row of zeros is fused into its readers.",
     "sliced-products": "A contraction whose only reader is a slice computes only the slice.",
-    "weight-parts": "Reshaping a weight into parts for a product, or its gradient back, is a copy.",
     "padded-operands": "An array that a product reads through a pad is materialised.",
     "library-convolutions": "A convolution reads whole arrays in memory, and writes one.",
     "library-products": "The kernel of a contraction computes little besides the contraction.",
@@ -55,7 +54,6 @@ PASSES: Mapping[str, str] = {
     "returned-layouts": "The result of a contraction is copied where it is returned in tiles of other dimensions.",
     "gathered-pieces": "A copy assembles the pieces of an all-gather, unless they are whole tiles.",
     "loop-copies": "Loop carries with another dimension order than the arguments are copied.",
-    "scan-unification": "The stacked result of a scan in a loop reuses the buffer of the array it scans over.",
     "bf16-widening": "A chip that cannot compute in bf16 gets it widened to f32.",
     # Schedule and liveness.
     "early-results": "Results of the program are computed as soon as their operands are available.",

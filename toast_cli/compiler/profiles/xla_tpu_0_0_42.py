@@ -106,7 +106,7 @@ PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
     "loop-residency", "resident-kernels", "accumulator-windows", "narrowing", "tiled-reduce-scatter", "small-gathers",
     "broadcast-gathers", "slice-gathers", "product-operands",
-    "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion",
+    "one-hot-scatters", "padded-operands", "reduction-motion",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
     "gathered-pieces", "vector-products", "fourier-transforms", "ragged-gradients", "prefetched-arguments",
     "unsliced-fusions", "returned-layouts",
