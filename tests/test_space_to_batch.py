@@ -108,12 +108,12 @@ def test_images_that_were_something_else_before() -> None:
 
 
 def test_when_images_are_few() -> None:
-    few = Images(TPU.space_to_batch, (0, 2), pieces=True, forms=3.0, single=2.0)
+    few = Images((0, 2), pieces=True, forms=3.0, single=2.0)
     assert [few.applies((batch, 32, 64, 128)) for batch in (1, 7, 8)] == [True, True, False]
     assert [few.applies((4, 32, width, 128)) for width in (8, 12, 16)] == [False, False, True]
     assert few.kept((4, 32, 64, 128), (0, 3), TILE) == 3 * 32 * 32 * 9 * 128  # 64 wide: 8 pieces of 9
     assert few.kept((1, 32, 64, 64), (0, 3), TILE) == 2 * 8 * 32 * 9 * 128  # 64 features are padded
-    whole = Images(TPU.space_to_batch, (0, 2), pieces=False, forms=2.0, single=2.0)
+    whole = Images((0, 2), pieces=False, forms=2.0, single=2.0)
     assert whole.kept((6, 32, 64, 128), (0, 3), TILE) == 2 * 6 * 32 * 64 * 128  # space is in the rows: no 6 of 8
 
 

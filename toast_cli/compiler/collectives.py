@@ -18,6 +18,8 @@ from toast_cli.program.ops import ADD, ARGUMENT, BROADCAST_IN_DIM, CARRY, CONVER
 from toast_cli.program.regions import loop_at
 from toast_cli.program.sums import read_behind
 
+LANES = 128  # elements in a row of a tile
+
 
 class Narrowing:
     """The bits of a program's floating-point elements that collectives move; all of them without this pass.
@@ -88,7 +90,7 @@ def stays_gather(profile: CompilerProfile, shape: tuple[int, ...], shards: int) 
     That of a vector in pieces of less than a row of a tile becomes an all-reduce of the local piece padded with zeros
     (libtpu 0.0.42.1 for slices of v4, v5e, v5p and v6e).
     """
-    return "small-gathers" not in profile.passes or len(shape) != 1 or shape[0] // shards >= profile.scatter.tile[1]
+    return "small-gathers" not in profile.passes or len(shape) != 1 or shape[0] // shards >= LANES
 
 
 def stays_slice_gather(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], size: float) -> bool:

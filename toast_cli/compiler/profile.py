@@ -41,26 +41,6 @@ class FusionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceToBatch:
-    """How spatial dimensions become pieces of the batch for convolutions of few images, see `space_to_batch`.
-
-    Attributes:
-        images: least number for which it does not apply. pieces: number of pieces; shorter ones than two elements are
-        not cut. grouped_steps: arrays that a group norm writes. joined_steps: arrays written where a norm is added to
-        an array without pieces.
-        passes: time of cutting and reassembling, in reads and writes of the convolution's operand and result; fitted to
-            the steps with 4 images of the family "convolution step" of `benchmarks/op_cases.py` on v4, v5e and v6e,
-            libtpu 0.0.42.1.
-    """
-
-    images: int = 8
-    pieces: int = 8
-    grouped_steps: int = 3
-    joined_steps: int = 2
-    passes: float = 18.0
-
-
-@dataclass(frozen=True, slots=True)
 class OnChip:
     """Use of on-chip memory by the compiler, see `on_chip`; the default is none.
 
@@ -90,34 +70,6 @@ class OnChip:
     ahead: float = 0.0
     own_bytes: float = 0.0
     window_bytes: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterTiles:
-    """Rules by which a reduce-scatter divides an array into tiles, see `reduce_scatter`.
-
-    Attributes:
-        tile: (rows, columns) of a memory tile. word_bits: narrower elements are packed into words of this size.
-        streams, square_streams: number that run at once around a ring, and around four devices in a square.
-        growth: a shard is padded if it grows by less than this factor.
-        nearly: orders of dimensions with up to this factor more tiles count as equal.
-        square_edge: the shortest edge of a square slice that is reduced by an all-reduce that uses all links.
-        part: (fewest, most) tiles of the equal parts into which the columns of wide arrays are divided.
-        near_tie: orders with up to this factor more tiles of a gradient count as equal.
-        tied_arrays: a tied table's gradient has the dimension order of the arrays it updates if there are this many;
-            else rows.
-    """
-
-    tile: TileShape = (8, 128)
-    word_bits: int = 32
-    streams: int = 2
-    square_streams: int = 4
-    growth: float = 1.5
-    nearly: float = 1.1
-    square_edge: int = 4
-    part: tuple[int, int] = (32, 228)
-    near_tie: float = 1.01
-    tied_arrays: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +112,7 @@ class CompilerProfile:
     attained: Attained = IDEAL
     memory_tile: TileShape = (1, 1)
     fusion: FusionLimits = FusionLimits()
-    space_to_batch: SpaceToBatch = SpaceToBatch()
     on_chip: OnChip = OnChip()
-    scatter: ScatterTiles = ScatterTiles()
     slice_gathers: SliceGathers = SliceGathers()
     fourier_growth: float = 7.0
     turning_cycles: float = 16.0
