@@ -14,23 +14,22 @@ from toast_cli.cost.matrix_unit import Grid, least_rows, local_size
 from toast_cli.program.model import DTYPE_BITS, Op, Program
 from toast_cli.program.ops import ARGUMENT, FFT, RAGGED_DOT, SCATTER
 
+FOUND, ADDED, SWAPPED = 50.0, 65.0, 650.0  # operations to look an element up, to add it atomically, in 16 bits
+
 
 def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
     """Flops of one execution of an op, on the vector unit or the matrix unit."""
     part = part_made(program, op) if "sliced-products" in profile.passes else 1.0
-    growth = _fourier_growth(op, profile) * _ragged_growth(op, profile)
-    growth *= masked_growth(op, profile)
+    growth = _fourier_growth(op, profile) * _ragged_growth(op, profile) * masked_growth(op, profile)
     return part * growth * op_arithmetic(program, op, expansions(profile), "atomic-scatters" in profile.passes)
 
 
 def op_arithmetic(program: Program, op: Op, cost: Mapping[str, float], atomic: bool) -> float:
+    """The same without growth. cost: see `expansions`. atomic: see `lookup_operations`."""
     if atomic and op.kind.lookup:
         return lookup_operations(program, op)
     each = cost.get(op.name)
     return op.flops if each is None else each * program.values[op.results[0]].elements
-
-
-FOUND, ADDED, SWAPPED = 50.0, 65.0, 650.0
 
 
 def lookup_operations(program: Program, op: Op) -> float:

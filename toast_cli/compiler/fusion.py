@@ -37,8 +37,6 @@ from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, REDUCE, RESULT
 
 NONE = -1
 ROUNDS = 2  # whether a value is written depends on its readers, which depend on what is written later
-
-
 _KEEPING = frozenset({CARRY, JOIN, RESULT})
 
 
@@ -91,18 +89,12 @@ class _Fusion:
 
     def __init__(self, program: Program, free: tuple[bool, ...], profile: CompilerProfile, most: bool) -> None:
         self._program = program
-        self._limits = profile.fusion
-        self._output_fusion = "output-fusion" in profile.passes
+        self._limits, self._passes, self._most = profile.fusion, profile.passes, most
         self._library = "library-convolutions" in profile.passes
         self._library_products = "library-products" in profile.passes and not most
-        self._sliced_products = "sliced-products" in profile.passes
-        self._narrow_stores = "narrow-stores" in profile.passes
-        self._recomputation = "recomputation" in profile.passes
-        self._polynomials = expansions(profile)
-        self._functions_first = "shared-exponentials" in profile.passes
-        self._most = most
-        self._padded = padded_operands(program) if "padded-operands" in profile.passes else frozenset()
         self._fused_lookups = "fused-lookups" in profile.passes
+        self._polynomials = expansions(profile)
+        self._padded = padded_operands(program) if "padded-operands" in profile.passes else frozenset()
         self._free = free
         self._one_hot = one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
@@ -158,9 +150,7 @@ class _Fusion:
         """Decides which values are written. readers: [values] last ops of the kernels that read each."""
         stored, settled = self.stored, self._settled
         product = [NONE] * len(stored)  # contraction whose result it is, in registers
-        effort = [0] * len(
-            stored
-        )  # 2 where polynomials are evaluated to compute it, 1 where transcendental functions are
+        effort = [0] * len(stored)  # 2 where polynomials are evaluated to compute it, 1 where other functions are
         steps = [0] * len(stored)  # ops between a value and its memory reads
         looked_up = [False] * len(stored)  # a look-up is fused into it
         for number, op in enumerate(self._program.ops):
@@ -170,11 +160,11 @@ class _Fusion:
                 if known is not None:
                     stored[value] = known
                 elif made != NONE:
-                    finished = self._output_fusion and self._finished_by_reader(made, value)
+                    finished = "output-fusion" in self._passes and self._finished_by_reader(made, value)
                     stored[value] = not (finished or (made == number and self._is_sliced(value)))
                     product[value] = NONE if stored[value] else made
                     self.sources[value] = {value: self._sizes[value]} if made == number else self._read_by(op, value)
-                    if self._narrow_stores and stored[value] and (views := self._narrower(value)):
+                    if "narrow-stores" in self._passes and stored[value] and (views := self._narrower(value)):
                         stored[views[-1]], stored[value], product[value] = True, False, NONE
                         for view in (value, *views):
                             self.sources[view] = {views[-1]: self._sizes[views[-1]]}
@@ -186,9 +176,9 @@ class _Fusion:
                     large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
                     effort[value] = max(own, *large, 0)
                     looked_up[value] = self._is_fused_lookup(op) or any(looked_up[v] for v in unwritten)
-                    stored[value] = (
-                        looked_up[value] and self._goes_into_product(readers[value])
-                    ) or self._worth_writing(op, value, readers[value], steps[value], effort[value])
+                    stored[value] = looked_up[value] and self._goes_into_product(readers[value])
+                    if not stored[value]:
+                        stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])
 
     def _is_fused_lookup(self, op: Op) -> bool:
         return self._fused_lookups and is_fused_lookup(op)
@@ -201,7 +191,7 @@ class _Fusion:
         return reader.kind.fuses_operands or (self._fused_lookups and fuses_updates(reader))
 
     def _is_sliced(self, value: int) -> bool:
-        return self._sliced_products and is_sliced_product(self._program, value)
+        return "sliced-products" in self._passes and is_sliced_product(self._program, value)
 
     def _narrower(self, value: int) -> list[int]:
         return narrower_views(self._program, self._sizes, self.stored, value)
@@ -235,7 +225,7 @@ class _Fusion:
             return False
         if self._polynomials and polynomial_is_written(op, self._program.values[value]):
             return True
-        if not self._recomputation or steps > self._limits.steps or len(read) > self._limits.sources:
+        if "recomputation" not in self._passes or steps > self._limits.steps or len(read) > self._limits.sources:
             return True
         fresh = max((size for v, size in read.items() if ops[producer[v]].kind.matrix_unit), default=0)
         return not recomputing_pays(count, self._sizes[value], sum(read.values()), fresh)
@@ -244,9 +234,8 @@ class _Fusion:
         """Whether a value of costly functions is written because the contractions that read it do not fuse it."""
         ops = self._program.ops
         readers = [kind for user, _ in self._program.users[value] if (kind := ops[user].kind).matrix_unit]
-        if not readers:
-            return False
-        if not self._functions_first or self._bits[value] > self._limits.shared_bits:
+        wide = self._bits[value] > self._limits.shared_bits
+        if not readers or wide or "shared-exponentials" not in self._passes:
             return False
         return effort > 1 or (self._most and exponentials_are_written(readers))
 
@@ -259,12 +248,8 @@ class _Fusion:
         if not finishes_product(self._program, self._latest, reader, product, value):
             return False
         op = self._program.ops[reader]
-        return not self._library_products or library_finishes(
-            op,
-            self._sizes[value],
-            self._sizes[op.results[0]],
-            (self._ranks_behind(v) for v in op.operands if v != value),
-        )
+        ranks = (self._ranks_behind(v) for v in op.operands if v != value)
+        return not self._library_products or library_finishes(op, self._sizes[value], self._sizes[op.results[0]], ranks)
 
     def _ranks_behind(self, value: int) -> int:
         """The highest rank, without dimensions of size 1, of the arrays that a value is computed from."""

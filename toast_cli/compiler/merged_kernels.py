@@ -31,9 +31,8 @@ class Hosts:
         self._alone = alone
         self.writes: dict[int, int] = {}  # value -> kernel
         self._updates: dict[tuple[int, int], list[int]] = {}  # (loop, elements) -> kernels of single updates
-        self.holds: dict[
-            int, set[tuple[int, int]]
-        ] = {}  # kernel -> what it has read or made, (value, op that takes a part of it or -1)
+        # Kernel -> what it has read or made: (value, op that takes a part of it or -1).
+        self.holds: dict[int, set[tuple[int, int]]] = {}
 
     def of(self, end: int, reads: Iterable[tuple[int, int]]) -> list[int]:
         """Kernels that op `end`, which reads their results, can be merged into; empty if it needs its own kernel.
@@ -96,10 +95,7 @@ def let_reductions_ride(
     """
     alone = "library-products" in profile.passes
     with_largest = "normalization-fusion" not in profile.passes
-    readers: dict[int, list[int]] = {}
-    for end, values in reads.items():
-        for value in values:
-            readers.setdefault(value, []).append(end)
+    readers = _readers(reads)
     for number, values in reads.items():
         op, kernel = program.ops[number], found[number]
         if kernel is None or op.name != REDUCE or not values:
@@ -115,6 +111,15 @@ def let_reductions_ride(
             for side in kernel.operands:
                 side.bytes = side.elements = side.largest = side.passing = side.given = 0
                 side.staying = 0.0
+
+
+def _readers(reads: dict[int, set[int]]) -> dict[int, list[int]]:
+    """Value -> last ops of the kernels that read it."""
+    readers: dict[int, list[int]] = {}
+    for end, values in reads.items():
+        for value in values:
+            readers.setdefault(value, []).append(end)
+    return readers
 
 
 def _follows(program: Program, value: int, first: int) -> bool:
@@ -148,10 +153,7 @@ def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set
     found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory. stored: [values] whether it is
     in memory.
     """
-    readers: dict[int, list[int]] = {}
-    for end, values in reads.items():
-        for value in values:
-            readers.setdefault(value, []).append(end)
+    readers = _readers(reads)
     hosts: dict[int, int] = {}  # reduction -> last op of the kernel it is merged into
     for number in sorted(reads, reverse=True):
         values = reads[number]
