@@ -1,4 +1,4 @@
-"""How convolutions fill the matrix unit, which of them swap their operands, and what that and copies of images take."""
+"""How convolutions fill the matrix unit, which of them swap their operands, and what that takes."""
 
 from __future__ import annotations
 
@@ -129,18 +129,3 @@ def test_reversing_reads_and_writes_what_a_device_has_of_it() -> None:
     moved = 8 * 64 * 64 * 128 * 2 * (1 + TPU.attained.narrow_write)
     took = case.evaluator.cost(plan).compute_seconds - without.cost(plan).compute_seconds
     assert took == pytest.approx(moved / rate, rel=1e-4)
-
-
-def test_copying_images_takes_as_long_as_writing_them() -> None:
-    """Once for all convolutions that read them; of 256 images of three colours a device has 16, which fill lanes, and
-    four rows."""
-
-    def both(x: Any, v: Any, w: Any) -> Any:
-        return convolved(x, v, 16), convolved(x, w, 16)
-
-    case = case_of(both, arg(256, 64, 64, 3), arg(16, 16, 3, 128), arg(16, 16, 3, 256), mesh="v5e-16")
-    plan = (case.shard("x.0", "data"), case.shard("x.0", "model"))
-    without = Evaluator(case.problem, profile=TPU.without("image-copies"))
-    rate = find_preset("v5e").chip.memory_bytes_per_second * TPU.attained.memory
-    took = case.evaluator.cost(plan).compute_seconds - without.cost(plan).compute_seconds
-    assert took == pytest.approx(64 * 64 * 4 * 128 * 2 / rate, rel=1e-4)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.compiler.collectives import Narrowing, early_values, late_values
-from toast_cli.compiler.convolutions import ImageCopy, image_copies
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.fusion_rules import written_parts
 from toast_cli.compiler.gpu_libraries import ScatterStart, scatter_starts
@@ -33,8 +32,8 @@ class Compilation:
     Attributes:
         stored, tiled: [values] whether each is written to memory, and its possible tilings. parts: [values] fraction of
             its bits that is written, see `written_parts`.
-        early, late: [values] see `early_values`. images: [values] see `space_to_batch`. copied_images: by argument, see
-            `image_copies`. started: by value, see `scatter_starts`. returned: by value, see `returned_products`.
+        early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
+            `scatter_starts`. returned: by value, see `returned_products`.
         needs: see `Narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `on_chip`.
     """
@@ -46,7 +45,6 @@ class Compilation:
     early: list[bool]
     late: list[bool]
     images: list[Images | None]
-    copied_images: dict[int, ImageCopy]
     started: dict[int, ScatterStart]
     returned: dict[int, Sides]
     needs: Narrowing
@@ -76,7 +74,6 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         early=early_values(program, free, profile),
         late=late_values(program, profile),
         images=space_to_batch(program, stored, profile),
-        copied_images=image_copies(program, stored, lives, profile),
         started=scatter_starts(program, free, lives, profile),
         returned=returned_products(program, stored, profile),
         needs=Narrowing(program, profile),

@@ -9,8 +9,8 @@
   fused with it. The reduced array then lives, at its own size, until its readers in program order, because gradients'
   reductions are combined and scheduled late, or until copies are made of it for them. A result that is waited for and
   all-reduced, although devices use shards of it, is there whole until the last kernel that slices it;
-* copies of arguments that convolutions read (see `image_copies`), initial arrays of scatters (see `scatter_starts`),
-  and copies of results while they are made (see `returned_products`);
+* initial arrays of scatters (see `scatter_starts`), and copies of results while they are made (see
+  `returned_products`);
 * the peak inside a manual region while it runs.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
@@ -38,7 +38,6 @@ from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
-CONVOLVED = "convolved"  # the copy that convolutions read
 STARTED = "started"  # the initial array of a scatter
 RETURNED = "returned"  # a result copied into other tiles
 
@@ -79,7 +78,7 @@ class Buffers:
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._layouts = Layouts(problem, profile)
         self._deaths = reduced_deaths(items.lives, profile)
-        self._images, self._started = items.compilation.copied_images, items.compilation.started
+        self._started = items.compilation.started
         self._returned = items.compilation.returned
         self._gathers_first = "loop-gathers-first" in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
@@ -92,9 +91,6 @@ class Buffers:
         made = iteration.shardings[item.result]
         if item.stored:
             yield OWN, self._layouts.kept(item, made)
-        images = self._images.get(item.values[0])
-        if images and (size := self._layouts.convolved_bytes(item, images, made)):
-            yield CONVOLVED, size
         if self._waits_for_scatter(item, iteration):
             computed = iteration.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
@@ -142,8 +138,6 @@ class Buffers:
                 places = kind.places if isinstance(kind, Ahead) else kind
                 found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
-        if kind == CONVOLVED:
-            return [self._images[value].interval] if value in self._images else []
         if kind == STARTED:
             return [self._started[value].interval] if value in self._started else []
         made = self._lives.times[self._problem.program.producer[value]]
@@ -187,7 +181,7 @@ class Buffers:
         """Its name in reports: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind in (CONVOLVED, STARTED, RETURNED):
+        if kind in (STARTED, RETURNED):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"

@@ -70,7 +70,6 @@ class WorkItem:
         summed: a `SumItem` accounts for partial results. carried: they are added to a loop's carry, where they stay
             partial.
         needed: [results] fraction of the bits that readers need, see `Narrowing`.
-        copies: a convolution for which an argument is copied, see `image_copies`.
         late: nothing waits for the results, see `early_values`. in_loop: the ops are in a loop.
         region: the op's number if it is a manual region, priced by `manual_regions`; else -1.
         kernel: the work of a hand-written kernel.
@@ -90,7 +89,6 @@ class WorkItem:
     summed: bool
     carried: bool
     needed: tuple[float, ...]
-    copies: bool
     late: bool
     in_loop: bool
     region: int
@@ -144,7 +142,6 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
     program = problem.program
     sizes, unreduced = [value.bytes for value in program.values], problem.not_reduced
     carried = _carried_terms(problem, profile)
-    copying = {copy.reader for copy in made.copied_images.values()}
     runs: dict[Any, float] = defaultdict(float)
     combined: dict[Any, float] = defaultdict(float)
     members: dict[Any, list[int]] = defaultdict(list)
@@ -165,7 +162,6 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
             number in terms,
             number in carried,
             tuple(needs.of_value(v) for v in op.results),
-            number in copying,
             all(late[v] for v in op.results),
             op.loop >= 0,
             region,

@@ -236,13 +236,13 @@ class WorkPricer:
 
     def _moving(self, work: WorkItem, iteration: Iteration) -> float:
         """Seconds of the copies of a convolution's operands before it and of its result after it."""
-        moved = self._copied(work, iteration) + self._reversed(work, iteration)
+        moved = self._reversed(work, iteration)
         rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
         return self._cutting(work, iteration) + self._copying(work, iteration) + moved / rate
 
     def _copying(self, work: WorkItem, iteration: Iteration) -> float:
         """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the dimension
-        order that a library requires, see `gpu_libraries` and `gpu_libraries`."""
+        order that a library requires, see `gpu_libraries`."""
         if not work.kind.matrix_unit or not self._libraries:
             return 0.0
         program, rate = self._problem.program, self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
@@ -257,18 +257,6 @@ class WorkPricer:
         if copied is None:
             copied = self._copies[work.op] = copied_operands(program, op)
         return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in copied)
-
-    def _copied(self, work: WorkItem, iteration: Iteration) -> float:
-        """Bytes of the copy of an argument for a convolution, see `image_copies`."""
-        if not work.copies:
-            return 0.0
-        op, program = self._problem.program.ops[work.op], self._problem.program
-        shape = program.values[op.operands[0]].shape
-        space, local = {w.operand_dim for w in op.windows}, self._local(shape, iteration.operands[0])
-        tile = tile_of(self._profile)
-        wanted = tiled_growth(local, tuple(d for d in range(len(shape)) if d not in space), tile)
-        best = tiled_growth(local, tuple(range(len(shape))), tile)
-        return prod(local) * wanted * self._profile.product_bits / 8 if wanted > best else 0.0
 
     def _reversed(self, work: WorkItem, iteration: Iteration) -> float:
         """Bytes read and written to reverse the second operand of a convolution, see `is_reversed`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from toast_cli.compiler.convolutions import ImageCopy
 from toast_cli.compiler.layouts import UNPADDED, Sides, innermost_dims, pieces_are_copied, tile_of
 from toast_cli.compiler.layouts import growth as growth_of_tiles
 from toast_cli.compiler.profile import CompilerProfile
@@ -33,13 +32,6 @@ class Layouts:
         if not item.images or not item.images.applies(shape):
             return self.laid_out(item, item.written_bytes, made, made)
         return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
-
-    def convolved_bytes(self, item: ArrayItem, copy: ImageCopy, made: Sharding) -> float:
-        """Bytes on one device of the copy of the item's array that convolutions read; 0 where they need no copy."""
-        local = self._local_shape(item.shape, made)
-        best = growth_of_tiles(local, tuple(range(len(local))), self._tile)
-        wanted = growth_of_tiles(local, copy.dims, self._tile)
-        return item.bytes / shards(made, self._sizes) * copy.part * wanted if wanted > best else 0.0
 
     def is_copied_to_return(self, item: ArrayItem, sides: Sides, made: Sharding) -> bool:
         """Whether a contraction's result is returned in tiles that the contraction does not write."""

@@ -66,7 +66,7 @@ PASSES = plain.PASSES | {
     "narrowing", "broadcast-gathers", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
     "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "padded-operands", "vector-products",
     "fourier-transforms", "ragged-gradients", "tiling", "tile-dimensions", "lookup-rows", "space-to-batch",
-    "convolution-tiles", "swapped-convolutions", "image-copies", "returned-layouts", "gathered-pieces",
+    "convolution-tiles", "swapped-convolutions", "returned-layouts", "gathered-pieces",
     "memory-space-assignment", "on-chip-reuse", "prefetched-arguments", "loop-residency", "resident-kernels",
     "accumulator-windows",
 }  # fmt: skip
