@@ -230,15 +230,6 @@ def test_elementwise_work_takes_its_bytes_on_the_chip_at_that_memorys_rate(speed
     assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.01)
 
 
-@pytest.mark.parametrize(("fits", "kib"), [(0, 2.0), (512, 1.5), (KIB, 1.0), (4 * KIB, 1.0)])
-def test_arguments_and_results_are_on_the_chip_as_far_as_they_fit(fits: int, kib: float) -> None:
-    """One argument and one result of 1 KiB each; half of the memory on the chip, twice as fast, is for them."""
-    on_chip = OnChip(2 * fits, ahead=0.5, vector_speed=2.0)
-    profile = replace(PLAIN, on_chip=on_chip, passes=PLAIN.passes | {"prefetched-arguments"})
-    evaluator = evaluator_of(source_of(lambda a: a * 2.0, S), round_mesh(data=2), profile=profile)
-    assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.01)
-
-
 @pytest.mark.parametrize(("passes", "growth"), [(set(), 1.0), ({"fourier-transforms"}, 7.0)])
 def test_fourier_transforms_take_several_times_what_they_count(passes: set[str], growth: float) -> None:
     program = source_of(jnp.fft.fft, arg(4, 1024)).program

@@ -207,7 +207,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
                       "v4-32"),
     "fourier-transforms": (lambda x: jnp.fft.rfft(x).real, (arg(1024, 1024),), "", "less compute", "v5e-16"),
     "ragged-gradients": (program("contracted"), (), "", "less compute", "v5e-16"),
-    "prefetched-arguments": (lambda x, y: x + 2.0 * y, (arg(512, 512),) * 2, "", "more compute", "v5e-16"),
     "loop-residency": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "resident-kernels": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "accumulator-windows": (lambda w, x: lax.scan(lambda total, x: (total + x.T @ x, None), w, x)[0],

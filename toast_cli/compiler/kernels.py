@@ -127,7 +127,6 @@ class _Grouping:
         finish.read += sum(s.bytes for s in operands)
         for side in (*operands, *results):
             finish.passing += side.passing
-            finish.given += side.given
             finish.staying += side.staying
             finish.widest, finish.beside = max(finish.widest, side.widest), max(finish.beside, side.beside)
 
@@ -180,8 +179,6 @@ class _Grouping:
         maker = self._program.ops[self._program.producer[value]].name
         if stays:
             side.staying, side.beside = side.staying + size, beside
-        elif maker == ARGUMENT and not takes:
-            side.given += size
         elif maker not in (ARGUMENT, CARRY):
             side.passing += size
             side.widest = max(side.widest, min(size, self._widths[value]))
@@ -207,7 +204,7 @@ class _Grouping:
         if stays:
             return Side(size, elements, staying=size, beside=beside)
         if any(program.ops[user].name == RESULT for user, _ in program.users[value]):
-            return Side(size, elements, given=size)
+            return Side(size, elements)
         return Side(size, elements, passing=size, widest=min(size, self._widths[value]))
 
 

@@ -109,7 +109,7 @@ def let_reductions_ride(
         if at_once or (largest_found and any(op.results[0] in reads[r] for r in readers[largest])):
             kernel.rides = True
             for side in kernel.operands:
-                side.bytes = side.elements = side.largest = side.passing = side.given = 0
+                side.bytes = side.elements = side.largest = side.passing = 0
                 side.staying = 0.0
 
 

@@ -288,17 +288,3 @@ def _fewest_pieces(tiles: tuple[int, int], least: float) -> float:
 
 def _divisors(count: int) -> list[int]:
     return [k for k in range(1, count + 1) if count % k == 0]
-
-
-def part_ahead(profile: CompilerProfile, argument_bytes: int) -> float:
-    """Fraction of arguments and results that is in on-chip memory if they are unsplit; with n shards n times that, up
-    to 1. argument_bytes: of all arguments, whole.
-
-    XLA:TPU copies arguments into on-chip memory during earlier kernels, and results from there during later ones, as
-    far as they fit. An optimiser's update then takes that memory's rate. All arguments are assumed to be split like the
-    one at hand; they share `OnChip.ahead` of that memory. Seen outside of loops, in training steps of a dozen small
-    networks and recurrences on v5e.
-    """
-    if "prefetched-arguments" not in profile.passes or not profile.on_chip.vector_speed:
-        return 0.0
-    return profile.on_chip.ahead * profile.on_chip.bytes / max(argument_bytes, 1)

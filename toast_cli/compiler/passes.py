@@ -64,7 +64,6 @@ PASSES: Mapping[str, str] = {
     # Memory spaces.
     "memory-space-assignment": "Small temporaries that are read soon are in on-chip memory.",
     "on-chip-reuse": "Small or brief arrays pass from one kernel to others without traffic to device memory.",
-    "prefetched-arguments": "Arguments that fit on the chip are copied there ahead of their readers.",
     "loop-residency": "Arrays that every iteration of a loop reads whole stay in on-chip memory.",
     "resident-kernels": "A kernel that touches no device memory has less start and end overhead.",
     "accumulator-windows": "A loop's product is added window by window; windows that do not fit become small ones.",

@@ -54,7 +54,6 @@ class OnChip:
             without and with a contraction, see `Starts`; 0: unknown. narrow_seconds: additional overhead if
             the contraction's result has fewer rows than a tile, or its operands are narrower than f32. vector_speed:
             bandwidth there of a kernel without a contraction, relative to device memory.
-        ahead: fraction of `bytes` for arguments and results outside of loops, see `part_ahead`.
         own_bytes: scratch memory of a kernel. window_bytes: of the largest window in which a product accumulates into
             an array that a loop keeps there, see `has_small_windows`; 0: unknown.
     """
@@ -67,7 +66,6 @@ class OnChip:
     product_seconds: float = 0.0
     narrow_seconds: float = 0.0
     vector_speed: float = 0.0
-    ahead: float = 0.0
     own_bytes: float = 0.0
     window_bytes: float = 0.0
 

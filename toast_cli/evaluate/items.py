@@ -39,7 +39,7 @@ class Side(NamedTuple):
 
     Attributes:
         read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
-            written. flops: elementwise. passing, staying, beside, widest, given: see `kernel.Side`.
+            written. flops: elementwise. passing, staying, beside, widest: see `kernel.Side`.
         packed: part of `through` that counts though it stays on the chip, see `PixelProducts`.
     """
 
@@ -51,7 +51,6 @@ class Side(NamedTuple):
     beside: float = 0.0
     widest: float = 0.0
     packed: float = 0.0
-    given: float = 0.0
 
 
 NOTHING = Side()
@@ -207,7 +206,6 @@ def _work(
             s.staying,
             s.beside,
             float(s.widest),
-            given=float(s.given),
         )
         for s in kernel.operands
     )
@@ -222,7 +220,6 @@ def _work(
             s.beside,
             float(s.widest),
             profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
-            float(s.given),
         )
         for s in kernel.results
     )

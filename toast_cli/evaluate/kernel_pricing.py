@@ -21,7 +21,7 @@ from toast_cli.compiler.gpu_libraries import (
 )
 from toast_cli.compiler.layouts import growth as tiled_growth
 from toast_cli.compiler.layouts import tile_of
-from toast_cli.compiler.on_chip import has_small_windows, kept_bytes, kernel_starts, part_ahead
+from toast_cli.compiler.on_chip import has_small_windows, kept_bytes, kernel_starts
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage, convolved_images
 from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size
@@ -55,8 +55,6 @@ class WorkPricer:
         self._hand_written = replace(attained, matrix=attained.hand_written)
         self._kept_bytes = kept_bytes(profile)
         self._on_chip = profile.on_chip
-        program = problem.program
-        self._ahead = part_ahead(profile, sum(program.values[given.value].bytes for given in program.arguments))
         self._starts = kernel_starts(profile)
         self._counts_residents = "resident-kernels" in profile.passes
         self._sizes = problem.mesh.sizes
@@ -287,7 +285,7 @@ class WorkPricer:
         memory, bytes read from on-chip memory) of a kernel's operands."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = most = vector = transfers = kept = 0.0
-        for (read, through, flops, passing, staying, beside, widest, _, given), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, _), sharding in zip(
             work.operands, iteration.operands, strict=True
         ):
             if read or flops:
@@ -295,9 +293,6 @@ class WorkPricer:
                 if widest <= limit * count:
                     read -= passing
                     kept += passing / count
-                if given and (ahead := self._part_ahead(work, count)):
-                    read -= given * ahead
-                    kept += given * ahead / count
                 spared = self._spared(beside, count) if staying else 0.0
                 transfers += read - staying if spared else read
                 reads += (read - staying * spared) / count
@@ -312,7 +307,7 @@ class WorkPricer:
         of a kernel's results, which have these shardings. cramped: its windows are small."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
-        for (read, through, flops, passing, staying, beside, widest, packed, given), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, packed), sharding in zip(
             work.results, shardings, strict=True
         ):
             count = shards(sharding, sizes)
@@ -323,10 +318,6 @@ class WorkPricer:
                     spared = 1.0 - 1.0 / self._on_chip.vector_speed
                 lies = staying / max(staying, read + through)
                 read, through = read * (1.0 - lies * spared), through * (1.0 - lies * spared)
-            if given and (ahead := self._part_ahead(work, count)):
-                kept += given * ahead / count
-                left = max(0.0, 1.0 - given * ahead / max(given, read + through))
-                read, through = read * left, through * left
             if not passing or widest > limit * count:
                 transfers += (read + through) * (1.0 - lies)
                 reads += read / count
@@ -335,10 +326,6 @@ class WorkPricer:
                 out += packed / count
                 kept += passing / count
         return reads, out, vector, transfers, kept
-
-    def _part_ahead(self, work: WorkItem, count: int) -> float:
-        """The fraction of arguments and results, split into `count` shards each, that is on the chip."""
-        return 0.0 if work.in_loop else min(1.0, self._ahead * count)
 
     def _spared(self, beside: float, count: int) -> float:
         """The fraction of device-memory time saved by arrays that a loop keeps on the chip; 0 if they do not all fit.

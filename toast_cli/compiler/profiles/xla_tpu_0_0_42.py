@@ -43,7 +43,7 @@ ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 ON_CHIP = {
     name: OnChip(
         mib * MIB, 0.75, 3.0, speed, vector * US, product * US, narrow * US, vector_speed,
-        ahead=0.5, own_bytes=16 * MIB, window_bytes=window * MIB,
+        16 * MIB, window * MIB,
     )
     for name, mib, speed, vector, product, narrow, vector_speed, window in (
         ("v4", 128, 2.2, 0.61, 0.93, 0.0, 1.0, 0),
@@ -67,7 +67,7 @@ PASSES = plain.PASSES | {
     "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "padded-operands", "vector-products",
     "fourier-transforms", "ragged-gradients", "tiling", "tile-dimensions", "lookup-rows", "space-to-batch",
     "convolution-tiles", "swapped-convolutions", "returned-layouts", "gathered-pieces",
-    "memory-space-assignment", "on-chip-reuse", "prefetched-arguments", "loop-residency", "resident-kernels",
+    "memory-space-assignment", "on-chip-reuse", "loop-residency", "resident-kernels",
     "accumulator-windows",
 }  # fmt: skip
 
@@ -93,7 +93,7 @@ SOURCES = {
 }
 ON_CHIP_SOURCE = (
     f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl; kernels "
-    "that stay there: `python -m benchmarks.resident`; ahead: updates of a dozen small training steps on v5e"
+    "that stay there: `python -m benchmarks.resident`"
 )
 
 
