@@ -146,7 +146,8 @@ def before_loops(
     if not ends or "loops-first" not in profile.passes:
         return set()
     behind = [0] * len(program.values)  # [values] end of the last loop each depends on
-    over: dict[int, tuple[int, int]] = {}  # op -> first loop before it that it does not depend on
+    over: dict[int, tuple[int, int]] = {}  # last op of a kernel -> first loop before it that it does not depend on
+    begins: dict[int, int] = {}  # last op of such a kernel -> its contraction or reduction
     for number, op in enumerate(program.ops):
         latest = max((behind[v] for v in op.operands), default=0)
         if op.loop >= 0:
@@ -154,9 +155,11 @@ def before_loops(
         elif op.results and op.kind.matrix_unit | (op.name == REDUCE):
             passed = bisect_left(ends, latest, key=itemgetter(1))
             if passed < len(ends) and ends[passed][0] <= number:
-                over[number] = ends[passed]
+                end = _end_of_kernel(program, stored, number)
+                over[end], begins[end] = ends[passed], number
         for value in op.results:
             behind[value] = latest
+    over = {end: loop for end, loop in over.items() if all(behind[v] <= loop[1] for v in program.ops[end].results)}
     gains = dict.fromkeys(over, 0)
     for value, (reader, other) in enumerate(waits):
         made = program.producer[value]
@@ -165,7 +168,14 @@ def before_loops(
         if made < over[reader][1] and (other in over or other < over[reader][1]):
             gains[reader] += program.values[value].bytes
     sizes = [value.bytes for value in program.values]
-    return {op for op, gain in gains.items() if gain > sum(sizes[v] for v in program.ops[op].results)}
+    return {begins[end] for end, gain in gains.items() if gain > sum(sizes[v] for v in program.ops[end].results)}
+
+
+def _end_of_kernel(program: Program, stored: list[bool], number: int) -> int:
+    """The last op of the epilogue of op `number`: the one whose result is written."""
+    while not stored[result := program.ops[number].results[0]] and len(program.users[result]) == 1:
+        number = program.users[result][0][0]
+    return number
 
 
 def _freed_by(program: Program, stored: list[bool], ends: list[tuple[int, int]]) -> dict[int, int]:
