@@ -38,7 +38,7 @@ from itertools import permutations, product
 from math import ceil, prod
 from typing import NamedTuple
 
-from toast_cli.compiler.profile import CompilerProfile, TileShape
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.iteration import Iteration, SlotAxes, axes_summed_over
 from toast_cli.plan.partials import in_one_step
@@ -49,7 +49,7 @@ from toast_cli.program.ops import ADD, CARRY, RAGGED_DOT, TRANSPOSE
 from toast_cli.program.sums import scatters_into
 from toast_cli.program.transposed import transposed
 
-TILE: TileShape = (8, 128)  # rows, columns
+ROWS, LANES = 8, 128  # of a tile
 WORD_BITS = 32  # narrower elements are packed into words of this size
 STREAMS, SQUARE_STREAMS = 2, 4  # that run at once around a ring, and around four devices in a square
 GROWTH = 1.5  # a shard is padded if it grows by less than this factor
@@ -113,21 +113,21 @@ def _comes_apart(array: ScatteredArray, count: int, streams: int) -> bool:
     shape, dim, packed = array.shape, array.dim, _packed(array)
     if len(shape) < 2 or shape[dim] % count:
         return False
-    piece, tile = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :]), TILE
+    piece = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
     order = _order(array, piece)
     majors, row, column = order[:-2], order[-2], order[-1]
-    if shape[row] < tile[0]:
+    if shape[row] < ROWS:
         return False
     if dim == column:
-        return piece[column] % (tile[1] * packed) == 0
-    if not _in_equal_parts(ceil(piece[column] / tile[1])):
+        return piece[column] % (LANES * packed) == 0
+    if not _in_equal_parts(ceil(piece[column] / LANES)):
         return False
     inside = prod(shape[d] for d in order[: order.index(dim)])
     if dim == order[0] or (dim in majors and inside == 1):
-        rows = prod(piece[d] for d in majors) * ceil(piece[row] / tile[0]) * tile[0] if majors else piece[row]
-        halves = streams // 2 if ceil(piece[column] / tile[1]) % 2 == 0 else streams
-        return ceil(rows / (tile[0] * halves)) * tile[0] * halves < GROWTH * rows
-    return dim == row and inside > 1 and piece[row] % (tile[0] * packed) == 0
+        rows = prod(piece[d] for d in majors) * ceil(piece[row] / ROWS) * ROWS if majors else piece[row]
+        halves = streams // 2 if ceil(piece[column] / LANES) % 2 == 0 else streams
+        return ceil(rows / (ROWS * halves)) * ROWS * halves < GROWTH * rows
+    return dim == row and inside > 1 and piece[row] % (ROWS * packed) == 0
 
 
 def _in_equal_parts(columns: int) -> bool:
@@ -151,28 +151,28 @@ def _order(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _order_of_gradient(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
-    tile, dims, sides, dim = TILE, range(len(piece)), array.sides, array.dim
+    dims, sides, dim = range(len(piece)), array.sides, array.dim
     is_product = all(sides)
     batched = is_product and len(dims) > len(sides[0]) + len(sides[1])
     pairs = _across(sides) if is_product else list(permutations(dims, 2))
     first, *later = array.pieces
-    fewest = min(_tiles(tile, first, pair) for pair in pairs)
-    pairs = [pair for pair in pairs if _tiles(tile, first, pair) <= NEAR_TIE * fewest]
-    ends = min(pairs, key=lambda p: (*(_tiles(tile, shape, p) for shape in later), p[0] > p[1], -sum(p)))
+    fewest = min(_tiles(first, pair) for pair in pairs)
+    pairs = [pair for pair in pairs if _tiles(first, pair) <= NEAR_TIE * fewest]
+    ends = min(pairs, key=lambda p: (*(_tiles(shape, p) for shape in later), p[0] > p[1], -sum(p)))
     order, others = _ending_in(dims, ends), tuple(d for d in _ending_in(dims, ends) if d != dim)
     if not is_product or batched or ends[0] != dim or len(others) < 2:
         return order
-    lies_across = piece[dim] % tile[0] > 0 and tile[0] % piece[dim] > 0 and piece[others[-2]] % tile[0] == 0
+    lies_across = piece[dim] % ROWS > 0 and ROWS % piece[dim] > 0 and piece[others[-2]] % ROWS == 0
     return (dim, *others) if lies_across else order
 
 
 def _ends_of_product(array: ScatteredArray, piece: tuple[int, ...]) -> Ends:
-    tile, sides, dim, packed = TILE, array.sides, array.dim, _packed(array)
+    sides, dim, packed = array.sides, array.dim, _packed(array)
     pairs, last = _across(sides), max(*sides[0], *sides[1])
-    fewest = min(_tiles(tile, piece, pair) for pair in pairs)
-    few = (pair for pair in pairs if _tiles(tile, piece, pair) <= NEARLY * fewest)
+    fewest = min(_tiles(piece, pair) for pair in pairs)
+    few = (pair for pair in pairs if _tiles(piece, pair) <= NEARLY * fewest)
     turned = min(sides[0]) > min(sides[1])  # the product is transposed before it is read
-    half = turned and piece[dim] % tile[1] == 0 < piece[dim] % (tile[1] * packed)
+    half = turned and piece[dim] % LANES == 0 < piece[dim] % (LANES * packed)
     return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -array.shape[pair[0]]))
 
 
@@ -185,10 +185,10 @@ def _ending_in(dims: Iterable[int], ends: Ends) -> tuple[int, ...]:
     return (*(d for d in dims if d not in ends), *ends)
 
 
-def _tiles(tile: TileShape, shape: tuple[int, ...], ends: Ends) -> int:
+def _tiles(shape: tuple[int, ...], ends: Ends) -> int:
     row, column = ends
     outer = prod(size for dim, size in enumerate(shape) if dim not in ends)
-    return ceil(shape[row] / tile[0]) * ceil(shape[column] / tile[1]) * outer
+    return ceil(shape[row] / ROWS) * ceil(shape[column] / LANES) * outer
 
 
 class ScatterSource(NamedTuple):
