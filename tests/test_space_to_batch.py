@@ -11,7 +11,7 @@ from programs import arg, case_of, program_of
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.space_to_batch import Images, space_to_batch
+from toast_cli.compiler.space_to_batch import PASSES, Images, space_to_batch
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import find_preset
 
@@ -123,7 +123,7 @@ def test_chips_without_tiles_and_programs_without_convolutions_keep_one() -> Non
     assert space_to_batch(program, [True] * len(program.values), GPU) == [None] * len(program.values)
 
 
-@pytest.mark.parametrize(("images", "passes"), [(128, 0.0), (32, TPU.space_to_batch.passes)])
+@pytest.mark.parametrize(("images", "passes"), [(128, 0.0), (32, PASSES)])
 def test_cutting_few_images_takes_time(images: int, passes: float) -> None:
     """Of 32 images a device of 16 has 2: what the convolution reads and what it makes is read and written so many
     times, in bf16."""
