@@ -39,7 +39,6 @@ TOPOLOGIES = {
 }
 MEGACORE = frozenset({"v4", "v5p"})
 OPTIONS = {"xla_msa_max_cross_program_prefetches": 0}
-LEFT_OUT = ("prefetched-arguments",)  # what the model counts without that option
 
 COLUMNS = {
     "family": "{family}", "chip": "{chip}", "set": "{set}", "cases": "{cases}", "median error %": "{median:.0f}",
@@ -155,7 +154,7 @@ def compute_seconds(program: Any, dimensions: Any, chip: str) -> float:
     from toast_cli.plan.patterns import make_problem
 
     mesh = one_device(chip)
-    profile = find_profile(mesh.chip).without(*LEFT_OUT)
+    profile = find_profile(mesh.chip)
     return Evaluator(make_problem(program, dimensions, mesh), profile=profile).cost(()).compute_seconds
 
 

@@ -1,7 +1,7 @@
 """What XLA:TPU makes of all-gathers of weights, over a whole slice and over a part of it: all-gathers or all-reduces.
 
 One row for each specification, set of axes and size: what is compiled for a product with a weight that is stored in
-pieces and gathered for it, and what the pass `slice-gathers` says (see `compiler/slice_gathers.py`). Exits with 1 where
+pieces and gathered for it, and what the pass `slice-gathers` says (see `compiler/collectives.py`). Exits with 1 where
 they differ. Needs the extra `tpu`; no device.
 """
 
@@ -17,8 +17,8 @@ if __name__ == "__main__":
 
 from benchmarks.common import Row, note, show, write_json
 from benchmarks.unsliced import said
+from toast_cli.compiler.collectives import stays_slice_gather
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.slice_gathers import stays_slice_gather
 from toast_cli.hardware import load_spec
 from toast_cli.hardware.model import Mesh
 from toast_cli.verify.ahead import compile_ahead, target_of

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.common import Row, show
-from toast_cli.compiler.accumulator_windows import has_small_windows
+from toast_cli.compiler.on_chip import has_small_windows
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.matrix_unit import STREAMED_ROWS
 from toast_cli.hardware import Spec, load_spec

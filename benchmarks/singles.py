@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.common import Row, show
-from toast_cli.compiler.gathered_pieces import are_copied
+from toast_cli.compiler.layouts import pieces_are_copied
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.hardware import load_spec
 from toast_cli.verify.ahead import AheadFacts, compile_ahead, target_of
@@ -72,7 +72,7 @@ def lookups(mesh: str) -> Iterator[Row]:
         yield {
             "mesh": mesh, "table": f"{rows} x {features} bf16", "piece": piece,
             "times": facts.temp_bytes / (rows * features * 2),
-            "counted": 1 + are_copied(find_profile(spec.chip), (int(piece), features), 0, looked_up=True),
+            "counted": 1 + pieces_are_copied(find_profile(spec.chip), (int(piece), features), 0, looked_up=True),
         }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 The array is elementwise work on an argument, is made whole on each device along an axis of four, and is read by two
 products: both take the same quarter of it, or different ones, or one takes all of it. For comparison it is made in
-quarters. See `compiler/unsliced_fusions.py`. Needs the extra `tpu`; no device.
+quarters. See `compiler/kernels.py`. Needs the extra `tpu`; no device.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def test_decisions_of_different_kinds_are_never_equal() -> None:
 MANY_PARAMETERS = {
     *("toast_cli.api:partition", "toast_cli.compiled:jit"),
     *("toast_cli.hardware.chips:_tpu", "toast_cli.hardware.chips:_gpu"),
-    *("toast_cli.compiler.kernels:_join", "toast_cli.cost.roofline:kernel_seconds"),
+    "toast_cli.cost.roofline:kernel_seconds",
 }
 
 

@@ -1,4 +1,4 @@
-"""How convolutions fill the matrix unit, which of them swap their operands, and what that and copies of images take."""
+"""How convolutions fill the matrix unit, which of them swap their operands, and what that takes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from jax import lax
 from programs import arg, case_of, program_of
 
-from toast_cli.compiler import convolution_tiles, image_copies, swapped_convolutions
-from toast_cli.compiler.convolution_tiles import PixelProducts, pixel_products
+from toast_cli.compiler.convolutions import PixelProducts, is_reversed, pixel_products
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import find_preset
@@ -99,7 +98,7 @@ def test_other_compilers_have_other_tiles() -> None:
     program = program_of(convolved, arg(16, 32, 32, 8), arg(3, 3, 8, 24))
     (op,) = [op for op in program.ops if op.kind.convolution]
     assert pixel_products(program, op, GPU) is None
-    assert pixel_products(program, op, TPU.without(convolution_tiles.NAME)) is None
+    assert pixel_products(program, op, TPU.without("convolution-tiles")) is None
 
 
 @pytest.mark.parametrize(
@@ -117,31 +116,16 @@ def test_other_compilers_have_other_tiles() -> None:
 def test_what_is_longer_than_the_image_is_reversed(what: str, fn: Any, swapped: list[bool]) -> None:
     program = program_of(fn, arg(16, 32, 32, 64), arg(3, 3, 64, 32))
     convolutions = [op for op in program.ops if op.kind.convolution]
-    assert [swapped_convolutions.is_reversed(op, TPU) for op in convolutions] == swapped, what
-    assert not any(swapped_convolutions.is_reversed(op, GPU) for op in convolutions)
+    assert [is_reversed(op, TPU) for op in convolutions] == swapped, what
+    assert not any(is_reversed(op, GPU) for op in convolutions)
 
 
 def test_reversing_reads_and_writes_what_a_device_has_of_it() -> None:
     """Of 128 images a device has 8, which fill tiles of features."""
     case = case_of(gradient(widened, 1), arg(128, 32, 32, 64), arg(3, 3, 64, 128), mesh="v5e-16")
     plan = (case.shard("x.0", "data"), case.shard("x.0", "model"))
-    without = Evaluator(case.problem, profile=TPU.without(swapped_convolutions.NAME))
+    without = Evaluator(case.problem, profile=TPU.without("swapped-convolutions"))
     rate = find_preset("v5e").chip.memory_bytes_per_second * TPU.attained.memory
     moved = 8 * 64 * 64 * 128 * 2 * (1 + TPU.attained.narrow_write)
     took = case.evaluator.cost(plan).compute_seconds - without.cost(plan).compute_seconds
     assert took == pytest.approx(moved / rate, rel=1e-4)
-
-
-def test_copying_images_takes_as_long_as_writing_them() -> None:
-    """Once for all convolutions that read them; of 256 images of three colours a device has 16, which fill lanes, and
-    four rows."""
-
-    def both(x: Any, v: Any, w: Any) -> Any:
-        return convolved(x, v, 16), convolved(x, w, 16)
-
-    case = case_of(both, arg(256, 64, 64, 3), arg(16, 16, 3, 128), arg(16, 16, 3, 256), mesh="v5e-16")
-    plan = (case.shard("x.0", "data"), case.shard("x.0", "model"))
-    without = Evaluator(case.problem, profile=TPU.without(image_copies.NAME))
-    rate = find_preset("v5e").chip.memory_bytes_per_second * TPU.attained.memory
-    took = case.evaluator.cost(plan).compute_seconds - without.cost(plan).compute_seconds
-    assert took == pytest.approx(64 * 64 * 4 * 128 * 2 / rate, rel=1e-4)

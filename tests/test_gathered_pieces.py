@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from programs import PLAIN, arg, case_of, round_mesh
 
-from toast_cli.compiler.gathered_pieces import are_copied
+from toast_cli.compiler.layouts import pieces_are_copied
 from toast_cli.evaluate.buffers import PutTogether
 
 TILED = replace(PLAIN, memory_tile=(8, 128), passes=PLAIN.passes | {"gathered-pieces"})
@@ -30,7 +30,7 @@ TILED = replace(PLAIN, memory_tile=(8, 128), passes=PLAIN.passes | {"gathered-pi
 def test_pieces_that_are_whole_tiles_stay_as_they_are(
     piece: tuple[int, ...], dim: int, looked_up: bool, copied: bool
 ) -> None:
-    assert are_copied(TILED, piece, dim, looked_up=looked_up) is copied
+    assert pieces_are_copied(TILED, piece, dim, looked_up=looked_up) is copied
 
 
 @pytest.mark.parametrize(("rows", "moments"), [(4 * 9, 1), (4 * 8, 0)])

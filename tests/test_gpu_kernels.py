@@ -13,9 +13,8 @@ from jax import lax
 from programs import arg, evaluator_of, source_of, source_of_text
 from ragged_programs import program as ragged
 
-from toast_cli.compiler.kernels import arithmetic
-from toast_cli.compiler.library_convolutions import terms_of_whole_images, vector_part
-from toast_cli.compiler.library_products import copied_operands
+from toast_cli.compiler.arithmetic import arithmetic
+from toast_cli.compiler.gpu_libraries import copied_operands, f32_part, terms_of_whole_images
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.matrix_unit import shared_out
 from toast_cli.hardware import find_preset
@@ -138,4 +137,4 @@ CONVOLUTIONS: list[tuple[str, Any, tuple[Any, ...], int, float]] = [
 def test_convolutions_that_the_matrix_units_do_not_do(run: Any, shapes: Any, terms: int, part: float) -> None:
     program = source_of(run, *shapes).program
     op = [op for op in program.ops if op.name == CONVOLUTION][-1]
-    assert (terms_of_whole_images(op), vector_part(program, op)) == (terms, part)
+    assert (terms_of_whole_images(op), f32_part(program, op)) == (terms, part)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import PLAIN, ROUND_CHIP, arg, argument, case_of, evaluator_of, problem_of, round_mesh, source_of
 
-from toast_cli.compiler.accumulator_windows import has_small_windows
+from toast_cli.compiler.arithmetic import arithmetic
 from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.kernels import arithmetic, kernels
-from toast_cli.compiler.loop_residency import loop_residency
+from toast_cli.compiler.kernels import kernels
+from toast_cli.compiler.on_chip import has_small_windows, loop_residency
 from toast_cli.compiler.profile import OnChip
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.matrix_unit import padding
@@ -227,15 +227,6 @@ def test_elementwise_work_takes_its_bytes_on_the_chip_at_that_memorys_rate(speed
     profile = replace(PLAIN, attained=attained, on_chip=OnChip(vector_speed=speed), passes=passes)
     source = source_of(lambda x, y: jnp.sort(x, 0) + y, S, S)
     evaluator = evaluator_of(source, round_mesh(data=2), profile=profile)
-    assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.01)
-
-
-@pytest.mark.parametrize(("fits", "kib"), [(0, 2.0), (512, 1.5), (KIB, 1.0), (4 * KIB, 1.0)])
-def test_arguments_and_results_are_on_the_chip_as_far_as_they_fit(fits: int, kib: float) -> None:
-    """One argument and one result of 1 KiB each; half of the memory on the chip, twice as fast, is for them."""
-    on_chip = OnChip(2 * fits, ahead=0.5, vector_speed=2.0)
-    profile = replace(PLAIN, on_chip=on_chip, passes=PLAIN.passes | {"prefetched-arguments"})
-    evaluator = evaluator_of(source_of(lambda a: a * 2.0, S), round_mesh(data=2), profile=profile)
     assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.01)
 
 

@@ -14,7 +14,6 @@ from programs import PLAIN, Case, arg, case_of, round_mesh
 from random_programs import cases, plans
 from test_reference_cost import reference
 
-from toast_cli.compiler.memory_space_assignment import NAME
 from toast_cli.compiler.profile import CompilerProfile, OnChip
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.model import Alive
@@ -28,7 +27,7 @@ S = arg(16, 16)  # 1 KiB
 
 def with_memory(kib: float, filled: float = 1.0, refills: float = 1e9) -> CompilerProfile:
     """A compiler that gives so much on-chip memory to temporaries; they may wait there as long as they like."""
-    return replace(PLAIN, on_chip=OnChip(kib * KIB, filled, refills), passes=PLAIN.passes | {NAME})
+    return replace(PLAIN, on_chip=OnChip(kib * KIB, filled, refills), passes=PLAIN.passes | {"memory-space-assignment"})
 
 
 def chain(x: Any) -> Any:

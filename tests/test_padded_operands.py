@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 from programs import arg, evaluator_of, mesh_of, source_of
 
-from toast_cli.compiler.in_place_updates import shrinking
-from toast_cli.compiler.padded_operands import padded
+from toast_cli.compiler.fusion_rules import padded_operands
+from toast_cli.compiler.liveness import shrinking
 
 
 def test_what_is_narrower_than_what_it_is_made_of_has_its_own_buffer() -> None:
@@ -56,4 +56,4 @@ def test_padding_counts_where_products_read_it_through_views() -> None:
 
     program = source_of(seen, arg(16, 16), arg(17, 8)).program
     made = {op.name: op.results[0] for op in program.ops if op.results}
-    assert padded(program) == {made["stablehlo.sine"]}
+    assert padded_operands(program) == {made["stablehlo.sine"]}

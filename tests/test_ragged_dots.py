@@ -15,7 +15,7 @@ from sweeps import sweep
 from test_split_ops import plans
 
 from toast_cli import xla
-from toast_cli.compiler.kernels import arithmetic
+from toast_cli.compiler.arithmetic import arithmetic
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.emit import emit, write
 from toast_cli.emit.dense_products import with_dense_products

@@ -17,8 +17,7 @@ from jax import lax
 from programs import PLAIN, Case, arg, case_of, problem_of, round_mesh, sample
 
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.reduce_scatter import ScatteredArray, Sides, stays_scatter
-from toast_cli.compiler.scatter_fates import sides_of
+from toast_cli.compiler.reduce_scatter import ScatteredArray, Sides, sides_of, stays_scatter
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh, find_preset, load_spec
 from toast_cli.plan.lower import lower

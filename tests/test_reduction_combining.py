@@ -11,10 +11,9 @@ from jax import lax
 from programs import PLAIN, ROUND_CHIP, Case, arg, case_of
 
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.reduction_combining import NAME
 from toast_cli.hardware.model import Axis, Link, Mesh
 
-APART = replace(PLAIN, passes=PLAIN.passes - {NAME})
+APART = replace(PLAIN, passes=PLAIN.passes - {"reduction-combining"})
 ROWS, FEATURES, TRIPS = 64, 16, 3
 LATENCY = 1.0
 # Latency is all that counts: two messages of a gather over four devices, and as many of a reduce-scatter.

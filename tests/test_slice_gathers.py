@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import pytest
 from programs import Case, arg, evaluator_of, round_mesh, source_of
 
-from toast_cli.compiler.broadcast_gathers import gathered_part
+from toast_cli.compiler.collectives import gathered_part, stays_slice_gather
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.slice_gathers import stays_slice_gather
 from toast_cli.hardware import load_spec, parse_shape
 
 MIB = 2**20

@@ -11,7 +11,7 @@ from programs import arg, case_of, program_of
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.space_to_batch import NAME, Images, space_to_batch
+from toast_cli.compiler.space_to_batch import PASSES, Images, space_to_batch
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import find_preset
 
@@ -108,12 +108,12 @@ def test_images_that_were_something_else_before() -> None:
 
 
 def test_when_images_are_few() -> None:
-    few = Images(TPU.space_to_batch, (0, 2), pieces=True, forms=3.0, single=2.0)
+    few = Images((0, 2), pieces=True, forms=3.0, single=2.0)
     assert [few.applies((batch, 32, 64, 128)) for batch in (1, 7, 8)] == [True, True, False]
     assert [few.applies((4, 32, width, 128)) for width in (8, 12, 16)] == [False, False, True]
     assert few.kept((4, 32, 64, 128), (0, 3), TILE) == 3 * 32 * 32 * 9 * 128  # 64 wide: 8 pieces of 9
     assert few.kept((1, 32, 64, 64), (0, 3), TILE) == 2 * 8 * 32 * 9 * 128  # 64 features are padded
-    whole = Images(TPU.space_to_batch, (0, 2), pieces=False, forms=2.0, single=2.0)
+    whole = Images((0, 2), pieces=False, forms=2.0, single=2.0)
     assert whole.kept((6, 32, 64, 128), (0, 3), TILE) == 2 * 6 * 32 * 64 * 128  # space is in the rows: no 6 of 8
 
 
@@ -123,13 +123,13 @@ def test_chips_without_tiles_and_programs_without_convolutions_keep_one() -> Non
     assert space_to_batch(program, [True] * len(program.values), GPU) == [None] * len(program.values)
 
 
-@pytest.mark.parametrize(("images", "passes"), [(128, 0.0), (32, TPU.space_to_batch.passes)])
+@pytest.mark.parametrize(("images", "passes"), [(128, 0.0), (32, PASSES)])
 def test_cutting_few_images_takes_time(images: int, passes: float) -> None:
     """Of 32 images a device of 16 has 2: what the convolution reads and what it makes is read and written so many
     times, in bf16."""
     case = case_of(convolved, arg(images, 32, 32, 128), arg(3, 3, 128, 256), mesh="v4-32")
     plan = tuple(case.shard("x.0", axis) for axis in case.problem.mesh.names)
-    without = Evaluator(case.problem, profile=TPU.without(NAME))
+    without = Evaluator(case.problem, profile=TPU.without("space-to-batch"))
     devices, chip = case.problem.mesh.devices, case.problem.mesh.chip
     rate = chip.memory_bytes_per_second * TPU.attained.memory
     arrays = images * 32 * 32 * (128 + 256) * 2 / devices

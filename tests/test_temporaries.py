@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from toast_cli.compiler.gpu_libraries import temporary_growth
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.temporaries import temporary_growth
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load

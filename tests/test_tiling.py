@@ -13,10 +13,8 @@ from jax import lax
 from programs import PLAIN, arg, case_of, evaluator_of, program_of, round_mesh, source_of
 
 from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.lookup_rows import dims_of_rows
+from toast_cli.compiler.layouts import Tiling, dims_of_rows, growth, tilings
 from toast_cli.compiler.schedule import half_steps
-from toast_cli.compiler.tile_dimensions import tilings
-from toast_cli.compiler.tiling import Tiling, growth
 
 TILE = (8, 128)
 

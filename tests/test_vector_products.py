@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from programs import PLAIN, arg, case_of, round_mesh
 
-from toast_cli.compiler.vector_products import elements_walked
+from toast_cli.compiler.arithmetic import elements_walked
 from toast_cli.cost.matrix_unit import Grid
 from toast_cli.cost.model import Attained
 

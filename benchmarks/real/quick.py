@@ -4,9 +4,8 @@ For each program that `benchmarks.real.lower` has lowered, each mesh and each pl
 device needs (see `benchmarks/calibrate_memory.py`: given next to none, it stops after scheduling and says so; for a
 mesh of GPUs XLA:GPU, which takes longer), and XLA's partitioner which collectives it makes. `python -m
 benchmarks.real.quick` adds the points that the table lacks. Every run predicts all stored points again, prints them and
-their summary; `--write docs/accuracy.md` puts the summary and the five that are furthest off into that page. Plans are
-stored, so that a point means the same whatever the search finds today; points whose plan means something else by now
-are left out.
+their summary; `--write docs/accuracy.md` puts the summary and each family's errors into that page. Plans are stored, so
+that a point means the same whatever the search finds today; points whose plan means something else by now are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -316,17 +316,22 @@ def _percentile(values: NDArray[np.float64], percent: float) -> float:
     return float(np.percentile(values, percent)) if len(values) else float("nan")
 
 
+def families(rows: list[Row]) -> tuple[dict[str, str], list[Row]]:
+    """(columns, rows) of a table of the judged families' peaks: median error and, with its sign, the worst, by mesh."""
+    judged = [row for row in rows if row["split"] == "judge" and np.isfinite(row["error"])]
+    meshes, names = sorted({row["mesh"] for row in judged}), sorted({row["family"] for row in judged})
+    told: dict[str, Row] = {name: {"family": name} for name in names}
+    for name, mesh in product(names, meshes):
+        errors = [row["error"] for row in judged if (row["family"], row["mesh"]) == (name, mesh)]
+        told[name][mesh] = f"{np.median(np.abs(errors)):.0%}, {max(errors, key=abs):+.0%}" if errors else "–"
+    return {"family": "{family}"} | {mesh: f"{{{mesh}}}" for mesh in meshes}, list(told.values())
+
+
 def write_page(page: Path, rows: list[Row]) -> None:
-    """Puts the summary, and the five points that are furthest off, between the markers of the page."""
-    worst = sorted(rows, key=lambda row: -_badness(row))[:5]
+    """Puts the summary, and the judged families' errors, between the markers of the page."""
     shown = [row for row in summary(rows) if not row["name"].startswith("fit, ")]
-    tables = [*markdown_table(SUMMARY, shown), "", "The five that are furthest off:", ""]
-    put_between(page, START, END, [*tables, *markdown_table(POINTS, worst)])
-
-
-def _badness(row: Row) -> float:
-    """How far a row is off in all: of the peak, of the bytes of collectives, and of the step."""
-    return float(np.nansum([abs(row["error"]), 1 - row["share"], abs(row["step"])]))
+    tables = [*markdown_table(SUMMARY, shown), "", "Peaks of the *judge* families, median error and worst:", ""]
+    put_between(page, START, END, [*tables, *markdown_table(*families(rows))])
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -10,22 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.compiler import lookup_rows, tile_dimensions
+from toast_cli.compiler.collectives import Narrowing, early_values, late_values
 from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.image_copies import ImageCopy, image_copies
+from toast_cli.compiler.fusion_rules import written_parts
+from toast_cli.compiler.gpu_libraries import ScatterStart, scatter_starts
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernels import kernels
+from toast_cli.compiler.layouts import Sides, Tiling, dims_of_rows, paddings, returned_products, tile_of, tilings
 from toast_cli.compiler.liveness import Lives, find_lives
-from toast_cli.compiler.memory_space_assignment import elapsed_seconds
-from toast_cli.compiler.narrowing import Narrowing
-from toast_cli.compiler.overlap import early_values, late_values
-from toast_cli.compiler.product_operands import written_parts
+from toast_cli.compiler.on_chip import elapsed_seconds
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.returned_layouts import Sides, returned_products
-from toast_cli.compiler.scatter_starts import ScatterStart, scatter_starts
 from toast_cli.compiler.space_to_batch import Images, space_to_batch
-from toast_cli.compiler.tile_dimensions import tilings
-from toast_cli.compiler.tiling import Tiling, paddings, tile_of
 from toast_cli.hardware.model import Chip
 from toast_cli.program.model import Program
 
@@ -36,11 +31,11 @@ class Compilation:
 
     Attributes:
         stored, tiled: [values] whether each is written to memory, and its possible tilings. parts: [values] fraction of
-            its bits that is written, see `product_operands`.
-        early, late: [values] see `overlap`. images: [values] see `space_to_batch`. copied_images: by argument, see
-            `image_copies`. started: by value, see `scatter_starts`. returned: by value, see `returned_layouts`.
-        needs: see `narrowing`.
-        kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `memory_space_assignment`.
+            its bits that is written, see `written_parts`.
+        early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
+            `scatter_starts`. returned: by value, see `returned_products`.
+        needs: see `Narrowing`.
+        kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `on_chip`.
     """
 
     profile: CompilerProfile
@@ -50,7 +45,6 @@ class Compilation:
     early: list[bool]
     late: list[bool]
     images: list[Images | None]
-    copied_images: dict[int, ImageCopy]
     started: dict[int, ScatterStart]
     returned: dict[int, Sides]
     needs: Narrowing
@@ -63,8 +57,8 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     """The plan-independent result of compiling a program by that profile. free: [values] derived from constants
     alone."""
     tile = tile_of(profile)
-    rows = lookup_rows.dims_of_rows(program, profile)
-    tiled = tilings(program, tile, chosen=tile_dimensions.NAME in profile.passes, rows=rows)
+    rows = dims_of_rows(program, profile)
+    tiled = tilings(program, tile, chosen="tile-dimensions" in profile.passes, rows=rows)
     stored = materialised(program, free, profile)
     written = materialised(program, free, profile, most=False)
     done = kernels(
@@ -80,7 +74,6 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         early=early_values(program, free, profile),
         late=late_values(program, profile),
         images=space_to_batch(program, stored, profile),
-        copied_images=image_copies(program, stored, lives, profile),
         started=scatter_starts(program, free, lives, profile),
         returned=returned_products(program, stored, profile),
         needs=Narrowing(program, profile),

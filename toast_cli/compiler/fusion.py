@@ -3,42 +3,40 @@
 Arguments, loop carries, reductions, gathers, scatters and results are materialised. Elementwise ops, and ops that only
 move data, are fused into their readers: in a reduction, in a kernel of its own, or in a contraction, whose kernel
 computes its operands as it reads them (XLA:TPU's input fusion, as seen in its compiled programs). No kernel crosses the
-boundary of a loop. The operand of an optimization barrier is written, and its result is the same array. Without this
-pass every value is written.
+boundary of a loop. The operand of an optimization barrier is written, and its result is the same array.
 
-Further rules for kernels and for values with several readers have files of their own: `library_convolutions`,
-`output_fusion`, `multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`,
-`shared_exponentials` and `weight_parts`.
+Rules for single ops and for values with several readers are in `fusion_rules`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
 
 from __future__ import annotations
 
-from toast_cli.compiler import (
-    fused_lookups,
-    library_convolutions,
-    library_products,
-    multi_output_fusion,
-    narrow_stores,
+from toast_cli.compiler.fusion_rules import (
+    expansions,
+    exponentials_are_written,
+    finishes_product,
+    is_sliced_product,
+    narrower_views,
     one_hot_scatters,
-    output_fusion,
     padded_operands,
-    polynomials,
-    recomputation,
-    shared_exponentials,
-    sliced_products,
-    weight_parts,
+    polynomial_is_written,
+    recomputing_pays,
+)
+from toast_cli.compiler.gpu_libraries import (
+    fuses_updates,
+    is_fused_lookup,
+    is_read_by_convolution,
+    library_computes,
+    library_finishes,
+    reorders,
 )
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Op, Program
 from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, REDUCE, RESULT, REVERSE
 
-NAME = "fusion"
 NONE = -1
 ROUNDS = 2  # whether a value is written depends on its readers, which depend on what is written later
-
-
 _KEEPING = frozenset({CARRY, JOIN, RESULT})
 
 
@@ -46,14 +44,14 @@ def materialised(
     program: Program, free: tuple[bool, ...], profile: CompilerProfile, *, most: bool = True
 ) -> list[bool]:
     """[values] whether each value is written to memory; most: including those that only some programs write, see
-    `shared_exponentials`."""
-    if NAME not in profile.passes:
+    `exponentials_are_written`."""
+    if "fusion" not in profile.passes:
         return [maker >= 0 and not free[value] for value, maker in enumerate(program.producer)]
     fusion = _Fusion(program, free, profile, most)
     limit = profile.fusion.readers
     for _ in range(ROUNDS):
         fusion.decide(_kernels_reading(program, fusion.stored, limit))
-    if multi_output_fusion.NAME in profile.passes:
+    if "multi-output-fusion" in profile.passes:
         fusion.leave_to_readers(_kernels_reading(program, fusion.stored, limit))
     return fusion.stored
 
@@ -91,21 +89,14 @@ class _Fusion:
 
     def __init__(self, program: Program, free: tuple[bool, ...], profile: CompilerProfile, most: bool) -> None:
         self._program = program
-        self._limits = profile.fusion
-        self._output_fusion = output_fusion.NAME in profile.passes
-        self._library = library_convolutions.NAME in profile.passes
-        self._library_products = library_products.NAME in profile.passes and not most
-        self._sliced_products = sliced_products.NAME in profile.passes
-        self._narrow_stores = narrow_stores.NAME in profile.passes
-        self._recomputation = recomputation.NAME in profile.passes
-        self._polynomials = polynomials.expansions(profile)
-        self._functions_first = shared_exponentials.NAME in profile.passes
-        self._most = most
-        self._padded = padded_operands.padded(program) if padded_operands.NAME in profile.passes else frozenset()
-        self._weight_parts = weight_parts.NAME in profile.passes
-        self._fused_lookups = fused_lookups.NAME in profile.passes
+        self._limits, self._passes, self._most = profile.fusion, profile.passes, most
+        self._library = "library-convolutions" in profile.passes
+        self._library_products = "library-products" in profile.passes and not most
+        self._fused_lookups = "fused-lookups" in profile.passes
+        self._polynomials = expansions(profile)
+        self._padded = padded_operands(program) if "padded-operands" in profile.passes else frozenset()
         self._free = free
-        self._one_hot = one_hot_scatters.one_hot_scatters(program, free, profile)
+        self._one_hot = one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
         self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
         self._settled = [self._settle(value) for value in range(len(program.values))]
@@ -149,8 +140,6 @@ class _Fusion:
             return True
         if name == BARRIER:  # it forwards its operand
             return False
-        if self._weight_parts and weight_parts.is_copied(program, value):
-            return True
         if self._library and producer.kind.convolution:
             return True
         fused = producer.kind.fusible or maker in self._one_hot or _sums_nothing_up(program, producer)
@@ -161,9 +150,7 @@ class _Fusion:
         """Decides which values are written. readers: [values] last ops of the kernels that read each."""
         stored, settled = self.stored, self._settled
         product = [NONE] * len(stored)  # contraction whose result it is, in registers
-        effort = [0] * len(
-            stored
-        )  # 2 where polynomials are evaluated to compute it, 1 where transcendental functions are
+        effort = [0] * len(stored)  # 2 where polynomials are evaluated to compute it, 1 where other functions are
         steps = [0] * len(stored)  # ops between a value and its memory reads
         looked_up = [False] * len(stored)  # a look-up is fused into it
         for number, op in enumerate(self._program.ops):
@@ -173,11 +160,11 @@ class _Fusion:
                 if known is not None:
                     stored[value] = known
                 elif made != NONE:
-                    finished = self._output_fusion and self._finished_by_reader(made, value)
+                    finished = "output-fusion" in self._passes and self._finished_by_reader(made, value)
                     stored[value] = not (finished or (made == number and self._is_sliced(value)))
                     product[value] = NONE if stored[value] else made
                     self.sources[value] = {value: self._sizes[value]} if made == number else self._read_by(op, value)
-                    if self._narrow_stores and stored[value] and (views := self._narrower(value)):
+                    if "narrow-stores" in self._passes and stored[value] and (views := self._narrower(value)):
                         stored[views[-1]], stored[value], product[value] = True, False, NONE
                         for view in (value, *views):
                             self.sources[view] = {views[-1]: self._sizes[views[-1]]}
@@ -189,25 +176,25 @@ class _Fusion:
                     large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
                     effort[value] = max(own, *large, 0)
                     looked_up[value] = self._is_fused_lookup(op) or any(looked_up[v] for v in unwritten)
-                    stored[value] = (
-                        looked_up[value] and self._goes_into_product(readers[value])
-                    ) or self._worth_writing(op, value, readers[value], steps[value], effort[value])
+                    stored[value] = looked_up[value] and self._goes_into_product(readers[value])
+                    if not stored[value]:
+                        stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])
 
     def _is_fused_lookup(self, op: Op) -> bool:
-        return self._fused_lookups and fused_lookups.is_fused(op)
+        return self._fused_lookups and is_fused_lookup(op)
 
     def _goes_into_product(self, readers: frozenset[int]) -> bool:
         return any(self._program.ops[reader].kind.matrix_unit for reader in readers)
 
     def _computes(self, reader: Op) -> bool:
         """Whether an op fuses the computation of its operands."""
-        return reader.kind.fuses_operands or (self._fused_lookups and fused_lookups.computes_updates(reader))
+        return reader.kind.fuses_operands or (self._fused_lookups and fuses_updates(reader))
 
     def _is_sliced(self, value: int) -> bool:
-        return self._sliced_products and sliced_products.is_sliced(self._program, value)
+        return "sliced-products" in self._passes and is_sliced_product(self._program, value)
 
     def _narrower(self, value: int) -> list[int]:
-        return narrow_stores.narrower_views(self._program, self._sizes, self.stored, value)
+        return narrower_views(self._program, self._sizes, self.stored, value)
 
     def _read_by(self, op: Op, value: int) -> dict[int, int]:
         read: dict[int, int] = {}
@@ -225,33 +212,32 @@ class _Fusion:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
         if self._library_products and self._goes_into_product(readers):
             direct = any(ops[user].kind.contraction for user, _ in self._program.users[value])
-            if library_products.reorders(op) or (direct and not library_products.computes(effort, read.values())):
+            if reorders(op) or (direct and not library_computes(effort, read.values())):
                 return True
         if effort and self._written_for_products(value, effort):
             return True
-        if self._library and library_convolutions.is_read(self._program, readers):
+        if self._library and is_read_by_convolution(self._program, readers):
             return not (op.kind.view or op.name == REVERSE)  # a library reverses kernels as it reads them
         if value in self._padded or not all(self._computes(ops[r]) for r in readers):
             return not (op.kind.view_or_convert and steps <= 1)
         count = len(readers)
         if count < 2:
             return False
-        if self._polynomials and polynomials.is_written(op, self._program.values[value]):
+        if self._polynomials and polynomial_is_written(op, self._program.values[value]):
             return True
-        if not self._recomputation or steps > self._limits.steps or len(read) > self._limits.sources:
+        if "recomputation" not in self._passes or steps > self._limits.steps or len(read) > self._limits.sources:
             return True
         fresh = max((size for v, size in read.items() if ops[producer[v]].kind.matrix_unit), default=0)
-        return not recomputation.pays(count, self._sizes[value], sum(read.values()), fresh)
+        return not recomputing_pays(count, self._sizes[value], sum(read.values()), fresh)
 
     def _written_for_products(self, value: int, effort: int) -> bool:
         """Whether a value of costly functions is written because the contractions that read it do not fuse it."""
         ops = self._program.ops
         readers = [kind for user, _ in self._program.users[value] if (kind := ops[user].kind).matrix_unit]
-        if not readers:
+        wide = self._bits[value] > self._limits.shared_bits
+        if not readers or wide or "shared-exponentials" not in self._passes:
             return False
-        if not self._functions_first or self._bits[value] > self._limits.shared_bits:
-            return False
-        return effort > 1 or (self._most and shared_exponentials.is_written(readers))
+        return effort > 1 or (self._most and exponentials_are_written(readers))
 
     def _finished_by_reader(self, product: int, value: int) -> bool:
         """Whether the only reader of a value is fused into the epilogue of the contraction that makes it."""
@@ -259,15 +245,11 @@ class _Fusion:
         return len(readers) == 1 and self._finishes(min(readers), product, value)
 
     def _finishes(self, reader: int, product: int, value: int) -> bool:
-        if not output_fusion.finishes(self._program, self._latest, reader, product, value):
+        if not finishes_product(self._program, self._latest, reader, product, value):
             return False
         op = self._program.ops[reader]
-        return not self._library_products or library_products.finishes(
-            op,
-            self._sizes[value],
-            self._sizes[op.results[0]],
-            (self._ranks_behind(v) for v in op.operands if v != value),
-        )
+        ranks = (self._ranks_behind(v) for v in op.operands if v != value)
+        return not self._library_products or library_finishes(op, self._sizes[value], self._sizes[op.results[0]], ranks)
 
     def _ranks_behind(self, value: int) -> int:
         """The highest rank, without dimensions of size 1, of the arrays that a value is computed from."""

@@ -13,7 +13,6 @@ class Side:
         bytes, elements: read for an operand, written for a result. largest: elements of the largest array read.
         flops: elementwise operations. read: bytes that the epilogue of a contraction reads, for a result. passing: the
         part of these bytes in temporaries. widest: bytes of the largest of those, as they count in `on_chip_reuse`.
-        given: the part of these bytes in arguments and results, see `prefetched_arguments`.
         staying: the part of these bytes in arrays that stay in on-chip memory while the loop runs, if all arrays that
             the loop keeps there fit; beside: bytes of all those, see `loop_residency`.
     """
@@ -24,7 +23,6 @@ class Side:
     flops: float = 0.0
     read: int = 0
     passing: int = 0
-    given: int = 0
     widest: float = 0.0
     staying: float = 0.0
     beside: float = 0.0

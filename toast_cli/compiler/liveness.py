@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toast_cli.compiler import in_place_updates
-from toast_cli.compiler.in_place_updates import is_within
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.schedule import half_steps
-from toast_cli.program.model import Program
-from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
+from toast_cli.program.model import DTYPE_BITS, Op, Program
+from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESULT
 
 Interval = tuple[int, int]  # first and last half step, both included
 
@@ -49,13 +47,13 @@ class Lives:
 def find_lives(
     program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, parts: list[float]
 ) -> Lives:
-    """The lives of all values. parts: [values] fraction of its bits that is written, see `product_operands`."""
+    """The lives of all values. parts: [values] fraction of its bits that is written, see `written_parts`."""
     end = 2 * len(program.ops)
     times = half_steps(program, stored, free, profile)
     takes_over = _takes_over(program, stored, parts, profile)
     deaths = _deaths(program, stored, times, takes_over)
     read_at = _reads(program, times, deaths)
-    borrowed = in_place_updates.borrowed(program, read_at, times, profile)
+    borrowed = borrowed_buffers(program, read_at, times, profile)
     intervals: list[list[Interval]] = [[] for _ in program.values]
     producer = program.producer
     for value, uses in enumerate(program.users):
@@ -97,9 +95,9 @@ def _into_arguments(program: Program) -> frozenset[int]:
 
 def _takes_over(program: Program, stored: list[bool], parts: list[float], profile: CompilerProfile) -> list[bool]:
     """[ops] whether an op's result can reuse an operand's buffer."""
-    if in_place_updates.NAME not in profile.passes:
+    if "in-place-updates" not in profile.passes:
         return [False] * len(program.ops)
-    shrinks = in_place_updates.shrinking(program, stored, parts)
+    shrinks = shrinking(program, stored, parts)
     return [(op.kind.fusible or op.kind.in_place) and not less for op, less in zip(program.ops, shrinks, strict=True)]
 
 
@@ -146,3 +144,143 @@ def _intervals(
     body = (born, max(inside, default=born))
     # The body's yield counts at the loop's last half step; right after it, the carry has taken it over.
     return [body, (2 * program.loops[loop].last, max(outside))] if outside else [body]
+
+
+def reduced_deaths(lives: Lives, profile: CompilerProfile) -> list[int]:
+    """[ops] last half step at which an op needs operands that are results of collective reductions.
+
+    A gradient's all-reduce is combined with others, so that its buffer lives until the last reader in program order,
+    even if the scheduler could run that earlier (seen in schedules of libtpu 0.0.42.1).
+    """
+    return lives.program_deaths if "late-reductions" in profile.passes else lives.deaths
+
+
+def borrowed_buffers(
+    program: Program, read_at: dict[tuple[int, int], int], times: list[int], profile: CompilerProfile
+) -> list[bool]:
+    """[values] whether a value shares a buffer that is counted already.
+
+    Updates of slices, scatters, loop carries and elementwise ops write into the buffer of their first operand; the
+    result for a donated argument reuses the argument's buffer. A chain of in-place updates (a cache carried through a
+    loop) starts at the argument, as long as nothing reads the older contents afterwards. This is XLA's buffer sharing
+    and its copy elision. Only arrays of one size share a buffer: an array written in fewer bits than its operands (the
+    gradient of f32 logits, for products that multiply bf16) has one of its own.
+
+    read_at: (op, position) -> last half step at which that use needs its operand. times: [ops] half step at which each
+    runs.
+    """
+    donated = {a.value for a in program.arguments if a.aliased_result >= 0}
+    borrowed = [False] * len(program.values)
+    copied, in_place = copied_carries(program, profile), "in-place-updates" in profile.passes
+
+    def last_read(value: int) -> int:
+        """The last read of a value in the same iteration; reads of a carry after its loop do not count."""
+        maker = program.ops[program.producer[value]]
+        uses = program.users[value]
+        if maker.name == CARRY:
+            uses = [use for use in uses if is_within(program, use[0], maker.loop)]
+        return max((read_at[use] for use in uses), default=0)
+
+    for number, op in enumerate(program.ops):
+        if in_place and op.kind.in_place and op.operands and number not in copied:
+            source = op.operands[0]
+            if (source in donated or borrowed[source]) and last_read(source) < times[number]:
+                borrowed[op.results[0]] = True
+                if op.name == CARRY:  # the yield reuses the carry's buffer, once that is no longer read
+                    made = program.producer[op.operands[1]]
+                    anew = made > number and program.ops[made].name != CARRY
+                    borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < times[made]
+    for argument in program.arguments:
+        if in_place and argument.aliased_result >= 0:
+            result = program.results[argument.aliased_result].value
+            maker = program.producer[result]
+            if maker not in copied and last_read(argument.value) < times[maker] and program.ops[maker].name != ARGUMENT:
+                borrowed[result] = True
+    return borrowed
+
+
+def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[bool]:
+    """[ops] whether an op's written result has fewer bits an element than some array, at least as large, that it
+    depends on.
+
+    parts: [values] fraction of its bits that is written.
+    """
+    bits = [DTYPE_BITS.get(value.dtype, 32) * part for value, part in zip(program.values, parts, strict=True)]
+    widest = [0.0] * len(program.values)  # [values] bits of the stored arrays each depends on
+    found = [False] * len(program.ops)
+    elements = [value.elements for value in program.values]
+    for number, op in enumerate(program.ops):
+        for value in op.results:
+            most = 0.0
+            for source in op.operands:
+                if widest[source] > most and elements[source] >= elements[value]:
+                    most = widest[source]
+            found[number] = stored[value] and most > bits[value]
+            widest[value] = bits[value] if stored[value] else most
+    return found
+
+
+def is_within(program: Program, op: int, loop: int) -> bool:
+    """Whether an op is in a loop."""
+    return program.loops[loop].first <= op < program.loops[loop].last
+
+
+def _is_copied(program: Program, carry: Op) -> bool:
+    """Whether the readers of a carry in its loop, nested loops included, require another dimension order."""
+    loop = program.loops[carry.loop]
+    reached, waiting = {carry.results[0]}, [(carry.results[0], frozenset[str]())]
+    while waiting:
+        value, passed = waiting.pop()
+        for number, position in program.users[value]:
+            op = program.ops[number]
+            if not loop.first <= number < loop.last:
+                continue
+            if op.kind.matrix_unit and position < 2:
+                if (DYNAMIC_UPDATE_SLICE in passed and DYNAMIC_SLICE in passed) or _wants_another_order(
+                    program, op, position
+                ):
+                    return True
+            elif position == 0 and _is_followed(op) and op.results[0] not in reached:
+                reached.add(op.results[0])
+                waiting.append((op.results[0], _after(passed, op.name)))
+    return False
+
+
+def _is_followed(op: Op) -> bool:
+    return op.kind.view_or_convert or op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, CARRY)
+
+
+def _after(passed: frozenset[str], name: str) -> frozenset[str]:
+    """The names of ops passed so far, and this one; an update after the slice belongs to the slice and does not
+    count."""
+    return passed if name == DYNAMIC_UPDATE_SLICE and DYNAMIC_SLICE in passed else passed | {name}
+
+
+def _wants_another_order(program: Program, op: Op, position: int) -> bool:
+    """Whether an operand's batch dimensions (those in both operands and in the result) are not its outermost, or the
+    other operand has only a vector for each."""
+    operands = op.rule.operands
+    if op.name == CONVOLUTION or len(operands) < 2:
+        return False
+    mine, other, result = (
+        {f for dim in dims for f in dim} for dims in (operands[position], operands[1 - position], op.rule.results[0])
+    )
+    numbering = [bool(dim) and all(f in other and f in result for f in dim) for dim in operands[position]]
+    shape = program.values[op.operands[1 - position]].shape
+    is_vector = all(size == 1 or set(dim) <= mine for dim, size in zip(operands[1 - position], shape, strict=True))
+    return numbering != sorted(numbering, reverse=True) or (any(numbering) and is_vector)
+
+
+def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
+    """Op numbers of the carries that are copied from arguments and to results.
+
+    XLA lays an array out for its readers, but arguments and results of a program have the dimension order of their
+    shapes; so a carry that starts from an argument is copied before and after the loop if its readers require another
+    order. Seen in compiled decoding loops (a cache [batch, position, head, width] or [batch, head, position, width]): a
+    batched product requires its batch dimensions outermost; a batched matrix-vector product is elementwise work, and
+    requires them in the tiles; where a dynamic slice is read directly from an array that was updated before, the array
+    is laid out for the update, whose one position would fill a small part of each tile.
+    """
+    if "loop-copies" not in profile.passes:
+        return set()
+    return {number for number, op in enumerate(program.ops) if op.name == CARRY and _is_copied(program, op)}

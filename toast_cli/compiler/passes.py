@@ -1,109 +1,71 @@
-"""The passes: the effects of the compiler on a partitioned program, as named rules in the order in which they matter.
+"""The passes: names of the rules by which toast predicts what a compiler makes of a program.
 
-Each pass is one file of this folder, whose docstring says what the compiler does, on what evidence, and what holds
-without the pass. A `CompilerProfile` names those that its compiler has; `CompilerProfile.without` switches some of them
-off, and a rule that is switched off affects no prediction. `benchmarks/ablation.py` measures the effect of each.
-
-Enters: nothing. Leaves: the list `PASSES`.
+A `CompilerProfile` lists those that its compiler has, and code asks `"tiling" in profile.passes`. A rule that is
+switched off (`CompilerProfile.without`) affects no prediction. The evidence for a rule stands at its function.
+`benchmarks/passes.py` measures what each is worth.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Mapping
 
-from toast_cli.compiler import (
-    accumulator_windows,
-    atomic_scatters,
-    bf16_widening,
-    broadcast_gathers,
-    convolution_tiles,
-    fourier_transforms,
-    fused_lookups,
-    fusion,
-    gathered_pieces,
-    image_copies,
-    in_place_updates,
-    late_reductions,
-    library_convolutions,
-    library_products,
-    lookup_rows,
-    loop_copies,
-    loop_gathers,
-    loop_residency,
-    loops_first,
-    masked_groups,
-    memory_space_assignment,
-    multi_output_fusion,
-    narrow_stores,
-    narrowing,
-    normalization_fusion,
-    on_chip_reuse,
-    one_hot_scatters,
-    output_fusion,
-    overlap,
-    padded_operands,
-    polynomials,
-    prefetched_arguments,
-    product_operands,
-    ragged_gradients,
-    recomputation,
-    reduce_scatter,
-    reduction_combining,
-    reduction_fusion,
-    reduction_motion,
-    resident_kernels,
-    returned_layouts,
-    scan_unification,
-    scatter_starts,
-    schedule,
-    shared_exponentials,
-    slice_gathers,
-    sliced_products,
-    small_gathers,
-    space_to_batch,
-    swapped_convolutions,
-    temporaries,
-    tile_dimensions,
-    tiling,
-    unsliced_fusions,
-    vector_products,
-    weight_parts,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One rule. name: by which profiles have it. description: the docstring of its file."""
-
-    name: str
-    description: str
-
-    @property
-    def title(self) -> str:
-        """What the compiler does, in a sentence."""
-        return self.description.partition("\n\n")[0].partition(": ")[2].replace("\n", " ")
-
-
-def _listed(*files: ModuleType) -> tuple[Pass, ...]:
-    return tuple(Pass(file.NAME, file.__doc__ or "") for file in files)
-
-
-PASSES = _listed(
-    # # Collectives: their kinds and bytes.
-    narrowing, broadcast_gathers, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
-    reduction_motion, overlap,
-    # # Fusion: kernels, and which values are materialised.
-    fusion, output_fusion, multi_output_fusion, reduction_fusion, normalization_fusion, unsliced_fusions,
-    recomputation, shared_exponentials, polynomials, narrow_stores, product_operands, one_hot_scatters,
-    sliced_products, weight_parts, padded_operands, library_convolutions, library_products,
-    fused_lookups, atomic_scatters, vector_products, fourier_transforms, ragged_gradients, masked_groups,
-    # # Layouts of arrays.
-    tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
-    image_copies, returned_layouts, gathered_pieces, loop_copies, scan_unification, bf16_widening,
-    # # Schedule and liveness.
-    schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
-    # # Memory spaces.
-    memory_space_assignment, on_chip_reuse, prefetched_arguments, loop_residency, resident_kernels, accumulator_windows,
-    temporaries,
-)  # fmt: skip
+# Name -> what the compiler does.
+PASSES: Mapping[str, str] = {
+    # Collectives: their kinds and bytes.
+    "narrowing": "A collective moves an array in the narrowest type that its readers need.",
+    "broadcast-gathers": "Instead of a broadcast, its operand is gathered and broadcast afterwards.",
+    "small-gathers": "An all-gather of a small vector becomes an all-reduce of the local piece padded with zeros.",
+    "slice-gathers": "So does an all-gather over all devices of a large slice.",
+    "tiled-reduce-scatter": "A reduce-scatter that gives a device no whole tiles becomes an all-reduce.",
+    "reduction-combining": "Independent reductions of one kind become one collective and share its latency.",
+    "reduction-motion": "A value that a loop only reduces and accumulates is reduced once after the loop.",
+    "overlap": "Collectives that nothing waits for overlap with compute.",
+    # Fusion: kernels, and which values are materialised.
+    "fusion": "Elementwise ops and ops that only move data are fused into their readers.",
+    "output-fusion": "Elementwise ops are fused into the epilogue of a contraction.",
+    "multi-output-fusion": "Elementwise ops are merged into the kernel that writes their operand.",
+    "reduction-fusion": "A reduction is merged into another kernel that has its operand in registers.",
+    "normalization-fusion": "Reductions of rows are merged into the kernel that reads the rows again.",
+    "unsliced-fusions": "A fused array is materialised whole where readers take different shards of it.",
+    "recomputation": "Each kernel that reads a value recomputes it where that moves fewer bytes.",
+    "shared-exponentials": "A value of exponentials that two contractions read is written.",
+    "polynomials": "Functions without an instruction of their own are expanded into dozens of operations.",
+    "narrow-stores": "A contraction's result that is later widened is written before it is widened.",
+    "product-operands": "Arrays that only contractions read are written in the type that these multiply.",
+    "one-hot-scatters": "A scatter of one element into each row of zeros is fused into its readers.",
+    "sliced-products": "A contraction whose only reader is a slice computes only the slice.",
+    "padded-operands": "An array that a product reads through a pad is materialised.",
+    "library-convolutions": "A convolution reads whole arrays in memory, and writes one.",
+    "library-products": "The kernel of a contraction computes little besides the contraction.",
+    "fused-lookups": "Gathers are fused into their readers, and scatters fuse the computation of their updates.",
+    "atomic-scatters": "A scatter adds each element with an atomic operation to an array in memory.",
+    "vector-products": "A matrix-vector product is computed elementwise, with a sum.",
+    "fourier-transforms": "Fourier transforms become small products, transpositions and twiddle factors.",
+    "ragged-gradients": "The gradient of a ragged product multiplies all rows for each group.",
+    "masked-groups": "Every ragged product multiplies all rows for each group.",
+    # Layouts of arrays.
+    "tiling": "The two innermost dimensions of an array are padded to tiles.",
+    "tile-dimensions": "The two innermost dimensions are those that waste least and that contractions allow.",
+    "lookup-rows": "What is gathered, and what scatters read, has its rows in the lanes.",
+    "space-to-batch": "For convolutions of few images, pieces of space become pieces of the batch.",
+    "convolution-tiles": "A convolution multiplies pixel by pixel, with images and features in tiles.",
+    "swapped-convolutions": "A kernel that is larger than its image becomes the image, after it has been reversed.",
+    "returned-layouts": "The result of a contraction is copied where it is returned in tiles of other dimensions.",
+    "gathered-pieces": "A copy assembles the pieces of an all-gather, unless they are whole tiles.",
+    "loop-copies": "Loop carries with another dimension order than the arguments are copied.",
+    "bf16-widening": "A chip that cannot compute in bf16 gets it widened to f32.",
+    # Schedule and liveness.
+    "early-results": "Results of the program are computed as soon as their operands are available.",
+    "loops-first": "Ops that do not depend on a loop are moved before or behind it.",
+    "loop-gathers-first": "A loop gathers all loop-invariant arrays at the start of an iteration.",
+    "late-reductions": "The result of a collective reduction lives until its readers in program order.",
+    "in-place-updates": "Results reuse the buffers of operands without later readers.",
+    "scatter-starts": "One kernel initialises the operands of several scatters.",
+    # Memory spaces.
+    "memory-space-assignment": "Small temporaries that are read soon are in on-chip memory.",
+    "on-chip-reuse": "Small or brief arrays pass from one kernel to others without traffic to device memory.",
+    "loop-residency": "Arrays that every iteration of a loop reads whole stay in on-chip memory.",
+    "resident-kernels": "A kernel that touches no device memory has less start and end overhead.",
+    "accumulator-windows": "A loop's product is added window by window; windows that do not fit become small ones.",
+    "temporary-growth": "One factor stands for temporaries that the rules do not count.",
+}

@@ -1,7 +1,7 @@
 """Compiler profiles: data fitted to one version of one compiler on one chip, or observed in the programs it compiles.
 
-The rules themselves are code, one file each (see `passes`); a profile lists those that its compiler has, and holds the
-figures they use. The profiles are in `profiles`, one file for each version of a compiler.
+The rules themselves are code (see `passes`); a profile lists those that its compiler has, and holds the figures they
+use. The profiles are in `profiles`, one file for each version of a compiler.
 
 Enters: nothing. Leaves: the type `CompilerProfile`, and its groups of figures.
 """
@@ -26,7 +26,7 @@ class FusionLimits:
     Attributes:
         readers: most readers of a value that are told apart. sources: most arrays that one kernel reads. steps: longest
         chain of ops that each reader recomputes. results: most that the kernel of one contraction writes. shared_bits:
-        exponentials of at most this many bits count as written, see `shared_exponentials`.
+        exponentials of at most this many bits count as written, see `exponentials_are_written`.
         constant_bytes: a value derived from constants alone that a loop or result reads is stored if it is larger than
         this. polynomials: op without an instruction of its own -> vector-unit operations that it expands into.
     """
@@ -41,28 +41,8 @@ class FusionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceToBatch:
-    """How spatial dimensions become pieces of the batch for convolutions of few images, see `space_to_batch`.
-
-    Attributes:
-        images: least number for which it does not apply. pieces: number of pieces; shorter ones than two elements are
-        not cut. grouped_steps: arrays that a group norm writes. joined_steps: arrays written where a norm is added to
-        an array without pieces.
-        passes: time of cutting and reassembling, in reads and writes of the convolution's operand and result; fitted to
-            the steps with 4 images of the family "convolution step" of `benchmarks/op_cases.py` on v4, v5e and v6e,
-            libtpu 0.0.42.1.
-    """
-
-    images: int = 8
-    pieces: int = 8
-    grouped_steps: int = 3
-    joined_steps: int = 2
-    passes: float = 18.0
-
-
-@dataclass(frozen=True, slots=True)
 class OnChip:
-    """Use of on-chip memory by the compiler, see `memory_space_assignment`; the default is none.
+    """Use of on-chip memory by the compiler, see `on_chip`; the default is none.
 
     Attributes:
         bytes: of on-chip memory available to arrays.
@@ -71,12 +51,11 @@ class OnChip:
         speed: bandwidth of kernels there relative to device memory; 0: nothing stays there while a loop runs, see
             `loop_residency`.
         vector_seconds, product_seconds: overhead of starting and draining a kernel that only reads and writes there,
-            without and with a contraction, see `resident_kernels`; 0: unknown. narrow_seconds: additional overhead if
+            without and with a contraction, see `Starts`; 0: unknown. narrow_seconds: additional overhead if
             the contraction's result has fewer rows than a tile, or its operands are narrower than f32. vector_speed:
             bandwidth there of a kernel without a contraction, relative to device memory.
-        ahead: fraction of `bytes` for arguments and results outside of loops, see `prefetched_arguments`.
         own_bytes: scratch memory of a kernel. window_bytes: of the largest window in which a product accumulates into
-            an array that a loop keeps there, see `accumulator_windows`; 0: unknown.
+            an array that a loop keeps there, see `has_small_windows`; 0: unknown.
     """
 
     bytes: float = 0.0
@@ -87,43 +66,14 @@ class OnChip:
     product_seconds: float = 0.0
     narrow_seconds: float = 0.0
     vector_speed: float = 0.0
-    ahead: float = 0.0
     own_bytes: float = 0.0
     window_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterTiles:
-    """Rules by which a reduce-scatter divides an array into tiles, see `reduce_scatter`.
-
-    Attributes:
-        tile: (rows, columns) of a memory tile. word_bits: narrower elements are packed into words of this size.
-        streams, square_streams: number that run at once around a ring, and around four devices in a square.
-        growth: a shard is padded if it grows by less than this factor.
-        nearly: orders of dimensions with up to this factor more tiles count as equal.
-        square_edge: the shortest edge of a square slice that is reduced by an all-reduce that uses all links.
-        part: (fewest, most) tiles of the equal parts into which the columns of wide arrays are divided.
-        near_tie: orders with up to this factor more tiles of a gradient count as equal.
-        tied_arrays: a tied table's gradient has the dimension order of the arrays it updates if there are this many;
-            else rows.
-    """
-
-    tile: TileShape = (8, 128)
-    word_bits: int = 32
-    streams: int = 2
-    square_streams: int = 4
-    growth: float = 1.5
-    nearly: float = 1.1
-    square_edge: int = 4
-    part: tuple[int, int] = (32, 228)
-    near_tie: float = 1.01
-    tied_arrays: int = 3
-
-
-@dataclass(frozen=True, slots=True)
 class SliceGathers:
-    """All-gathers over all devices that become all-reduces, see `slice_gathers`. devices: least number. bytes: largest
-    result."""
+    """All-gathers over all devices that become all-reduces, see `stays_slice_gather`. devices: least number. bytes:
+    largest result."""
 
     devices: int = 64
     bytes: float = inf
@@ -141,11 +91,11 @@ class CompilerProfile:
         memory_tile: multiples to which the two innermost dimensions of an array are padded, in elements; (1, 1): no
             padding.
         fourier_growth: vector-unit operations per counted operation of a Fourier transform.
-        turning_cycles: cycles to transpose one pixel of up to 128 images, see `convolution_tiles`.
+        turning_cycles: cycles to transpose one pixel of up to 128 images, see `PixelProducts`.
         packed_part: time of a convolution to pack a result of less than 4 bytes an element that stays on the chip, as a
             fraction of the time to write it to device memory.
         product_bits: bits of an f32 element that a contraction multiplies by default.
-        scatter_bytes: a scatter sorts its indices if its operand has at least this many bytes, see `lookup_rows`.
+        scatter_bytes: a scatter sorts its indices if its operand has at least this many bytes, see `dims_of_rows`.
         combined_bytes: collectives of one kind that nothing waits for are combined up to about this many bytes.
         temporary_growth: bytes of this compiler's temporaries over those that the rules count.
         peak_error: 90th percentile of the relative error of predicted peaks on the test points.
@@ -160,9 +110,7 @@ class CompilerProfile:
     attained: Attained = IDEAL
     memory_tile: TileShape = (1, 1)
     fusion: FusionLimits = FusionLimits()
-    space_to_batch: SpaceToBatch = SpaceToBatch()
     on_chip: OnChip = OnChip()
-    scatter: ScatterTiles = ScatterTiles()
     slice_gathers: SliceGathers = SliceGathers()
     fourier_growth: float = 7.0
     turning_cycles: float = 16.0

@@ -1,40 +1,32 @@
 """Tiled reduce-scatters: which of the reduce-scatters that the partitioner writes stay, and which become all-reduces.
 
-XLA:TPU lays arrays out in tiles, the two minor dimensions padded to whole ones, and keeps a reduce-scatter only where
-every device gets whole tiles; elsewhere an all-reduce and a slice remain. The rules were found by compiling some three
-thousand sums and products of different shapes with libtpu 0.0.42.1 for slices of v4, v5e, v5p and v6e:
+XLA:TPU keeps a reduce-scatter only where every device gets whole tiles; elsewhere an all-reduce and a slice remain. The
+rules were found by compiling some three thousand sums and products with libtpu 0.0.42.1 for slices of v4, v5e, v5p and
+v6e:
 
 * Two streams run around the ring, and each takes half of every device's piece: halves of the columns' tiles, or of the
-  rows' where the columns' are odd in number. Four devices in a square run four streams.
-* A piece is padded to that as long as it grows by less than half.
-* Both hold where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as they
-  are, and so have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is
+  rows' where the columns' are odd in number. Four devices in a square run four streams. A piece is padded to that as
+  long as it grows by less than half.
+* That holds where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as
+  they are, and so have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is
   neither rows nor columns nor the outermost one cannot be scattered.
-* Columns that are not scattered themselves are taken in equal parts of at most 228 tiles a stream. Where there are
-  more, and the largest part is of fewer than 32 tiles, an all-reduce stays: a vocabulary of 30,522 takes 239 tiles and
-  one of 32,128 takes 251, both prime; 50,257 takes 3 x 131. Of 40 vocabularies drawn at random (19,000 to 204,000, two
-  reductions of each) this tells 34 right, and pieces of few rows are most of the others.
-* Vectors, matrices of fewer rows than a tile has, and pieces inside a dimension of size 1 stay all-reduces.
-* So does what is summed over a whole slice, of three dimensions or a square one of at least 4 x 4: there is an
-  all-reduce that uses all links, and no such reduce-scatter.
+* Columns that are not scattered themselves are taken in equal parts of 32 to 228 tiles a stream, or an all-reduce
+  stays: a vocabulary of 30,522 takes 239 tiles, a prime; 50,257 takes 3 x 131. (Right for 34 of 40 vocabularies.)
+* Vectors, matrices of fewer rows than a tile has, and pieces inside a dimension of size 1 stay all-reduces. So does
+  what is summed over a whole slice, of three dimensions or a square one of at least 4 x 4, which uses all links.
 
 Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's
-piece has the fewest tiles. The order of gradients depends on what they update. Of orders with as few tiles after the
-first reduction it is the one with the fewest after the last one, then the one in which the product is read. Where
-pieces of rows would lie across tiles, and what is left are whole tiles, the product (unless it is batched) is copied to
-have the scattered dimension outermost. Of 771 products with an update behind them, of dimensions drawn at random, this
-tells 91 % right. Orders that differ by less than a hundredth count as equal. What looked-up rows are added to as well
-(a tied table's gradient) is ordered as what it updates where that are three arrays (AdamW's), else by the first
-reduction alone, and lies so for the second one (of 90 FSDP steps on v5e-16 and v4-32, with vocabularies of 16,384 to
-50,257 and 768 to 2,048 features, all but four come out so). Elsewhere (in loops, between layers) the surroundings have
-a say: columns are the last dimension, unless that is a transpose's and each device would get half a pair of bf16 tiles
-of it, and rows that were longer before they were scattered are preferred (scanned decoders under FSDP and under
-searched plans, v4-128 and v5e-256).
-Arrays that are no products are in row-major order, or as what they update, or as the product they are added to
-(gradients of a table that a loop looks up and multiplies by: on v4, 8192 x 512 and 4096 x 1024 over 8 devices; where
-the two tables are different ones, the look-up's stays an all-reduce).
+piece has the fewest tiles. A gradient takes, of orders with as few tiles after the first reduction, the one with the
+fewest after the last one, then the one in which the product is read; orders that differ by less than a hundredth count
+as equal. Where pieces of rows would lie across tiles, and what is left are whole tiles, the product (unless it is
+batched) is copied to have the scattered dimension outermost (91 % right of 771 products with an update behind them). A
+tied table's gradient is ordered as what it updates where that are three arrays (AdamW's), else by the first reduction
+alone (86 of 90 FSDP steps). Elsewhere (in loops, between layers) columns are the last dimension, unless that is a
+transpose's and each device would get half a pair of bf16 tiles of it, and rows that were longer before they were
+scattered are preferred. Arrays that are no products are in row-major order, or as what they update, or as the product
+they are added to (gradients of a table that a loop looks up and multiplies by).
 
-Enters: a mesh and a local array. Leaves: whether a reduce-scatter of it stays one. Without this pass all of them do.
+Enters: a mesh and a local array, or a problem and an op. Leaves: whether a reduce-scatter of it stays one.
 """
 
 from __future__ import annotations
@@ -44,13 +36,29 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations, product
 from math import ceil, prod
+from typing import NamedTuple
 
-from toast_cli.compiler.profile import CompilerProfile, ScatterTiles, TileShape
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.hardware.model import Mesh
+from toast_cli.plan.iteration import Iteration, SlotAxes, axes_summed_over
+from toast_cli.plan.partials import in_one_step
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
+from toast_cli.program.model import DTYPE_BITS, Op
+from toast_cli.program.ops import ADD, CARRY, RAGGED_DOT, TRANSPOSE
+from toast_cli.program.sums import scatters_into
+from toast_cli.program.transposed import transposed
 
+ROWS, LANES = 8, 128  # of a tile
+WORD_BITS = 32  # narrower elements are packed into words of this size
+STREAMS, SQUARE_STREAMS = 2, 4  # that run at once around a ring, and around four devices in a square
+GROWTH = 1.5  # a shard is padded if it grows by less than this factor
+NEARLY, NEAR_TIE = 1.1, 1.01  # orders of dimensions, of a gradient's too, with so many more tiles count as equal
+SQUARE_EDGE = 4  # the shortest edge of a square slice that is reduced by an all-reduce that uses all links
+PART = 32, 228  # fewest and most tiles of the equal parts into which the columns of wide arrays are divided
+TIED_ARRAYS = 3  # a tied table's gradient has the dimension order of the arrays it updates if there are so many
 Ends = tuple[int, int]  # (dimension of the rows, dimension of the columns)
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the one operand they come from
-NAME = "tiled-reduce-scatter"
 
 
 @dataclass(frozen=True)
@@ -74,14 +82,13 @@ class ScatteredArray:
 
 def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], array: ScatteredArray) -> bool:
     """Whether the chip's compiler keeps a reduce-scatter over `axes` instead of an all-reduce."""
-    if NAME not in profile.passes:
+    if "tiled-reduce-scatter" not in profile.passes:
         return True
-    rules = profile.scatter
     count, torus = prod(mesh.sizes[axis] for axis in axes), _torus(mesh, axes)
-    if count == mesh.devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= rules.square_edge)):
+    if count == mesh.devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= SQUARE_EDGE)):
         return False
-    streams = rules.square_streams if is_square(mesh, axes, count) else rules.streams
-    return _comes_apart(rules, array, count, streams)
+    streams = SQUARE_STREAMS if is_square(mesh, axes, count) else STREAMS
+    return _comes_apart(array, count, streams)
 
 
 def is_square(mesh: Mesh, axes: tuple[int, ...], count: int) -> bool:
@@ -101,71 +108,71 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
 
 
 @lru_cache(maxsize=50_000)
-def _comes_apart(rules: ScatterTiles, array: ScatteredArray, count: int, streams: int) -> bool:
+def _comes_apart(array: ScatteredArray, count: int, streams: int) -> bool:
     """Whether every device gets whole tiles, the same number for each stream."""
-    shape, dim, packed = array.shape, array.dim, _packed(rules, array)
+    shape, dim, packed = array.shape, array.dim, _packed(array)
     if len(shape) < 2 or shape[dim] % count:
         return False
-    piece, tile = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :]), rules.tile
-    order = _order(rules, array, piece)
+    piece = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
+    order = _order(array, piece)
     majors, row, column = order[:-2], order[-2], order[-1]
-    if shape[row] < tile[0]:
+    if shape[row] < ROWS:
         return False
     if dim == column:
-        return piece[column] % (tile[1] * packed) == 0
-    if not _in_equal_parts(rules, ceil(piece[column] / tile[1])):
+        return piece[column] % (LANES * packed) == 0
+    if not _in_equal_parts(ceil(piece[column] / LANES)):
         return False
     inside = prod(shape[d] for d in order[: order.index(dim)])
     if dim == order[0] or (dim in majors and inside == 1):
-        rows = prod(piece[d] for d in majors) * ceil(piece[row] / tile[0]) * tile[0] if majors else piece[row]
-        halves = streams // 2 if ceil(piece[column] / tile[1]) % 2 == 0 else streams
-        return ceil(rows / (tile[0] * halves)) * tile[0] * halves < rules.growth * rows
-    return dim == row and inside > 1 and piece[row] % (tile[0] * packed) == 0
+        rows = prod(piece[d] for d in majors) * ceil(piece[row] / ROWS) * ROWS if majors else piece[row]
+        halves = streams // 2 if ceil(piece[column] / LANES) % 2 == 0 else streams
+        return ceil(rows / (ROWS * halves)) * ROWS * halves < GROWTH * rows
+    return dim == row and inside > 1 and piece[row] % (ROWS * packed) == 0
 
 
-def _in_equal_parts(rules: ScatterTiles, columns: int) -> bool:
+def _in_equal_parts(columns: int) -> bool:
     """Whether the column tiles of one stream are few, or divide into equal parts of an allowed size."""
-    fewest, most = rules.part
+    fewest, most = PART
     of_stream = columns if columns % 2 else columns // 2
     return of_stream <= most or any(of_stream % part == 0 for part in range(fewest, most + 1))
 
 
-def _packed(rules: ScatterTiles, array: ScatteredArray) -> int:
+def _packed(array: ScatteredArray) -> int:
     """Elements in 32 bits."""
-    return max(1, rules.word_bits // array.bits)
+    return max(1, WORD_BITS // array.bits)
 
 
-def _order(rules: ScatterTiles, array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
+def _order(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
     """Dimension order, outermost first, of the scattered array; see the module docstring."""
     if array.pieces:
-        return _order_of_gradient(rules, array, piece)
+        return _order_of_gradient(array, piece)
     dims = range(len(piece))
-    return _ending_in(dims, _ends_of_product(rules, array, piece)) if all(array.sides) else tuple(dims)
+    return _ending_in(dims, _ends_of_product(array, piece)) if all(array.sides) else tuple(dims)
 
 
-def _order_of_gradient(rules: ScatterTiles, array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
-    tile, dims, sides, dim = rules.tile, range(len(piece)), array.sides, array.dim
+def _order_of_gradient(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
+    dims, sides, dim = range(len(piece)), array.sides, array.dim
     is_product = all(sides)
     batched = is_product and len(dims) > len(sides[0]) + len(sides[1])
     pairs = _across(sides) if is_product else list(permutations(dims, 2))
     first, *later = array.pieces
-    fewest = min(_tiles(tile, first, pair) for pair in pairs)
-    pairs = [pair for pair in pairs if _tiles(tile, first, pair) <= rules.near_tie * fewest]
-    ends = min(pairs, key=lambda p: (*(_tiles(tile, shape, p) for shape in later), p[0] > p[1], -sum(p)))
+    fewest = min(_tiles(first, pair) for pair in pairs)
+    pairs = [pair for pair in pairs if _tiles(first, pair) <= NEAR_TIE * fewest]
+    ends = min(pairs, key=lambda p: (*(_tiles(shape, p) for shape in later), p[0] > p[1], -sum(p)))
     order, others = _ending_in(dims, ends), tuple(d for d in _ending_in(dims, ends) if d != dim)
     if not is_product or batched or ends[0] != dim or len(others) < 2:
         return order
-    lies_across = piece[dim] % tile[0] > 0 and tile[0] % piece[dim] > 0 and piece[others[-2]] % tile[0] == 0
+    lies_across = piece[dim] % ROWS > 0 and ROWS % piece[dim] > 0 and piece[others[-2]] % ROWS == 0
     return (dim, *others) if lies_across else order
 
 
-def _ends_of_product(rules: ScatterTiles, array: ScatteredArray, piece: tuple[int, ...]) -> Ends:
-    tile, sides, dim, packed = rules.tile, array.sides, array.dim, _packed(rules, array)
+def _ends_of_product(array: ScatteredArray, piece: tuple[int, ...]) -> Ends:
+    sides, dim, packed = array.sides, array.dim, _packed(array)
     pairs, last = _across(sides), max(*sides[0], *sides[1])
-    fewest = min(_tiles(tile, piece, pair) for pair in pairs)
-    few = (pair for pair in pairs if _tiles(tile, piece, pair) <= rules.nearly * fewest)
+    fewest = min(_tiles(piece, pair) for pair in pairs)
+    few = (pair for pair in pairs if _tiles(piece, pair) <= NEARLY * fewest)
     turned = min(sides[0]) > min(sides[1])  # the product is transposed before it is read
-    half = turned and piece[dim] % tile[1] == 0 < piece[dim] % (tile[1] * packed)
+    half = turned and piece[dim] % LANES == 0 < piece[dim] % (LANES * packed)
     return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -array.shape[pair[0]]))
 
 
@@ -178,7 +185,146 @@ def _ending_in(dims: Iterable[int], ends: Ends) -> tuple[int, ...]:
     return (*(d for d in dims if d not in ends), *ends)
 
 
-def _tiles(tile: TileShape, shape: tuple[int, ...], ends: Ends) -> int:
+def _tiles(shape: tuple[int, ...], ends: Ends) -> int:
     row, column = ends
     outer = prod(size for dim, size in enumerate(shape) if dim not in ends)
-    return ceil(shape[row] / tile[0]) * ceil(shape[column] / tile[1]) * outer
+    return ceil(shape[row] / ROWS) * ceil(shape[column] / LANES) * outer
+
+
+class ScatterSource(NamedTuple):
+    """A partial result that is reduce-scattered. updates: it is a gradient that updates stored arrays. alone: no other
+    term is added before."""
+
+    op: int
+    result: int
+    updates: bool = False
+    alone: bool = True
+
+
+class ScatterFates:
+    """Memoised decisions for one problem."""
+
+    def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
+        self._problem, self._profile = problem, profile
+        self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
+        self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
+        self._tied: dict[int, int] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], bool] = {}
+
+    def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration) -> bool:
+        """Whether the reduce-scatter over `axes` of a partial result in this sharding stays one; else it becomes an
+        all-reduce and a slice."""
+        k = source.result
+        key = source.op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes, source.alone
+        known = self._known.get(key)
+        if known is None:
+            turned = source.alone and self._turned(axes, k, iteration)
+            known = self._known[key] = not turned and self._fits(source, axes, sharding, iteration)
+        return known
+
+    def reduced_first(self, number: int, iteration: Iteration, axes: tuple[int, ...]) -> bool:
+        """Whether a total that its readers slice along `axes`, in that order, is all-reduced first. A compiler forms a
+        reduce-scatter over several axes if the slices are in the order of the reducing devices; XLA:TPU does not over
+        the whole mesh."""
+        if len(axes) < 2 or self._program.ops[number].name == CARRY:
+            return False
+        kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
+        summed = [axis for axis in axes_summed_over(kinds, iteration.slot_axes) if axis in axes]
+        whole = shards((axes,), self._sizes) == prod(self._sizes)
+        return list(axes) != summed or (whole and "tiled-reduce-scatter" in self._profile.passes)
+
+    def _turned(self, axes: tuple[int, ...], k: int, iteration: Iteration) -> bool:
+        """Whether the axes split a dimension in another order than the partitioner scatters them in."""
+        if "tiled-reduce-scatter" not in self._profile.passes or in_one_step(iteration, k, self._sizes):
+            return False
+        return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in iteration.reduced_to[k]))
+
+    def _fits(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration) -> bool:
+        number, k, updates = source.op, source.result, source.updates
+        sizes, target = self._sizes, iteration.reduced_to[k]
+        result = self._program.ops[number].results[k]
+        value = self._program.values[result]
+        dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
+        if len(dims) != 1:
+            return not dims
+        long, sides = self._as_read(number, result)
+        arrays = self._updated_with_lookups(number, result)
+        if not (updates or any(sides)):
+            sides = self._sides_of_added(number, result)
+
+        def local(sharding: Sharding) -> tuple[int, ...]:
+            return tuple([value.shape[d] // shards((sharding[d],), sizes) for d in long])
+
+        computed = iteration.computed[k]
+        begun = split_further(computed, target, axes) if sharding == computed else sharding
+        pieces: tuple[tuple[int, ...], ...] = ()
+        if arrays or updates:
+            pieces = (local(begun), local(target))
+        if 0 < arrays < TIED_ARRAYS:
+            pieces = pieces[:1]
+        bits = DTYPE_BITS.get(value.dtype, 32)
+        array = ScatteredArray(local(sharding), long.index(dims[0]), bits, sides, pieces)
+        return stays_scatter(self._profile, self._mesh, axes, array)
+
+    def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], Sides]:
+        """(dimensions of a result of op `number` in the order in which it is read, without a product's dimensions of
+        size 1; the product's sides as positions in that order)."""
+        found = self._seen.get(result)
+        if found is None:
+            sides = sides_of(self._program.ops[number])
+            product = set(sides[0] + sides[1])
+            read = transposed(self._program, result) if product else None
+            shape = self._program.values[result].shape
+            order = read.order if read else range(len(shape))
+            long = tuple([d for d in order if shape[d] > 1 or d not in product])
+            first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
+            found = self._seen[result] = long, (first, second)
+        return found
+
+    def _updated_with_lookups(self, number: int, result: int) -> int:
+        """Number of arrays that a sum of a product and look-ups' gradients (a tied table's, outside loops) updates; 0
+        for any other result."""
+        program = self._program
+        if not program.ops[number].kind.matrix_unit or program.ops[number].loop >= 0:
+            return 0
+        known = self._tied.get(result)
+        if known is None:
+            known = self._tied[result] = self._count_updated(result)
+        return known
+
+    def _count_updated(self, result: int) -> int:
+        program = self._program
+        sums = [user for user, _ in program.users[result] if scatters_into(program.ops[user], program)]
+        if not sums:
+            return 0
+        shape, reached = program.values[result].shape, {program.ops[sums[0]].results[0]}
+        for op in program.ops[sums[0] + 1 :]:
+            alike = op.kind.elementwise and program.values[op.results[0]].shape == shape
+            if alike and not reached.isdisjoint(op.operands):
+                reached.add(op.results[0])
+        return len(reached & {result.value for result in program.results})
+
+    def _sides_of_added(self, number: int, result: int) -> Sides:
+        """The sides of the product that a result is added to, since both have one layout; empty if there is none."""
+        program = self._program
+        if len(program.users[result]) != 1 or program.ops[program.users[result][0][0]].name != ADD:
+            return (), ()
+        ((op, position),) = program.users[result]
+        other = program.ops[program.producer[program.ops[op].operands[1 - position]]]
+        dims = list(range(len(program.values[result].shape)))  # dimension of the addend -> dimension of `other`
+        while other.name == TRANSPOSE:
+            (read,), (made,) = other.rule.operands, other.rule.results
+            dims = [read.index(made[d]) for d in dims]
+            other = program.ops[program.producer[other.operands[0]]]
+        first, second = sides_of(other)
+        return tuple(dims.index(d) for d in first), tuple(dims.index(d) for d in second)
+
+
+def sides_of(op: Op) -> Sides:
+    """(dimensions of a product's result from its first operand only, from its second only); empty for other ops and for
+    ragged products, whose kernel writes rows."""
+    if not op.kind.matrix_unit or op.name == RAGGED_DOT:
+        return (), ()
+    first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])
+    dims = [(dim, set(factors)) for dim, factors in enumerate(op.rule.results[0])]
+    return tuple(d for d, f in dims if f & first - second), tuple(d for d, f in dims if f & second - first)

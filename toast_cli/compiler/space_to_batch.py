@@ -1,22 +1,19 @@
 """Space-to-batch: for convolutions of few images XLA:TPU turns pieces of space into pieces of the batch.
 
-The batch is in the rows of a TPU's tiles, and tiles have 8. Where a device has fewer images, XLA:TPU (libtpu 0.0.42.1,
-as seen in compiled programs on v4 to v6e) cuts the last dimension of space, if it is 16 or more, into 8 pieces and
-makes them part of the batch before it convolves; each is one element longer than an eighth. Elementwise work on what a
-convolution makes goes on in that form where all that it reads of this size has it. But nothing is fused where the form
-changes or windows reach into other pieces, so that of an array that is kept there is more than itself:
+Tiles have 8 rows, which hold the batch. Where a device has fewer images, XLA:TPU (libtpu 0.0.42.1 for v4 to v6e) cuts
+the last dimension of space, if it is 16 or more, into 8 pieces, each one element longer than an eighth, and makes them
+part of the batch. Elementwise work on a convolution's result goes on in that form where all that it reads of this size
+has it. But nothing is fused where the form changes or windows reach into other pieces:
 
-* what a convolution reads of it is written, and, if the array has the form itself, once more with what windows reach;
-* a norm that ends the form is written at its steps, in the type it computes in: one in groups, which needs space in one
-  piece, at all of them (a single image need not change its form for that); one that is added to what has not the form,
-  after the first. (XLA:TPU does the latter for some counts of images and not for others.)
+* what a convolution reads of an array is written, and, if the array has the form itself, once more with what windows
+  reach;
+* a norm that ends the form is written at its steps, in the type it computes in: one in groups at all of them (a single
+  image need not change its form for that); one that is added to what has not the form, after the first.
 
-Cutting and putting together again takes most of the time of such a convolution: dozens of kernels pad, slice and copy
-what it reads and what it makes, none of them at the speed of the memory. In sum they take as long as some 18 passes
-through either array (see `SpaceToBatch.passes`).
+Cutting and reassembling takes dozens of kernels, in sum `PASSES` passes through either array.
 
 Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few
-images. Without this pass each is there once.
+images.
 """
 
 from __future__ import annotations
@@ -26,12 +23,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from toast_cli.compiler.profile import CompilerProfile, SpaceToBatch, TileShape
-from toast_cli.compiler.tiling import Dims, growth
+from toast_cli.compiler.layouts import Dims, growth
+from toast_cli.compiler.profile import CompilerProfile, TileShape
 from toast_cli.program.model import Op, Program, ValueFactors
 from toast_cli.program.ops import ARGUMENT, BROADCAST_IN_DIM, CONCATENATE, CONVOLUTION, REDUCE, RESHAPE
 
-NAME = "space-to-batch"
+IMAGES, PIECES = 8, 8  # from so many images on it does not apply; pieces, of two elements at least
+GROUPED_STEPS, JOINED_STEPS = 3, 2  # arrays written by a group norm, and by a norm that is added to what has no pieces
+# Reads and writes of a convolution's operand and result: fitted to the steps with 4 images of the family "convolution
+# step" of `benchmarks/op_cases.py` on v4, v5e and v6e.
+PASSES = 18.0
 ImageDims = tuple[int, int]  # dimensions of an image: batch, and the last of space
 
 
@@ -45,7 +46,6 @@ class Images:
         forms, single: size of all kept copies over the value's own, on a device with few images and with one.
     """
 
-    rules: SpaceToBatch
     place: ImageDims
     pieces: bool
     forms: float
@@ -53,14 +53,14 @@ class Images:
 
     def applies(self, shape: tuple[int, ...]) -> bool:
         """Whether a device that holds an array of this local shape has few images."""
-        return _are_few(self.rules, shape, self.place)
+        return _are_few(shape, self.place)
 
     def kept(self, shape: tuple[int, ...], dims: Dims, tile: TileShape) -> float:
         """Elements in memory of all kept copies. dims: see `Tiling`; only pieces keep space out of the tiles."""
         batch, width = self.place
         forms, given = self.forms if shape[batch] > 1 else self.single, list(shape)
         if self.pieces:
-            count = self.rules.pieces
+            count = PIECES
             given[batch], given[width] = count * shape[batch], shape[width] // count + 1
         else:
             dims = tuple(range(len(shape)))
@@ -72,7 +72,6 @@ class ConvolvedImage:
     """The operand or result of a convolution. bits: of each element while it is cut. shape: of the whole array. place:
     batch dimension and last spatial dimension."""
 
-    rules: SpaceToBatch
     bits: int
     shape: tuple[int, ...]
     place: ImageDims
@@ -80,20 +79,19 @@ class ConvolvedImage:
     def moved(self, shape: tuple[int, ...]) -> float:
         """Bytes read and written to cut an array of this local shape into pieces or to reassemble it; 0 if it stays
         whole."""
-        if not _are_few(self.rules, shape, self.place):
+        if not _are_few(shape, self.place):
             return 0.0
-        return self.rules.passes * 2 * prod(shape) * self.bits / 8
+        return PASSES * 2 * prod(shape) * self.bits / 8
 
 
-def _are_few(rules: SpaceToBatch, shape: tuple[int, ...], place: ImageDims) -> bool:
+def _are_few(shape: tuple[int, ...], place: ImageDims) -> bool:
     batch, width = place
-    return shape[batch] < rules.images and shape[width] >= 2 * rules.pieces
+    return shape[batch] < IMAGES and shape[width] >= 2 * PIECES
 
 
 def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfile) -> list[Images | None]:
     """[values] the kept copies; None for values that are no images of convolutions, and without this pass."""
-    rules = profile.space_to_batch
-    if NAME not in profile.passes or all(op.name != CONVOLUTION for op in program.ops):
+    if "space-to-batch" not in profile.passes or all(op.name != CONVOLUTION for op in program.ops):
         return [None] * len(program.values)
     pieces: list[ImageDims | None] = [None] * len(program.values)
     images: dict[int, ImageDims] = {}  # operands of convolutions
@@ -119,11 +117,11 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
         if place is None or not stored[value]:
             found.append(None)
             continue
-        grouped, joined = _norm_steps(program, rules, stored, pieces, value) if pieces[value] else (0.0, 0.0)
+        grouped, joined = _norm_steps(program, stored, pieces, value) if pieces[value] else (0.0, 0.0)
         forms, single = (
             steps + (not steps or len(program.users[value]) > 1) + read[value] for steps in (grouped or joined, joined)
         )
-        found.append(Images(rules, place, pieces[value] is not None, forms, single))
+        found.append(Images(place, pieces[value] is not None, forms, single))
     return found
 
 
@@ -132,13 +130,13 @@ def convolved_images(program: Program, number: int, profile: CompilerProfile) ->
     weights."""
     op = program.ops[number]
     windows = any(w.size > 1 for w in op.windows) and not is_gradient_of_weights(op)
-    if NAME not in profile.passes or not windows or len(op.rule.operands) != 2:
+    if "space-to-batch" not in profile.passes or not windows or len(op.rule.operands) != 2:
         return
     sides = ((op.operands[0], op.rule.operands[0]), (op.results[0], op.rule.results[0]))
     places = [_place(dims, op.rule.operands[1]) for _, dims in sides]
     for (value, _), place in zip(sides, places, strict=True):
         if place and all(places):
-            yield ConvolvedImage(profile.space_to_batch, profile.product_bits, program.values[value].shape, place)
+            yield ConvolvedImage(profile.product_bits, program.values[value].shape, place)
 
 
 def _alike(program: Program, source: int, image: int, place: ImageDims) -> bool:
@@ -194,7 +192,7 @@ def _left(op: Op, place: ImageDims | None) -> ImageDims | None:
 
 
 def _norm_steps(
-    program: Program, rules: SpaceToBatch, stored: list[bool], pieces: list[ImageDims | None], value: int
+    program: Program, stored: list[bool], pieces: list[ImageDims | None], value: int
 ) -> tuple[float, float]:
     """(sizes of the written steps of a group norm, of a norm that is added to an array in another form), over the size
     of the value that the norm reads; 0 if there is none."""
@@ -218,7 +216,7 @@ def _norm_steps(
                 seen.add(made)
                 pending.append((made, reshaped or shapes))
     wider = widest / _bytes_each(program, value)
-    return grouped * rules.grouped_steps * wider, joined * rules.joined_steps * wider
+    return grouped * GROUPED_STEPS * wider, joined * JOINED_STEPS * wider
 
 
 def _is_pointwise(op: Op) -> bool:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Protocol
 
+from toast_cli.compiler.collectives import latency_part
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.reduction_combining import latency_part
 from toast_cli.confirm.model import Compiled
 from toast_cli.cost.collectives import KINDS, collective_seconds
 from toast_cli.hardware import Mesh

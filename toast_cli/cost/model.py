@@ -78,7 +78,7 @@ class Cost:
 
     @property
     def expected_seconds(self) -> float:
-        """Compute plus the communication that the compiler does not overlap with it, see `overlap`."""
+        """Compute plus the communication that the compiler does not overlap with it, see `early_values`."""
         exposed = self.communication_seconds if self.exposed_seconds is None else self.exposed_seconds
         return self.busy_seconds + exposed
 
@@ -96,7 +96,7 @@ class CollectiveUse:
         kind, axes, bytes: as the chip's compiler emits it (see `reduce_scatter`); bytes of the result on one device.
         count: runs in one run of the program, loops counted. seconds: of all of them.
         op: the op that needs or makes the array. value: the array.
-        waited_for: it is on the critical path, see `overlap`.
+        waited_for: it is on the critical path, see `early_values`.
         written: kind and bytes as the partitioner writes it, before the chip's compiler changes it.
         reason: why it is there, see `plan.partitioned`; "by hand": the user wrote it in a manual region; "inside": the
             partitioner adds it in one, along axes that are left to it.

@@ -10,12 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toast_cli.compiler import unsliced_fusions
+from toast_cli.compiler.collectives import Narrowing
 from toast_cli.compiler.compilation import Compilation
-from toast_cli.compiler.narrowing import Narrowing
+from toast_cli.compiler.kernels import Making, making_whole
+from toast_cli.compiler.layouts import Tiling
 from toast_cli.compiler.space_to_batch import Images
-from toast_cli.compiler.tiling import Tiling
-from toast_cli.compiler.unsliced_fusions import Making
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
@@ -34,7 +33,7 @@ class ItemReader:
             sibling branches. runs: reads of each array in one run.
         ahead_region, ahead_runs: the same for copies made ahead of loops that only read the array. whole_ahead: see
             `regions.Reading`, false where there are none.
-        needed: fraction of the bits that these readers need, see `narrowing`.
+        needed: fraction of the bits that these readers need, see `Narrowing`.
     """
 
     pattern: int
@@ -61,15 +60,15 @@ class ArrayItem:
 
     Attributes:
         pattern, result: the pattern that makes them, and the number of its result.
-        bytes: of one whole array. written_bytes: the same as it is stored in memory, see `product_operands`.
-        shape, tiling: they decide how much memory the array takes, see `tiling`. images: see `space_to_batch`.
+        bytes: of one whole array. written_bytes: the same as it is stored in memory, see `written_parts`.
+        shape, tiling: they decide how much memory the array takes, see `layouts`. images: see `space_to_batch`.
         free: it is derived from constants alone. stored: it is written to memory.
-        waited_for: its collectives are neither early nor late, see `overlap`.
+        waited_for: its collectives are neither early nor late, see `early_values`.
         readers: those that may need another sharding than it is made in. at_edges: some of them read all of it in each
             trip of a loop that does not make it, so that the plan decides where it is gathered for them.
         region: the manual region whose first result it is, or -1.
         costs: it may have a cost: it is stored, may be partial, or has such readers.
-        making: work to compute one whole array that is not stored, see `unsliced_fusions`. as_made: it also has readers
+        making: work to compute one whole array that is not stored, see `making_whole`. as_made: it also has readers
             that take it in its own sharding under every plan.
         values: numbers of the values.
     """
@@ -147,7 +146,7 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
 
 def making_of(problem: Problem, made: Compilation, value: int, readers: Collection[object]) -> Making | None:
     """Work to compute a whole value that is not stored and of which readers may take different shards."""
-    return unsliced_fusions.making(problem.program, made, problem.free, value) if len(readers) > 1 else None
+    return making_whole(problem.program, made.stored, problem.free, made.profile, value) if len(readers) > 1 else None
 
 
 def are_at_edges(readers: Collection[ItemReader]) -> bool:

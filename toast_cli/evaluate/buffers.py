@@ -2,15 +2,15 @@
 
 * the arrays themselves, where they are written to memory;
 * copies in other shardings, live from the first to the last reader of each. A loop gathers in each iteration, on some
-  chips arrays from outside of it first of all (see `loop_gathers`). A copy that is no larger than the array, or that a
+  chips arrays from outside of it first of all (see `copy_made_at`). A copy that is no larger than the array, or that a
   loop slices, is made before the loops that read it (see `reshard.hops_ahead`) and lives until they end; so does a copy
   that the plan gathers before them;
 * partial results: a kernel whose reduction is split over an axis writes its partial result, even if a consumer would be
   fused with it. The reduced array then lives, at its own size, until its readers in program order, because gradients'
   reductions are combined and scheduled late, or until copies are made of it for them. A result that is waited for and
   all-reduced, although devices use shards of it, is there whole until the last kernel that slices it;
-* copies of arguments that convolutions read (see `image_copies`), initial arrays of scatters (see `scatter_starts`),
-  and copies of results while they are made (see `returned_layouts`);
+* initial arrays of scatters (see `scatter_starts`), and copies of results while they are made (see
+  `returned_products`);
 * the peak inside a manual region while it runs.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from toast_cli.compiler import late_reductions, loop_gathers
-from toast_cli.compiler.liveness import Interval
-from toast_cli.compiler.memory_space_assignment import OnChipMemory
+from toast_cli.compiler.liveness import Interval, reduced_deaths
+from toast_cli.compiler.on_chip import OnChipMemory
+from toast_cli.compiler.schedule import copy_made_at
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.items import Items
 from toast_cli.evaluate.layouts import Layouts
@@ -38,7 +38,6 @@ from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
-CONVOLVED = "convolved"  # the copy that convolutions read
 STARTED = "started"  # the initial array of a scatter
 RETURNED = "returned"  # a result copied into other tiles
 
@@ -78,10 +77,10 @@ class Buffers:
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._layouts = Layouts(problem, profile)
-        self._deaths = late_reductions.deaths(items.lives, profile)
-        self._images, self._started = items.compilation.copied_images, items.compilation.started
+        self._deaths = reduced_deaths(items.lives, profile)
+        self._started = items.compilation.started
         self._returned = items.compilation.returned
-        self._gathers_first = loop_gathers.NAME in profile.passes
+        self._gathers_first = "loop-gathers-first" in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
     def held(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
@@ -92,9 +91,6 @@ class Buffers:
         made = iteration.shardings[item.result]
         if item.stored:
             yield OWN, self._layouts.kept(item, made)
-        images = self._images.get(item.values[0])
-        if images and (size := self._layouts.convolved_bytes(item, images, made)):
-            yield CONVOLVED, size
         if self._waits_for_scatter(item, iteration):
             computed = iteration.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
@@ -142,8 +138,6 @@ class Buffers:
                 places = kind.places if isinstance(kind, Ahead) else kind
                 found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
-        if kind == CONVOLVED:
-            return [self._images[value].interval] if value in self._images else []
         if kind == STARTED:
             return [self._started[value].interval] if value in self._started else []
         made = self._lives.times[self._problem.program.producer[value]]
@@ -187,7 +181,7 @@ class Buffers:
         """Its name in reports: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind in (CONVOLVED, STARTED, RETURNED):
+        if kind in (STARTED, RETURNED):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"
@@ -284,7 +278,7 @@ class Buffers:
         for loop, intervals in reads.items():
             first = min(born for born, _ in intervals)
             if self._gathers_first:
-                first = loop_gathers.made_at(program, loop, home, first)
+                first = copy_made_at(program, loop, home, first)
             found.append((first, max([first, *(last for _, last in intervals)])))
         return found
 

@@ -18,9 +18,9 @@ from itertools import accumulate, product
 
 import numpy as np
 
+from toast_cli.compiler.gpu_libraries import temporary_growth
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.temporaries import temporary_growth
 from toast_cli.cost.collectives import KINDS
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse

@@ -11,14 +11,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from toast_cli.compiler import convolution_tiles
+from toast_cli.compiler.arithmetic import arithmetic
+from toast_cli.compiler.collectives import reductions_each
 from toast_cli.compiler.compilation import Compilation, compile_program
+from toast_cli.compiler.convolutions import packs_result
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernel import Side as KernelSide
-from toast_cli.compiler.kernels import arithmetic
 from toast_cli.compiler.liveness import Lives
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.reduction_motion import reductions_each
 from toast_cli.cost.model import Attained
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.array_items import NO_REGION, ArrayItem, array_items
@@ -39,8 +39,8 @@ class Side(NamedTuple):
 
     Attributes:
         read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
-            written. flops: elementwise. passing, staying, beside, widest, given: see `kernel.Side`.
-        packed: part of `through` that counts though it stays on the chip, see `convolution_tiles`.
+            written. flops: elementwise. passing, staying, beside, widest: see `kernel.Side`.
+        packed: part of `through` that counts though it stays on the chip, see `PixelProducts`.
     """
 
     read: float = 0.0
@@ -51,7 +51,6 @@ class Side(NamedTuple):
     beside: float = 0.0
     widest: float = 0.0
     packed: float = 0.0
-    given: float = 0.0
 
 
 NOTHING = Side()
@@ -69,9 +68,8 @@ class WorkItem:
         whole_bytes: [results] stored or not; 0 for those in `one_device.not_reduced`.
         summed: a `SumItem` accounts for partial results. carried: they are added to a loop's carry, where they stay
             partial.
-        needed: [results] fraction of the bits that readers need, see `narrowing`.
-        copies: a convolution for which an argument is copied, see `image_copies`.
-        late: nothing waits for the results, see `overlap`. in_loop: the ops are in a loop.
+        needed: [results] fraction of the bits that readers need, see `Narrowing`.
+        late: nothing waits for the results, see `early_values`. in_loop: the ops are in a loop.
         region: the op's number if it is a manual region, priced by `manual_regions`; else -1.
         kernel: the work of a hand-written kernel.
         share: see `SumItem`.
@@ -90,7 +88,6 @@ class WorkItem:
     summed: bool
     carried: bool
     needed: tuple[float, ...]
-    copies: bool
     late: bool
     in_loop: bool
     region: int
@@ -144,7 +141,6 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
     program = problem.program
     sizes, unreduced = [value.bytes for value in program.values], problem.not_reduced
     carried = _carried_terms(problem, profile)
-    copying = {copy.reader for copy in made.copied_images.values()}
     runs: dict[Any, float] = defaultdict(float)
     combined: dict[Any, float] = defaultdict(float)
     members: dict[Any, list[int]] = defaultdict(list)
@@ -165,7 +161,6 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
             number in terms,
             number in carried,
             tuple(needs.of_value(v) for v in op.results),
-            number in copying,
             all(late[v] for v in op.results),
             op.loop >= 0,
             region,
@@ -211,11 +206,10 @@ def _work(
             s.staying,
             s.beside,
             float(s.widest),
-            given=float(s.given),
         )
         for s in kernel.operands
     )
-    packs = convolution_tiles.packs(op, profile)
+    packs = packs_result(op, profile)
     results = tuple(
         Side(
             float(s.read),
@@ -226,7 +220,6 @@ def _work(
             s.beside,
             float(s.widest),
             profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
-            float(s.given),
         )
         for s in kernel.results
     )

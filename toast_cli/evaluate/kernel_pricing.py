@@ -10,24 +10,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil, prod
 
-from toast_cli.compiler import (
-    accumulator_windows,
-    convolution_tiles,
-    library_convolutions,
-    library_products,
-    masked_groups,
-    on_chip_reuse,
-    resident_kernels,
-    space_to_batch,
-    swapped_convolutions,
-    vector_products,
+from toast_cli.compiler.arithmetic import elements_walked, masked_growth
+from toast_cli.compiler.convolutions import PixelProducts, is_reversed, pixel_products
+from toast_cli.compiler.gpu_libraries import (
+    RESULT_TILE,
+    copied_operands,
+    f32_part,
+    gradient_slowdown,
+    terms_of_whole_images,
 )
-from toast_cli.compiler.convolution_tiles import PixelProducts
-from toast_cli.compiler.prefetched_arguments import part_ahead
+from toast_cli.compiler.layouts import growth as tiled_growth
+from toast_cli.compiler.layouts import tile_of
+from toast_cli.compiler.on_chip import has_small_windows, kept_bytes, kernel_starts
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.space_to_batch import ConvolvedImage
-from toast_cli.compiler.tiling import growth as tiled_growth
-from toast_cli.compiler.tiling import tile_of
+from toast_cli.compiler.space_to_batch import ConvolvedImage, convolved_images
 from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size
 from toast_cli.cost.model import CollectiveUse, KernelUse
 from toast_cli.cost.roofline import kernel_seconds
@@ -57,14 +53,12 @@ class WorkPricer:
         # Kernels with a contraction, and those without.
         self._elementwise = replace(attained, memory=attained.elementwise or attained.memory)
         self._hand_written = replace(attained, matrix=attained.hand_written)
-        self._kept_bytes = on_chip_reuse.kept_bytes(profile)
+        self._kept_bytes = kept_bytes(profile)
         self._on_chip = profile.on_chip
-        program = problem.program
-        self._ahead = part_ahead(profile, sum(program.values[given.value].bytes for given in program.arguments))
-        self._starts = resident_kernels.starts(profile)
-        self._counts_residents = resident_kernels.NAME in profile.passes
+        self._starts = kernel_starts(profile)
+        self._counts_residents = "resident-kernels" in profile.passes
         self._sizes = problem.mesh.sizes
-        self._libraries = library_products.NAME in profile.passes
+        self._libraries = "library-products" in profile.passes
         self._copies: dict[int, tuple[int, ...]] = {}
         self._grids: dict[int, Grid] = {}
         self._profile = profile
@@ -162,13 +156,13 @@ class WorkPricer:
         return total
 
     def _walked(self, work: WorkItem, cuts: tuple[int, ...]) -> float:
-        """Elements that the vector unit processes for a contraction, see `vector_products`."""
+        """Elements that the vector unit processes for a contraction, see `elements_walked`."""
         if not work.kind.contraction or len(work.operands) != 2:
             return 0.0
-        return vector_products.elements_walked(self._profile, self._grid(work), cuts)
+        return elements_walked(self._profile, self._grid(work), cuts)
 
     def _starting(self, work: WorkItem, cuts: tuple[int, ...], walked: float) -> float:
-        """Start and end overhead in seconds of a kernel that does not touch device memory, see `resident_kernels`."""
+        """Start and end overhead in seconds of a kernel that does not touch device memory, see `Starts`."""
         if walked or not work.kind.matrix_unit:
             return self._starts.vector
         few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
@@ -187,15 +181,15 @@ class WorkPricer:
         found = growth(chip, attained, work.dtype, self._grid(work), cuts)
         if work.kind.convolution and self._libraries:
             op = self._problem.program.ops[work.op]
-            found *= library_convolutions.slowed(op, DTYPE_BITS.get(work.dtype, 32))
+            found *= gradient_slowdown(op, DTYPE_BITS.get(work.dtype, 32))
         return found
 
     def _vector_part(self, work: WorkItem) -> float:
-        """See `library_convolutions`."""
+        """See `gpu_libraries`."""
         if not work.kind.convolution or not self._libraries:
             return 0.0
         program = self._problem.program
-        return library_convolutions.vector_part(program, program.ops[work.op])
+        return f32_part(program, program.ops[work.op])
 
     def _turning(self, work: WorkItem, iteration: Iteration) -> float:
         """Flops that take as long as transposing pixels between images and features in the lanes, see
@@ -210,9 +204,9 @@ class WorkPricer:
         return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
 
     def _sliding(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
-        """Flops that take as long as sliding a whole image, see `library_convolutions`."""
+        """Flops that take as long as sliding a whole image, see `gpu_libraries`."""
         op, program = self._problem.program.ops[work.op], self._problem.program
-        terms = library_convolutions.terms_of_whole_images(op) if work.kind.convolution and self._libraries else 0
+        terms = terms_of_whole_images(op) if work.kind.convolution and self._libraries else 0
         if not terms:
             return 0.0
         columns = local_size(self._grid(work).columns, cuts)
@@ -222,7 +216,7 @@ class WorkPricer:
         )
         rows = made.elements / shards(iteration.computed[0], self._sizes) / columns
         chip, count = self._problem.mesh.chip, self._attained.multiprocessors
-        edge, wide = library_convolutions.TILE, DTYPE_BITS.get(work.dtype, 32) > 16
+        edge, wide = RESULT_TILE, DTYPE_BITS.get(work.dtype, 32) > 16
         high, broad = (min(edge, STREAMED_ROWS * ceil(n / STREAMED_ROWS)) for n in (rows, columns))
         rounds = ceil(ceil(rows / high) * ceil(columns / broad) / count)
         rate = chip.vector_flops / count * (1.0 if wide else 2.0)
@@ -232,7 +226,7 @@ class WorkPricer:
     def _pixel_products(self, work: WorkItem) -> PixelProducts | None:
         if work.kind.convolution and work.op not in self._pixels:
             program = self._problem.program
-            self._pixels[work.op] = convolution_tiles.pixel_products(program, program.ops[work.op], self._profile)
+            self._pixels[work.op] = pixel_products(program, program.ops[work.op], self._profile)
         return self._pixels.get(work.op)
 
     def _pieces(self, sharding: Sharding) -> tuple[int, ...]:
@@ -240,13 +234,13 @@ class WorkPricer:
 
     def _moving(self, work: WorkItem, iteration: Iteration) -> float:
         """Seconds of the copies of a convolution's operands before it and of its result after it."""
-        moved = self._copied(work, iteration) + self._reversed(work, iteration)
+        moved = self._reversed(work, iteration)
         rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
         return self._cutting(work, iteration) + self._copying(work, iteration) + moved / rate
 
     def _copying(self, work: WorkItem, iteration: Iteration) -> float:
         """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the dimension
-        order that a library requires, see `library_products` and `library_convolutions`."""
+        order that a library requires, see `gpu_libraries`."""
         if not work.kind.matrix_unit or not self._libraries:
             return 0.0
         program, rate = self._problem.program, self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
@@ -256,28 +250,16 @@ class WorkPricer:
         if work.kind.convolution:
             return 4.0 * min(sizes) / rate + self._attained.kernel_seconds
         if op.name == RAGGED_DOT:
-            return 2.0 * sizes[0] * masked_groups.growth(op, self._profile) / rate
+            return 2.0 * sizes[0] * masked_growth(op, self._profile) / rate
         copied = self._copies.get(work.op)
         if copied is None:
-            copied = self._copies[work.op] = library_products.copied_operands(program, op)
+            copied = self._copies[work.op] = copied_operands(program, op)
         return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in copied)
 
-    def _copied(self, work: WorkItem, iteration: Iteration) -> float:
-        """Bytes of the copy of an argument for a convolution, see `image_copies`."""
-        if not work.copies:
-            return 0.0
-        op, program = self._problem.program.ops[work.op], self._problem.program
-        shape = program.values[op.operands[0]].shape
-        space, local = {w.operand_dim for w in op.windows}, self._local(shape, iteration.operands[0])
-        tile = tile_of(self._profile)
-        wanted = tiled_growth(local, tuple(d for d in range(len(shape)) if d not in space), tile)
-        best = tiled_growth(local, tuple(range(len(shape))), tile)
-        return prod(local) * wanted * self._profile.product_bits / 8 if wanted > best else 0.0
-
     def _reversed(self, work: WorkItem, iteration: Iteration) -> float:
-        """Bytes read and written to reverse the second operand of a convolution, see `swapped_convolutions`."""
+        """Bytes read and written to reverse the second operand of a convolution, see `is_reversed`."""
         op, program = self._problem.program.ops[work.op], self._problem.program
-        if not swapped_convolutions.is_reversed(op, self._profile):
+        if not is_reversed(op, self._profile):
             return 0.0
         local = self._local(program.values[op.operands[1]].shape, iteration.operands[1])
         over = {w.kernel_dim for w in op.windows}
@@ -291,7 +273,7 @@ class WorkPricer:
         """Seconds of space-to-batch of a convolution's operand and result, see `space_to_batch`."""
         images = self._images.get(work.op)
         if images is None:
-            found = space_to_batch.convolved_images(self._problem.program, work.op, self._profile)
+            found = convolved_images(self._problem.program, work.op, self._profile)
             images = self._images[work.op] = tuple(found)
         bytes_moved = 0.0
         for image, sharding in zip(images, (iteration.operands[0], iteration.computed[0]), strict=False):
@@ -303,7 +285,7 @@ class WorkPricer:
         memory, bytes read from on-chip memory) of a kernel's operands."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = most = vector = transfers = kept = 0.0
-        for (read, through, flops, passing, staying, beside, widest, _, given), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, _), sharding in zip(
             work.operands, iteration.operands, strict=True
         ):
             if read or flops:
@@ -311,9 +293,6 @@ class WorkPricer:
                 if widest <= limit * count:
                     read -= passing
                     kept += passing / count
-                if given and (ahead := self._part_ahead(work, count)):
-                    read -= given * ahead
-                    kept += given * ahead / count
                 spared = self._spared(beside, count) if staying else 0.0
                 transfers += read - staying if spared else read
                 reads += (read - staying * spared) / count
@@ -328,7 +307,7 @@ class WorkPricer:
         of a kernel's results, which have these shardings. cramped: its windows are small."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
-        for (read, through, flops, passing, staying, beside, widest, packed, given), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, packed), sharding in zip(
             work.results, shardings, strict=True
         ):
             count = shards(sharding, sizes)
@@ -339,10 +318,6 @@ class WorkPricer:
                     spared = 1.0 - 1.0 / self._on_chip.vector_speed
                 lies = staying / max(staying, read + through)
                 read, through = read * (1.0 - lies * spared), through * (1.0 - lies * spared)
-            if given and (ahead := self._part_ahead(work, count)):
-                kept += given * ahead / count
-                left = max(0.0, 1.0 - given * ahead / max(given, read + through))
-                read, through = read * left, through * left
             if not passing or widest > limit * count:
                 transfers += (read + through) * (1.0 - lies)
                 reads += read / count
@@ -352,10 +327,6 @@ class WorkPricer:
                 kept += passing / count
         return reads, out, vector, transfers, kept
 
-    def _part_ahead(self, work: WorkItem, count: int) -> float:
-        """The fraction of arguments and results, split into `count` shards each, that is on the chip."""
-        return 0.0 if work.in_loop else min(1.0, self._ahead * count)
-
     def _spared(self, beside: float, count: int) -> float:
         """The fraction of device-memory time saved by arrays that a loop keeps on the chip; 0 if they do not all fit.
         beside: bytes of these arrays, whole, split into `count` shards each."""
@@ -363,13 +334,13 @@ class WorkPricer:
         return 1.0 - 1.0 / self._on_chip.speed if fits else 0.0
 
     def _is_cramped(self, work: WorkItem, cuts: tuple[int, ...]) -> bool:
-        """Whether a product adds to an array that a loop keeps in small windows, see `accumulator_windows`."""
+        """Whether a product adds to an array that a loop keeps in small windows, see `has_small_windows`."""
         if not work.kind.contraction or not any(side.staying for side in work.results):
             return False
         grid, program = self._grid(work), self._problem.program
         batch, rows, columns = (local_size(slots, cuts) for slots in (grid.batch, grid.rows, grid.columns))
         bits = DTYPE_BITS.get(program.values[program.ops[work.op].results[0]].dtype, 32)
-        return accumulator_windows.has_small_windows(self._profile, batch * rows, columns, bits)
+        return has_small_windows(self._profile, batch * rows, columns, bits)
 
     def uses(self, work: WorkItem, iteration: Iteration) -> Iterator[KernelUse]:
         """Work and time of the item's kernels."""
@@ -381,7 +352,7 @@ class WorkPricer:
             yield KernelUse(work.ops, work.kind.name, work.runs, *self._size(work, iteration), seconds)
 
     def exchange_uses(self, sent: Iterable[CollectiveUse]) -> Iterator[KernelUse]:
-        """The kernels in loops that slice halos out and insert received ones, see `resident_kernels`."""
+        """The kernels in loops that slice halos out and insert received ones, see `Starts`."""
         if not self._counts_residents:
             return
         ops = self._problem.program.ops

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from toast_cli.compiler import gathered_pieces
-from toast_cli.compiler.image_copies import ImageCopy
+from toast_cli.compiler.layouts import UNPADDED, Sides, innermost_dims, pieces_are_copied, tile_of
+from toast_cli.compiler.layouts import growth as growth_of_tiles
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.returned_layouts import Sides
-from toast_cli.compiler.tiling import UNPADDED, innermost_dims, tile_of
-from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.evaluate.array_items import ArrayItem, reader_op
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy
@@ -35,13 +32,6 @@ class Layouts:
         if not item.images or not item.images.applies(shape):
             return self.laid_out(item, item.written_bytes, made, made)
         return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
-
-    def convolved_bytes(self, item: ArrayItem, copy: ImageCopy, made: Sharding) -> float:
-        """Bytes on one device of the copy of the item's array that convolutions read; 0 where they need no copy."""
-        local = self._local_shape(item.shape, made)
-        best = growth_of_tiles(local, tuple(range(len(local))), self._tile)
-        wanted = growth_of_tiles(local, copy.dims, self._tile)
-        return item.bytes / shards(made, self._sizes) * copy.part * wanted if wanted > best else 0.0
 
     def is_copied_to_return(self, item: ArrayItem, sides: Sides, made: Sharding) -> bool:
         """Whether a contraction's result is returned in tiles that the contraction does not write."""
@@ -65,7 +55,7 @@ class Layouts:
         return size / shards(sharding, self._sizes) * found
 
     def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
-        """Whether the last gather of a copy copies its pieces, see `gathered_pieces`."""
+        """Whether the last gather of a copy copies its pieces, see `pieces_are_copied`."""
         before, last = made, None
         for step, after in copy.hops:
             if step.kind == GATHER:
@@ -80,7 +70,7 @@ class Layouts:
             for reader in readers
         )
         return any(
-            gathered_pieces.are_copied(self._profile, piece, dim, looked_up=looked_up)
+            pieces_are_copied(self._profile, piece, dim, looked_up=looked_up)
             for dim, (there, left) in enumerate(zip(*last, strict=True))
             if len(left) < len(there)
         )

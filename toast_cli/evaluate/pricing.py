@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from toast_cli.compiler.broadcast_gathers import gathered_part
-from toast_cli.compiler.reduction_combining import latency_part
-from toast_cli.compiler.scatter_fates import ScatterFates, ScatterSource
-from toast_cli.compiler.slice_gathers import stays_slice_gather
-from toast_cli.compiler.small_gathers import stays_gather
+from toast_cli.compiler.collectives import gathered_part, latency_part, stays_gather, stays_slice_gather
+from toast_cli.compiler.reduce_scatter import ScatterFates, ScatterSource
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import Corrections
 from toast_cli.cost.model import CollectiveUse
@@ -50,7 +47,7 @@ Lowered = dict[int, Iteration]
 class _Reduced(NamedTuple):
     """The ops whose partial results are reduced: `op` and all equal ones, `runs` times in one run of the program.
     needed: [results] fraction of the bits that readers need. terms: number of partial results that are added first.
-    share: see `SumItem`. each: all-reduces in one run, see `reduction_motion`. apart: see
+    share: see `SumItem`. each: all-reduces in one run, see `reductions_each`. apart: see
     `partials.Reduction.apart`."""
 
     op: int

@@ -5,8 +5,8 @@ Enters: a `Problem` and the `Compilation` of its program. Leaves: a share for ea
 
 from __future__ import annotations
 
+from toast_cli.compiler.collectives import combined_shares
 from toast_cli.compiler.compilation import Compilation
-from toast_cli.compiler.reduction_combining import shares
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.problem import Problem
 
@@ -24,4 +24,6 @@ def reduction_shares(problem: Problem, made: Compilation) -> list[float]:
         if groups[pattern] and op.results and number not in earlier:
             how = "add" if op.kind.matrix_unit else op.detail
             over[number] = groups[pattern], how, program.values[op.results[0]].dtype
-    return shares(program, over, [all(late[value] for value in op.results) for op in program.ops], made.profile)
+    return combined_shares(
+        program, over, [all(late[value] for value in op.results) for op in program.ops], made.profile
+    )

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from toast_cli.compiler.narrowing import Narrowing
+from toast_cli.compiler.collectives import Narrowing, reductions_each
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.reduction_motion import reductions_each
 from toast_cli.plan.accumulation import LEAF, Accumulation, Left, PathUse, left_open, partial_carry
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import Cuts, Partial, cut_by_readers, in_steps, in_turn, partial_of, reductions_of
@@ -73,9 +72,9 @@ def iteration_finder(within: tuple[Carried, ...], lowered: Mapping[int, Iteratio
 class SumItem:
     """Equal sums. steps: see `sums.Sum`, with op patterns or, below 0, loop-carried sums, see `iteration_finder`.
     readers: patterns and operand positions of all readers of the sum, or of a view of it. needed: fraction of the bits
-    that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. within: its terms that are
+    that they need. late: nothing waits for them, see `early_values`. in_loop: within a loop. within: its terms that are
     loop-carried sums. into: the loop-carried sum it is added to, and its number there. each: all-reduces in one run,
-    see `reduction_motion`. share: in the collectives that they become part of, see `reduction_combining`, on average.
+    see `reductions_each`. share: in the collectives that they become part of, see `combined_shares`, on average.
     runs: of all of them together in one run of the program. ops, end: the terms of one of them, and the value at its
     end. decisive: patterns other than readers that determine its reductions; for sums of loops all of `patterns`."""
 

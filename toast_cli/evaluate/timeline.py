@@ -4,7 +4,7 @@ Memory can only peak where an array has been allocated since the last one was fr
 those moments: the highest under a handful of reference plans, and an even spread. If the exact profile of a plan peaks
 at another moment, that moment is added and the search continues (a cutting-plane scheme).
 
-Some bytes of arrays that live briefly take no device memory at all (see `memory_space_assignment`). With `alive` bytes,
+Some bytes of arrays that live briefly take no device memory at all (see `on_chip`). With `alive` bytes,
 `brief` of them in such arrays, the bytes in device memory are max(alive - capacity, alive - brief). So each moment
 counts twice, as a moment of all arrays that starts below zero and as one of those that are not brief, and the peak is
 the highest of all.

@@ -19,50 +19,19 @@ VERSION = "libtpu 0.0.42.1"
 MIB, US = 2**20, 1e-6
 
 # Every figure but `vector` and `pass_bytes`, which all chips share, is fitted chip by chip.
-V4 = Attained(
-    matrix=0.90,
-    vector=0.66,
-    memory=0.68,
-    elementwise=0.735,
-    pass_bytes=4.0,
-    narrow_write=2.9,
-    kernel_seconds=1.5e-6,
-    kept_bytes=4 * MIB,
-    hand_written=0.5,
-)
-V5E = Attained(
-    matrix=0.84,
-    vector=0.66,
-    memory=0.675,
-    elementwise=0.76,
-    pass_bytes=4.0,
-    narrow_write=2.65,
-    kernel_seconds=1.9e-6,
-    kept_bytes=32 * MIB,
-    passed_bytes=120 * MIB,
-    hand_written=0.5,
-)
-V5P = Attained(
-    matrix=0.91,
-    vector=0.66,
-    memory=0.545,
-    pass_bytes=4.0,
-    narrow_write=2.7,
-    kernel_seconds=3.8e-6,
-    kept_bytes=16 * MIB,
-    hand_written=0.5,
-)
-V6E = Attained(
-    matrix=0.65,
-    vector=0.66,
-    memory=0.72,
-    elementwise=0.80,
-    pass_bytes=4.0,
-    narrow_write=2.9,
-    kernel_seconds=1.45e-6,
-    kept_bytes=32 * MIB,
-    hand_written=0.5,
-)
+_SHARED = Attained(vector=0.66, pass_bytes=4.0, hand_written=0.5)
+V4, V5E, V5P, V6E = (
+    replace(
+        _SHARED, matrix=matrix, memory=memory, elementwise=elementwise, narrow_write=narrow, kernel_seconds=start,
+        kept_bytes=kept * MIB, passed_bytes=passed * MIB,
+    )
+    for matrix, memory, elementwise, narrow, start, kept, passed in (
+        (0.90, 0.68, 0.735, 2.9, 1.5e-6, 4, 0),
+        (0.84, 0.675, 0.76, 2.65, 1.9e-6, 32, 120),
+        (0.91, 0.545, 0.0, 2.7, 3.8e-6, 16, 0),
+        (0.65, 0.72, 0.80, 2.9, 1.45e-6, 32, 0),
+    )
+)  # fmt: skip
 ATTAINED = {"v2": V4, "v3": V4, "v4": V4, "v5e": V5E, "v5p": V5P, "v6e": V6E, "tpu7x": V6E}
 ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 
@@ -73,17 +42,8 @@ ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 # v5p). `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`, as `window_bytes`.
 ON_CHIP = {
     name: OnChip(
-        mib * MIB,
-        0.75,
-        3.0,
-        speed,
-        vector_seconds=vector * US,
-        product_seconds=product * US,
-        narrow_seconds=narrow * US,
-        vector_speed=vector_speed,
-        ahead=0.5,
-        own_bytes=16 * MIB,
-        window_bytes=window * MIB,
+        mib * MIB, 0.75, 3.0, speed, vector * US, product * US, narrow * US, vector_speed,
+        16 * MIB, window * MIB,
     )
     for name, mib, speed, vector, product, narrow, vector_speed, window in (
         ("v4", 128, 2.2, 0.61, 0.93, 0.0, 1.0, 0),
@@ -91,7 +51,7 @@ ON_CHIP = {
         ("v5p", 46, 0.0, 1.22, 1.34, 0.0, 2.2, 0),
         ("v6e", 94, 5.0, 1.22, 0.58, 0.0, 4.7, 0),
     )
-}
+}  # fmt: skip
 
 # Where all-gathers over a whole slice become all-reduces up to a size only.
 SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), SliceGathers(bytes=16 * MIB))
@@ -103,17 +63,16 @@ ASYNCHRONOUS = {"v5e": frozenset({"all-gather", "collective-permute"})}
 PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 
 PASSES = plain.PASSES | {
-    "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
-    "loop-residency", "resident-kernels", "accumulator-windows", "narrowing", "tiled-reduce-scatter", "small-gathers",
-    "broadcast-gathers", "slice-gathers", "product-operands",
-    "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion",
-    "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
-    "gathered-pieces", "vector-products", "fourier-transforms", "ragged-gradients", "prefetched-arguments",
-    "unsliced-fusions", "returned-layouts",
+    "narrowing", "broadcast-gathers", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
+    "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "padded-operands", "vector-products",
+    "fourier-transforms", "ragged-gradients", "tiling", "tile-dimensions", "lookup-rows", "space-to-batch",
+    "convolution-tiles", "swapped-convolutions", "returned-layouts", "gathered-pieces",
+    "memory-space-assignment", "on-chip-reuse", "loop-residency", "resident-kernels",
+    "accumulator-windows",
 }  # fmt: skip
 
 SOURCES = {
-    "passes": "programs compiled for v4, v5e, v5p and v6e; each pass tells in its file what was seen",
+    "passes": "programs compiled for v4, v5e, v5p and v6e; each rule tells in its docstring what was seen",
     "asynchronous": "programs of published packages compiled for v4, v5e and v6e, `python -m benchmarks.real.overlap`; "
     "others as v4 and v6e",
     "attained": f"fitted to {VERSION}'s estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of "
@@ -121,12 +80,10 @@ SOURCES = {
     "of MaxText with flash and splash attention on v5e, v5p and TPU7x come out within 7 %, see docs/howto/kernels.md",
     "memory_tile": f"layouts in {VERSION}'s compiled programs: T(8,128)",
     "fusion": f"{VERSION}'s compiled programs; polynomials: `python benchmarks/calibrate_ops.py --compile`",
-    "space_to_batch": f"{VERSION}'s compiled programs, `python benchmarks/calibrate_memory.py --programs unet_small`",
     "fourier_growth": f"single transforms of 128 to 65,536 points compiled by {VERSION} for v4, v5e and v6e: 4 to 13",
     "turning_cycles": f"single convolutions of 3 features compiled by {VERSION} for v5e and v6e: 15 to 22 cycles",
     "packed_part": f"single convolutions compiled by {VERSION}: on v5e 0.73 forward and 0.98 of gradients, of which "
     "the fit programs' ResNet bears the smaller; on v6e 1.0 to 1.3; others as v5e",
-    "scatter": f"some three thousand sums and products compiled by {VERSION} for slices of v4, v5e, v5p and v6e",
     "slice_gathers": "`python benchmarks/gathers.py`",
     "product_bits": "XLA's default precision of f32 products on TPUs: one pass in bf16",
     "scatter_bytes": f"segment sums compiled by {VERSION} for v5e: 16 to 512 features, 2,048 to 65,536 rows",
@@ -136,7 +93,7 @@ SOURCES = {
 }
 ON_CHIP_SOURCE = (
     f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl; kernels "
-    "that stay there: `python -m benchmarks.resident`; ahead: updates of a dozen small training steps on v5e"
+    "that stay there: `python -m benchmarks.resident`"
 )
 
 

@@ -1,21 +1,6 @@
-"""Convolution tiles: a convolution multiplies pixel by pixel, with images and features in the tiles of the matrix unit.
+"""Convolutions: the tiles that they fill, and kernels that are reversed.
 
-Spatial dimensions stay outside of the tiles, so each pixel at each position of the kernel is a separate product:
-[images, one kind of features] by [that, the other kind]. Both kinds fill lanes, and their padding to 128 is wasted at
-every position, however many pixels there are; also on v6e's unit of 256. Where no more than 16 features are summed
-over, positions of the kernel share a tile. The gradient of a kernel is summed over images and pixels, which fill tiles
-together; the two kinds of features fill theirs. Seen in some 440 single convolutions that libtpu 0.0.42.1 compiled for
-v5e and v6e (1 to 256 features, 8 to 128 images, kernels of 1 to 7, strides of 1 to 4). A single spatial dimension may
-be in the tiles, and then none of this holds. Without this pass a convolution fills tiles as a product of all pixels and
-positions would.
-
-Results of less than 4 bytes an element are packed as they are written, which takes time even if they stay on the chip
-(`CompilerProfile.packed_part`); other results that stay there cost nothing. If images are in the lanes on one side,
-where they waste less than features, and features on the other, each pixel is transposed
-(`CompilerProfile.turning_cycles`): colours that become features, and features that become colours.
-
-Enters: a convolution, and the shards of its operands. Leaves: the growth of its flops, and the number of
-transpositions.
+Enters: a program and a convolution. Leaves: the growth of its flops.
 """
 
 from __future__ import annotations
@@ -28,7 +13,6 @@ from toast_cli.compiler.space_to_batch import is_gradient_of_weights
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CONVOLUTION
 
-NAME = "convolution-tiles"
 LANES, ROWS = 128, 8
 FEW = 16  # features whose positions share a tile
 Pieces = tuple[int, ...]  # number of shards of each dimension of an operand
@@ -37,6 +21,15 @@ Pieces = tuple[int, ...]  # number of shards of each dimension of an operand
 @dataclass(frozen=True, slots=True)
 class PixelProducts:
     """The products of one convolution: [rows, depth] and [depth, columns] at each of `positions` of the kernel.
+
+    A convolution multiplies pixel by pixel, with images and features in the tiles of the matrix unit: spatial
+    dimensions stay outside of them, so each pixel at each position of the kernel is a separate product. Both kinds of
+    features fill lanes, and their padding to 128 is wasted at every position, also on v6e's unit of 256. Where no more
+    than 16 features are summed over, positions of the kernel share a tile. The gradient of a kernel is summed over
+    images and pixels, which fill tiles together. If images are in the lanes on one side, where they waste less than
+    features, and features on the other, each pixel is transposed (`CompilerProfile.turning_cycles`). Seen in some 440
+    single convolutions that libtpu 0.0.42.1 compiled for v5e and v6e (1 to 256 features, 8 to 128 images, kernels of 1
+    to 7, strides of 1 to 4). A single spatial dimension may be in the tiles, and then none of this holds.
 
     Attributes:
         rows, depth: (elements, dimension of the first operand). columns: (elements, dimension of the second).
@@ -83,9 +76,11 @@ def _wasted(size: int, tile: int) -> float:
     return ceil(size / tile) * tile / size
 
 
-def packs(op: Op, profile: CompilerProfile) -> bool:
-    """Whether packing an op's result takes time even if it stays on the chip."""
-    return NAME in profile.passes and _has_pixels(op)
+def packs_result(op: Op, profile: CompilerProfile) -> bool:
+    """Whether packing a convolution's result of less than 4 bytes an element takes time even if it stays on the chip
+    (`CompilerProfile.packed_part`).
+    """
+    return "convolution-tiles" in profile.passes and _has_pixels(op)
 
 
 def _has_pixels(op: Op) -> bool:
@@ -94,7 +89,7 @@ def _has_pixels(op: Op) -> bool:
 
 def pixel_products(program: Program, op: Op, profile: CompilerProfile) -> PixelProducts | None:
     """The products of a convolution; None for other ops, one or grouped dimensions, and without this pass."""
-    if NAME not in profile.passes or not _has_pixels(op) or len(op.rule.operands) != 2:
+    if "convolution-tiles" not in profile.passes or not _has_pixels(op) or len(op.rule.operands) != 2:
         return None
     image, kernel, result = *op.rule.operands, op.rule.results[0]
     of_image, of_kernel, of_result = ({f for dim in dims for f in dim} for dims in (image, kernel, result))
@@ -113,3 +108,15 @@ def pixel_products(program: Program, op: Op, profile: CompilerProfile) -> PixelP
         prod(w.size for w in op.windows),
         is_gradient_of_weights(op),
     )
+
+
+def is_reversed(op: Op, profile: CompilerProfile) -> bool:
+    """Whether the second operand of an op is reversed in memory.
+
+    XLA's algebraic simplifier swaps the operands of a convolution whose kernel has more pixels than its image, as in
+    the gradient of a transposed convolution's kernel, and reverses the new image first (`SwapConvOperands`; seen in
+    steps of autoencoders on v4, v5e and v6e, where reversing took up to a third of the time).
+    """
+    if "swapped-convolutions" not in profile.passes or op.name != CONVOLUTION:
+        return False
+    return prod(w.size for w in op.windows) > prod(w.inputs for w in op.windows)
