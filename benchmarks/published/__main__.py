@@ -50,7 +50,7 @@ def predicted(run: Run) -> Row:
     outcome = partition(request)
     facts = outcome.report.predicted
     flagged = replace(outcome.evaluator.profile, asynchronous=run.asynchronous)
-    expected = Evaluator(outcome.problem, profile=flagged).scheduled_cost(outcome.result.plan).expected_seconds
+    expected = Evaluator(outcome.problem, profile=flagged).exact_cost(outcome.result.plan).step_seconds
     kept = run.kept if isinstance(run.kept, str) else ", ".join(run.kept)
     return {
         "name": run.name, "mesh": run.mesh, "batch": run.batch, "seq": run.seq,

@@ -73,7 +73,7 @@ def measure(names: list[str], meshes: list[str], table: Path, folder: Path, pass
             for left_out in (ALL, *sorted(profile.passes.intersection(passes) if passes else profile.passes)):
                 evaluator = Evaluator(problem, profile=profile.without(left_out)) if left_out else whole
                 for point, plan in known:
-                    row = row_of(point, evaluator.scheduled_cost(plan), problem)
+                    row = row_of(point, evaluator.exact_cost(plan), problem)
                     found[left_out].peak[name, mesh, point["plan"]] = row["error"]
                     found[left_out].step[name, mesh, point["plan"]] = row["step"]
     return found

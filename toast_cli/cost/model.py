@@ -58,7 +58,7 @@ class Cost:
     transfer_seconds: float = 0.0
     """Seconds of transfers between device and host memory, which XLA overlaps with compute."""
     # Exposed communication as the compiler schedules it, and if every kind of collective overlapped with compute; None
-    # where not computed, see `Evaluator.scheduled_cost`.
+    # where the schedule is not simulated, see `Evaluator.exact_cost`.
     exposed_seconds: float | None = None
     least_exposed_seconds: float | None = None
 
@@ -69,22 +69,18 @@ class Cost:
 
     @property
     def step_seconds(self) -> float:
-        """Compute plus all communication, neither overlapped: the upper bound, and what the search minimises.
+        """The expected step: compute plus the communication that the compiler does not overlap with it, see `overlap`.
+        Where the schedule is not simulated, `most_seconds`."""
+        return self.most_seconds if self.exposed_seconds is None else self.busy_seconds + self.exposed_seconds
 
-        XLA:TPU compiles many all-gathers and all-reduces as synchronous ops even where nothing waits for them, so a
-        plan that is good without overlap is good with any scheduler; one that needs it may not be.
-        """
+    @property
+    def most_seconds(self) -> float:
+        """Compute plus all communication, neither overlapped: the upper bound."""
         return self.busy_seconds + self.communication_seconds
 
     @property
-    def expected_seconds(self) -> float:
-        """Compute plus the communication that the compiler does not overlap with it, see `overlap`."""
-        exposed = self.communication_seconds if self.exposed_seconds is None else self.exposed_seconds
-        return self.busy_seconds + exposed
-
-    @property
     def least_seconds(self) -> float:
-        """The same if the compiler overlapped every kind of collective with compute: the lower bound."""
+        """The step if the compiler overlapped every kind of collective with compute: the lower bound."""
         return self.busy_seconds + (self.least_exposed_seconds or 0.0)
 
 
