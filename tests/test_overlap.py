@@ -16,6 +16,8 @@ from random_programs import cases, plans
 from toast_cli.cost.collectives import KINDS
 from toast_cli.cost.model import Cost
 from toast_cli.cost.overlap import Sent, exposed_seconds
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.search.run import Settings, run_search
 
 DATA, MODEL, BOTH = 1, 2, 3  # a bit for each axis
 US = 1e-6
@@ -101,3 +103,29 @@ def test_the_expected_step_lies_between_the_bounds(case: Case, data: st.DataObje
     cost = case.evaluator.exact_cost(data.draw(plans(case.problem)))
     assert cost.least_seconds <= cost.step_seconds * (1 + 1e-9) + 1e-12
     assert cost.step_seconds <= cost.most_seconds * (1 + 1e-9) + 1e-12
+
+
+def six_layers(x: Any, *weights: Any) -> Any:
+    for weight in weights:
+        x = x @ weight
+    return x
+
+
+def test_the_search_takes_communication_that_overlaps() -> None:
+    """Not all weights fit on one device. A pair of layers takes an all-reduce of 3/2 * 38,400 bytes (576 us), for which
+    all wait, or all-gathers of 3/4 * 2 * 40,000 bytes (600 us), which run beside the layers before."""
+    layers = (arg(96, 100), *[arg(100, 100)] * 6)
+    mesh = replace(round_mesh(data=4), limit_bytes=262_080)
+    case = case_of(six_layers, *layers, mesh=mesh, profile=replace(PLAIN, asynchronous=frozenset(KINDS)))
+    kept = run_search(Evaluator(case.problem, profile=PLAIN), Settings(evaluations=500))
+    found = run_search(case.evaluator, Settings(evaluations=500))
+    assert kept.fits and found.fits
+    assert found.cost.most_seconds > kept.cost.most_seconds
+    assert found.cost.step_seconds < 0.75 * case.evaluator.exact_cost(kept.plan).step_seconds
+
+
+def test_plans_that_nothing_can_make_the_best_are_not_simulated() -> None:
+    case = case_of(two_layers, *LAYERS, mesh=round_mesh(data=4), profile=replace(PLAIN, asynchronous=frozenset(KINDS)))
+    plan = (case.shard("x.0", "data"), case.shard("w.1", "data"))
+    cost = case.evaluator.cost(plan)
+    assert cost.exposed_seconds is not None and case.evaluator.cost(plan, cost.busy_seconds / 2).exposed_seconds is None

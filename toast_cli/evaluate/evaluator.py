@@ -43,6 +43,7 @@ from toast_cli.plan.problem import Problem
 GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
 
 MEMO_LIMIT = 400_000  # rows and shares in the memos before they are cleared
+MOST_PLACED = 500  # parts of plans in each bucket's memo of `Placed`, which are large
 # Share of a step below which communication that could overlap with compute is taken not to.
 NEGLIGIBLE = 1e-4
 
@@ -336,6 +337,8 @@ class Evaluator:
             key = bucket.key(rows)
             placed = bucket.placed.get(key)
             if placed is None:
+                if len(bucket.placed) == MOST_PLACED:
+                    bucket.placed.clear()
                 kernels, uses = self._bucket_kernels(bucket, rows), self._bucket_collectives(bucket, rows)
                 placed = bucket.placed[key] = self._windows.placed(kernels, uses, self.profile.asynchronous)
             found.append(placed)
