@@ -10,6 +10,7 @@ from toast_cli.plan.partitioned import Reason
 
 BY_HAND: Final = "by hand"
 INSIDE: Final = "inside"
+ITSELF: Final = "itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class CollectiveUse:
         waited_for: it is on the critical path, see `overlap`.
         written: kind and bytes as the partitioner writes it, before the chip's compiler changes it.
         reason: why it is there, see `plan.partitioned`; "by hand": the user wrote it in a manual region; "inside": the
-            partitioner adds it in one, along axes that are left to it.
+            partitioner adds it in one, along axes that are left to it; "itself": the op is it, in the program of one
+            device.
         group: devices in each group where the groups are not those along whole axes, else 0; `axes` are then those that
             the groups span.
         place: location in the module of its op, for one in a manual region.
@@ -110,7 +112,7 @@ class CollectiveUse:
     value: int
     waited_for: bool
     written: tuple[str, float]
-    reason: Reason | Literal["by hand", "inside"]
+    reason: Reason | Literal["by hand", "inside", "itself"]
     group: int = 0
     place: str = ""
 

@@ -154,6 +154,10 @@ class Evaluator:
         least = self._windows.exposed(self._placed(self._evaluate(plan).rows), every=True)
         return replace(cost, peak_bytes=max(peak, cost.peak_bytes), least_exposed_seconds=least)
 
+    def exposed_beside(self, plan: Plan, uses: Iterable[CollectiveUse]) -> float:
+        """Exposed seconds of other collectives beside the kernels of `plan`, as the compiler overlaps them."""
+        return self._windows.exposed([self._windows.placed(self.kernels(plan), uses, self.profile.asynchronous)])
+
     def _grown(self, alive: float, arguments: float) -> float:
         """Peak bytes with the growth of temporaries by the chip's compiler; arguments keep their size."""
         growth = self._growth * self._corrections.memory

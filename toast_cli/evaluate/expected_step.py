@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.compiler.liveness import Lives
-from toast_cli.cost.model import CollectiveUse, KernelUse
+from toast_cli.cost.model import ITSELF, CollectiveUse, KernelUse
 from toast_cli.cost.overlap import Sent, exposed_seconds
 from toast_cli.plan.problem import Problem
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
@@ -141,6 +141,8 @@ class Windows:
     def _window(self, use: CollectiveUse, place: Place, loop: int) -> tuple[int, int]:
         """(earliest start, latest end) of a collective, as moments in a loop's body."""
         op = self._program.ops[place.op]
+        if use.reason == ITSELF:
+            return self._seen(place.value, loop), self._due[op.results[op.operands.index(place.value)]]
         if use.reason in _BEFORE:
             return self._seen(place.value, loop), self._needed(place.op, loop)
         if use.reason in _AFTER and op.loop == loop:
