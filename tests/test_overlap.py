@@ -129,3 +129,12 @@ def test_plans_that_nothing_can_make_the_best_are_not_simulated() -> None:
     plan = (case.shard("x.0", "data"), case.shard("w.1", "data"))
     cost = case.evaluator.cost(plan)
     assert cost.exposed_seconds is not None and case.evaluator.cost(plan, cost.busy_seconds / 2).exposed_seconds is None
+
+
+def test_overlapped_communication_takes_a_part_of_the_compute_units() -> None:
+    """A quarter of the 120 us that are hidden of 300 us."""
+    shapes, split = LAYERS, ("x.0", "w.1")
+    profile = replace(PLAIN, asynchronous=frozenset({"all-gather"}), communicating=0.25)
+    case = case_of(two_layers, *shapes, mesh=round_mesh(data=4), profile=profile)
+    cost = case.evaluator.exact_cost(tuple(case.shard(name, "data") for name in split))
+    assert cost.step_seconds == pytest.approx(cost.compute_seconds + 180 * US + 30 * US, rel=1e-3)

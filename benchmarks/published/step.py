@@ -15,7 +15,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention
 
-from benchmarks.published.runs import Decoder, Run
+from benchmarks.published.runs import Run
 
 Tree = dict[str, Any]
 # Splash attention walks over 4 x 4 blocks: of 512 for 2,048 positions, MaxText's default, and of 2,048 for 8,192, as in
@@ -31,7 +31,7 @@ _RATE, _BETA1, _BETA2, _EPSILON = 1e-4, 0.9, 0.95, 1e-8
 
 def lowered(run: Run) -> str:
     """The step in StableHLO, with debug locations."""
-    weights = _weights(run.decoder)
+    weights = _weights(run)
     first = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, run.moment), weights)
     text = jax.ShapeDtypeStruct((run.batch, run.seq), jnp.int32)
     state = {"params": weights, "first": first, "second": weights, "count": jax.ShapeDtypeStruct((), jnp.int32)}
@@ -42,21 +42,25 @@ def lowered(run: Run) -> str:
     return text_of
 
 
-def _weights(of: Decoder) -> Tree:
+def _weights(run: Run) -> Tree:
+    of = run.decoder
+    stack = (of.layers,) if run.scanned else ()
+
     def array(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
-    layers = {
-        "attention_norm": array(of.layers, of.model),
-        "query": array(of.layers, of.model, of.heads, of.head),
-        "key": array(of.layers, of.model, of.kv_heads, of.head),
-        "value": array(of.layers, of.model, of.kv_heads, of.head),
-        "out": array(of.layers, of.heads, of.head, of.model),
-        "mlp_norm": array(of.layers, of.model),
-        **({"gate": array(of.layers, of.model, of.ff)} if of.gated else {}),
-        "up": array(of.layers, of.model, of.ff),
-        "down": array(of.layers, of.ff, of.model),
+    layer = {
+        "attention_norm": array(*stack, of.model),
+        "query": array(*stack, of.model, of.heads, of.head),
+        "key": array(*stack, of.model, of.kv_heads, of.head),
+        "value": array(*stack, of.model, of.kv_heads, of.head),
+        "out": array(*stack, of.heads, of.head, of.model),
+        "mlp_norm": array(*stack, of.model),
+        **({"gate": array(*stack, of.model, of.ff)} if of.gated else {}),
+        "up": array(*stack, of.model, of.ff),
+        "down": array(*stack, of.ff, of.model),
     }
+    layers = layer if run.scanned else [layer] * of.layers
     embedding, logits = array(of.vocab, of.model), array(of.model, of.vocab)
     return {"embedding": embedding, "layers": layers, "norm": array(of.model), "logits": logits}
 
@@ -84,7 +88,11 @@ def _loss(run: Run, params: Tree, batch: Tree) -> jax.Array:
         lambda x, weights: (_layer(run, attention, x, weights), None), policy=_policy(run), prevent_cse=False
     )
     x = params["embedding"].astype(jnp.bfloat16)[batch["tokens"]]
-    x, _ = jax.lax.scan(layer, x, params["layers"], unroll=1 if run.scanned else run.decoder.layers)
+    if run.scanned:
+        x, _ = jax.lax.scan(layer, x, params["layers"])
+    else:
+        for weights in params["layers"]:
+            x, _ = layer(x, weights)
     logits = jnp.einsum("bsd,dv->bsv", _norm(x, params["norm"]), params["logits"].astype(jnp.bfloat16))
     wanted = jax.nn.one_hot(batch["targets"], run.decoder.vocab, dtype=jnp.float32)
     return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits.astype(jnp.float32)) * wanted, axis=-1))

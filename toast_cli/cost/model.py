@@ -58,8 +58,8 @@ class Cost:
     axis_seconds: tuple[float, ...] = ()
     transfer_seconds: float = 0.0
     """Seconds of transfers between device and host memory, which XLA overlaps with compute."""
-    # Exposed communication as the compiler schedules it, and if every kind of collective overlapped with compute; None
-    # where the schedule is not simulated, see `Evaluator.exact_cost`.
+    # Seconds that communication adds to compute as the compiler schedules it, and if all kinds of collectives overlapped
+    # with compute; None where the schedule is not simulated, see `Evaluator.cost`.
     exposed_seconds: float | None = None
     least_exposed_seconds: float | None = None
 

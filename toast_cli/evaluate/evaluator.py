@@ -11,7 +11,7 @@ A worked example: the docstring of `toast_cli.plan`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product
@@ -138,7 +138,7 @@ class Evaluator:
         overlapping = state.overlapping * TICK
         if overlapping <= NEGLIGIBLE * cost.most_seconds or cost.most_seconds - overlapping >= below:
             return cost
-        return replace(cost, exposed_seconds=self._windows.exposed(self._placed(state.rows)))
+        return replace(cost, exposed_seconds=self._added(self._placed(state.rows), communication))
 
     def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
         """`cost` with memory evaluated at every moment, and the lower bound of the step.
@@ -151,12 +151,18 @@ class Evaluator:
         peak = self._grown(float(profile[place]) if len(profile) else 0.0, cost.argument_bytes)
         if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
             self._forget()
-        least = self._windows.exposed(self._placed(self._evaluate(plan).rows), every=True)
+        least = self._added(self._placed(self._evaluate(plan).rows), cost.communication_seconds, every=True)
         return replace(cost, peak_bytes=max(peak, cost.peak_bytes), least_exposed_seconds=least)
 
-    def exposed_beside(self, plan: Plan, uses: Iterable[CollectiveUse]) -> float:
-        """Exposed seconds of other collectives beside the kernels of `plan`, as the compiler overlaps them."""
-        return self._windows.exposed([self._windows.placed(self.kernels(plan), uses, self.profile.asynchronous)])
+    def exposed_beside(self, plan: Plan, uses: Sequence[CollectiveUse]) -> float:
+        """Seconds that other collectives add beside the kernels of `plan`, as the compiler overlaps them."""
+        placed = self._windows.placed(self.kernels(plan), uses, self.profile.asynchronous)
+        return self._added([placed], sum(use.seconds for use in uses))
+
+    def _added(self, placed: Sequence[Placed], communication: float, *, every: bool = False) -> float:
+        """Seconds that communication adds to a step: what is exposed, and what the rest takes from compute."""
+        exposed = self._windows.exposed(placed, every=every)
+        return exposed + self.profile.communicating * (communication - exposed)
 
     def _grown(self, alive: float, arguments: float) -> float:
         """Peak bytes with the growth of temporaries by the chip's compiler; arguments keep their size."""
