@@ -76,7 +76,7 @@ def products(x: Any, *weights: Any) -> Any:
 
 @pytest.mark.parametrize(("machine", "overlaps"), [("h100:8", True), ("v4-16", False)])
 def test_gathers_run_beside_products_where_the_compiler_has_it_so(machine: str, overlaps: bool) -> None:
-    """Four weights of 8 MiB; all but the first gather can run beside products, from which it takes 24 of 132 multiprocessors."""
+    """Four weights of 8 MiB; all but the first gather run beside products and take 24 of 132 multiprocessors."""
     content = lowered(products, array(65536, 2048, dtype=jnp.bfloat16), *[array(2048, 2048, dtype=jnp.bfloat16)] * 4)
     found = as_annotated(content, load_spec(machine).mesh({"data": 4, "model": 2}, None))
     assert isinstance(found, AsAnnotated), found

@@ -67,6 +67,7 @@ class Run:
 
 
 MAXTEXT = "AI-Hypercomputer/maxtext, configs of "
+FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking, H100 80GB BF16"
 RECIPES = "AI-Hypercomputer/tpu-recipes, training/"
 B16 = Decoder(32, 4096, 64, 64, 28672, 32000)
 B32 = Decoder(32, 8192, 64, 64, 28672, 32000)
@@ -74,6 +75,8 @@ B64 = replace(B32, layers=64)
 LLAMA_8B = Decoder(32, 4096, 32, 8, 14336, 128256)
 LLAMA_2 = Decoder(32, 4096, 32, 32, 11008, 32000)
 MPT_7B = Decoder(32, 4096, 32, 32, 16384, 50368, gated=False)
+MPT_13B = Decoder(40, 5120, 40, 40, 20480, 50368, gated=False)
+MPT_70B = Decoder(80, 8192, 64, 64, 32768, 50368, gated=False)
 LLAMA_70B = Decoder(80, 8192, 64, 8, 28672, 128256)
 
 RUNS = (
@@ -94,10 +97,12 @@ RUNS = (
         asynchronous=OFFLOADED, fused=True),
     Run("Llama 2 7B", LLAMA_2, "h100:8", "data=8", "fsdp:data", 16, 4096, "minimal", 0.721,
         "NVIDIA/JAX-Toolbox, docs/frameworks/maxtext", asynchronous=frozenset(KINDS), scanned=False),
-    *(Run("Llama 3.1 8B", LLAMA_8B, f"h100:{chips}", f"data={chips}", "fsdp:data", 2 * chips, 8192,
-          ("q", "v", "gate", "down"), 2 * 8192 / tokens, "pytorch/torchtitan, benchmarks, llama3_h100_202412",
-          asynchronous=frozenset(KINDS), scanned=False)
-      for chips, tokens in ((8, 6667), (128, 6514))),
-    Run("MPT 7B", MPT_7B, "h100:8", "data=8", "fsdp:data", 48, 2048, "all", 6 * 2048 / 10643,
-        "mosaicml/llm-foundry, scripts/train/benchmarking", asynchronous=frozenset(KINDS), scanned=False),
+    Run("MPT 7B", MPT_7B, "h100:8", "data=8", "fsdp:data", 48, 2048, "all", 6 * 2048 / 10643, FOUNDRY,
+        asynchronous=frozenset(KINDS), scanned=False),
+    *(Run("MPT 13B", MPT_13B, f"h100:{gpus}", f"data={gpus}", "fsdp:data", 2 * gpus, 2048, "all", 2 * 2048 / tokens,
+          FOUNDRY, asynchronous=frozenset(KINDS), scanned=False)
+      for gpus, tokens in ((8, 4792), (64, 4800))),
+    # One of four microbatches, which are all alike but for the optimizer's step.
+    Run("MPT 70B", MPT_70B, "h100:64", "data=64", "fsdp:data", 512, 2048, "full", 8 * 2048 / 1039, FOUNDRY,
+        asynchronous=frozenset(KINDS), scanned=False),
 )  # fmt: skip

@@ -85,7 +85,7 @@ def _step(run: Run) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
 def _loss(run: Run, params: Tree, batch: Tree) -> jax.Array:
     attention = _attention(run)
     layer = jax.checkpoint(
-        lambda x, weights: (_layer(run, attention, x, weights), None), policy=_policy(run), prevent_cse=False
+        lambda x, weights: (_layer(run, attention, x, weights), None), policy=_policy(run), prevent_cse=not run.scanned
     )
     x = params["embedding"].astype(jnp.bfloat16)[batch["tokens"]]
     if run.scanned:
