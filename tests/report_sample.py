@@ -60,7 +60,7 @@ PREDICTED = PredictedFacts(
     fits=True,
     mfu=0.512,
     step_seconds_lower=0.0161,
-    expected_step_seconds=0.0201,
+    step_seconds_upper=0.0234,
     peak_location="model.py:88 (fwd loss)",
     live_at_peak=[
         LiveValue("params['embed']", "f32[32000,512]", 8 * MIB, "", "argument"),

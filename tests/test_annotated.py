@@ -68,6 +68,23 @@ def test_involuntary_rematerialisation_is_found() -> None:
     assert {one.place for one in found.rematerialised} <= {*annotations.lines}
 
 
+def products(x: Any, *weights: Any) -> Any:
+    for weight in weights:
+        x = jnp.tanh(at(x, ("data", "model"), None) @ at(at(weight, ("data", "model"), None), None, None))
+    return x
+
+
+@pytest.mark.parametrize(("machine", "overlaps"), [("h100:8", True), ("v4-16", False)])
+def test_gathers_run_beside_products_where_the_compiler_has_it_so(machine: str, overlaps: bool) -> None:
+    """Four weights of 8 MiB; all but the first gather run beside products and take 24 of 132 multiprocessors."""
+    content = lowered(products, array(65536, 2048, dtype=jnp.bfloat16), *[array(2048, 2048, dtype=jnp.bfloat16)] * 4)
+    found = as_annotated(content, load_spec(machine).mesh({"data": 4, "model": 2}, None))
+    assert isinstance(found, AsAnnotated), found
+    one = found.cost.communication_seconds / 4
+    exposed = found.cost.step_seconds - found.cost.compute_seconds
+    assert exposed == pytest.approx(one + 3 * one * 24 / 132 if overlaps else 4 * one, rel=0.1)
+
+
 def one(start: Any, end: Any, *shape: int) -> Rematerialisation:
     return Rematerialisation("f32", shape, 0, start, end, 1.0, "", "")
 

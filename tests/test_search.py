@@ -3,6 +3,7 @@ proven."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -91,11 +92,11 @@ class Counted:
         self._cost, self._then, self.calls = evaluator.cost, then, 0
         evaluator.cost = self  # type: ignore[assignment, method-assign]
 
-    def __call__(self, plan: Plan) -> Cost:
+    def __call__(self, plan: Plan, below: float = math.inf) -> Cost:
         self.calls += 1
         self._then(self.calls)
         self.plans.add(plan)
-        return self._cost(plan)
+        return self._cost(plan, below)
 
 
 def press(at: int) -> Callable[[int], None]:

@@ -163,12 +163,12 @@ def _differ(one: _Known, other: _Known) -> bool:
 
 def _exchanged(evaluator: Evaluator, plan: Plan, swaps: list[tuple[int, ...]]) -> Iterator[Plan]:
     """The plan, and its copies with permuted mesh axes that leave the step time unchanged."""
-    problem, seconds = evaluator.problem, evaluator.cost(plan).step_seconds
+    problem, seconds = evaluator.problem, evaluator.cost(plan, 0.0).most_seconds
     fixed = problem.fixed
     yield plan
     for swap in swaps[1:]:
         other = problem.canonical((*fixed, *(d._replace(axis=swap[d.axis]) for d in plan[len(fixed) :])))
-        if other != plan and abs(evaluator.cost(other).step_seconds - seconds) <= _EQUAL * seconds:
+        if other != plan and abs(evaluator.cost(other, 0.0).most_seconds - seconds) <= _EQUAL * seconds:
             yield other
 
 

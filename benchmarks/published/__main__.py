@@ -50,12 +50,12 @@ def predicted(run: Run) -> Row:
     outcome = partition(request)
     facts = outcome.report.predicted
     flagged = replace(outcome.evaluator.profile, asynchronous=run.asynchronous)
-    expected = Evaluator(outcome.problem, profile=flagged).scheduled_cost(outcome.result.plan).expected_seconds
+    expected = Evaluator(outcome.problem, profile=flagged).exact_cost(outcome.result.plan).step_seconds
     kept = run.kept if isinstance(run.kept, str) else ", ".join(run.kept)
     return {
         "name": run.name, "mesh": run.mesh, "batch": run.batch, "seq": run.seq,
         "kept": f"{kept} (host)" if run.offloaded else kept, "measured": run.step_seconds,
-        "lower": facts.step_seconds_lower, "expected": expected, "upper": facts.step_seconds,
+        "lower": facts.step_seconds_lower, "expected": expected, "upper": facts.step_seconds_upper,
         "error": 100 * (expected / run.step_seconds - 1), "mfu": 100 * facts.mfu, "hfu": 100 * facts.hfu,
         "peak": facts.peak_bytes / 2**30, "fits": "yes" if facts.fits else "no",
     }  # fmt: skip

@@ -1,19 +1,21 @@
-"""The training step of a published run: a decoder as MaxText has it, with splash attention.
+"""The training step of a published run: a decoder as MaxText has it, with splash attention or cuDNN's.
 
-Layers are a scan, weights and Adam's second moment f32, products bf16. Enters: a `Run`. Leaves: StableHLO for TPUs.
+Weights and Adam's second moment are f32, products bf16. Enters: a `Run`. Leaves: StableHLO for its platform.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention
 
-from benchmarks.published.runs import Decoder, Run
+from benchmarks.published.runs import Run
 
 Tree = dict[str, Any]
 # Splash attention walks over 4 x 4 blocks: of 512 for 2,048 positions, MaxText's default, and of 2,048 for 8,192, as in
@@ -23,36 +25,42 @@ BLOCK_SIZES = (
     "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq",
     "block_kv_dq",
 )  # fmt: skip
+CUDNN = 91_000  # version, which is not asked for: no GPU is there
 _RATE, _BETA1, _BETA2, _EPSILON = 1e-4, 0.9, 0.95, 1e-8
 
 
 def lowered(run: Run) -> str:
     """The step in StableHLO, with debug locations."""
-    weights = _weights(run.decoder)
+    weights = _weights(run)
     first = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, run.moment), weights)
     text = jax.ShapeDtypeStruct((run.batch, run.seq), jnp.int32)
     state = {"params": weights, "first": first, "second": weights, "count": jax.ShapeDtypeStruct((), jnp.int32)}
     step = jax.jit(_step(run), donate_argnums=0)
-    traced = step.trace(state, {"tokens": text, "targets": text})
-    text_of: str = traced.lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
+    with mock.patch.object(fused_attention_stablehlo, "check_cudnn_version", lambda: CUDNN):
+        traced = step.trace(state, {"tokens": text, "targets": text})
+        text_of: str = traced.lower(lowering_platforms=(run.platform,)).as_text(debug_info=True)
     return text_of
 
 
-def _weights(of: Decoder) -> Tree:
+def _weights(run: Run) -> Tree:
+    of = run.decoder
+    stack = (of.layers,) if run.scanned else ()
+
     def array(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
-    layers = {
-        "attention_norm": array(of.layers, of.model),
-        "query": array(of.layers, of.model, of.heads, of.head),
-        "key": array(of.layers, of.model, of.kv_heads, of.head),
-        "value": array(of.layers, of.model, of.kv_heads, of.head),
-        "out": array(of.layers, of.heads, of.head, of.model),
-        "mlp_norm": array(of.layers, of.model),
-        "gate": array(of.layers, of.model, of.ff),
-        "up": array(of.layers, of.model, of.ff),
-        "down": array(of.layers, of.ff, of.model),
+    layer = {
+        "attention_norm": array(*stack, of.model),
+        "query": array(*stack, of.model, of.heads, of.head),
+        "key": array(*stack, of.model, of.kv_heads, of.head),
+        "value": array(*stack, of.model, of.kv_heads, of.head),
+        "out": array(*stack, of.heads, of.head, of.model),
+        "mlp_norm": array(*stack, of.model),
+        **({"gate": array(*stack, of.model, of.ff)} if of.gated else {}),
+        "up": array(*stack, of.model, of.ff),
+        "down": array(*stack, of.ff, of.model),
     }
+    layers = layer if run.scanned else [layer] * of.layers
     embedding, logits = array(of.vocab, of.model), array(of.model, of.vocab)
     return {"embedding": embedding, "layers": layers, "norm": array(of.model), "logits": logits}
 
@@ -77,10 +85,14 @@ def _step(run: Run) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
 def _loss(run: Run, params: Tree, batch: Tree) -> jax.Array:
     attention = _attention(run)
     layer = jax.checkpoint(
-        lambda x, weights: (_layer(run, attention, x, weights), None), policy=_policy(run), prevent_cse=False
+        lambda x, weights: (_layer(run, attention, x, weights), None), policy=_policy(run), prevent_cse=not run.scanned
     )
     x = params["embedding"].astype(jnp.bfloat16)[batch["tokens"]]
-    x, _ = jax.lax.scan(layer, x, params["layers"])
+    if run.scanned:
+        x, _ = jax.lax.scan(layer, x, params["layers"])
+    else:
+        for weights in params["layers"]:
+            x, _ = layer(x, weights)
     logits = jnp.einsum("bsd,dv->bsv", _norm(x, params["norm"]), params["logits"].astype(jnp.bfloat16))
     wanted = jax.nn.one_hot(batch["targets"], run.decoder.vocab, dtype=jnp.float32)
     return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits.astype(jnp.float32)) * wanted, axis=-1))
@@ -90,8 +102,8 @@ def _policy(run: Run) -> Any:
     policies = jax.checkpoint_policies
     if run.kept == "full":
         return policies.nothing_saveable
-    if run.kept == "minimal":
-        return policies.checkpoint_dots_with_no_batch_dims
+    if run.kept == "all":
+        return policies.everything_saveable
     if run.offloaded:
         return policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],
@@ -99,14 +111,33 @@ def _policy(run: Run) -> Any:
             offload_src="device",
             offload_dst="pinned_host",
         )
-    return policies.save_only_these_names(*run.kept)
+    minimal = run.kept == "minimal"
+    named = policies.checkpoint_dots_with_no_batch_dims if minimal else policies.save_only_these_names(*run.kept)
+    return policies.save_from_both_policies(named, _of_cudnn)
+
+
+def _of_cudnn(primitive: Any, *_: Any, **__: Any) -> bool:
+    """True for the results of cuDNN's attention."""
+    return str(primitive).startswith("dot_product_attention_fwd")
 
 
 def _attention(run: Run) -> Any:
-    """Splash attention of all heads, which toast splits; MaxText does it by hand (`shard_map`)."""
+    """Attention of all heads, [batch, heads, positions, features], which toast splits. For TPUs splash attention, which
+    MaxText splits by hand (`shard_map`)."""
+    if run.platform == "cuda":
+        return _attention_of_cudnn
     mask = splash_attention.MultiHeadMask([splash_attention.CausalMask((run.seq, run.seq))] * run.decoder.heads)
-    blocks = splash_attention.BlockSizes(**dict.fromkeys(BLOCK_SIZES, max(LEAST_BLOCK, run.seq // BLOCKS)))
+    sizes = dict.fromkeys(BLOCK_SIZES, max(LEAST_BLOCK, run.seq // BLOCKS))
+    if run.fused:
+        sizes = {name: size for name, size in sizes.items() if not name.endswith("_dq")}
+    blocks = splash_attention.BlockSizes(**sizes, use_fused_bwd_kernel=run.fused)
     return jax.vmap(splash_attention.make_splash_mha(mask, block_sizes=blocks, head_shards=1, q_seq_shards=1))
+
+
+def _attention_of_cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    mixed = jax.nn.dot_product_attention(q, k, v, scale=1.0, is_causal=True, implementation="cudnn")
+    return jnp.swapaxes(mixed, 1, 2)
 
 
 def _layer(run: Run, attention: Callable[..., jax.Array], x: jax.Array, weights: Tree) -> jax.Array:
@@ -119,7 +150,12 @@ def _layer(run: Run, attention: Callable[..., jax.Array], x: jax.Array, weights:
     mixed = checkpoint_name(attention(q * run.decoder.head**-0.5, k, v), "context")
     x = x + checkpoint_name(jnp.einsum("bhsk,hkd->bsd", mixed, weights["out"]), "out")
     y = _norm(x, weights["mlp_norm"])
-    return x + (jax.nn.silu(y @ weights["gate"]) * (y @ weights["up"])) @ weights["down"]
+    inner = y @ weights["up"]
+    if run.decoder.gated:
+        inner = inner * jax.nn.silu(checkpoint_name(y @ weights["gate"], "gate"))
+    else:
+        inner = jax.nn.gelu(inner)
+    return x + checkpoint_name(inner @ weights["down"], "down")
 
 
 def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -251,9 +251,8 @@ def predict(points: list[Point], folder: Path, without: Iterable[str] = ()) -> t
             if fingerprint(problem, plan) != point["fingerprint"]:
                 stale += 1
                 continue
-            cost_of = evaluator.scheduled_cost if "exposed" in point else evaluator.exact_cost
             measured = not MEASURED.isdisjoint(point)
-            rows.append(row_of(point, cost_of(plan) if measured else None, problem))
+            rows.append(row_of(point, evaluator.exact_cost(plan) if measured else None, problem))
     return rows, stale
 
 
@@ -269,8 +268,8 @@ def row_of(point: Point, predicted: Cost | None, problem: Problem) -> Row:
         "plan": point["plan"], "predicted_gib": peak / gib, "needed_gib": needed_bytes / gib,
         "limit_gib": problem.mesh.limit_bytes / gib, "error": peak / needed_bytes - 1, "share": point.get("share", nan),
         "own_share": _known(point, "own_share"),
-        "step": predicted.expected_seconds / (compute + exposed) - 1 if predicted else nan,
-        "exposed": (predicted.expected_seconds - predicted.busy_seconds) / exposed - 1
+        "step": predicted.step_seconds / (compute + exposed) - 1 if predicted else nan,
+        "exposed": (predicted.step_seconds - predicted.busy_seconds) / exposed - 1
         if predicted and exposed > LEAST else nan,
         "hidden": 1 - exposed / communication if communication > 0 else nan,
     }  # fmt: skip

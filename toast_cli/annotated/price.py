@@ -8,18 +8,21 @@ device with all collectives in it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from toast_cli.confirm.compilers import seconds_on
-from toast_cli.cost.model import Cost
+from toast_cli.cost.model import ITSELF, CollectiveUse, Cost
 from toast_cli.dimensions import analyse
 from toast_cli.errors import ToastError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load
 from toast_cli.frontend.constraints import significant
+from toast_cli.frontend.exchanges import KINDS
 from toast_cli.hardware import Mesh, Spec
 from toast_cli.plan.patterns import make_problem
+from toast_cli.program.model import Program
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import Partitioned, after_partitioning
@@ -28,6 +31,7 @@ from toast_cli.verify.sums import partitioned_collectives
 
 # Shardy's name of a manual region's body; once partitioned, it is an ordinary function.
 _BODY = "manual_computation_body"
+_ONE_KIND = {"reduce-scatter": "all-reduce"}
 
 
 @dataclass(frozen=True)
@@ -72,17 +76,49 @@ def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsA
     except ToastError as error:  # XLA has ops of its own that toast cannot read
         return Failure(f"its program was not read: {error.what}")
     alone = replace(mesh, axes=tuple(replace(axis, size=1, links=()) for axis in mesh.axes))
-    cost = Evaluator(make_problem(program, analyse(program), alone)).exact_cost((), learn=False)
+    evaluator = Evaluator(make_problem(program, analyse(program), alone))
     sent = partitioned_collectives(found.text, mesh.names, mesh.sizes, through)
     timed = [(one, _seconds(one, mesh)) for one in sent]
-    communication = sum(seconds for _, seconds in timed)
+    communication, uses = sum(seconds for _, seconds in timed), _uses(program, timed, mesh)
+    elsewhere = communication - sum(use.seconds for use in uses)
+    cost = replace(
+        evaluator.exact_cost((), learn=False),
+        communication_seconds=communication,
+        exposed_seconds=evaluator.exposed_beside((), uses) + elsewhere,
+    )
     return AsAnnotated(
         mesh,
-        replace(cost, communication_seconds=communication),
+        cost,
         tuple(sorted(timed, key=lambda one: -one[1])),
         tuple(rematerialisations(found, mesh.names, mesh.sizes, through)),
         found,
     )
+
+
+def _uses(program: Program, timed: Sequence[tuple[CompiledCollective, float]], mesh: Mesh) -> list[CollectiveUse]:
+    """The collectives where they are in the program of one device. Each kind's seconds are divided among its ops by
+    bytes; all-reduces and reduce-scatters are one kind, since a compiler makes one of the other. An op that reduces
+    several arrays counts as several, since a backend combines collectives only after it has overlapped them."""
+    seconds, axes = defaultdict[str, float](float), defaultdict[str, set[int]](set)
+    for one, spent in timed:
+        seconds[_ONE_KIND.get(one.kind, one.kind)] += spent
+        axes[_ONE_KIND.get(one.kind, one.kind)].update(mesh.names.index(axis) for axis in one.axes)
+    found = []
+    for number, op in enumerate(program.ops):
+        kind = KINDS.get(op.name, "")
+        for operand, result in zip(op.operands, op.results, strict=False) if kind else ():
+            found.append((_ONE_KIND.get(kind, kind), number, op.trips, operand, program.values[result].bytes))
+    weight = defaultdict[str, float](float)
+    for kind, _, trips, _, size in found:
+        weight[kind] += trips * size
+    return [
+        CollectiveUse(
+            kind, tuple(sorted(axes[kind])), size, trips, seconds[kind] * trips * size / weight[kind], number, operand,
+            False, (kind, size), ITSELF,
+        )
+        for kind, number, trips, operand, size in found
+        if weight[kind]
+    ]  # fmt: skip
 
 
 def _seconds(one: CompiledCollective, mesh: Mesh) -> float:

@@ -87,6 +87,7 @@ class CompilerProfile:
         compiler, version: e.g. "XLA:TPU", "libtpu 0.0.42.1". chip: name of the chip's preset.
         passes: names of the rules (see `passes.PASSES`) that this compiler has.
         asynchronous: kinds of collectives that it overlaps with compute.
+        communicating: part of a device's compute units that a collective takes while it overlaps with compute.
         attained: fractions of the chip's peak rates that kernels reach.
         memory_tile: multiples to which the two innermost dimensions of an array are padded, in elements; (1, 1): no
             padding.
@@ -107,6 +108,7 @@ class CompilerProfile:
     chip: str
     passes: frozenset[str]
     asynchronous: frozenset[str] = frozenset()
+    communicating: float = 0.0
     attained: Attained = IDEAL
     memory_tile: TileShape = (1, 1)
     fusion: FusionLimits = FusionLimits()

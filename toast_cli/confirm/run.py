@@ -269,7 +269,11 @@ def compiled_cost(row: ConfirmedRow) -> Cost:
     exposed = row.compiled.exposed_seconds if row.compiled else row.candidate.cost.communication_seconds
     cost = row.candidate.cost
     return replace(
-        cost, compute_seconds=row.compute_seconds, communication_seconds=exposed, peak_bytes=float(row.peak_bytes)
+        cost,
+        compute_seconds=row.compute_seconds,
+        communication_seconds=exposed,
+        exposed_seconds=exposed,
+        peak_bytes=float(row.peak_bytes),
     )
 
 

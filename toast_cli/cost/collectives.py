@@ -1,4 +1,4 @@
-"""Time of a collective from mesh, kind, bytes and axes, by an alpha-beta model of the links.
+"""Time of a collective from mesh, kind, bytes and axes, by an alpha-beta model of the links. For GPUs: `nccl`.
 
 Every collective takes `alpha + beta * bytes`: alpha from the latency of each hop or message, beta from the link every
 byte has to cross. The formulas, for p devices that hold or end up with V bytes (W: bytes per second of one link, one
@@ -10,8 +10,8 @@ direction; R: what a device can receive along the dimension):
   other.
 * **line** (no wraparound), R = W. The device at the end has one link and receives (p-1)/p V over it, in p-1 hops: twice
   the ring.
-* **switch, network**, R = W. Recursive doubling: (p-1)/p V / W in ceil(log2 p) messages (Thakur, Rabenseifner, Gropp,
-  Optimization of Collective Communication Operations in MPICH, 2005).
+* **switch, network** between TPU cores and slices, R = W. Recursive doubling: (p-1)/p V / W in ceil(log2 p) messages
+  (Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, 2005).
 * **several torus dimensions** work at once, each on its share: (P-1)/P V / sum(R). They cannot always share evenly: the
   slab of devices that agree on a set S of dimensions lacks (1 - 1/P_S) V, and only links of S lead out of it, so no
   split beats V (P_S - 1) / P / sum(R_S) for any S. The largest of these bounds is taken.
@@ -32,6 +32,7 @@ from functools import lru_cache
 from itertools import chain, combinations
 from math import prod
 
+from toast_cli.cost.nccl import nccl_lines
 from toast_cli.hardware.model import Link, Mesh
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -51,8 +52,11 @@ def collective_seconds(
     if not axes or result_bytes <= 0:
         return 0.0
     links = tuple(chain.from_iterable(mesh.axes[axis].links for axis in axes))
-    alpha, beta = alpha_beta(kind, links)
-    return alpha * latency_part + beta * result_bytes
+    if mesh.chip.platform == "gpu" and all(link.kind in ("switch", "network") for link in links):
+        lines = nccl_lines(kind, links, mesh.chip.preset)
+    else:
+        lines = (alpha_beta(kind, links),)
+    return min([alpha * latency_part + beta * result_bytes for alpha, beta in lines])
 
 
 @lru_cache(maxsize=8192)

@@ -10,6 +10,7 @@ from toast_cli.plan.partitioned import Reason
 
 BY_HAND: Final = "by hand"
 INSIDE: Final = "inside"
+ITSELF: Final = "itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Attained:
         last read; 0: it is.
         kernel_seconds: overhead of starting and draining one kernel.
         hand_written: fraction of the matrix unit's peak rate that hand-written attention kernels reach (Pallas, cuDNN).
+        sustained: factor on the rate of products, also hand-written ones, in a whole training run, in which a chip at
+        its power limit lowers its clock.
         multiprocessors: number that share the tiles of a product's result, see `matrix_unit`; 0: there is one matrix
         unit. separate: nothing of the next kernel is loaded while one computes, see `roofline`.
     """
@@ -41,6 +44,7 @@ class Attained:
     passed_bytes: float = 0.0
     kernel_seconds: float = 0.0
     hand_written: float = 1.0
+    sustained: float = 1.0
     multiprocessors: int = 0
     separate: bool = False
 
@@ -57,8 +61,8 @@ class Cost:
     axis_seconds: tuple[float, ...] = ()
     transfer_seconds: float = 0.0
     """Seconds of transfers between device and host memory, which XLA overlaps with compute."""
-    # Exposed communication as the compiler schedules it, and if every kind of collective overlapped with compute; None
-    # where not computed, see `Evaluator.scheduled_cost`.
+    # Seconds that communication adds to compute as the compiler schedules it, and if all kinds overlapped with compute;
+    # None where the schedule is not simulated, see `Evaluator.cost`.
     exposed_seconds: float | None = None
     least_exposed_seconds: float | None = None
 
@@ -69,22 +73,18 @@ class Cost:
 
     @property
     def step_seconds(self) -> float:
-        """Compute plus all communication, neither overlapped: the upper bound, and what the search minimises.
+        """The expected step: compute plus the communication that the compiler does not overlap with it (`cost.overlap`).
+        Where the schedule is not simulated, `most_seconds`."""
+        return self.most_seconds if self.exposed_seconds is None else self.busy_seconds + self.exposed_seconds
 
-        XLA:TPU compiles many all-gathers and all-reduces as synchronous ops even where nothing waits for them, so a
-        plan that is good without overlap is good with any scheduler; one that needs it may not be.
-        """
+    @property
+    def most_seconds(self) -> float:
+        """Compute plus all communication, neither overlapped: the upper bound."""
         return self.busy_seconds + self.communication_seconds
 
     @property
-    def expected_seconds(self) -> float:
-        """Compute plus the communication that the compiler does not overlap with it, see `early_values`."""
-        exposed = self.communication_seconds if self.exposed_seconds is None else self.exposed_seconds
-        return self.busy_seconds + exposed
-
-    @property
     def least_seconds(self) -> float:
-        """The same if the compiler overlapped every kind of collective with compute: the lower bound."""
+        """The step if the compiler overlapped every kind of collective with compute: the lower bound."""
         return self.busy_seconds + (self.least_exposed_seconds or 0.0)
 
 
@@ -99,7 +99,8 @@ class CollectiveUse:
         waited_for: it is on the critical path, see `early_values`.
         written: kind and bytes as the partitioner writes it, before the chip's compiler changes it.
         reason: why it is there, see `plan.partitioned`; "by hand": the user wrote it in a manual region; "inside": the
-            partitioner adds it in one, along axes that are left to it.
+            partitioner adds it in one, along axes that are left to it; "itself": the op is it, in the program of one
+            device.
         group: devices in each group where the groups are not those along whole axes, else 0; `axes` are then those that
             the groups span.
         place: location in the module of its op, for one in a manual region.
@@ -114,7 +115,7 @@ class CollectiveUse:
     value: int
     waited_for: bool
     written: tuple[str, float]
-    reason: Reason | Literal["by hand", "inside"]
+    reason: Reason | Literal["by hand", "inside", "itself"]
     group: int = 0
     place: str = ""
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.expected_step import Placed
 from toast_cli.evaluate.items import Items, WorkItem
 from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers, groups_of
 from toast_cli.evaluate.neighbour_items import NeighbourItem
@@ -32,12 +33,14 @@ class Share:
     All numbers are integral, so that sums are exact in any order and on any machine.
 
     Attributes:
-        compute, communication, transfers: in ticks. arguments: bytes.
+        compute, communication, transfers: in ticks. overlapping: the part of communication that the compiler overlaps
+        with compute. arguments: bytes.
         alive: [moments] bytes. Shares of a bucket with the same arrays share one vector.
     """
 
     compute: int
     communication: int
+    overlapping: int
     transfers: int
     arguments: int
     alive: Vector
@@ -57,7 +60,7 @@ class Bucket:
         patterns, places: patterns of the items, including `LOOP_EDGES`, and (pattern, view, place in the view) of each.
         work, sums, neighbours, arrays: the items.
         memo: rows -> share. alive: numbers of `MemoryShares` -> [moments] bytes of its arrays. axis_memo: rows ->
-        [axes] seconds.
+        [axes] seconds. placed: rows -> its kernels and collectives, where they are in the program.
         held: the rows of the last exact memory profile, and the `Spans` of the bucket's arrays in it.
     """
 
@@ -74,6 +77,7 @@ class Bucket:
     memo: dict[Key, Share] = field(default_factory=dict)
     alive: dict[tuple[int, ...], Vector] = field(default_factory=dict)
     axis_memo: dict[Key, Vector] = field(default_factory=dict)
+    placed: dict[Key, Placed] = field(default_factory=dict)
     held: tuple[Key, Spans] | None = None
 
 

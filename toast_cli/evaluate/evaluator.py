@@ -11,23 +11,23 @@ A worked example: the docstring of `toast_cli.plan`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product
+from math import inf
 
 import numpy as np
 
 from toast_cli.compiler.gpu_libraries import temporary_growth
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.cost.collectives import KINDS
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.buckets import TICK, Bucket, Key, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
-from toast_cli.evaluate.expected_step import Windows
+from toast_cli.evaluate.expected_step import Placed, Windows
 from toast_cli.evaluate.items import Items, make_items
 from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -43,6 +43,9 @@ from toast_cli.plan.problem import Problem
 GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
 
 MEMO_LIMIT = 400_000  # rows and shares in the memos before they are cleared
+MOST_PLACED = 500  # parts of plans in each bucket's memo of `Placed`, which are large
+# Share of a step below which communication that could overlap with compute is taken not to.
+NEGLIGIBLE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class _State:
     shares: list[Share]
     compute: int
     communication: int
+    overlapping: int
     transfers: int
     arguments: int
     alive: Vector  # [moments]
@@ -90,7 +94,7 @@ class Evaluator:
         self._holdings = Buffers(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
         self._rows = IterationMemo(problem)
-        self._sharing = ShareMemo(self._pricer, self._work, self._holdings, self.timeline)
+        self._sharing = ShareMemo(self._pricer, self._work, self._holdings, self.timeline, self.profile.asynchronous)
         self._buckets = make_buckets(self.items, self._rows)
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets that depend on it
         for number, bucket in enumerate(self._buckets):
@@ -101,7 +105,6 @@ class Evaluator:
         self._state: _State | None = None
         self._before: _State | None = None
         self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last one requested
-        self._scheduled: dict[Plan, Cost] = {}
         self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
 
     def serves(self, problem: Problem) -> bool:
@@ -120,33 +123,46 @@ class Evaluator:
 
     # -- whole plans ---------------------------------------------------------------------------------------------
 
-    def cost(self, plan: Plan) -> Cost:
-        """Predicted step time and peak memory of `plan`; memory at selected moments only, see `exact_cost`."""
+    def cost(self, plan: Plan, below: float = inf) -> Cost:
+        """Expected step time and peak memory of `plan`; memory at selected moments only, see `exact_cost`.
+
+        below: a plan that takes this many seconds, however its communication overlaps, is not simulated.
+        """
         self.evaluations += 1
         state = self._evaluate(plan)
         arguments = float(state.arguments)
         peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
         compute = state.compute * TICK * self._corrections.compute
-        transfers = state.transfers * TICK
-        return Cost(compute, state.communication * TICK, peak, arguments, self._axis_seconds(state.rows), transfers)
+        communication, transfers = state.communication * TICK, state.transfers * TICK
+        cost = Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows), transfers)
+        overlapping = state.overlapping * TICK
+        if overlapping <= NEGLIGIBLE * cost.most_seconds or cost.most_seconds - overlapping >= below:
+            return cost
+        return replace(cost, exposed_seconds=self._added(self._placed(state.rows), communication))
 
     def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
-        """`cost` with memory evaluated at every moment; `learn`: adds the moment of the peak to the selected ones."""
+        """`cost` with memory evaluated at every moment, and the lower bound of the step.
+
+        learn: True to add the moment of the peak to the selected ones.
+        """
         cost = self.cost(plan)
         profile = self.memory_profile(plan)
         place = int(profile.argmax()) if len(profile) else 0
         peak = self._grown(float(profile[place]) if len(profile) else 0.0, cost.argument_bytes)
         if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
             self._forget()
-        return replace(cost, peak_bytes=max(peak, cost.peak_bytes))
+        least = self._added(self._placed(self._evaluate(plan).rows), cost.communication_seconds, every=True)
+        return replace(cost, peak_bytes=max(peak, cost.peak_bytes), least_exposed_seconds=least)
 
-    def scheduled_cost(self, plan: Plan) -> Cost:
-        """The exact cost with the seconds of communication that overlap with compute does not hide."""
-        if plan not in self._scheduled:
-            uses, kernels, cost = self.collectives(plan), self.kernels(plan), self.exact_cost(plan, learn=False)
-            exposed, least = [self._windows.exposed(kernels, uses, some) for some in (self.profile.asynchronous, KINDS)]
-            self._scheduled[plan] = replace(cost, exposed_seconds=exposed, least_exposed_seconds=least)
-        return self._scheduled[plan]
+    def exposed_beside(self, plan: Plan, uses: Sequence[CollectiveUse]) -> float:
+        """Seconds that other collectives add beside the kernels of `plan`, as the compiler overlaps them."""
+        placed = self._windows.placed(self.kernels(plan), uses, self.profile.asynchronous)
+        return self._added([placed], sum(use.seconds for use in uses))
+
+    def _added(self, placed: Sequence[Placed], communication: float, *, every: bool = False) -> float:
+        """Seconds that communication adds to a step: what is exposed, and what the rest takes from compute."""
+        exposed = self._windows.exposed(placed, every=every)
+        return exposed + self.profile.communicating * (communication - exposed)
 
     def _grown(self, alive: float, arguments: float) -> float:
         """Peak bytes with the growth of temporaries by the chip's compiler; arguments keep their size."""
@@ -199,15 +215,7 @@ class Evaluator:
     def kernels(self, plan: Plan) -> list[KernelUse]:
         """Work and time of every kernel of `plan`, equal ones merged, the longest first."""
         rows = self._evaluate(plan).rows
-        found: list[KernelUse] = []
-        for bucket in self._buckets:
-            lowered = self._lower(bucket, rows)
-            for work in bucket.work:
-                found += self._work.uses(work, lowered[work.pattern])
-            for read in bucket.neighbours:
-                found += self._work.exchange_uses(self._pricer.neighbour_collectives(read, lowered))
-            for item in bucket.arrays:
-                found += self._work.unsliced_uses(item, *self._pricer.lies(item, lowered))
+        found = [use for bucket in self._buckets for use in self._bucket_kernels(bucket, rows)]
         return sorted(found, key=lambda use: -use.seconds)
 
     def memory_by(self, plan: Plan, group: Callable[[int, str], str]) -> dict[str, Vector]:
@@ -270,7 +278,8 @@ class Evaluator:
             alive += share.alive
         return _State(
             steps, rows, shares, sum(s.compute for s in shares), sum(s.communication for s in shares),
-            sum(s.transfers for s in shares), sum(s.arguments for s in shares), alive,
+            sum(s.overlapping for s in shares), sum(s.transfers for s in shares), sum(s.arguments for s in shares),
+            alive,
         )  # fmt: skip
 
     def _evaluate_change(self, state: _State, touches: set[int], steps: DecisionNumbers) -> _State:
@@ -281,20 +290,21 @@ class Evaluator:
             if row != rows[number]:
                 rows[number] = row
                 buckets.update(self._of_view[number])
-        compute, communication = state.compute, state.communication
+        compute, communication, overlapping = state.compute, state.communication, state.overlapping
         transfers, arguments = state.transfers, state.arguments
         alive, shares = state.alive.copy(), state.shares.copy()
         for number in buckets:
             share, before = self._share(self._buckets[number], rows), shares[number]
             compute += share.compute - before.compute
             communication += share.communication - before.communication
+            overlapping += share.overlapping - before.overlapping
             transfers += share.transfers - before.transfers
             arguments += share.arguments - before.arguments
             if share.alive is not before.alive:
                 alive += share.alive
                 alive -= before.alive
             shares[number] = share
-        return _State(steps, rows, shares, compute, communication, transfers, arguments, alive)
+        return _State(steps, rows, shares, compute, communication, overlapping, transfers, arguments, alive)
 
     def _forget(self) -> None:
         """Clears everything that depends on the selected moments, and all shares."""
@@ -302,6 +312,7 @@ class Evaluator:
             bucket.memo.clear()
             bucket.alive.clear()
             bucket.axis_memo.clear()
+            bucket.placed.clear()
         self._rows.forget()
         self._sharing.forget()
         self._shares = 0
@@ -335,6 +346,29 @@ class Evaluator:
                     found[list(use.axes)] += ticks(use.seconds) * TICK
             total += found
         return tuple(total.tolist())
+
+    def _placed(self, rows: list[int]) -> list[Placed]:
+        """[buckets] kernels and collectives of each bucket's items, where they are in the program."""
+        found = []
+        for bucket in self._buckets:
+            key = bucket.key(rows)
+            placed = bucket.placed.get(key)
+            if placed is None:
+                if len(bucket.placed) == MOST_PLACED:
+                    bucket.placed.clear()
+                kernels, uses = self._bucket_kernels(bucket, rows), self._bucket_collectives(bucket, rows)
+                placed = bucket.placed[key] = self._windows.placed(kernels, uses, self.profile.asynchronous)
+            found.append(placed)
+        return found
+
+    def _bucket_kernels(self, bucket: Bucket, rows: list[int]) -> Iterator[KernelUse]:
+        lowered = self._lower(bucket, rows)
+        for work in bucket.work:
+            yield from self._work.uses(work, lowered[work.pattern])
+        for read in bucket.neighbours:
+            yield from self._work.exchange_uses(self._pricer.neighbour_collectives(read, lowered))
+        for item in bucket.arrays:
+            yield from self._work.unsliced_uses(item, *self._pricer.lies(item, lowered))
 
     def _bucket_collectives(self, bucket: Bucket, rows: list[int]) -> Iterator[CollectiveUse]:
         lowered = self._lower(bucket, rows)

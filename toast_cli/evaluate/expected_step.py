@@ -1,19 +1,22 @@
 """The expected step: communication that stays exposed when collectives overlap with compute as far as the program's
 order and the compiler allow.
 
-Enters: a problem and the times of its ops; for a plan its kernels and collectives. Leaves: seconds of communication
-that stay exposed, see `cost.overlap`. Each loop's body is scheduled by itself and counted once per trip: nothing in a
-loop overlaps with work outside of it.
+Enters: a problem and the times of its ops; for each part of a plan its kernels and collectives. Leaves: seconds of
+communication that stay exposed, see `cost.overlap`. Each loop's body is scheduled by itself and counted
+once per trip: nothing in a loop overlaps with work outside of it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from toast_cli.compiler.liveness import Lives
-from toast_cli.cost.model import CollectiveUse, KernelUse
+from toast_cli.cost.model import ITSELF, CollectiveUse, KernelUse
 from toast_cli.cost.overlap import Sent, exposed_seconds
 from toast_cli.plan.problem import Problem
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
@@ -21,6 +24,24 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 _LATER = 2  # moments in a half step: collectives before a kernel, then the kernel
 _BEFORE: frozenset[str] = frozenset({"reshard", "neighbours"})  # their results are read by an op
 _AFTER: frozenset[str] = frozenset({"partial", "pin"})  # they complete an op's result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """Kernels and collectives of a part of a plan, where they are in the program. Loop -1: outside of loops.
+
+    Attributes:
+        loops, moments, seconds: [kernels] the loop each is in, when it runs there, and seconds of one trip.
+        sent_in: [collectives] the loop each is in. sent: them as the compiler has them. free: [collectives] moments at
+            which each could start if all kinds overlapped with compute.
+    """
+
+    loops: NDArray[np.int64]
+    moments: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    sent_in: NDArray[np.int64]
+    sent: Sent
+    free: NDArray[np.int64]
 
 
 class Windows:
@@ -41,29 +62,72 @@ class Windows:
         self._around.append(())
         self._start = [2 * _LATER * loop.first for loop in program.loops] + [0]
         self._end = [2 * _LATER * loop.last for loop in program.loops] + [_LATER * lives.end]
+        self._loops = np.array([op.loop for op in program.ops], np.int64)
+        self._times = np.array(self._moments, np.int64) + 1
+        self._of_kernels: dict[tuple[int, ...], list[float]] = {}
+        self._of_uses: dict[tuple[object, ...], list[tuple[int, int, int, float]]] = {}
         self._ready = self._earliest()
         self._due = self._latest()
 
-    def exposed(self, kernels: Iterable[KernelUse], uses: Iterable[CollectiveUse], kinds: Collection[str]) -> float:
-        """Exposed seconds of communication of a step, if collectives of `kinds` overlap with compute."""
-        computed: dict[int, list[tuple[int, float]]] = defaultdict(list)  # loop -> moment and seconds of each trip
+    def placed(self, kernels: Iterable[KernelUse], uses: Iterable[CollectiveUse], kinds: Collection[str]) -> Placed:
+        """Where kernels and collectives are in the program, if collectives of `kinds` overlap with compute."""
+        members: list[int] = []
+        each: list[float] = []  # of `members`: seconds of one trip
         for kernel in kernels:
-            ops = [(number, self._program.ops[number]) for number in kernel.ops]
-            each = kernel.seconds / sum(op.trips for _, op in ops)
-            for number, op in ops:
-                computed[op.loop].append((self._moments[number] + 1, each * op.trips / self._runs[op.loop]))
-        sent: dict[int, list[Sent]] = defaultdict(list)
-        for use in uses:
+            members += kernel.ops
+            each += [kernel.seconds * part for part in self._trips(kernel.ops)]
+        rows = [
+            (loop, ready if use.kind in kinds else due, due, ready, use.seconds * part, _bits(use.axes))
+            for use in uses
+            for loop, ready, due, part in self._places(use)
+        ]
+        loops, ready, due, free, seconds, axes = zip(*rows, strict=True) if rows else ((),) * 6
+        ops, whole = np.array(members, np.int64), np.int64
+        sent = Sent(np.array(ready, whole), np.array(due, whole), np.array(seconds, float), np.array(axes, whole))
+        return Placed(
+            self._loops[ops], self._times[ops], np.array(each), np.array(loops, whole), sent, np.array(free, whole)
+        )
+
+    def _trips(self, ops: tuple[int, ...]) -> list[float]:
+        """[ops] the part of all their kernels' seconds that one trip around each takes."""
+        found = self._of_kernels.get(ops)
+        if found is None:
+            trips = [self._program.ops[number].trips for number in ops]
+            loops = [self._program.ops[number].loop for number in ops]
+            total = sum(trips)
+            found = [each / total / self._runs[loop] for each, loop in zip(trips, loops, strict=True)]
+            self._of_kernels[ops] = found
+        return found
+
+    def _places(self, use: CollectiveUse) -> list[tuple[int, int, int, float]]:
+        """(loop, earliest start, latest end, part of its seconds that one trip takes) of each place of a collective."""
+        key = use.op, use.value, use.reason, use.count
+        found = self._of_uses.get(key)
+        if found is None:
+            found = self._of_uses[key] = []
             for place in places_of(self._problem, use, self._alike):
                 loop = self._loop_of(place.op, use.count * place.share)
                 ready, due = self._window(use, place, loop)
-                ready = min(ready, due) if use.kind in kinds else due
-                sent[loop].append(Sent(ready, due, use.seconds * place.share / self._runs[loop], use.axes))
+                found.append((loop, min(ready, due), due, place.share / self._runs[loop]))
+        return found
+
+    def exposed(self, placed: Sequence[Placed], *, every: bool = False) -> float:
+        """Exposed seconds of communication of a step, from the parts of a plan. every: as if all kinds of collectives
+        overlapped with compute."""
+        ready = np.concatenate([part.free if every else part.sent.ready for part in placed])
+        due = np.concatenate([part.sent.due for part in placed])
+        sent_in = np.concatenate([part.sent_in for part in placed])
+        sent_for = np.concatenate([part.sent.seconds for part in placed])
+        axes = np.concatenate([part.sent.axes for part in placed])
+        loops = np.concatenate([part.loops for part in placed])
+        moments = np.concatenate([part.moments for part in placed])
+        seconds = np.concatenate([part.seconds for part in placed])
         waited = 0.0
-        for loop, collectives in sent.items():
-            inside = sorted(computed[loop])
-            moments, seconds = [moment for moment, _ in inside], [time for _, time in inside]
-            waited += self._runs[loop] * exposed_seconds(moments, seconds, collectives)
+        for loop in set(sent_in.tolist()):
+            of_loop, inside = np.flatnonzero(sent_in == loop), np.flatnonzero(loops == loop)
+            inside = inside[np.argsort(moments[inside], kind="stable")]
+            sent = Sent(ready[of_loop], due[of_loop], sent_for[of_loop], axes[of_loop])
+            waited += self._runs[loop] * exposed_seconds(moments[inside], seconds[inside], sent)
         return waited
 
     def _loop_of(self, number: int, runs: float) -> int:
@@ -77,6 +141,8 @@ class Windows:
     def _window(self, use: CollectiveUse, place: Place, loop: int) -> tuple[int, int]:
         """(earliest start, latest end) of a collective, as moments in a loop's body."""
         op = self._program.ops[place.op]
+        if use.reason == ITSELF:
+            return self._seen(place.value, loop), self._due[op.results[op.operands.index(place.value)]]
         if use.reason in _BEFORE:
             return self._seen(place.value, loop), self._needed(place.op, loop)
         if use.reason in _AFTER and op.loop == loop:
@@ -140,6 +206,10 @@ class Place:
     op: int
     value: int
     share: float
+
+
+def _bits(axes: tuple[int, ...]) -> int:
+    return sum(1 << axis for axis in axes)
 
 
 def ops_by_pattern(problem: Problem) -> dict[int, list[int]]:

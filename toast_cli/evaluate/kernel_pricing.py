@@ -49,10 +49,12 @@ class WorkPricer:
     def __init__(self, problem: Problem, profile: CompilerProfile, regions: RegionPrices) -> None:
         self._problem = problem
         self._regions = regions
-        self._attained = attained = profile.attained
+        kept = profile.attained.sustained
+        hand_written = kept * profile.attained.hand_written
+        self._attained = attained = replace(profile.attained, matrix=kept * profile.attained.matrix)
         # Kernels with a contraction, and those without.
         self._elementwise = replace(attained, memory=attained.elementwise or attained.memory)
-        self._hand_written = replace(attained, matrix=attained.hand_written)
+        self._hand_written = replace(attained, matrix=hand_written)
         self._kept_bytes = kept_bytes(profile)
         self._on_chip = profile.on_chip
         self._starts = kernel_starts(profile)

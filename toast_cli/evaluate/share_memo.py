@@ -6,8 +6,11 @@ Enters: a bucket, and the iterations of its patterns. Leaves: its `Share`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 import numpy as np
 
+from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.buckets import Bucket, Share, Vector, ticks
 from toast_cli.evaluate.buffers import Buffers, Kind
@@ -23,20 +26,28 @@ from toast_cli.plan.sharding import Sharding
 
 MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of ([moments] number of arrays alive, bytes of one)
 NO_MEMORY = 0
-# Contribution of one array item: seconds of compute and of communication, bytes of arguments, number of its
-# `MemoryShares`.
-ArrayShare = tuple[float, float, float, int]
-NOTHING: ArrayShare = (0.0, 0.0, 0.0, NO_MEMORY)
+# Seconds of communication, and of its part that the compiler overlaps with compute.
+Sent = tuple[float, float]
+# Contribution of one array item: seconds of compute, communication, bytes of arguments, number of its `MemoryShares`.
+ArrayShare = tuple[float, Sent, float, int]
+UNSENT: Sent = (0.0, 0.0)
+NOTHING: ArrayShare = (0.0, UNSENT, 0.0, NO_MEMORY)
 
 
 class ShareMemo:
-    """Shares of the buckets of one problem. Keys hold the numbers that an `IterationMemo` gives iterations."""
+    """Shares of the buckets of one problem. Keys hold the numbers that an `IterationMemo` gives iterations.
 
-    def __init__(self, pricer: Pricer, work: WorkPricer, holdings: Buffers, timeline: Timeline) -> None:
+    asynchronous: kinds of collectives that the compiler overlaps with compute.
+    """
+
+    def __init__(
+        self, pricer: Pricer, work: WorkPricer, holdings: Buffers, timeline: Timeline, asynchronous: Collection[str]
+    ) -> None:
         self._pricer, self._work, self._holdings, self._timeline = pricer, work, holdings, timeline
-        self._of_work: dict[tuple[int, int], tuple[float, float]] = {}
-        self._of_sums: dict[tuple[int | Sharding, ...], float] = {}
-        self._of_neighbours: dict[tuple[int, ...], tuple[float, float]] = {}
+        self._asynchronous = asynchronous
+        self._of_work: dict[tuple[int, int], tuple[float, Sent]] = {}
+        self._of_sums: dict[tuple[int | Sharding, ...], Sent] = {}
+        self._of_neighbours: dict[tuple[int, ...], tuple[float, Sent]] = {}
         self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
         self._memories: list[MemoryShares] = [()]
@@ -50,29 +61,42 @@ class ShareMemo:
 
     def share(self, bucket: Bucket, lowered: Lowered) -> Share:
         """The bucket's share under these iterations."""
-        compute = communication = transfers = arguments = 0.0
+        compute = transfers = arguments = 0.0
+        sent: list[Sent] = []
         for work in bucket.work:
-            seconds = self._work_share(work, lowered[work.pattern])
-            compute += seconds[0]
-            communication += seconds[1]
+            computing, of_work = self._work_share(work, lowered[work.pattern])
+            compute += computing
+            sent.append(of_work)
             transfers += self._work.transfer_seconds(work, lowered[work.pattern])
-        for added in bucket.sums:
-            communication += self._sum_seconds(added, lowered)
+        sent += [self._sum_seconds(added, lowered) for added in bucket.sums]
         for read in bucket.neighbours:
-            seconds = self._neighbour_share(read, lowered)
-            compute += seconds[0]
-            communication += seconds[1]
+            cutting, exchanged = self._neighbour_share(read, lowered)
+            compute += cutting
+            sent.append(exchanged)
         held = []
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
             if share is not NOTHING:
                 compute += share[0]
-                communication += share[1]
+                sent.append(share[1])
                 arguments += share[2]
                 held.append(share[3])
         return Share(
-            ticks(compute), ticks(communication), ticks(transfers), round(arguments), self._alive(bucket, tuple(held))
+            ticks(compute),
+            ticks(sum([seconds for seconds, _ in sent])),
+            ticks(sum([seconds for _, seconds in sent])),
+            ticks(transfers),
+            round(arguments),
+            self._alive(bucket, tuple(held)),
         )
+
+    def _sent(self, uses: Iterable[CollectiveUse]) -> Sent:
+        every = overlapping = 0.0
+        for use in uses:
+            every += use.seconds
+            if use.kind in self._asynchronous:
+                overlapping += use.seconds
+        return every, overlapping
 
     def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
         """[moments] bytes of a bucket's arrays; held: number of each one's `MemoryShares`."""
@@ -85,23 +109,23 @@ class ShareMemo:
             bucket.alive[held] = np.rint(found, out=found)
         return found
 
-    def _work_share(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
-        """(compute, communication) seconds of one item."""
+    def _work_share(self, work: WorkItem, iteration: Iteration) -> tuple[float, Sent]:
+        """Seconds of compute and communication of one item."""
         key = (work.op, iteration.number)
         found = self._of_work.get(key)
         if found is None:
-            communication = sum([use.seconds for use in self._pricer.work_collectives(work, iteration)])
+            communication = self._sent(self._pricer.work_collectives(work, iteration))
             found = self._of_work[key] = (self._work.seconds(work, iteration), communication)
         return found
 
-    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
+    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> Sent:
         partial, reduced = item.of_loops, False
         for term in () if item.of_loops else item.terms:
             iteration = lowered[term.pattern]
             reduced = reduced or bool(iteration.reduced)
             partial = partial or reduced or bool(iteration.scattered[0])
         if not partial:
-            return 0.0
+            return UNSENT
         key: list[int | Sharding] = [item.ops[0]]
         key += [lowered[pattern].number for pattern in item.decisive]
         if reduced:  # the readers' shardings then matter
@@ -109,17 +133,17 @@ class ShareMemo:
         known = tuple(key)
         found = self._of_sums.get(known)
         if found is None:
-            found = self._of_sums[known] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
+            found = self._of_sums[known] = self._sent(self._pricer.sum_collectives(item, lowered))
         return found
 
-    def _neighbour_share(self, item: NeighbourItem, lowered: Lowered) -> tuple[float, float]:
-        """(compute, communication) seconds of one item's halo exchange."""
+    def _neighbour_share(self, item: NeighbourItem, lowered: Lowered) -> tuple[float, Sent]:
+        """Seconds of compute and communication of one item's halo exchange."""
         key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
         found = self._of_neighbours.get(key)
         if found is None:
             sent = list(self._pricer.neighbour_collectives(item, lowered))
             cutting = sum([use.seconds for use in self._work.exchange_uses(sent)])
-            found = self._of_neighbours[key] = (cutting, sum([use.seconds for use in sent]))
+            found = self._of_neighbours[key] = (cutting, self._sent(sent))
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
@@ -137,9 +161,7 @@ class ShareMemo:
         found = self._of_arrays.get(key)
         if found is None:
             copies = self._pricer.copies(item, lowered)
-            seconds = (
-                sum([use.seconds for use in self._pricer.array_collectives(item, made, copies)]) if copies else 0.0
-            )
+            seconds = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else UNSENT
             rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
             memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
             making = sum([use.seconds for use in self._work.unsliced_uses(item, made, shardings)])

@@ -26,7 +26,7 @@ _LIBTPU = "libtpu 0.0.42.1, out-of-memory message"
 # xla/backends/gpu/target_config/specs/*.txtpb.
 _TARGETS = "openxla/xla target_config"
 _PTX = "PTX ISA, tensor core instruction (m, n)"
-# src/graph/tuning.cc, latency of one step of the ring algorithm, simple protocol.
+# src/graph/tuning.cc, hwLatencies: one step of a ring, simple protocol.
 _NCCL = "NCCL tuning.cc"
 # Major compute capability -> bandwidth of 16 PCIe lanes of its generation, one direction.
 _PCIE = {6: 16e9, 7: 16e9, 8: 32e9, 9: 64e9, 10: 64e9}
@@ -255,7 +255,7 @@ def _gpu(
         wrap_edge=0,
         link=Wire(link, 3.4e-6),
         core=None,
-        network=Wire(network, 9.6e-6),
+        network=Wire(network, 14e-6),
         sources={"link": f"{link_source}; latency: {_NCCL}", "network": f"{network_source}; latency: {_NCCL}"},
         silicon=silicon,
     )

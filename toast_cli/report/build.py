@@ -148,7 +148,7 @@ def _peak_seconds(program: Program, chip: Chip) -> tuple[float, float]:
 
 
 def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> PredictedFacts:
-    problem, cost, scheduled = evaluator.problem, result.cost, evaluator.scheduled_cost(result.plan)
+    problem, cost = evaluator.problem, result.cost
     mfu, hfu = utilisation(problem, cost.step_seconds)
     op, alive = evaluator.alive_at_peak(result.plan)
     op = min(op, len(problem.program.ops) - 1)
@@ -161,7 +161,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         problem.mesh.limit_bytes,
         cost.peak_bytes <= problem.mesh.limit_bytes,
         mfu,
-        scheduled.least_seconds,
+        cost.least_seconds,
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
         tokens_of(problem) / cost.step_seconds if cost.step_seconds > 0 else 0.0,
@@ -169,7 +169,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         cost.transfer_seconds,
         find_profile(problem.mesh.chip).peak_error,
         hfu,
-        scheduled.expected_seconds,
+        cost.most_seconds,
     )
 
 

@@ -39,7 +39,6 @@ class Contender:
         adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
         axes: a strategy with its mesh axes, as `--strategy` takes it, if others than the mesh's order suit it better.
             mesh: the shape of the mesh if it is not the search's.
-        expected_step_seconds: with overlap; None on another shape of the mesh.
         front: no other plan is better in both step time and memory. best: the best that is met, by the minimised
             figure; by the compiler's figures if it was used.
         compiled: the compiler's figures; None without a compiler. plan: the plan itself, not part of any output.
@@ -60,7 +59,6 @@ class Contender:
     lacks: list[str]
     axes: str = ""
     mesh: dict[str, int] = field(default_factory=dict)
-    expected_step_seconds: float | None = None
     front: bool = False
     best: bool = False
     compiled: ConfirmedPlanFacts | None = None
@@ -160,14 +158,13 @@ def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirm
 def _contender(evaluator: Evaluator, kind: str, one: Expert, own: set[str], met: bool) -> Contender:
     problem, cost = evaluator.problem, one.cost
     shape = other_shape(one.mesh, problem.mesh)
-    expected = None if shape else evaluator.scheduled_cost(one.plan).expected_seconds
     if shape:
         problem = replace(problem, mesh=one.mesh, axis_assigners=AxisAssigners())
     decisions = [short(problem, d) for d in one.plan]
     return Contender(
         one.name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
         round(cost.argument_bytes), one.fits, met, summary(problem, one.plan), decisions,
-        [d for d in decisions if d not in own], sorted(own.difference(decisions)), one.axes, shape, expected,
+        [d for d in decisions if d not in own], sorted(own.difference(decisions)), one.axes, shape,
         plan=one.plan,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ def one_line(found: Comparison) -> str:
 def _figures(found: Comparison, width: int) -> RenderableType:
     compiled = [("compiled step", "right"), ("and peak", "right")] if found.compiler else []
     columns = [
-        ("", "left"), ("plan", "name"), ("step time", "right"), ("", "right"), ("expected", "right"),
+        ("", "left"), ("plan", "name"), ("step time", "right"), ("", "right"),
         ("compute", "right"), ("communication", "right"), ("peak memory", "right"), *compiled, ("", "left"),
     ]  # fmt: skip
     reference = found.contenders[0].step_seconds or 1.0
@@ -54,7 +54,6 @@ def _figures(found: Comparison, width: int) -> RenderableType:
             Text(one.label, style.TITLE if one.name == SEARCH else ""),
             format_seconds(one.step_seconds),
             format_ratio(one.step_seconds / reference),
-            "" if one.expected_step_seconds is None else format_seconds(one.expected_step_seconds),
             format_seconds(one.compute_seconds),
             format_seconds(one.communication_seconds),
             format_bytes(one.peak_bytes),
@@ -63,7 +62,7 @@ def _figures(found: Comparison, width: int) -> RenderableType:
         ]
         for one in found.contenders
     ]
-    rows = style.fitted(columns, cells, width, spare=((5, 6), (4,), (3,)))
+    rows = style.fitted(columns, cells, width, spare=((4, 5), (3,)))
     shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
     by = f" compiled with {found.compiler}" if found.compiler else ""
     shown = f"{format_bytes(found.limit_bytes)} usable per device"

@@ -84,7 +84,7 @@ def fit_of(peak_bytes: float, limit_bytes: float, error: float) -> str:
 
 @dataclass(frozen=True)
 class PredictedFacts:
-    step_seconds: float
+    step_seconds: float  # expected, with the compiler's overlap of compute and communication
     compute_seconds: float
     communication_seconds: float
     peak_bytes: int
@@ -92,7 +92,7 @@ class PredictedFacts:
     limit_bytes: int
     fits: bool
     mfu: float
-    step_seconds_lower: float = 0.0  # what nothing waits for beside computing
+    step_seconds_lower: float = 0.0  # with all kinds of collectives beside computing
     peak_location: str = ""
     live_at_peak: list[LiveValue] = field(default_factory=list)
     tokens_per_second: float = 0.0  # of all devices together; 0 if the number of tokens is unknown
@@ -100,7 +100,7 @@ class PredictedFacts:
     transfer_seconds: float = 0.0  # of transfers between the two memories, beside compute
     peak_error: float = 0.0  # nine of ten predicted peaks are within this relative error
     hfu: float = 0.0  # as `mfu`, including rematerialisation
-    expected_step_seconds: float = 0.0  # with the compiler's overlap of compute and communication
+    step_seconds_upper: float = 0.0  # with nothing overlapped; 0: as `step_seconds`
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:

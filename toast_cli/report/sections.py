@@ -258,7 +258,7 @@ def groups(report: Report) -> RenderableType:
 def certificate(report: Report) -> str:
     """An upper bound on the plan's distance from the best: `at most 1.3 % slower than the best: no sharding takes less
     than 12.3 ms`, and the bound's assumptions."""
-    found, least = report.predicted.step_seconds, report.search.lower_bound_seconds
+    found, least = report.predicted.step_seconds_upper, report.search.lower_bound_seconds
     if least <= 0.0:
         return "none: this program and mesh are too large to prove anything in 20 seconds"
     percent = 100.0 * (found / least - 1.0)
@@ -268,7 +268,7 @@ def certificate(report: Report) -> str:
         return f"no plan is better: {percent:.2g} % less time, at most, takes more decisions than that is worth"
     return (
         f"at most {percent:.2g} % slower than the best: no sharding takes less than {format_seconds(least)} "
-        "(memory limits ignored, all layers sharded in the same way)"
+        "(nothing overlaps, memory limits ignored, all layers sharded in the same way)"
     )
 
 
@@ -385,11 +385,11 @@ def _split(report: Report, between: str) -> Text:
 
 
 def overlap_text(predicted: PredictedFacts) -> str:
-    """The expected and the least step time, if communication can overlap with compute."""
-    least = format_seconds(predicted.step_seconds_lower)
-    if not 0 < predicted.step_seconds_lower < predicted.step_seconds or least == format_seconds(predicted.step_seconds):
+    """The bounds of the step time, if communication can overlap with compute."""
+    least, most = format_seconds(predicted.step_seconds_lower), format_seconds(predicted.step_seconds_upper)
+    if not 0 < predicted.step_seconds_lower < predicted.step_seconds_upper or least == most:
         return ""
-    return f"expected {format_seconds(predicted.expected_step_seconds)}, at least {least}"
+    return f"at least {least}, at most {most}"
 
 
 def _lead(name: str, rest: str) -> Text:

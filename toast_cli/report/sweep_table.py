@@ -59,7 +59,6 @@ class SweepRow:
     devices: int | None = None
     seed: int = 0
     key: str = ""
-    expected_step_seconds: float | None = None
 
     @property
     def device_seconds(self) -> float | None:
@@ -97,7 +96,6 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
         devices=report.mesh.devices,
         seed=report.search.seed,
         key=key,
-        expected_step_seconds=predicted.expected_step_seconds,
     )
 
 
@@ -145,7 +143,7 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
     limits = len({row.limit_bytes for row in rows if row.limit_bytes is not None}) > len({row.mesh for row in rows})
     columns = [
         ("", "left"), ("mesh", "name"), ("shape", "left"), *([("seed", "right")] if seeds else []),
-        ("step time", "right"), ("expected", "right"), ("compute", "right"), ("communication", "right"),
+        ("step time", "right"), ("compute", "right"), ("communication", "right"),
         ("MFU", "right"), ("peak memory", "right"), *([("of", "right")] if limits else []), ("", "fold"),
     ]  # fmt: skip
     cells: list[list[str | Text]] = []
@@ -158,7 +156,6 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
                 style.with_axes(row.mesh_shape or "-", axes),
                 *([str(row.seed)] if seeds else []),
                 Text(_seconds(row.step_seconds), style.TITLE if row.best else ""),
-                _seconds(row.expected_step_seconds),
                 _seconds(row.compute_seconds),
                 _seconds(row.communication_seconds),
                 _percent(row.mfu),
@@ -168,7 +165,7 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
             ]
         )
     time = 3 + seeds
-    return style.fitted(columns, cells, width - WORDS, spare=((time + 4,), (time + 2, time + 3), (time + 1,)))
+    return style.fitted(columns, cells, width - WORDS, spare=((time + 3,), (time + 1, time + 2)))
 
 
 def best_line(row: SweepRow) -> str:

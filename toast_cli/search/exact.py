@@ -37,8 +37,8 @@ CLOSE = PRICE / 2.0  # relative gap at which the solver may stop
 
 
 class Bound(NamedTuple):
-    """A lower bound on the seconds of a step; 0 where the program or the mesh is too large. closed: whether the known
-    plan is optimal by the order in which searches compare plans."""
+    """A lower bound on the seconds of a step in which nothing overlaps; 0 where the program or the mesh is too large.
+    closed: whether the known plan is optimal by the order in which searches compare plans."""
 
     seconds: float = 0.0
     closed: bool = False
@@ -57,7 +57,7 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, cost: Cost) -> Known:
-        seconds = cost.step_seconds
+        seconds = cost.most_seconds
         return cls(seconds * (1.0 + PRICE * len(plan)), seconds / (1.0 + PRICE * max(1, len(plan))))
 
 
@@ -110,7 +110,7 @@ def certify(evaluator: Evaluator, result: SearchResult, seconds: float = CERTIFY
 
 def is_proven(problem: Problem, result: SearchResult, least: Bound) -> bool:
     """Whether no plan is better than the result's by more than the price of decisions."""
-    if not result.fits or problem.goal.minimise != FASTEST.minimise or result.cost.step_seconds <= 0.0:
+    if not result.fits or problem.goal.minimise != FASTEST.minimise or result.cost.most_seconds <= 0.0:
         return False
     return least.closed or least.seconds >= Known.of(result.plan, result.cost).enough
 

@@ -133,7 +133,7 @@ class Incumbent:
             if self._budget.gives_up and count == PATIENCE and self.objective.excess(self.best_cost) > log(HOPELESS):
                 raise OutOfBudget("hopeless")
             self.check()
-            cost = self.evaluator.cost(plan)
+            cost = self.evaluator.cost(plan, self._below())
             rank = self.objective.rank(plan, cost)
             if rank < self._best_rank:
                 cost = self._exact(plan, cost)
@@ -145,6 +145,12 @@ class Incumbent:
             if self._progress and count % 32 == 0:
                 self.report()
         return cost
+
+    def _below(self) -> float:
+        """Seconds of a step above which no plan can be the best; 0 where step time does not decide."""
+        if not self.fits(self.best_cost):
+            return 0.0
+        return self.best_cost.step_seconds if self.objective.fastest else inf
 
     def _exact(self, plan: Plan, cost: Cost) -> Cost:
         """The exact cost of a plan, unless its quick cost exceeds the bounds already."""

@@ -15,7 +15,7 @@ from toast_cli.report.sweep_table import DOES_NOT_FIT, FAILED, FITS, SweepRow
 
 _COLOURS = 8  # meshes with a colour of their own
 _HEADS = (
-    "mesh", "shape", "step time", "expected", "compute", "communication", "MFU", "peak memory", "of", "", "strategy",
+    "mesh", "shape", "step time", "compute", "communication", "MFU", "peak memory", "of", "", "strategy",
 )  # fmt: skip
 _VERDICTS = {FITS: "", DOES_NOT_FIT: "<span class='bad'>does not fit</span>", FAILED: "<span class='bad'>failed</span>"}
 
@@ -54,11 +54,11 @@ def _chart(rows: Sequence[SweepRow], colours: dict[str, str]) -> str:
 
 
 def _table(rows: Sequence[SweepRow]) -> str:
-    return table(_HEADS, [_row(row) for row in rows], (2, 3, 4, 5, 6, 7, 8))
+    return table(_HEADS, [_row(row) for row in rows], (2, 3, 4, 5, 6, 7))
 
 
 def _row(row: SweepRow) -> str:
-    figures = [row.step_seconds, row.expected_step_seconds, row.compute_seconds, row.communication_seconds]
+    figures = [row.step_seconds, row.compute_seconds, row.communication_seconds]
     cells = [
         *("" if figure is None else format_seconds(figure) for figure in figures),
         "" if row.mfu is None else format_percent(row.mfu),
