@@ -177,9 +177,9 @@ class Incumbent:
         """Whether time is up or the user wants it to end."""
         return self._budget.asked() or self.seconds_left == 0.0
 
-    def is_flat(self) -> bool:
-        """Whether the search has reached a plateau (see `FLAT`)."""
-        return len(self.seen) - self.best_found_at > max(LEAST_FLAT, FLAT * len(self.seen))
+    def is_flat(self, begun: int) -> bool:
+        """Whether the search has reached a plateau (see `FLAT`). begun: evaluations before those that count."""
+        return len(self.seen) - max(begun, self.best_found_at) > max(LEAST_FLAT, FLAT * len(self.seen))
 
     def extend(self, plan: Plan, move: Move) -> Plan:
         """The plan with the move's decisions appended, in canonical order."""

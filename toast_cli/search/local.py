@@ -20,7 +20,7 @@ from toast_cli.search.incumbent import Incumbent
 from toast_cli.search.moves import NEIGHBOURHOODS, Moves
 
 LEAST_GAIN = 1e-9  # of reward (nats of step time): less is rounding
-STARTS, DESCENT = 6, 300  # start plans that are improved first, and evaluations for each
+DESCENT = 100  # evaluations to improve each start plan
 TURN = 150  # evaluations of a neighbourhood in one turn
 TRIAL = 100  # evaluations after a restart
 KICKS = 3  # random edits of a restart, at most
@@ -39,14 +39,14 @@ class LocalSearch:
         self._optima: dict[Plan, float] = {}  # plans that a descent ended at -> reward
 
     def run(self) -> None:
-        """Improves the best start plans, then the incumbent until a plateau (see `Incumbent.is_flat`)."""
+        """Improves each start plan a little, then the incumbent until a plateau (see `Incumbent.is_flat`)."""
         worth = self._incumbent.worth
-        for start in sorted(self._incumbent.starts, key=lambda one: (-worth(one), repr(one)))[:STARTS]:
+        for start in sorted(self._incumbent.starts, key=lambda one: (-worth(one), repr(one))):
             self._rates = _unknown()
             reached = self.improve(start, DESCENT)
             self._optima[reached] = worth(reached)
-        stuck, idle = set[str](), 0
-        while not self._incumbent.is_flat() and idle < IDLE:
+        stuck, idle, begun = set[str](), 0, len(self._incumbent.seen)
+        while not self._incumbent.is_flat(begun) and idle < IDLE:
             plan, looked = self._incumbent.best, len(self._incumbent.seen)
             name = self._next(stuck)
             if name == RESTART:
@@ -98,11 +98,11 @@ class LocalSearch:
         for edit in NEIGHBOURHOODS[name](self._moves, plan):
             rivals[edit.out or edit].append(edit)
         for edits in sorted(rivals.values(), key=lambda edits: -max(self._promise.get(e, 0.0) for e in edits)):
-            if len(self._incumbent.seen) - looked > TURN:
-                complete = False
-                break
             best, better = reward + LEAST_GAIN, plan
             for edit in edits:
+                if len(self._incumbent.seen) - looked > TURN:
+                    complete = False
+                    break
                 found = {result: self._incumbent.worth(result) for result in results(self._moves.problem, plan, edit)}
                 if found:
                     most = max(found, key=found.__getitem__)
@@ -111,6 +111,8 @@ class LocalSearch:
                         best, better = found[most], most
             if better != plan:
                 plan, reward = better, best
+            if not complete:
+                break
         self._learn(name, reward - before, looked)
         return plan, complete and plan == start
 
