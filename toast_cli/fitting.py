@@ -1,4 +1,4 @@
-"""Chooses levers: where no plan fits in memory, or where one makes the step faster.
+"""Chooses levers where no plan fits in memory.
 
 Enters: the best `Reading` of a program, and a search of other programs. Leaves: the best `Reading` of all.
 """
@@ -12,10 +12,9 @@ from math import inf
 from toast_cli.cost.model import Cost
 from toast_cli.frontend import Source
 from toast_cli.levers import batch_parts, with_microbatches, with_recompute
-from toast_cli.program.recomputed import recomputed_parts
 from toast_cli.program.roles import WEIGHTS, argument_roles
 from toast_cli.quantities import format_bytes
-from toast_cli.readings import PARTED, Reading
+from toast_cli.readings import Reading
 from toast_cli.request import Recompute
 
 # Plans of a search that only tells whether a variant may fit and how long its step is.
@@ -48,7 +47,7 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
     if taken.result.stopped == "iterations" and not trials.interrupted:
         whole = search(taken.source, taken, None)
         taken = whole if trials.fits(whole) else taken
-    return _noted(taken, "made to fit", best.result.cost)
+    return _noted(taken, best.result.cost)
 
 
 class _Trials:
@@ -134,30 +133,14 @@ class _Trials:
 
 def _recomputing(source: Source) -> tuple[list[Source], list[str]]:
     """The program under each rematerialisation policy, the least recomputation first; and why others are left out."""
-    kinds = zip(source.program.ops, recomputed_parts(source.program), strict=True)
-    already = any(part and op.kind.matrix_unit for op, part in kinds)  # then it keeps no products
     programs, whys = [source], []
-    for policy in [Recompute.all] if already else Recompute:
+    for policy in Recompute:
         found = with_recompute(source, policy)
         if isinstance(found, str):
             whys.append(f"--recompute {policy}: {found}")
         else:
             programs.append(found)
     return programs, whys
-
-
-def made_faster(best: Reading, search: Search) -> Reading:
-    """The variant that keeps matrix products and recomputes cheap ops, if it fits and is faster; else `best`."""
-    program = best.source.program
-    if program.recompute or program.microbatches > 1:
-        return best
-    kinds = (with_recompute(best.source, p) for p in (Recompute.all_but_products, Recompute.all_but_weight_products))
-    found = [search(one, best, None) for one in kinds if isinstance(one, Source)]
-    fitting = [one for one in found if one.result.fits]
-    fastest = min(fitting, key=lambda one: one.result.cost.step_seconds, default=best)
-    if fastest.result.cost.step_seconds > (1.0 - PARTED) * best.result.cost.step_seconds:
-        return best
-    return _noted(fastest, "made faster", best.result.cost)
 
 
 def options_of(source: Source) -> str:
@@ -167,13 +150,13 @@ def options_of(source: Source) -> str:
     return f"{recompute} --microbatches {program.microbatches}".strip() if program.microbatches > 1 else recompute
 
 
-def _noted(reading: Reading, what: str, before: Cost) -> Reading:
+def _noted(reading: Reading, before: Cost) -> Reading:
     """The variant with a notice that states its gain over the best plan of the program as written."""
     cost = reading.result.cost
     slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
     size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
     notice = (
-        f"{what}: {options_of(reading.source)}: {slower:+.0%} step time, {size} per device, "
+        f"made to fit: {options_of(reading.source)}: {slower:+.0%} step time, {size} per device, "
         "against the best plan as written"
     )
     return replace(reading, source=replace(reading.source, notices=(notice, *reading.source.notices)))
