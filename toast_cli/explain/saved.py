@@ -94,8 +94,10 @@ def _loops_around(program: Program, op: int) -> list[int]:
 
 
 def _is_made(program: Program, value: int, turn: int) -> bool:
-    """True if the forward pass finishes an array; a loop around both passes does not finish what it carries."""
+    """True if the forward pass computes an array; a loop around both passes does not finish what it carries."""
     maker = program.ops[program.producer[value]]
+    if remade_values(program)[value]:  # zeros to which gradients are added
+        return False
     return program.producer[value] < turn and not (maker.name == CARRY and program.loops[maker.loop].last >= turn)
 
 
