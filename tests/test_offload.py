@@ -197,6 +197,13 @@ def test_what_is_saved_and_what_else_it_would_cost(scanned: bool) -> None:
     assert "recompute" not in items["16]"].costs or not scanned
 
 
+def test_a_forward_pass_saves_nothing() -> None:
+    source = source_of(decoder(scanned=True), WEIGHTS, TOKENS)
+    evaluator = evaluator_of(source, load_spec("v5e-4").mesh({"data": 4}))
+    found = explain_saved(Study(source, evaluator, ()))
+    assert not found.items and "no backward pass" in found.sentences[0]
+
+
 def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path) -> None:
     """Layers that take a mean over the batch cannot run in parts."""
 

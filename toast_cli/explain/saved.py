@@ -17,7 +17,7 @@ from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT, CARRY, DYNAMIC_UPDATE_SLICE
 from toast_cli.program.rematerialised import remade_values
-from toast_cli.program.roles import INPUTS, argument_roles
+from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, carried_results
 from toast_cli.quantities import format_bytes
 
 _LISTED = 40
@@ -29,6 +29,8 @@ _RANDOM = frozenset({"stablehlo.rng", "stablehlo.rng_bit_generator"})
 def explain_saved(study: Study) -> Explanation:
     """The arrays in device memory that the backward pass reads of the forward pass; alike ones are one row."""
     program = study.problem.program
+    if not _has_backward_pass(study):
+        return study.explanation("saved memory", ["The program has no backward pass to save anything for."])
     turn = _turn(program)
     alive = study.evaluator.alive_at(study.plan, turn)
     saved = [one for one in alive if one.role in ("temporary", "carry") and _is_made(program, one.value, turn)]
@@ -53,6 +55,16 @@ def explain_saved(study: Study) -> Explanation:
             "transfers to host memory and back, beside computing (--offload)."
         )
     return study.explanation("saved memory", sentences, listed="saved for the backward pass", items=items[:_LISTED])
+
+
+def _has_backward_pass(study: Study) -> bool:
+    """True if a program updates weights, or JAX's names say that an op is from a backward pass."""
+    program = study.problem.program
+    names, roles = argument_roles(program)
+    updated = carried_results(program)
+    if any(names[role] == WEIGHTS and updated[n] >= 0 for n, role in enumerate(roles)):
+        return True
+    return any("transpose(" in study.source.name_stack(op) for op in range(len(program.ops)))
 
 
 def _turn(program: Program) -> int:
@@ -82,8 +94,10 @@ def _loops_around(program: Program, op: int) -> list[int]:
 
 
 def _is_made(program: Program, value: int, turn: int) -> bool:
-    """True if the forward pass finishes an array; a loop around both passes does not finish what it carries."""
+    """True if the forward pass computes an array; a loop around both passes does not finish what it carries."""
     maker = program.ops[program.producer[value]]
+    if remade_values(program)[value]:  # zeros to which gradients are added
+        return False
     return program.producer[value] < turn and not (maker.name == CARRY and program.loops[maker.loop].last >= turn)
 
 

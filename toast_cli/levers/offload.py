@@ -9,7 +9,7 @@ are those that a loop over layers (`lax.scan`) stacks for the backward loop.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from toast_cli import xla
 from toast_cli.frontend.donation import mark_host_memory
@@ -29,7 +29,8 @@ from toast_cli.program.roles import carried_results, optimizer_state
 from toast_cli.request import Offload
 from toast_cli.xla import ir
 
-# The smallest array that is offloaded, as a fraction of all that could be: a transfer takes time to start.
+T = TypeVar("T")
+# The smallest arrays stay in device memory, with at most this fraction of the bytes: a transfer takes time to start.
 _SMALLEST = 0.01
 _NAMED = 3
 _DEVICE, _HOST = "device", "pinned_host"  # JAX's memory kinds
@@ -87,8 +88,16 @@ def _state(program: Program) -> dict[int, int]:
     """Large arguments that are optimizer state in device memory -> the results that replace them."""
     sizes = {n: program.values[program.arguments[n].value].bytes for n in optimizer_state(program)}
     replaced = carried_results(program)
-    large = (n for n, size in sizes.items() if size >= _SMALLEST * sum(sizes.values()))
-    return {n: replaced[n] for n in large if not program.arguments[n].on_host}
+    chosen = set(_large(sizes))
+    return {n: replaced[n] for n in sizes if n in chosen and not program.arguments[n].on_host}
+
+
+def _large(sizes: dict[T, int]) -> list[T]:
+    """The keys of the largest sizes, the largest first, without the smallest ones."""
+    ordered, spared = sorted(sizes, key=lambda key: -sizes[key]), _SMALLEST * sum(sizes.values())
+    while ordered and sizes[ordered[-1]] <= spared:
+        spared -= sizes[ordered.pop()]
+    return ordered
 
 
 def _listed(names: Iterator[str]) -> str:
@@ -108,10 +117,9 @@ def _offload_residuals(module: Any) -> list[Any]:
         for stack in pair.stacks
         if not _is_moved(stack.update)
     ]
-    total = sum(size for size, *_ in stacks)
-    large = sorted((one for one in stacks if one[0] >= _SMALLEST * total), key=lambda one: -one[0])
-    makers = [_maker(write.operands[1]) for _, write, _ in large]
-    for _, write, slices in large:
+    large = [stacks[k][1:] for k in _large({k: size for k, (size, *_) in enumerate(stacks)})]
+    makers = [_maker(write.operands[1]) for write, _ in large]
+    for write, slices in large:
         write.operands[1] = _moved(write.operands[1], _HOST, ir.InsertionPoint(write))
         for piece in slices:
             _replace_uses(piece.results[0], _DEVICE)
