@@ -90,6 +90,13 @@ def decoding(cache: Any, weights: Any, x: Any) -> Any:
     return for_all_positions(scanned_over, partial(step, "btkh", 1), cache, weights, x)
 
 
+def stacked(stack: Any) -> Any:
+    def outer(_: Any, stack: Any) -> Any:
+        return lax.scan(lambda c, x: (c, jnp.sin(x) * 2.0), 0.0, stack)[1]
+
+    return lax.fori_loop(0, 3, outer, stack)
+
+
 def waiting(x: Any, v: Any, w: Any) -> Any:
     """A partial sum that is made first, and read by an update that the program has last."""
     total = x.T @ v
@@ -196,6 +203,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "gathered-pieces": (lambda x, w: x @ w, (arg(64, 4096), arg(4096, 36 * 1023)), "x.0:data w.1:data", "less peak",
                         "v5e-16"),
     "loop-copies": (decoding, CACHE, "", "less peak", PLAIN),
+    "scan-unification": (stacked, (arg(8, 64, 1024),), "", "more peak", PLAIN),
     "bf16-widening": (lambda x, v: (x @ v) @ v, (arg(64, 64, dtype=BF16),) * 2, "", "less peak", "v100-8"),
     "early-results": (updated, (arg(64, 256), arg(256, 512), arg(512, 256)), "", "other peak", PLAIN),
     "loops-first": (projected, (SQUARE, arg(64, 2048), arg(64, 512)), "", "more peak", PLAIN),
@@ -243,7 +251,7 @@ def test_every_pass_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_without_a_pass_the_prediction_is_another(name: str) -> None:
     run, shapes, decisions, change, machine = CASES[name]
-    donated = (0,) if name in ("loop-copies", "in-place-updates") else ()
+    donated = (0,) if name in ("loop-copies", "scan-unification", "in-place-updates") else ()
     source = source_of_text(run) if isinstance(run, str) else source_of(run, *shapes, donate=donated)
     case = case_on(machine, source, ())
     plan = plan_of(case, decisions)

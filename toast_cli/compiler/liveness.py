@@ -17,6 +17,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.schedule import half_steps
 from toast_cli.program.model import DTYPE_BITS, Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESULT
+from toast_cli.program.rematerialised import expands_scalar
 
 Interval = tuple[int, int]  # first and last half step, both included
 
@@ -171,7 +172,8 @@ def borrowed_buffers(
     """
     donated = {a.value for a in program.arguments if a.aliased_result >= 0}
     borrowed = [False] * len(program.values)
-    copied, in_place = copied_carries(program, profile), "in-place-updates" in profile.passes
+    copied, unified = copied_carries(program, profile), unified_carries(program, profile)
+    in_place = "in-place-updates" in profile.passes
 
     def last_read(value: int) -> int:
         """The last read of a value in the same iteration; reads of a carry after its loop do not count."""
@@ -182,7 +184,10 @@ def borrowed_buffers(
         return max((read_at[use] for use in uses), default=0)
 
     for number, op in enumerate(program.ops):
-        if in_place and op.kind.in_place and op.operands and number not in copied:
+        if number in unified:
+            borrowed[op.results[0]] = True
+            borrowed[op.operands[0]] = all(reader in unified for reader, _ in program.users[op.operands[0]])
+        elif in_place and op.kind.in_place and op.operands and number not in copied:
             source = op.operands[0]
             if (source in donated or borrowed[source]) and last_read(source) < times[number]:
                 borrowed[op.results[0]] = True
@@ -223,6 +228,43 @@ def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[
 def is_within(program: Program, op: int, loop: int) -> bool:
     """Whether an op is in a loop."""
     return program.loops[loop].first <= op < program.loops[loop].last
+
+
+def unified_carries(program: Program, profile: CompilerProfile) -> frozenset[int]:
+    """Op numbers of `toast.carry` ops that share the buffer of the outer loop's carry.
+
+    A decoding loop carries a cache of all layers; its body scans over the layers, reads one slice of the cache in each
+    iteration and stacks the new slices to the next cache. XLA writes them in place
+    (`ScanLoopAccumulatorInputUnification`) if the outer loop yields the stack as the next value of the scanned array,
+    and only the scan reads that.
+    """
+    if "scan-unification" not in profile.passes:
+        return frozenset()
+    return frozenset(
+        number for number, op in enumerate(program.ops) if op.name == CARRY and _is_unified(program, number)
+    )
+
+
+def _is_unified(program: Program, number: int) -> bool:
+    op = program.ops[number]
+    (stack,), loop = op.results, program.loops[op.loop]
+    init = program.ops[program.producer[op.operands[0]]]
+    if loop.parent < 0 or not (init.kind.source or expands_scalar(init, program)):
+        return False
+    inside = [use for use in program.users[stack] if loop.first <= use[0] < loop.last]
+    after = [use for use in program.users[stack] if use not in inside]
+    update = program.producer[op.operands[1]]
+    if program.ops[update].name != DYNAMIC_UPDATE_SLICE or inside != [(update, 0)] or len(after) != 1:
+        return False
+    (around, position) = after[0]
+    if program.ops[around].name != CARRY or position != 1 or program.ops[around].loop != loop.parent:
+        return False
+    (scanned,), outer = program.ops[around].results, program.loops[loop.parent]
+    reads = [use for use in program.users[scanned] if outer.first <= use[0] < outer.last]
+    return program.values[scanned] == program.values[stack] and all(
+        loop.first <= reader < loop.last and program.ops[reader].name == DYNAMIC_SLICE and place == 0
+        for reader, place in reads
+    )
 
 
 def _is_copied(program: Program, carry: Op) -> bool:

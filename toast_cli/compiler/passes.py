@@ -53,6 +53,7 @@ PASSES: Mapping[str, str] = {
     "returned-layouts": "The result of a contraction is copied where it is returned in tiles of other dimensions.",
     "gathered-pieces": "A copy assembles the pieces of an all-gather, unless they are whole tiles.",
     "loop-copies": "Loop carries with another dimension order than the arguments are copied.",
+    "scan-unification": "The stacked result of a scan in a loop reuses the buffer of the array it scans over.",
     "bf16-widening": "A chip that cannot compute in bf16 gets it widened to f32.",
     # Schedule and liveness.
     "early-results": "Results of the program are computed as soon as their operands are available.",
