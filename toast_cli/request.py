@@ -67,7 +67,7 @@ class Recompute(StrEnum):
 
 
 class OptionKind(Enum):
-    """The types of options. A project file writes TEXT, BYTES, SECONDS and words as text."""
+    """The types of options besides the words above. A project file writes TEXT, BYTES, SECONDS and words as text."""
 
     TEXT = "text"
     TEXTS = "several texts"
@@ -75,13 +75,6 @@ class OptionKind(Enum):
     WHOLE = "whole number"
     BYTES = "bytes"
     SECONDS = "seconds"
-    SEARCH = "search"
-    EFFORT = "effort"
-    COMPILER = "compiler"
-    FRAMES = "frames"
-    ASK = "ask"
-    FIT = "fit"
-    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ class Option:
     """
 
     flag: str
-    kind: OptionKind
+    kind: OptionKind | type[StrEnum]
     help: str
     metavar: str = ""
     least: int = 0
@@ -108,7 +101,9 @@ class Option:
         return self.flag.removeprefix("--")
 
 
-def _option(default: object, flag: str, kind: OptionKind, help: str, metavar: str = "", **more: Any) -> Any:
+def _option(
+    default: object, flag: str, kind: OptionKind | type[StrEnum], help: str, metavar: str = "", **more: Any
+) -> Any:
     return field(default=default, metadata={"option": Option(flag, kind, help, metavar, **more)})
 
 
@@ -129,7 +124,7 @@ class Request:
     search: str = _option(
         SearchName.mcts.value,
         "--search",
-        OptionKind.SEARCH,
+        SearchName,
         "Search algorithm: tree search with local search, or the same with a proof of how good the plan is.",
     )
     budget_seconds: float | None = _option(
@@ -142,7 +137,7 @@ class Request:
     effort: str = _option(
         Effort.medium.value,
         "--effort",
-        OptionKind.EFFORT,
+        Effort,
         "How many plans the search looks at, at most: 2000, 10000 or 40000; fewer if nothing better turns up.",
     )
     iterations: int | None = _option(
@@ -197,7 +192,7 @@ class Request:
     frames: str = _option(
         FrameChoice.user.value,
         "--frames",
-        OptionKind.FRAMES,
+        FrameChoice,
         "Show places in the source as the line of your own code, or with all frames, those of libraries too.",
         in_projects=False,
         in_python=False,
@@ -281,7 +276,7 @@ class Request:
     confirm_with: str | None = _option(
         None,
         "--confirm-with",
-        OptionKind.COMPILER,
+        CompilerName,
         "Which compiler --confirm asks (default: the chip's; cpu: only XLA's partitioner, in seconds).",
         in_python=False,
     )
@@ -296,7 +291,7 @@ class Request:
     ask: str = _option(
         Ask.never.value,
         "--ask",
-        OptionKind.ASK,
+        Ask,
         "Ask the chip's compiler, where it is installed, whether the plan fits: auto (only where that is not sure, or "
         "the plan would be refused), always or never.",
         in_python=False,
@@ -311,7 +306,7 @@ class Request:
     fit: str = _option(
         Fit.auto.value,
         "--fit",
-        OptionKind.FIT,
+        Fit,
         "Where no plan fits in memory: stop, or compute values again in the backward pass and run the batch in parts "
         "(auto); fastest: also keep products that the program computes again, where there is room.",
         in_projects=False,
@@ -331,7 +326,7 @@ class Request:
     recompute: str | None = _option(
         None,
         "--recompute",
-        OptionKind.RECOMPUTE,
+        Recompute,
         "What the backward pass computes again: all that it reads of layers, or all but products (with weights).",
         in_projects=False,
         in_python=False,

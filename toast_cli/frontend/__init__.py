@@ -3,22 +3,13 @@
 Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `Program` read from it.
 """
 
-from toast_cli.frontend.loading import load, stated_pins
-from toast_cli.frontend.microbatched import batch_parts, with_microbatches
-from toast_cli.frontend.parted import with_parts
-from toast_cli.frontend.rematerialised import with_recompute
-from toast_cli.frontend.reordered import NewOrder, with_order
-from toast_cli.frontend.source import Source, Use
-
-__all__ = [
-    "NewOrder",
-    "Source",
-    "Use",
-    "batch_parts",
-    "load",
-    "stated_pins",
-    "with_microbatches",
-    "with_order",
-    "with_parts",
-    "with_recompute",
-]
+from toast_cli.frontend.loading import load as load
+from toast_cli.frontend.loading import stated_pins as stated_pins
+from toast_cli.frontend.microbatched import batch_parts as batch_parts
+from toast_cli.frontend.microbatched import with_microbatches as with_microbatches
+from toast_cli.frontend.parted import with_parts as with_parts
+from toast_cli.frontend.rematerialised import with_recompute as with_recompute
+from toast_cli.frontend.reordered import NewOrder as NewOrder
+from toast_cli.frontend.reordered import with_order as with_order
+from toast_cli.frontend.source import Source as Source
+from toast_cli.frontend.source import Use as Use

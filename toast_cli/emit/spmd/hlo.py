@@ -12,8 +12,16 @@ from math import prod
 from toast_cli import xla
 from toast_cli.emit.annotate import mark_boundary
 from toast_cli.emit.dense_products import write_out_ragged
-from toast_cli.emit.hlo import ENTRANCE, EXIT, Boundary, GspmdNotation, bare_bytecode, flatten, with_partitions
-from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
+from toast_cli.emit.hlo import (
+    ENTRANCE,
+    EXIT,
+    Boundary,
+    GspmdNotation,
+    bare_bytecode,
+    flatten,
+    refuse_what_needs_shardy,
+    with_partitions,
+)
 from toast_cli.emit.spmd import manual_region, refuse_bound
 from toast_cli.errors import ToastError
 from toast_cli.frontend.source import Source
