@@ -37,10 +37,9 @@ from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
 from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
-from toast_cli.verify.ahead import compile_ahead, target_of
+from toast_cli.verify.ahead import Dialect, compile_ahead, target_of
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective, collectives_in
-from toast_cli.verify.compile import Dialect
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.schedule import scheduled_time

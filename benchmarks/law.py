@@ -38,8 +38,7 @@ from toast_cli.tactics.strategies import applicable, strategy
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.promises import PromisedCollective
-from toast_cli.verify.traffic import compare_traffic
+from toast_cli.verify.traffic import PromisedCollective, compare_traffic
 
 MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")
 FIRST = ("data-parallel", "zero2", "fsdp", "context", "expert", "edge", "spatial")

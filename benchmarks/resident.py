@@ -43,7 +43,7 @@ ADDED_COLUMNS = {
 }  # fmt: skip
 _AGAIN = re.compile(r'"retry_count":"(\d+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_RESULT = re.compile(r"= (?:f32|bf16)\[(\d+),(\d+)\]\S* fusion\(")
+_RESULT = re.compile(r"(?:f32|bf16)\[(\d+),(\d+)\]")
 
 
 def main(meshes: list[str]) -> int:
@@ -157,11 +157,11 @@ def lines_of(
     if isinstance(facts, Failure):
         raise SystemExit(facts.reason)
     bodies, entry = computations(facts.hlo_text)
-    for name, lines in bodies.items():
-        for line in lines if name != entry else ():
-            result = _RESULT.search(line)
-            if result and _CYCLES.search(line):
-                yield (int(result[1]), int(result[2])), line
+    for name, nodes in bodies.items():
+        for node in nodes.values() if name != entry else ():
+            result = _RESULT.match(node.kind) if node.opcode == "fusion" else None
+            if result and _CYCLES.search(node.rest):
+                yield (int(result[1]), int(result[2])), node.rest
 
 
 if __name__ == "__main__":

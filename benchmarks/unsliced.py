@@ -16,9 +16,8 @@ if __name__ == "__main__":
 
 from benchmarks.common import Row, note, show, write_json
 from toast_cli.hardware import load_spec
-from toast_cli.verify.ahead import compile_ahead, target_of
+from toast_cli.verify.ahead import compile_ahead, estimated_cycles, target_of
 from toast_cli.verify.child import Failure
-from toast_cli.verify.hlo_text import computations, cycles_of, run_counts
 
 WORK = {
     "exp, tanh": ("exponential %x", "tanh %0"),
@@ -58,10 +57,7 @@ def microseconds(work: str, case: str, mesh: str) -> float:
     facts = compile_ahead(text_of(work, case).encode(), "stablehlo", target_of(spec))
     if isinstance(facts, Failure):
         return float("nan")
-    bodies, entry = computations(facts.hlo_text)
-    runs = run_counts(bodies, entry)
-    cycles = sum(runs.get(name, 0) * (cycles_of(line) or 0) for name, lines in bodies.items() for line in lines)
-    return 1e6 * cycles / spec.mesh(None).chip.clock_hertz
+    return 1e6 * estimated_cycles(facts.hlo_text) / spec.mesh(None).chip.clock_hertz
 
 
 def text_of(work: str, case: str) -> str:

@@ -29,13 +29,13 @@ from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.neighbour_items import NeighbourItem, NeighbourReader
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
+from toast_cli.plan.axis_assignment import without_split_space
 from toast_cli.plan.iteration import Iteration, lay_out
 from toast_cli.plan.loop_reads import LOOP_EDGES, edges
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Way, copy_of, hops_ahead, route, ways_of
 from toast_cli.plan.sharding import Sharding
-from toast_cli.plan.workarounds import without_split_space
 from toast_cli.program.sums import SumStep
 
 NOWHERE = -1

@@ -21,8 +21,8 @@ from toast_cli.frontend import Source
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
+from toast_cli.verify.ahead import as_stablehlo
 from toast_cli.verify.collectives import collectives_in
-from toast_cli.verify.compile import as_stablehlo
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
 

@@ -24,10 +24,10 @@ def cpu_devices(count: int) -> list[Any]:
 
 def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[bytes]:
     """The child's exit code, and what the compiler wrote to standard error."""
-    from toast_cli.verify.worker import work
+    from toast_cli.verify.child import work
 
     task, folder = command[-2], Path(command[-1])
-    if "toast_cli.verify.worker" not in command or task == "ahead" or asks_a_target(task, folder):
+    if "toast_cli.verify.child" not in command or task == "ahead" or asks_a_target(task, folder):
         return subprocess.run(command, **settings)
     with one_at_a_time, tempfile.TemporaryFile() as log:
         kept = os.dup(2)

@@ -11,7 +11,7 @@ from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.frontend import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.verify.compile import Dialect
+from toast_cli.verify.ahead import Dialect
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import input_sets
 from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, result_types

@@ -19,7 +19,7 @@ from toast_cli.emit import emit, write
 from toast_cli.emit.misread import misread_ops
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.verify.compile import as_stablehlo
+from toast_cli.verify.ahead import as_stablehlo
 
 
 def by_channel() -> tuple[Case, PartitionedProgram]:

@@ -12,8 +12,7 @@ from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit import emit_shardy, write
 from toast_cli.emit.barriers import held
-from toast_cli.emit.recheck import strays
-from toast_cli.emit.stablehlo import shardy_marks
+from toast_cli.emit.stablehlo import shardy_marks, strays
 from toast_cli.plan.decisions import Plan
 
 Read = Callable[[Any], Any]

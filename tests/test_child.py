@@ -15,7 +15,7 @@ import pytest
 from toast_cli import child
 from toast_cli.child import ChildError, in_child, in_fork
 from toast_cli.errors import InputError, SpecError
-from toast_cli.frontend.handover import read_parsed
+from toast_cli.frontend.handover import parse
 
 HERE = "tests.test_child"
 
@@ -120,7 +120,7 @@ def test_a_machine_without_room_is_not_called_a_damaged_program(way: str, monkey
     monkeypatch.setattr(os, "fork", no_room)
     monkeypatch.setattr(subprocess, "Popen", no_room)
     with pytest.raises(InputError, match=r"was not read, because of .* could not be started") as told:
-        read_parsed(b"module {}", "a.mlir")
+        parse(b"module {}", "a.mlir")
     assert told.value.hint is not None and "memory" in told.value.hint
 
 

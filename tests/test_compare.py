@@ -19,8 +19,7 @@ from toast_cli.errors import UsageError
 from toast_cli.explain.words import name_list
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.report import style
-from toast_cli.report.comparison import SCHEMA, Comparison, compare
-from toast_cli.report.comparison_table import comparison_blocks
+from toast_cli.report.comparison import SCHEMA, Comparison, compare, comparison_blocks
 from toast_cli.report.html.comparison_page import page
 from toast_cli.tactics import experts
 

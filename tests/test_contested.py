@@ -10,10 +10,9 @@ from sweeps import sweep
 
 from toast_cli.emit import propagate
 from toast_cli.emit.annotate import annotated
-from toast_cli.emit.contested import declining
-from toast_cli.emit.minimal import choose_marks
+from toast_cli.emit.minimal import choose_marks, declining
+from toast_cli.emit.moved_views import reduced_behind_transposes
 from toast_cli.emit.propagate import NumberingNotation, Propagation, numbered, without_units
-from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram

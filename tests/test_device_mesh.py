@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 from toast_cli import xla
 from toast_cli.device_mesh import device_mesh
-from toast_cli.emit.snippet import device_mesh_text
+from toast_cli.emit.specs import device_mesh_text
 
 
 @dataclass(frozen=True)

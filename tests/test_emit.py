@@ -37,8 +37,8 @@ from toast_cli.emit import FORMATS, emit, emit_hlo, emit_shardy
 from toast_cli.emit.marks import pinned_marks
 from toast_cli.emit.stablehlo import shardy_marks
 from toast_cli.errors import UsageError
+from toast_cli.verify.ahead import as_stablehlo
 from toast_cli.verify.collectives import collectives_in
-from toast_cli.verify.compile import as_stablehlo
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from programs import Case, arg, source_of
 
 from toast_cli import xla
 from toast_cli.emit import emit
-from toast_cli.emit.snippet import matcher, rules_of, snippet, trimmed
-from toast_cli.emit.specs import BoundarySpecs, NamedAxes, NamedSpec
+from toast_cli.emit.specs import BoundarySpecs, NamedAxes, NamedSpec, matcher, rules_of, snippet, trimmed
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,11 @@ from toast_cli.errors import InputError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain import Explanation, Study
 from toast_cli.explain.arrays import explain_argument
-from toast_cli.explain.collective_rows import rows_of
 from toast_cli.explain.decisions import explain_decision, explain_plan
 from toast_cli.explain.model import SCHEMA
 from toast_cli.explain.peak import explain_peak
-from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.traffic import explain_collective, explain_line
+from toast_cli.explain.words import Sight, rows_of, sight
 from toast_cli.pipeline import Request
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.mirrors import unmirror

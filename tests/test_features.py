@@ -37,7 +37,7 @@ from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.verify.compile import as_stablehlo
+from toast_cli.verify.ahead import as_stablehlo
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
 from toast_cli.verify.sums import partitioned_collectives

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from toast_cli import xla
 from toast_cli.errors import InputError
-from toast_cli.frontend.donation import leaf_number
+from toast_cli.frontend.convert import leaf_number
 from toast_cli.frontend.formats import hlo_module_proto, nesting, read_bytes, recognise
-from toast_cli.frontend.loaded import load_module, parse
+from toast_cli.frontend.handover import load_module, parse
 from toast_cli.frontend.wire import flatbuffer_bytes, message_fields, strings_are_text
 
 

@@ -20,8 +20,8 @@ from toast_cli.dimensions import analyse
 from toast_cli.emit import emit
 from toast_cli.errors import InputError
 from toast_cli.frontend import Source, stated_pins
+from toast_cli.frontend.constraints import axes_on, factored
 from toast_cli.frontend.gspmd import read_tiling
-from toast_cli.frontend.nameless import axes_on, factored
 from toast_cli.pipeline import partition
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.lower import lower

@@ -22,7 +22,7 @@ from sweeps import sweep
 
 from toast_cli import xla
 from toast_cli.emit import emit
-from toast_cli.emit.kernel_lines import kernel_lines
+from toast_cli.emit.constraints import kernel_lines
 from toast_cli.errors import ToastError
 from toast_cli.frontend.loading import load
 from toast_cli.frontend.source import Source

@@ -12,7 +12,7 @@ from toast_cli import xla
 from toast_cli.emit import emit
 from toast_cli.frontend import Source, load
 from toast_cli.program.host_memory import moved, on_host
-from toast_cli.verify.compile import as_stablehlo
+from toast_cli.verify.ahead import as_stablehlo
 
 A = "tensor<64x32xf32>"
 KIB = 1024

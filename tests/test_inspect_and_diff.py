@@ -15,7 +15,7 @@ from report_sample import WIDTHS, nothing_cut_off
 from toast_cli.cli import main
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import load
-from toast_cli.report.difference import FigureChange
+from toast_cli.report.checks import FigureChange
 from toast_cli.report.inspection import blocks as inspection_blocks
 from toast_cli.report.inspection import inspect_program
 

@@ -12,8 +12,8 @@ from toast_cli.errors import MissingExtraError, ToastError, UsageError
 from toast_cli.hardware import Spec, load_spec, parse_spec
 from toast_cli.report.verdict_table import print_verdict
 from toast_cli.verify import verdict
+from toast_cli.verify.ahead import Judge, choose_judge
 from toast_cli.verify.child import Failure
-from toast_cli.verify.judge import Judge, choose_judge
 from toast_cli.verify.verdict import Part, Verdict
 
 ALL, NOTHING = ("libtpu", "jax_cuda12_plugin"), ()

@@ -12,7 +12,7 @@ from checking import check, install_here, store, toast
 from fake_pipeline import Pipeline
 from report_sample import PREDICTED, make_report
 
-from toast_cli.cli import known_checks
+from toast_cli.cli import check_points
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def _report(_: pytest.MonkeyPatch) -> None:
 
 
 def _code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_checks, "code_digest", lambda: b"other code")
+    monkeypatch.setattr(check_points, "code_digest", lambda: b"other code")
 
 
 def _library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_checks, "_versions", lambda: ("other",))
+    monkeypatch.setattr(check_points, "_versions", lambda: ("other",))
 
 
 def _setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,14 @@ from sweeps import sweep
 from benchmarks.law import differing, statements
 from toast_cli.emit import emit
 from toast_cli.emit.minimal import choose_marks
-from toast_cli.emit.recheck import strays
+from toast_cli.emit.stablehlo import strays
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.report.build import collective_facts
 from toast_cli.report.promises import promised_collectives
+from toast_cli.verify.ahead import Dialect
 from toast_cli.verify.child import Failure
-from toast_cli.verify.compile import Dialect
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.frontend.modules import common_start, folded, functions_of, scopes_of
-from toast_cli.frontend.name_stack import op_path
-from toast_cli.frontend.places import Frame
+from toast_cli.frontend.name_stack import common_start, folded, op_path, scopes_of
+from toast_cli.frontend.places import Frame, functions_of
 
 # name stack -> modules, as reports show it
 STACKS = [

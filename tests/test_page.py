@@ -18,10 +18,9 @@ from toast_cli.report.comparison import compare
 from toast_cli.report.html import comparison_page, sweep_page
 from toast_cli.report.html.charts import front_line, step_chart
 from toast_cli.report.html.frame import chart
-from toast_cli.report.html.pictures import OTHERS, Pictures, memory_bands, pictures
+from toast_cli.report.html.pictures import OTHERS, Branch, Pictures, memory_bands, pictures, plain
 from toast_cli.report.html.run_page import page
 from toast_cli.report.html.tiles import mesh_grid, tile
-from toast_cli.report.html.trees import Branch, plain
 from toast_cli.report.model import AlternativeFacts, ConfirmationFacts, ConfirmedPlanFacts
 from toast_cli.report.sweep_table import DOES_NOT_FIT, FAILED, FITS, SweepRow
 

@@ -12,8 +12,8 @@ from programs import Case, arg, round_mesh, source_of
 from toast_cli.compiler.partitioner import MENDED, installed_workarounds, workarounds_for
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.axis_assignment import ALL, Workarounds
 from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.workarounds import ALL, Workarounds
 
 FROM_11 = {"split_space": (0, 11)}
 

@@ -21,8 +21,7 @@ from worker_jobs import job
 from toast_cli import pipeline as pipeline_module
 from toast_cli.cli import main, workers
 from toast_cli.cli import sweep as sweep_module
-from toast_cli.cli.sweep_log import open_log
-from toast_cli.cli.sweep_points import parse_seeds, points_of
+from toast_cli.cli.sweep_points import open_log, parse_seeds, points_of
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.pipeline import Request
 from toast_cli.report import style, sweep_table

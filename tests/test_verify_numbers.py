@@ -14,8 +14,8 @@ import pytest
 
 from toast_cli import xla
 from toast_cli.verify import numbers
+from toast_cli.verify.ahead import Dialect
 from toast_cli.verify.child import Failure
-from toast_cli.verify.compile import Dialect
 from toast_cli.verify.errors import (
     ResultError,
     Runs,
@@ -25,9 +25,8 @@ from toast_cli.verify.errors import (
     shake,
     tolerance_of,
 )
-from toast_cli.verify.inputs import input_sets
+from toast_cli.verify.inputs import input_sets, new_versions
 from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, refuse_large
-from toast_cli.verify.state import new_versions
 
 Tree = Any
 Gradient = Callable[..., tuple[jax.Array, Tree]]

@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 
 from toast_cli import xla
-from toast_cli.verify.ahead import CompilationTarget
+from toast_cli.verify.ahead import PROGRAM, CompilationTarget
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.compile import PROGRAM
-from toast_cli.verify.graph import graphs
+from toast_cli.verify.graphs import graphs
+from toast_cli.verify.hlo_text import places
 from toast_cli.verify.partitioned import (
     PARTITIONED,
     after_partitioning,
     collectives_after_partitioning,
     partitioned_task,
 )
-from toast_cli.verify.stack_frames import places
 from toast_cli.verify.sums import partitioned_collectives
 
 MESH = (("data", "model"), (4, 2))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.promises import PromisedCollective
-from toast_cli.verify.traffic import TrafficComparison, compare_traffic, place_of
+from toast_cli.verify.traffic import PromisedCollective, TrafficComparison, compare_traffic, place_of
 from toast_cli.verify.verdict import judged_traffic
 
 MESH = {"data": 4, "model": 2}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.verify.hlo_text import computations, run_counts
+from toast_cli.verify.graphs import run_counts
+from toast_cli.verify.hlo_text import computations
 
 LOOP = """HloModule loop
 

@@ -14,8 +14,7 @@ from programs import arg
 
 from toast_cli import xla
 from toast_cli.verify.errors import ResultError
-from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task
-from toast_cli.verify.widened import widened
+from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, widened
 
 BF16 = jnp.bfloat16
 MANY = np.linspace(-3, 3, 200).astype(BF16)

@@ -13,17 +13,16 @@ import pytest
 from programs import source_of
 
 from toast_cli import xla
-from toast_cli.emit import emit_hlo, recheck, stablehlo, write
+from toast_cli.emit import emit_hlo, stablehlo, write
 from toast_cli.emit.minimal import ChosenMarks
-from toast_cli.emit.recheck import check_note, reads_back, strays
 from toast_cli.emit.shardy import write_shardy
-from toast_cli.emit.stablehlo import shardy_marks
+from toast_cli.emit.stablehlo import check_note, reads_back, shardy_marks, strays
 from toast_cli.frontend import Source
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.tactics import strategies
-from toast_cli.verify.compile import as_stablehlo
+from toast_cli.verify.ahead import as_stablehlo
 
 TINY = Path(__file__).parents[1] / "sample_models" / "block_tiny.mlirbc.zst"
 
@@ -83,7 +82,7 @@ def test_what_was_seen_to_settle_is_read_back_and_not_propagated_again(
     marks = shardy_marks(source, lowered)
     content = write_shardy(source, lowered, marks, binary=binary)
     asked = []
-    monkeypatch.setattr(recheck, "strays", lambda *_: asked.append(1) or [])
+    monkeypatch.setattr(stablehlo, "strays", lambda *_: asked.append(1) or [])
     assert check_note(source, lowered, marks, content, settled=True) == "" and asked == []
     assert check_note(source, lowered, marks, content) == "" and asked == [1]
     other = b"// not what was written\n" + write_shardy(source, lowered, marks)
@@ -115,7 +114,7 @@ def test_another_program_is_not_taken_for_the_file(planned: tuple[Source, Partit
 def test_large_programs_are_not_read_again(
     planned: tuple[Source, PartitionedProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recheck, "MOST_OPS", 100)
+    monkeypatch.setattr(stablehlo, "MOST_OPS", 100)
     (note,) = write(*planned, "stablehlo", "full").notes
     assert note.startswith("the written program was not propagated again: ") and note.endswith("100 is the limit")
 

@@ -17,8 +17,8 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from toast_cli.emit.snippet import rules_of, spec_text
-from toast_cli.emit.specs import NamedSpec
+from toast_cli.emit.exported import partition_spec
+from toast_cli.emit.specs import NamedSpec, rules_of, spec_text
 from toast_cli.errors import UsageError
 from toast_cli.frameworks import keras_layouts, mark_sharding_lines, maxtext_yaml, slash_expression
 from toast_cli.hardware import parse_bytes
@@ -26,7 +26,6 @@ from toast_cli.jax_objects import (
     Signature,
     automatic,
     logical_names,
-    partition_spec,
     positional,
     read_program,
     unflatten,
@@ -68,7 +67,7 @@ class Plan:
     def _repr_html_(self) -> str:
         """HTML for a notebook: the plan in a sentence, its main figures, and the shardings of arguments, grouped by
         pattern."""
-        from toast_cli.report.html.notebook import snippet
+        from toast_cli.report.html.frame import snippet
 
         predicted = self.report.predicted
         limit = f"of {format_bytes(predicted.limit_bytes)}"
@@ -92,8 +91,8 @@ class Plan:
         This is the form of EasyLM's `match_partition_rules` and of big_vision; paths are written
         `state/params/layers/0/w`. The last rule is for all replicated arrays.
         """
-        rules = [(slash_expression(pattern), spec) for pattern, spec in rules_of(self._named_specs())]
-        found = [(expression, partition_spec([list(axes or ()) for axes in spec])) for expression, spec in rules]
+        rules = rules_of(self._named_specs())
+        found = [(slash_expression(pattern), partition_spec(spec)) for pattern, spec in rules]
         return [*found, (".*", partition_spec([]))]
 
     def maxtext_rules(self, names: Mapping[str, str | Sequence[str]] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Arranges devices in the order that a plan is priced for. `emit.snippet` copies the function below into
+"""Arranges devices in the order that a plan is priced for. `emit.specs` copies the function below into
 `shardings.py`, which must depend on JAX alone.
 """
 

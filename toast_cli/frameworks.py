@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from toast_cli.emit.snippet import entry_text, tuple_text
-from toast_cli.emit.specs import NamedSpec
+from toast_cli.emit.specs import NamedSpec, entry_text, tuple_text
 from toast_cli.errors import UsageError
 from toast_cli.program.paths import slash_path
 

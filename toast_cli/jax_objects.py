@@ -13,7 +13,6 @@ from typing import Any
 
 from toast_cli.errors import UsageError
 from toast_cli.program.paths import slash_path
-from toast_cli.report.model import DimensionAxes
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,6 @@ def logical_names(names: Any) -> tuple[str, ...]:
             entries = ("+".join(e) if isinstance(e, tuple) else e or "" for e in leaf)
             lines.append(f"{slash_path(jax.tree_util.keystr(path)).lstrip('/')}={','.join(map(str, entries))}")
     return tuple(lines)
-
-
-def partition_spec(sharding: DimensionAxes) -> Any:
-    """`jax.sharding.PartitionSpec` of a sharding in a report; trailing unsharded dimensions are left out."""
-    import jax
-
-    entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in sharding]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return jax.sharding.PartitionSpec(*entries)
 
 
 def automatic(mesh: Any) -> Any:

@@ -74,7 +74,7 @@ class Offload(StrEnum):
 
 
 class OptionKind(Enum):
-    """The types of options. A project file writes TEXT, BYTES, SECONDS and words as text."""
+    """The types of options besides the words above. A project file writes TEXT, BYTES, SECONDS and words as text."""
 
     TEXT = "text"
     TEXTS = "several texts"
@@ -82,14 +82,6 @@ class OptionKind(Enum):
     WHOLE = "whole number"
     BYTES = "bytes"
     SECONDS = "seconds"
-    SEARCH = "search"
-    EFFORT = "effort"
-    COMPILER = "compiler"
-    FRAMES = "frames"
-    ASK = "ask"
-    FIT = "fit"
-    RECOMPUTE = "recompute"
-    OFFLOAD = "offload"
 
 
 @dataclass(frozen=True)
@@ -103,7 +95,7 @@ class Option:
     """
 
     flag: str
-    kind: OptionKind
+    kind: OptionKind | type[StrEnum]
     help: str
     metavar: str = ""
     least: int = 0
@@ -116,7 +108,9 @@ class Option:
         return self.flag.removeprefix("--")
 
 
-def _option(default: object, flag: str, kind: OptionKind, help: str, metavar: str = "", **more: Any) -> Any:
+def _option(
+    default: object, flag: str, kind: OptionKind | type[StrEnum], help: str, metavar: str = "", **more: Any
+) -> Any:
     return field(default=default, metadata={"option": Option(flag, kind, help, metavar, **more)})
 
 
@@ -137,7 +131,7 @@ class Request:
     search: str = _option(
         SearchName.mcts.value,
         "--search",
-        OptionKind.SEARCH,
+        SearchName,
         "Search algorithm: tree search with local search, or the same with a proof of how good the plan is.",
     )
     budget_seconds: float | None = _option(
@@ -150,7 +144,7 @@ class Request:
     effort: str = _option(
         Effort.medium.value,
         "--effort",
-        OptionKind.EFFORT,
+        Effort,
         "How many plans the search looks at, at most: 2000, 10000 or 40000; fewer if nothing better turns up.",
     )
     iterations: int | None = _option(
@@ -205,7 +199,7 @@ class Request:
     frames: str = _option(
         FrameChoice.user.value,
         "--frames",
-        OptionKind.FRAMES,
+        FrameChoice,
         "Show places in the source as the line of your own code, or with all frames, those of libraries too.",
         in_projects=False,
         in_python=False,
@@ -289,7 +283,7 @@ class Request:
     confirm_with: str | None = _option(
         None,
         "--confirm-with",
-        OptionKind.COMPILER,
+        CompilerName,
         "Which compiler --confirm asks (default: the chip's; cpu: only XLA's partitioner, in seconds).",
         in_python=False,
     )
@@ -304,7 +298,7 @@ class Request:
     ask: str = _option(
         Ask.never.value,
         "--ask",
-        OptionKind.ASK,
+        Ask,
         "Ask the chip's compiler, where it is installed, whether the plan fits: auto (only where that is not sure, or "
         "the plan would be refused), always or never.",
         in_python=False,
@@ -319,7 +313,7 @@ class Request:
     fit: str = _option(
         Fit.auto.value,
         "--fit",
-        OptionKind.FIT,
+        Fit,
         "Where no plan fits in memory: stop, or compute values again in the backward pass, run the batch in parts and "
         "keep saved values in host memory (auto).",
         in_projects=False,
@@ -339,7 +333,7 @@ class Request:
     recompute: str | None = _option(
         None,
         "--recompute",
-        OptionKind.RECOMPUTE,
+        Recompute,
         "What the backward pass computes again: all that it reads of layers, or all but products (with weights).",
         in_projects=False,
         in_python=False,
@@ -348,7 +342,7 @@ class Request:
     offload: str | None = _option(
         None,
         "--offload",
-        OptionKind.OFFLOAD,
+        Offload,
         "What is in host memory while it is not needed: what a loop over layers saves for the backward pass, optimizer "
         "state, or both.",
         in_projects=False,

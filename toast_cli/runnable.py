@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from toast_cli.emit.exported import Boundary, Place, abstract, exported_program, spec_of, wide_types
+from toast_cli.emit.exported import Boundary, Place, abstract, exported_program, partition_spec, wide_types
 from toast_cli.errors import InputError, UsageError
 from toast_cli.program.trees import below_root, root_of, subtrees, tree_of
 
@@ -112,7 +112,7 @@ class Loaded:
             raise UsageError(
                 "HLO text names no mesh axes", where=self._boundary.name, hint="write StableHLO: -o sharded.mlir"
             )
-        return jax.sharding.NamedSharding(self.mesh, spec_of(place.axes))
+        return jax.sharding.NamedSharding(self.mesh, partition_spec(place.axes))
 
     @cached_property
     def _jitted(self) -> Any:
@@ -198,7 +198,7 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
     flag that is True if Shardy partitions it."""
     from toast_cli import xla
     from toast_cli.frontend.formats import read_bytes, source_name
-    from toast_cli.frontend.handover import read_parsed
+    from toast_cli.frontend.handover import parse
     from toast_cli.frontend.left_out import refuse_left_out
     from toast_cli.frontend.loading import load as load_source
 
@@ -226,7 +226,7 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
         found = sharding.axes if sharding is not None and sharding.axes is not None else ((),) * len(array.shape)
         return Place(name, array.shape, array.dtype, found, donated)
 
-    module = read_parsed(content, source_name(path)).module
+    _, module = parse(content, source_name(path))
     refuse_left_out(module, source_name(path))
     bytecode = xla.write_bytecode(module)
     boundary = Boundary(

@@ -45,9 +45,8 @@ from toast_cli.verify.ahead import CompilationTarget, compile_ahead, target_of
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.promises import PromisedCollective
 from toast_cli.verify.schedule import scheduled_time
-from toast_cli.verify.traffic import compare_traffic
+from toast_cli.verify.traffic import PromisedCollective, compare_traffic
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "real.jsonl"
 START, END = "<!-- real: written by benchmarks/real/quick.py -->", "<!-- real: end -->"

@@ -25,13 +25,12 @@ from toast_cli.report.html.pictures import pictures
 from toast_cli.report.html.run_page import page
 from toast_cli.report.model import Report
 from toast_cli.report.promises import promises_of
-from toast_cli.report.trace import trace
+from toast_cli.report.step import trace
 from toast_cli.search.run import Settings, run_search
-from toast_cli.verify.compile import Dialect, as_stablehlo
+from toast_cli.verify.ahead import Dialect, as_stablehlo
 from toast_cli.verify.errors import Runs, narrowest_float, result_errors, shake
-from toast_cli.verify.inputs import input_sets
+from toast_cli.verify.inputs import input_sets, new_versions
 from toast_cli.verify.numbers import for_cpu, own_devices, result_types, type_name
-from toast_cli.verify.state import new_versions
 from toast_cli.verify.sums import partitioned_collectives
 from toast_cli.verify.traffic import compare_traffic
 

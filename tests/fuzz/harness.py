@@ -48,7 +48,7 @@ PRELOADED = (
     "toast_cli.report.inspection",
     "toast_cli.tactics.files",
     "toast_cli.child",
-    "toast_cli.frontend.in_child",
+    "toast_cli.frontend.handover",
     "toast_cli.verify.verdict",
     "toast_cli.report.json_file",
     "toast_cli.report.sweep_table",

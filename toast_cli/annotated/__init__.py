@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from toast_cli.annotated.facts import with_row
+from toast_cli.annotated.facts import with_row as with_row
 from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec
 
@@ -30,6 +30,3 @@ def begin(source: Source, spec: Spec, meshes: Sequence[Mesh], content: bytes) ->
 
     mesh = next((found for mesh in meshes if (found := annotated_mesh(source, spec, mesh)) is not None), None)
     return (lambda: None) if mesh is None else in_background(content, mesh, SECONDS)
-
-
-__all__ = ["begin", "with_row"]

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.loaded import parse
+from toast_cli.frontend.handover import parse
 from toast_cli.frontend.places import Frame, frames_of
 from toast_cli.frontend.shardings import kind_of
 from toast_cli.xla import walk_ops

@@ -70,7 +70,7 @@ def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> A
 
 def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
     """Prices the program of one device: compute and memory by the cost model, communication by its collectives.
-    through: see `stack_frames.places`."""
+    through: see `hlo_text.places`."""
     try:
         program = load("as annotated", content=found.text.replace(_BODY, "body").encode()).program
     except ToastError as error:  # XLA has ops of its own that toast cannot read

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.check_points import CheckPoint, points_of, points_of_project
+from toast_cli.cli.check_points import CheckPoint, KnownChecks, key_of_point, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
-from toast_cli.cli.known_checks import KnownChecks, key_of_point
 from toast_cli.cli.progress import counted, progress_line, say_confirmed
 from toast_cli.cli.values import CheckFormat, one_of, whole_number
 from toast_cli.cli.workers import PointFailure, failure_of, run_all
@@ -48,11 +47,8 @@ def check(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(
-            "--mesh",
-            metavar="SPEC",
-            autocompletion=options.complete_spec,
-            help="Hardware: a name from `toast mesh list`, or a YAML file; else a project file says what to check.",
+        options.spec(
+            "Hardware: a name from `toast mesh list`, or a YAML file; else a project file says what to check."
         ),
     ] = None,
     max_memory: Annotated[
@@ -66,9 +62,7 @@ def check(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Compare with this report, stored by --update or `toast partition --json FILE`."
-        ),
+        options.file("Compare with this report, stored by --update or `toast partition --json FILE`."),
     ] = None,
     tolerance: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="How much worse than --against is allowed (default: 5%).")
@@ -90,9 +84,8 @@ def check(
     ] = False,
     config: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="The project file (default: the nearest toast.yaml or pyproject.toml, here or in a folder above).",
+        options.file(
+            "The project file (default: the nearest toast.yaml or pyproject.toml, here or in a folder above)."
         ),
     ] = None,
     allow_project_code: Annotated[

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toast_cli.cli import options
 from toast_cli.cli.values import bytes_or_none, parse_fraction, seconds_or_none
 from toast_cli.errors import ToastError, UsageError
-from toast_cli.inputs import resolved
+from toast_cli.inputs import STDIN, resolved
+from toast_cli.kept import Kept, key_of, users_folder
+from toast_cli.request import Ask
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
-    from toast_cli.report.checks import CheckLimits
+    from toast_cli.report.checks import CheckLimits, CheckVerdict
 
 DEFAULT_TOLERANCE = "5%"
+
+FORMAT = "1"  # of what is kept
+PACKAGES = ("jax", "jaxlib", "numpy", "scipy")  # on which a plan or its figures may depend
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -111,3 +121,74 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
     bounds = {"subject-to": [*(given.get("subject-to") or ()), *allowed]}
     request = options.make_request(program, mesh, {**given, **bounds})
     return CheckPoint(request, limits, given.get("against", ""), update)
+
+
+class KnownChecks:
+    """Verdicts in the user's cache folder, by the key of a point."""
+
+    def __init__(self) -> None:
+        self._kept = Kept(users_folder("checked"))
+
+    def find(self, key: str) -> CheckVerdict | None:
+        """The cached verdict of a key; None if there is none, or the key is empty."""
+        from toast_cli.report.checks import Check, CheckVerdict
+
+        facts = self._kept.find(key) if key else None
+        if facts is None:
+            return None
+        try:
+            verdict = CheckVerdict(**{**facts, "checks": [Check(**one) for one in facts["checks"]]})
+        except (TypeError, KeyError):
+            return None
+        return verdict
+
+    def keep(self, key: str, verdict: CheckVerdict) -> None:
+        """Stores a verdict, unless the key is empty or the verdict is an error."""
+        if key and not verdict.error:
+            self._kept.keep(key, {**asdict(verdict), "seconds": 0.0})
+
+
+def key_of_point(point: CheckPoint) -> str:
+    """The cache key of a point: a hash of all that its verdict depends on. Empty if that is more than a key covers (a
+    compiler, a time limit, a tactic from a file, standard input)."""
+    request = point.request
+    timed = request.confirm > 0 or request.ask != Ask.never or request.budget_seconds is not None
+    from_files = any("." in text or "/" in text for text in (*request.tactics, request.strategy or ""))
+    if point.update or timed or request.program == STDIN or from_files:
+        return ""
+    try:
+        from toast_cli.hardware import load_spec
+
+        spec = load_spec(request.mesh)
+        contents = [
+            hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+            for path in (request.program, point.against, request.plan)
+        ]
+    except (OSError, ValueError, ToastError):  # reported when the point is checked
+        return ""
+    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("TOAST_"))
+    return key_of(code_digest(), FORMAT, contents, spec, request, point.limits, point.against, settings, *_versions())
+
+
+@cache
+def code_digest() -> bytes:
+    """A hash of toast's own code and data."""
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(f"{path.relative_to(_PACKAGE)} {path.stat().st_size} ".encode())
+            digest.update(path.read_bytes())
+    return digest.digest()
+
+
+@cache
+def _versions() -> tuple[Any, ...]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: list[Any] = [platform.python_version(), platform.machine()]
+    for package in PACKAGES:
+        try:
+            found.append(version(package))
+        except PackageNotFoundError:
+            found.append(None)
+    return tuple(found)

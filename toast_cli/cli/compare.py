@@ -24,12 +24,10 @@ def compare(
             "--strategy", metavar="NAME", help="Compare this strategy too, e.g. fsdp:data+megatron:model; repeatable."
         ),
     ] = None,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the comparison as JSON; - for stdout.")
-    ] = None,
+    json: Annotated[str | None, options.file("Write the comparison as JSON; - for stdout.")] = None,
     html: Annotated[
         str | None,
-        typer.Option("--html", metavar="FILE", help="Plot time against memory on a web page; - for stdout."),
+        options.file("Plot time against memory on a web page; - for stdout."),
     ] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -51,9 +49,8 @@ def compare(
     from toast_cli.confirm.search import compiler_for
     from toast_cli.hardware import load_spec
     from toast_cli.report import style
-    from toast_cli.report.comparison import STRATEGY, with_compiled
+    from toast_cli.report.comparison import STRATEGY, comparison_blocks, one_line, with_compiled
     from toast_cli.report.comparison import compare as tabulate
-    from toast_cli.report.comparison_table import comparison_blocks, one_line
     from toast_cli.report.html import comparison_page
     from toast_cli.report.json_file import write_json
 

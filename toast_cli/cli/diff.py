@@ -27,7 +27,7 @@ def diff(
     check_targets(targets, [before, now])
 
     from toast_cli.report import style
-    from toast_cli.report.difference import blocks, difference
+    from toast_cli.report.checks import blocks, difference
     from toast_cli.report.json_file import read_report, write_json
 
     found = difference(read_report(before), read_report(now))

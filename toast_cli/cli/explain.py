@@ -61,11 +61,9 @@ def explain(
     ] = False,
     report: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Explain the plan of a report stored with --json instead of searching."),
+        options.file("Explain the plan of a report stored with --json instead of searching."),
     ] = None,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the explanation as JSON; - for stdout.")
-    ] = None,
+    json: Annotated[str | None, options.file("Write the explanation as JSON; - for stdout.")] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     **given: Any,

@@ -5,17 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
 from toast_cli.cli import options
 from toast_cli.outputs import Target, check_targets, write_target
 
 
 def inspect(
     program: options.Program,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the facts as JSON; - for stdout.")
-    ] = None,
+    json: Annotated[str | None, options.file("Write the facts as JSON; - for stdout.")] = None,
     verbose: options.Verbose = False,
 ) -> int:
     """Show what PROGRAM is made of: ops, loops, the dimensions that toast can split, conflicts, the largest arrays."""

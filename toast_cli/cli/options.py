@@ -16,16 +16,9 @@ from toast_cli.request import (
     DEFAULTS,
     OPTIONS,
     Ask,
-    CompilerName,
-    Effort,
-    Fit,
-    FrameChoice,
-    Offload,
     Option,
     OptionKind,
-    Recompute,
     Request,
-    SearchName,
 )
 
 Command = TypeVar("Command", bound=Callable[..., int])
@@ -45,34 +38,33 @@ def complete_spec(incomplete: str) -> list[str]:
     return [*(name for name in available_specs() if name.startswith(incomplete)), *sorted(shown)]
 
 
+def file(text: str, *flags: str) -> Any:
+    """An option that names a file. text: its help."""
+    return typer.Option(*flags, metavar="FILE", help=text)
+
+
+def words(kind: type[StrEnum], flag: str, text: str, variable: str | None = None) -> Any:
+    """An option that takes one of several words."""
+    return typer.Option(flag, parser=one_of(kind, flag), metavar=metavar(kind), help=text, envvar=variable)
+
+
+def spec(text: str) -> Any:
+    """`--mesh`."""
+    return typer.Option("--mesh", metavar="SPEC", autocompletion=complete_spec, help=text)
+
+
 Program = Annotated[
     str, typer.Argument(metavar="PROGRAM", help="StableHLO or HLO program, also .gz or .zst; - reads it from stdin.")
 ]
 MeshSpec = Annotated[
     str,
-    typer.Option(
-        "--mesh",
-        metavar="SPEC",
-        autocompletion=complete_spec,
-        help="Hardware: a name from `toast mesh list`, a chip and its number (v5p-512, h100:64, 2xv5p-512), or a YAML "
-        "file.",
+    spec(
+        "Hardware: a name from `toast mesh list`, a chip and its number (v5p-512, h100:64, 2xv5p-512), or a YAML file."
     ),
 ]
 
 
-_WORDS: dict[OptionKind, type[StrEnum]] = {
-    OptionKind.SEARCH: SearchName,
-    OptionKind.EFFORT: Effort,
-    OptionKind.COMPILER: CompilerName,
-    OptionKind.FRAMES: FrameChoice,
-    OptionKind.ASK: Ask,
-    OptionKind.FIT: Fit,
-    OptionKind.RECOMPUTE: Recompute,
-    OptionKind.OFFLOAD: Offload,
-}
-
-
-_TYPES: dict[OptionKind, Any] = {OptionKind.WHOLE: int, OptionKind.FLAG: bool, OptionKind.TEXTS: list[str]}
+_TYPES: dict[Any, Any] = {OptionKind.WHOLE: int, OptionKind.FLAG: bool, OptionKind.TEXTS: list[str]}
 
 # Fields of `Request` whose options most commands have, in the order of their help.
 SEARCH = ("search", "effort", "budget_seconds", "iterations")
@@ -109,14 +101,14 @@ def with_options(*names: str, before: str, unset: bool = False, **defaults: str)
 
 def _parameter(name: str, default: Any, unset: bool) -> inspect.Parameter:
     one = OPTIONS[name]
-    type_, text = _WORDS.get(one.kind) or _TYPES.get(one.kind, str), one.help
+    type_, text = one.kind if isinstance(one.kind, type) else _TYPES.get(one.kind, str), one.help
     if one.kind is OptionKind.TEXTS:
         default = None
     elif unset and one.kind is not OptionKind.FLAG and default is not None:
         text, default = f"{text.removesuffix('.')} (default: {default}).", None
     if default is None:
         type_ = type_ | None
-    elif one.kind in _WORDS:
+    elif isinstance(one.kind, type):
         default = type_(default)
     return inspect.Parameter(
         one.key.replace("-", "_"), inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -125,10 +117,8 @@ def _parameter(name: str, default: Any, unset: bool) -> inspect.Parameter:
 
 
 def _declared(one: Option, text: str) -> Any:
-    if one.kind in _WORDS:
-        kind = _WORDS[one.kind]
-        variable = "TOAST_ASK" if one.kind is OptionKind.ASK else None
-        return typer.Option(one.flag, parser=one_of(kind, one.flag), metavar=metavar(kind), help=text, envvar=variable)
+    if isinstance(one.kind, type):
+        return words(one.kind, one.flag, text, "TOAST_ASK" if one.kind is Ask else None)
     if one.kind is OptionKind.WHOLE:
         return typer.Option(one.flag, parser=whole_number(one.least, one.flag), metavar=one.metavar, help=text)
     spellings = (one.flag, one.also) if one.also else (one.flag,)
@@ -186,8 +176,8 @@ def _read(option: Option, value: Any) -> Any:
             return bytes_or_none(value, option.flag)
         case OptionKind.SECONDS:
             return seconds_or_none(value, option.flag)
-        case kind if kind in _WORDS:
-            return one_of(_WORDS[kind], option.flag)(value).value
+        case type() as kind:
+            return one_of(kind, option.flag)(value).value
         case _:
             return value
 

@@ -10,8 +10,8 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK, say
 from toast_cli.cli.progress import progress_line, say_confirmed
-from toast_cli.cli.values import Annotate, Format, metavar, one_of
-from toast_cli.cli.verdicts import judge_of, verify_outcome
+from toast_cli.cli.values import Annotate, Format
+from toast_cli.cli.verify import judge_of, verify_outcome
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.process import without_cycle_collection
@@ -40,50 +40,37 @@ def partition(
     ] = None,
     format: Annotated[
         Format | None,
-        typer.Option(
-            "--format",
-            parser=one_of(Format, "--format"),
-            metavar=metavar(Format),
-            help="What to write (default: as OUT's extension says).",
-        ),
+        options.words(Format, "--format", "What to write (default: as OUT's extension says)."),
     ] = None,
     annotate: Annotated[
         Annotate | None,
-        typer.Option(
+        options.words(
+            Annotate,
             "--annotate",
-            parser=one_of(Annotate, "--annotate"),
-            metavar=metavar(Annotate),
-            help="Which arrays between arguments and results are written with a sharding: as few as give this "
+            "Which arrays between arguments and results are written with a sharding: as few as give this "
             "plan (minimal, the default), all, or none.",
         ),
     ] = None,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for stdout.")
-    ] = None,
+    json: Annotated[str | None, options.file("Write the report as JSON; - for stdout.")] = None,
     verify: Annotated[
         CompilerName | None,
-        typer.Option(
+        options.words(
+            CompilerName,
             "--verify",
-            parser=one_of(CompilerName, "--verify"),
-            metavar=metavar(CompilerName),
-            help="Then let this compiler check that the program does what the report says, as `toast verify` does.",
+            "Then let this compiler check that the program does what the report says, as `toast verify` does.",
         ),
     ] = None,
     trace: Annotated[
         str | None,
-        typer.Option(
-            "--trace",
-            metavar="FILE",
-            help="Write where a step's time goes, by line of your code, as a trace for ui.perfetto.dev.",
-        ),
+        options.file("Write where a step's time goes, by line of your code, as a trace for ui.perfetto.dev."),
     ] = None,
     html: Annotated[
         str | None,
-        typer.Option("--html", metavar="FILE", help="Write the report as a web page with plots; it needs no network."),
+        options.file("Write the report as a web page with plots; it needs no network."),
     ] = None,
     save_plan: Annotated[
         str | None,
-        typer.Option("--save-plan", metavar="FILE", help="Write only the plan, for --plan; - for stdout."),
+        options.file("Write only the plan, for --plan; - for stdout."),
     ] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -138,7 +125,7 @@ def partition(
     if plan_target is not None:
         write_target(plan_target, outcome.saved_plan())
     if trace_target is not None:
-        from toast_cli.report.trace import trace as trace_of
+        from toast_cli.report.step import trace as trace_of
 
         write_target(trace_target, trace_of(outcome.source, outcome.evaluator, outcome.result))
     if page_target is not None:

@@ -26,7 +26,7 @@ NAMES = ("toast.yaml", "pyproject.toml")
 DOCUMENTATION = "see docs/howto/ci.md"
 
 # How an option's value is written in a file. A number is accepted for a text.
-_WRITTEN = {OptionKind.TEXTS: "texts", OptionKind.WHOLE: "whole", OptionKind.FLAG: "flag"}
+_WRITTEN: dict[object, str] = {OptionKind.TEXTS: "texts", OptionKind.WHOLE: "whole", OptionKind.FLAG: "flag"}
 # Key -> type of its value: "text" (or a number), "whole", "flag", "texts" (or one text).
 KEYS = {
     **dict.fromkeys(("program", "mesh"), "texts"),

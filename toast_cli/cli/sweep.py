@@ -16,7 +16,7 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, say
 from toast_cli.cli.sweep_points import SweepPoint, parse_seeds, points_of, run_point
-from toast_cli.cli.values import BestBy, bytes_or_none, metavar, one_of, whole_number
+from toast_cli.cli.values import BestBy, bytes_or_none, whole_number
 from toast_cli.cli.workers import PointFailure, run_all
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
@@ -35,12 +35,7 @@ def sweep(
     ],
     mesh: Annotated[
         list[str],
-        typer.Option(
-            "--mesh",
-            metavar="SPEC",
-            autocompletion=options.complete_spec,
-            help="Hardware, as for `toast partition`; repeatable.",
-        ),
+        options.spec("Hardware, as for `toast partition`; repeatable."),
     ],
     mesh_shape: Annotated[
         str | None,
@@ -64,31 +59,21 @@ def sweep(
     ] = "0",
     jsonl: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Add a JSON line for each point when it is done, and skip points that FILE has; - for stdout.",
-        ),
+        options.file("Add a JSON line for each point when it is done, and skip points that FILE has; - for stdout."),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Empty --jsonl's FILE first, and compute every point.")
     ] = False,
-    csv: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the table as CSV, also line by line; - for stdout.")
-    ] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the table as JSON; - for stdout.")] = None,
+    csv: Annotated[str | None, options.file("Write the table as CSV, also line by line; - for stdout.")] = None,
+    json: Annotated[str | None, options.file("Write the table as JSON; - for stdout.")] = None,
     html: Annotated[
         str | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Plot all points, time against memory, on a page of its own; - for stdout."
-        ),
+        options.file("Plot all points, time against memory, on a page of its own; - for stdout."),
     ] = None,
     best_by: Annotated[
         BestBy,
-        typer.Option(
-            "--best-by",
-            parser=one_of(BestBy, "--best-by"),
-            metavar=metavar(BestBy),
-            help="Mark the point with the least of this; device_time is devices x step time.",
+        options.words(
+            BestBy, "--best-by", "Mark the point with the least of this; device_time is devices x step time."
         ),
     ] = BestBy.step_time,
     jobs: Annotated[
@@ -155,7 +140,7 @@ def _run(
     quiet: bool,
 ) -> tuple[list[SweepRow], bool]:
     """(the rows in the order of the points, True if Ctrl-C ended it early)."""
-    from toast_cli.cli.sweep_log import open_log
+    from toast_cli.cli.sweep_points import open_log
 
     interrupted = False
     with ExitStack() as stack:

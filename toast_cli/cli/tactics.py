@@ -21,20 +21,13 @@ def tactics(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(
-            "--mesh",
-            metavar="SPEC",
-            autocompletion=options.complete_spec,
-            help="Hardware, as for `toast partition`; needed with PROGRAM.",
-        ),
+        options.spec("Hardware, as for `toast partition`; needed with PROGRAM."),
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", metavar="FILE", help="Tactics of your own, YAML or Python, instead of toast's."),
+        options.file("Tactics of your own, YAML or Python, instead of toast's."),
     ] = None,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the list as JSON; - for stdout.")
-    ] = None,
+    json: Annotated[str | None, options.file("Write the list as JSON; - for stdout.")] = None,
     **given: Any,
 ) -> int:
     """List the known ways to shard, for --tactic and --strategy.

@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.values import metavar, one_of
-from toast_cli.cli.verdicts import EXITS, judge_of
+from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK
+from toast_cli.cli.values import Format
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
 from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
-    from toast_cli.verify.promises import Promises
+    from toast_cli.pipeline import Outcome
+    from toast_cli.verify.ahead import Judge
+    from toast_cli.verify.traffic import Promises
+
+EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
+_EXAMPLE = {CompilerName.tpu: "v4-32", CompilerName.gpu: "h100-8"}
 
 
 def verify(
     program: Annotated[str, typer.Argument(metavar="PROGRAM", help="A program that `toast partition -o` wrote.")],
     report: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="The report written with the program (`--json`): what was promised."),
+        options.file("The report written with the program (`--json`): what was promised."),
     ] = None,
     against: Annotated[
         str | None,
@@ -31,26 +36,18 @@ def verify(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(
-            "--mesh",
-            metavar="SPEC",
-            autocompletion=options.complete_spec,
-            help="Hardware to compile for; of a report for a ready one it is known.",
-        ),
+        options.spec("Hardware to compile for; of a report for a ready one it is known."),
     ] = None,
     compiler: Annotated[
         CompilerName | None,
-        typer.Option(
+        options.words(
+            CompilerName,
             "--compiler",
-            parser=one_of(CompilerName, "--compiler"),
-            metavar=metavar(CompilerName),
-            help="Which compiler to check collectives and memory with (default: the chips' own where it is installed "
+            "Which compiler to check collectives and memory with (default: the chips' own where it is installed "
             "and the mesh is known, else cpu: XLA's partitioner on virtual CPU devices).",
         ),
     ] = None,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON; - for stdout.")
-    ] = None,
+    json: Annotated[str | None, options.file("Write the verdict as JSON; - for stdout.")] = None,
     quiet: options.Quiet = False,
 ) -> int:
     """Check with XLA that PROGRAM does what its report says.
@@ -61,7 +58,7 @@ def verify(
     from toast_cli.report.json_file import write_json
     from toast_cli.report.promises import read_promises
     from toast_cli.report.verdict_table import print_verdict
-    from toast_cli.verify.reading import original_bytes, partitioned_program
+    from toast_cli.verify.partitioned import original_bytes, partitioned_program
     from toast_cli.verify.verdict import verify as check
 
     output = Target("--json", json) if json is not None else None
@@ -94,3 +91,47 @@ def _ready_machine(promises: Promises | None) -> str | None:
 
 def _axes(promises: Promises | None) -> dict[str, int] | None:
     return promises.axes if promises else None
+
+
+def judge_of(mesh: str | None, compiler: CompilerName | None, option: str) -> Judge:
+    """The compiler that judges a program for this machine; compiler: None for the default.
+
+    Raises `UsageError` if `compiler` cannot compile for it.
+    """
+    from toast_cli.hardware import load_spec
+    from toast_cli.verify.ahead import choose_judge
+
+    if mesh is None and compiler in _EXAMPLE:
+        hint = f"name it with --mesh, e.g. --mesh {_EXAMPLE[compiler]}"
+        raise UsageError("which machine to compile for is missing", where=option, hint=hint)
+    spec = load_spec(mesh) if mesh is not None else None
+    if spec is not None and compiler in _EXAMPLE and spec.chip.platform != compiler:
+        raise UsageError(
+            f"{option} {compiler.value} cannot compile for {spec.chip.name}", where=f"--mesh {mesh}",
+            hint=f"use {option} {spec.chip.platform}",
+        )  # fmt: skip
+    return choose_judge(spec, compiler, option)
+
+
+def verify_outcome(
+    outcome: Outcome, content: bytes, form: Format, judge: Judge, *, to_stderr: bool, quiet: bool
+) -> int:
+    """Verifies a program just written, numbers included, and prints the verdict. Returns the exit code."""
+    from toast_cli import xla
+    from toast_cli.report.promises import promises_of
+    from toast_cli.report.verdict_table import print_verdict
+    from toast_cli.verify.verdict import verify as check
+
+    promises = promises_of(outcome.report.to_json())
+    original = xla.write_bytecode((outcome.original or outcome.source).module)
+    verdict = check(
+        content,
+        "hlo" if form in (Format.hlo, Format.spmd_hlo) else "stablehlo",
+        promises.axes,
+        original,
+        promises,
+        judge,
+    )
+    stream = sys.stderr if to_stderr else sys.stdout
+    print_verdict(verdict, stream, quiet=quiet)
+    return EXITS[verdict.outcome]

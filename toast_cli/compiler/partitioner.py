@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from toast_cli.plan.workarounds import Workarounds
+from toast_cli.plan.axis_assignment import Workarounds
 
 Version = tuple[int, ...]
 

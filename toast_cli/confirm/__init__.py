@@ -5,7 +5,9 @@ of every plan compiled, and the best plan by the compiled ones. The differences 
 (`cost.corrections`), so that another search can find better plans.
 """
 
-from toast_cli.confirm.model import Candidate, Compiled, Confirmation, ConfirmedRow
-from toast_cli.confirm.run import Confirmer, Limits
-
-__all__ = ["Candidate", "Compiled", "Confirmation", "ConfirmedRow", "Confirmer", "Limits"]
+from toast_cli.confirm.model import Candidate as Candidate
+from toast_cli.confirm.model import Compiled as Compiled
+from toast_cli.confirm.model import Confirmation as Confirmation
+from toast_cli.confirm.model import ConfirmedRow as ConfirmedRow
+from toast_cli.confirm.run import Confirmer as Confirmer
+from toast_cli.confirm.run import Limits as Limits

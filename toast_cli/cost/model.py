@@ -73,7 +73,7 @@ class Cost:
 
     @property
     def step_seconds(self) -> float:
-        """The expected step: compute plus the communication that the compiler does not overlap with it (`cost.overlap`).
+        """The expected step: compute plus the communication that the compiler does not overlap (`cost.overlap`).
         Where the schedule is not simulated, `most_seconds`."""
         return self.most_seconds if self.exposed_seconds is None else self.busy_seconds + self.exposed_seconds
 

@@ -4,7 +4,9 @@ Enters: a `Program`. Leaves: `Dimensions`: every dimension of every value as an 
 classes joined into *groups*, and for every group the *components* of its conflicts with their sides.
 """
 
-from toast_cli.dimensions.analysis import analyse
-from toast_cli.dimensions.model import Dimensions, Form, Group, Resolution, Strand
-
-__all__ = ["Dimensions", "Form", "Group", "Resolution", "Strand", "analyse"]
+from toast_cli.dimensions.analysis import analyse as analyse
+from toast_cli.dimensions.model import Dimensions as Dimensions
+from toast_cli.dimensions.model import Form as Form
+from toast_cli.dimensions.model import Group as Group
+from toast_cli.dimensions.model import Resolution as Resolution
+from toast_cli.dimensions.model import Strand as Strand

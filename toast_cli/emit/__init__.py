@@ -1,10 +1,10 @@
 """Writes the partitioned program: a `Source` and a `PartitionedProgram` go in, the bytes of a file come out.
 
-`stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and
-`snippet` as Python. For the first two, `marks` and `minimal` choose where to write shardings, and `annotate` adds them
-to the module (in the notation of `shardy` or `hlo`) and removes them again. `transposed` first moves reductions behind
-transposes. `spmd` writes the program of one device instead, which leaves nothing to a partitioner and needs no marks.
-`constraints` lists the constraints for people, and `recheck` reads the written file again.
+`stablehlo` writes StableHLO with Shardy's shardings and reads it again, `hlo` writes HLO text with GSPMD's, `specs`
+PartitionSpecs as JSON and Python. For the first two, `marks` and `minimal` choose where to write shardings, and
+`annotate` adds them to the module (in the notation of `shardy` or `hlo`) and removes them again. `spmd` writes the
+program of one device instead, which leaves nothing to a partitioner and needs no marks. `constraints` lists the
+constraints and kernels for people.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from functools import partial
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.emit.hlo import emit_hlo
-from toast_cli.emit.kernel_lines import emit_python
+from toast_cli.emit.constraints import emit_python as emit_python
+from toast_cli.emit.hlo import emit_hlo as emit_hlo
 from toast_cli.emit.misread import misread_note, refuse_uneven
-from toast_cli.emit.specs import emit_specs
-from toast_cli.emit.spmd import emit_spmd
+from toast_cli.emit.specs import emit_specs as emit_specs
+from toast_cli.emit.spmd import emit_spmd as emit_spmd
 from toast_cli.emit.spmd.hlo import emit_spmd_hlo
-from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
+from toast_cli.emit.stablehlo import Written as Written
+from toast_cli.emit.stablehlo import emit_shardy as emit_shardy
+from toast_cli.emit.stablehlo import write_checked
 from toast_cli.errors import UsageError
 from toast_cli.frontend.effects import refuse_unpartitionable
 from toast_cli.frontend.left_out import refuse_left_out
@@ -28,8 +30,6 @@ from toast_cli.frontend.places import place_text
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.program.ops import RAGGED_DOT
-
-__all__ = ["FORMATS", "Written", "emit", "emit_hlo", "emit_python", "emit_shardy", "emit_specs", "emit_spmd", "write"]
 
 FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "stablehlo": emit_shardy,

@@ -15,11 +15,18 @@ Enters: a program and a `PartitionedProgram`. Leaves: the values that need a bar
 
 from __future__ import annotations
 
+from typing import Any
+
+from toast_cli.frontend.branches import CONDITIONALS
 from toast_cli.plan.partials import REDUCE_SCATTER
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import axes_of, refines
 from toast_cli.program.model import Program, Window
-from toast_cli.program.ops import ADD, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, SLICE
+from toast_cli.program.ops import ADD, BARRIER, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, SLICE
+from toast_cli.xla import ir, operations_in, walk_ops
+
+CONSTANT = "stablehlo.constant"  # goes into the branch on the way to HLO
+CUSTOM_CALL, SHARDING = "stablehlo.custom_call", "mhlo.sharding"
 
 
 def held(program: Program, lowered: PartitionedProgram) -> list[int]:
@@ -86,3 +93,75 @@ def _takes_parts(program: Program, number: int) -> bool:
 def _cuts_off(window: Window) -> bool:
     """True if a pad removes elements of its operand, in front or behind."""
     return window.low < 0 or window.outputs < window.low + (window.inputs - 1) * window.dilation + 1
+
+
+def keep_branch_operands(module: Any) -> None:
+    """Keeps GSPMD from giving a branch's operands the shardings of its conditional's results.
+
+    GSPMD passes the operands of a branch as a tuple. If its arrays have the shapes of the results, they get the
+    shardings of the results, or of constraints in the branch: they are resharded before the conditional in every run,
+    and back in the branch. A barrier in the branch that also takes the branch index gives the tuple other shapes; it
+    costs nothing, since XLA does not fuse across a conditional's boundary. None is needed if the operands have the
+    results' shardings and no constraint in the branch reads them.
+    """
+    for conditional in walk_ops(module, *CONDITIONALS):
+        given = sorted(map(shape_of, conditional.results))
+        for region in conditional.regions:
+            reads = reads_from_outside(region)
+            read = list(dict.fromkeys(value for _, _, value in reads))
+            if not read or sorted(map(shape_of, read)) != given:
+                continue
+            if lie(read) != said_of(conditional) or any(is_constraint(reader) for reader, _, _ in reads):
+                put_behind_barrier(read[0], conditional.operands[0], region, reads)
+
+
+def reads_from_outside(region: Any) -> list[tuple[Any, int, Any]]:
+    """(operation, operand, value) for operands in a region that are defined outside it."""
+    made: set[Any] = set()
+    reads: list[tuple[Any, int, Any]] = []
+
+    for operation in [one for view in region.blocks[0].operations for one in operations_in(view)]:
+        made.update(operation.results)
+        for inner in operation.regions:
+            made.update(argument for block in inner.blocks for argument in block.arguments)
+        reads += [(operation, k, operand) for k, operand in enumerate(operation.operands)]
+    return [one for one in reads if one[2] not in made and not is_constant(one[2])]
+
+
+def is_constraint(operation: Any) -> bool:
+    return bool(operation.name == CUSTOM_CALL and operation.attributes["call_target_name"].value == "Sharding")
+
+
+def is_constant(value: Any) -> bool:
+    return not isinstance(value, ir.BlockArgument) and bool(value.owner.name == CONSTANT)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
+
+
+def lie(values: list[Any]) -> str:
+    """Their shardings in the notation for an operation with these results; empty for values without one."""
+    each = []
+    for value in values:
+        if isinstance(value, ir.BlockArgument):
+            owner = value.owner.owner
+            stated = owner.attributes["arg_attrs"][value.arg_number] if "arg_attrs" in owner.attributes else {}
+        else:
+            stated = value.owner.attributes if len(value.owner.results) == 1 else {}
+        each.append(stated[SHARDING].value if SHARDING in stated else "")
+    return each[0] if len(each) == 1 else "{" + ", ".join(each) + "}"
+
+
+def said_of(operation: Any) -> str:
+    return str(operation.attributes[SHARDING].value) if SHARDING in operation.attributes else ""
+
+
+def put_behind_barrier(value: Any, number: Any, region: Any, reads: list[tuple[Any, int, Any]]) -> None:
+    """Makes a region read `value` from a barrier that also takes `number`."""
+    where = ir.InsertionPoint.at_block_begin(region.blocks[0])
+    types = [value.type, number.type]
+    barrier = ir.Operation.create(BARRIER, results=types, operands=[value, number], loc=value.location, ip=where)
+    for reader, k, read in reads:
+        if read == value:
+            reader.operands[k] = barrier.results[0]

@@ -7,13 +7,13 @@ its module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from toast_cli.emit.moved_views import reduced_behind_transposes
 from toast_cli.emit.specs import NamedAxes, boundary_specs
-from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -110,7 +110,7 @@ def exported_program(boundary: Boundary, artifact: bytes, platform: str) -> Any:
     mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))
 
     def sharding(place: Place) -> Any:
-        return jax.sharding.NamedSharding(mesh, spec_of(place.axes))
+        return jax.sharding.NamedSharding(mesh, partition_spec(place.axes))
 
     with wide_types(boundary):
         shapes = [abstract(place) for place in boundary.arguments]
@@ -166,11 +166,11 @@ def dtype_of(element: str) -> Any:
     return jnp.dtype(name)
 
 
-def spec_of(axes: NamedAxes) -> Any:
-    """`jax.sharding.PartitionSpec`; trailing unsharded dimensions are left out."""
+def partition_spec(sharding: Iterable[Sequence[str] | None]) -> Any:
+    """`jax.sharding.PartitionSpec` of the axes that split each dimension, without trailing unsharded dimensions."""
     import jax
 
-    entries = [None if not found else found[0] if len(found) == 1 else tuple(found) for found in axes]
+    entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in sharding]
     while entries and entries[-1] is None:
         entries.pop()
     return jax.sharding.PartitionSpec(*entries)

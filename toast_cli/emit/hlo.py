@@ -12,23 +12,24 @@ from typing import Any, NamedTuple
 
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
-from toast_cli.emit.branch_operands import keep_branch_operands
+from toast_cli.emit.barriers import keep_branch_operands
 from toast_cli.emit.dense_products import write_out_ragged
 from toast_cli.emit.marks import Marks, operation_marks
 from toast_cli.emit.misread import in_regions, lying
-from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
+from toast_cli.emit.moved_views import reduced_behind_transposes
 from toast_cli.emit.propagate import read_sharding
+from toast_cli.emit.shardy import check_manual_regions
 from toast_cli.emit.tiling import gspmd_string
-from toast_cli.emit.transposed import reduced_behind_transposes
-from toast_cli.errors import ToastError
-from toast_cli.frontend.nameless import region_axes, regions_on
+from toast_cli.errors import ToastError, UsageError
+from toast_cli.frontend.constraints import regions_on
+from toast_cli.frontend.exchanges import manual_axes
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.host_memory import on_host
-from toast_cli.program.ops import BROADCAST_IN_DIM
+from toast_cli.program.ops import BROADCAST_IN_DIM, RAGGED_DOT
 from toast_cli.program.rematerialised import remade_values
-from toast_cli.xla import ADVANCE, ir
+from toast_cli.xla import ir
 
 REGION = "sdy.manual_computation"
 CONSTANT, CUSTOM_CALL = "stablehlo.constant", "stablehlo.custom_call"
@@ -38,11 +39,14 @@ ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
 # A mesh of one device, as Shardy prints it.
 ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 
+# Collectives that crash it in partially manual regions ("sharding.IsManualSubgroup()").
+NOT_OVER_SOME_AXES = ("stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.collective_broadcast")
+
 
 def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program as HLO text with a sharding on every instruction.
 
-    Raises `UsageError` for programs that only Shardy can partition, see `needs_shardy`.
+    Raises `UsageError` for programs that only Shardy can partition.
     """
     refuse_what_needs_shardy(source, lowered)
     devices = prod(lowered.axis_sizes)
@@ -89,7 +93,7 @@ class Boundary(NamedTuple):
 def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: int | None) -> Boundary:
     """The region's own shardings; for op `number`, a region of the user's program, the plan's,
     which may split further."""
-    manual = frozenset(lowered.axis_names.index(axis) for axis in region_axes(region))
+    manual = frozenset(lowered.axis_names.index(axis) for axis in manual_axes(region))
     if number is not None:
         return Boundary(*lying(lowered, number, source.program.ops[number]), manual)
     ways_in, ways_out = (
@@ -112,20 +116,16 @@ def say_constants(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[i
     outside: set[tuple[str, str]] = set()
     local: list[tuple[tuple[str, str], Any]] = []
 
-    def visit(operation: Any) -> Any:
-        if operation.name in (BROADCAST_IN_DIM, CONSTANT):
-            number = the_one_number(operation)
-            if number is not None:
-                array = number, str(operation.results[0].type)
-                if operation.parent.operation.name == REGION:
-                    local.append((array, operation))
-                else:
-                    outside.add(array)
-                if operation.results[0].type.rank and GspmdNotation.attribute in operation.attributes:
-                    alike.setdefault(array, []).append(operation)
-        return ADVANCE
-
-    module.walk(visit)
+    for operation in xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT, inner_first=True):
+        number = the_one_number(operation)
+        if number is not None:
+            array = number, str(operation.results[0].type)
+            if operation.parent.operation.name == REGION:
+                local.append((array, operation))
+            else:
+                outside.add(array)
+            if operation.results[0].type.rank and GspmdNotation.attribute in operation.attributes:
+                alike.setdefault(array, []).append(operation)
     for array, operation in local:
         if array in outside:
             piece = operation.results[0]
@@ -223,15 +223,12 @@ def bare_bytecode(module: Any) -> bytes:
         name: found[1] for name, op in meshes.items() if (found := ONE_DEVICE.search(str(op.attributes["mesh"])))
     }
 
-    def visit(operation: Any) -> Any:
+    for operation in xla.operations_in(clone):
         if "sdy.sharding" in operation.attributes:
             mesh = re.search(r"@(\w+)", str(operation.attributes["sdy.sharding"]))
             if mesh and mesh[1] in devices:
                 bind(operation, devices[mesh[1]])
             del operation.attributes["sdy.sharding"]
-        return ADVANCE
-
-    clone.walk(visit)
     for op in meshes.values():
         op.operation.erase()
     return xla.write_bytecode(clone)
@@ -350,3 +347,25 @@ class GspmdNotation:
         copy(value)
         added[-1].attributes[self.attribute] = ir.StringAttr.get(self._text(sharding), self._context)
         return added
+
+
+def refuse_what_needs_shardy(source: Source, lowered: PartitionedProgram) -> None:
+    """Refuses ragged dots and some collectives in partially manual regions, and nested manual regions."""
+    check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
+    for number, op in enumerate(source.program.ops):
+        if op.region is None:
+            continue
+        operation, what = source.operations[number], ""
+        some = set(manual_axes(operation)) < set(lowered.axis_names)
+        if some and xla.walk_ops(operation, RAGGED_DOT):
+            what = "ragged_dot in a manual region (shard_map) over some axes"
+        elif len(xla.walk_ops(operation, REGION)) > 1:
+            what = "a manual region (shard_map) in another one (axis_index in a shard_map over some axes is one)"
+        elif some and xla.walk_ops(operation, *NOT_OVER_SOME_AXES):
+            what = "a manual region (shard_map) over some axes that gathers or exchanges by hand"
+        if what:
+            raise UsageError(
+                f"{what} cannot be written as HLO text without Shardy",
+                where=source.location(number),
+                hint="write it with --format stablehlo or specs",
+            )

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from toast_cli.emit.annotate import Undo
-from toast_cli.emit.shardy import ShardyNotation, quoted
+from toast_cli.emit.shardy import ShardyNotation, replace_by_region
 from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.deciding import Deciding
-from toast_cli.emit.spmd.piece import Piece, local_shape
+from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.writer import Writer
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
-from toast_cli.plan.sharding import Sharding, replicated
-from toast_cli.program.model import Op, Program
+from toast_cli.plan.sharding import Sharding, local_shape, replicated
+from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY
-from toast_cli.xla import ADVANCE, ir
+from toast_cli.xla import ir, operations_in
 
 Edge = tuple[int, int]  # op number, operand position
 
@@ -122,7 +122,11 @@ def put_loop(
     """Replaces a loop by a region; returns it, and the loop's results behind it: value -> result of the region,
     sharding."""
     program, sizes = source.program, lowered.axis_sizes
-    number = next(n for n in range(program.loops[loop].first, len(program.ops)) if is_carry(program.ops[n], loop))
+    number = next(
+        n
+        for n in range(program.loops[loop].first, len(program.ops))
+        if (program.ops[n].name, program.ops[n].loop) == (CARRY, loop)
+    )
     operation = source.use(number, 0).operation
     build = Builder(source.module.context)
     entering = entering_values(operation)
@@ -158,20 +162,12 @@ def put_loop(
         if not list(block.arguments[k].uses):  # the loop starts from local zeros instead
             block.erase_argument(k)
             del entering[k], ways_in[k], copies[k]
-    axes = ", ".join(map(quoted, lowered.axis_names))
+    ways_out = tuple(piece.sharding for piece in pieces)
     region = ir.Operation.create(
-        "sdy.manual_computation",
-        results=[result.type for result in read],
-        operands=entering,
-        attributes={
-            "in_shardings": notation.of_operation(tuple(ways_in)),
-            "out_shardings": notation.of_operation(tuple(piece.sharding for piece in pieces)),
-            "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>"),
-        },
-        regions=1,
-        loc=operation.location,
-        ip=ir.InsertionPoint(operation),
-    )
+        "sdy.manual_computation", [result.type for result in read], entering,
+        notation.region_attributes(tuple(ways_in), ways_out),
+        regions=1, loc=operation.location, ip=ir.InsertionPoint(operation),
+    )  # fmt: skip
     block.append_to(region.regions[0])
     regions.taken.update(
         {each.uses[0]: (Use(region, k), each.sharding) for k, each in enumerate(copies) if each is not None}
@@ -181,18 +177,9 @@ def put_loop(
         value = deciding.value_of(old)
         if value is not None and program.ops[program.producer[value]].loop == loop:
             left[value] = new, piece.sharding
-        old.replace_all_uses_with(new)
         if value is not None:
             regions.behind[new] = value
-    operation.detach_from_parent()
-
-    def put_back() -> None:
-        ir.InsertionPoint(region).insert(operation)
-        for old, new in zip(read, region.results, strict=True):
-            new.replace_all_uses_with(old)
-        region.erase()
-
-    regions.undo.append(put_back)
+    replace_by_region(operation, read, region, regions.undo)
     return region, left
 
 
@@ -221,26 +208,16 @@ def resharded_outside(program: Program, lowered: PartitionedProgram, loop: int) 
     return [Resharded(by[-1].value, by[-1].after or (), tuple(uses), by) for by, uses in found.items()]
 
 
-def is_carry(op: Op, loop: int) -> bool:
-    """True if an op is a carry of that loop."""
-    return op.name == CARRY and op.loop == loop
-
-
 def entering_values(operation: Any) -> list[Any]:
     """The outside values that a loop reads, without duplicates: its initial values, and values
     captured by its regions."""
     found: dict[Any, None] = dict.fromkeys(operation.operands)
     own: set[Any] = set()
 
-    def visit(inner: Any) -> Any:
-        for region in inner.regions:
-            for block in region.blocks:
-                own.update(block.arguments)
+    for inner in operations_in(operation):
+        own.update(argument for region in inner.regions for block in region.blocks for argument in block.arguments)
         own.update(inner.results)
         for operand in inner.operands:
             if operand not in own:
                 found.setdefault(operand)
-        return ADVANCE
-
-    operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return list(found)

@@ -45,12 +45,12 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo
 from toast_cli.emit.loops import loops_in_regions
-from toast_cli.emit.shardy import ShardyNotation, quoted
+from toast_cli.emit.shardy import ShardyNotation, replace_by_region
 from toast_cli.emit.spmd.alignment import align
 from toast_cli.emit.spmd.build import Builder, identity
 from toast_cli.emit.spmd.completions import Completions, completions
+from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.moves import Devices, Mover
-from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
@@ -59,7 +59,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.frontend.windows import convolution_dims
 from toast_cli.kernels.describe import CUSTOM_CALL
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding, axes_of, is_uneven, shards
+from toast_cli.plan.sharding import Sharding, axes_of, is_uneven, local_shape, shards
 from toast_cli.program.model import Op
 from toast_cli.program.ops import (
     BLOCK_SCALED_DOT,
@@ -247,20 +247,11 @@ def put_region(
     op, operation = program.ops[number], source.operations[number]
     ways_in, computed = lying(lowered, number, op)
     ways_out = tuple(lowered.shardings[value] for value in op.results)
-    axes = ", ".join(map(quoted, lowered.axis_names))
     region = ir.Operation.create(
-        "sdy.manual_computation",
-        results=[result.type for result in operation.results],
-        operands=list(operation.operands),
-        attributes={
-            "in_shardings": notation.of_operation(ways_in),
-            "out_shardings": notation.of_operation(ways_out),
-            "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>"),
-        },
-        regions=1,
-        loc=operation.location,
-        ip=ir.InsertionPoint(operation),
-    )
+        "sdy.manual_computation", [result.type for result in operation.results], list(operation.operands),
+        notation.region_attributes(ways_in, ways_out),
+        regions=1, loc=operation.location, ip=ir.InsertionPoint(operation),
+    )  # fmt: skip
     build = Builder(source.module.context)
     arrays = [program.values[value] for value in op.operands]
     kinds = [build.type(a.dtype, local_shape(a.shape, s, sizes)) for a, s in zip(arrays, ways_in, strict=True)]
@@ -283,17 +274,7 @@ def put_region(
             there = mover.complete(reduced, lowered.path(value), shape) if partial else mover.to(reduced, target, shape)
             handles.append(there.handle)
         ir.Operation.create("sdy.return", operands=handles, loc=operation.location, ip=build.ip)
-    for old, new in zip(operation.results, region.results, strict=True):
-        old.replace_all_uses_with(new)
-    operation.detach_from_parent()
-
-    def put_back() -> None:
-        ir.InsertionPoint(region).insert(operation)
-        for old, new in zip(operation.results, region.results, strict=True):
-            new.replace_all_uses_with(old)
-        region.erase()
-
-    undo.append(put_back)
+    replace_by_region(operation, list(operation.results), region, undo)
     return region
 
 

@@ -19,7 +19,7 @@ from toast_cli.emit.shardy import ShardyNotation
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.xla import ADVANCE, ir, run_passes, sdy
+from toast_cli.xla import ir, operations_in, run_passes, sdy
 
 # The passes of `sdy-propagation-pipeline` that decide shardings; its clean-up passes would double the time.
 QUICK = (
@@ -68,15 +68,12 @@ class Propagation:
         values: dict[int, Sharding] = {}
         reshards: dict[int, Sharding] = {}
 
-        def visit(operation: Any) -> Any:
+        for operation in operations_in(module):
             attributes = operation.attributes
             if (numbers := attributes.get(VALUES)) is not None:
                 values.update(self._value_shardings(numbers, attributes.get("sdy.sharding")))
             elif (number := attributes.get(RESHARD)) is not None:
                 (reshards[ir.IntegerAttr(number).value],) = self._read(attributes["sharding"])
-            return ADVANCE
-
-        module.operation.walk(visit)
         return Propagated(values, reshards)
 
     def _value_shardings(self, attribute: Any, sharding: Any) -> Iterator[tuple[int, Sharding]]:

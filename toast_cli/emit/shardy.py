@@ -6,12 +6,14 @@ Enters: a `Source`, a `PartitionedProgram` and `Marks`. Leaves: the bytes of a S
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks
 from toast_cli.errors import UsageError
+from toast_cli.frontend.constraints import quoted
 from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -86,6 +88,15 @@ class ShardyNotation:
             self._operations[shardings] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{text}]>", self._context)
         return self._operations[shardings]
 
+    def region_attributes(self, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding, ...]) -> dict[str, Any]:
+        """The attributes of a manual region over all mesh axes with these shardings at its boundary."""
+        axes = ", ".join(map(quoted, self._axis_names))
+        return {
+            "in_shardings": self.of_operation(ways_in),
+            "out_shardings": self.of_operation(ways_out),
+            "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>", self._context),
+        }
+
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
@@ -136,6 +147,16 @@ def axes_text(axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> str:
     return ", ".join(f"{quoted(name)}={size}" for name, size in zip(axis_names, axis_sizes, strict=True))
 
 
-def quoted(name: str) -> str:
-    """A mesh axis name as MLIR writes it."""
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def replace_by_region(operation: Any, read: Sequence[Any], region: Any, undo: Undo) -> None:
+    """Takes an operation out of its block: readers of its results in `read` read the region's results instead."""
+    for old, new in zip(read, region.results, strict=True):
+        old.replace_all_uses_with(new)
+    operation.detach_from_parent()
+
+    def put_back() -> None:
+        ir.InsertionPoint(region).insert(operation)
+        for old, new in zip(read, region.results, strict=True):
+            new.replace_all_uses_with(old)
+        region.erase()
+
+    undo.append(put_back)

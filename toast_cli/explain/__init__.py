@@ -5,7 +5,7 @@ Enters: an evaluator and a plan. Leaves: an `Explanation`, which the terminal an
 a whole plan that differs in the one thing explained; nothing else is searched again.
 """
 
-from toast_cli.explain.model import Change, Explanation, Item
-from toast_cli.explain.study import Study
-
-__all__ = ["Change", "Explanation", "Item", "Study"]
+from toast_cli.explain.model import Change as Change
+from toast_cli.explain.model import Explanation as Explanation
+from toast_cli.explain.model import Item as Item
+from toast_cli.explain.study import Study as Study

@@ -11,14 +11,16 @@ from math import prod
 from toast_cli.cost.model import BY_HAND, CollectiveUse, Cost
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.collective_rows import look, rows_of
 from toast_cli.explain.model import Change, Explanation, Item
-from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.words import (
+    Sight,
     kept_text,
+    look,
     part_name,
+    rows_of,
     scope_name,
     scope_texts,
+    sight,
     summary,
 )
 from toast_cli.frontend.source import Source

@@ -3,17 +3,10 @@
 Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `Program` read from it.
 """
 
-from toast_cli.frontend.loading import load, stated_pins
-from toast_cli.frontend.parted import with_parts
-from toast_cli.frontend.reordered import NewOrder, with_order
-from toast_cli.frontend.source import Source, Use
-
-__all__ = [
-    "NewOrder",
-    "Source",
-    "Use",
-    "load",
-    "stated_pins",
-    "with_order",
-    "with_parts",
-]
+from toast_cli.frontend.loading import load as load
+from toast_cli.frontend.loading import stated_pins as stated_pins
+from toast_cli.frontend.parted import with_parts as with_parts
+from toast_cli.frontend.reordered import NewOrder as NewOrder
+from toast_cli.frontend.reordered import with_order as with_order
+from toast_cli.frontend.source import Source as Source
+from toast_cli.frontend.source import Use as Use

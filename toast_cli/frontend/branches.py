@@ -16,7 +16,7 @@ from typing import Any
 from toast_cli.frontend.idle import splat_value
 from toast_cli.frontend.inline import moved_out, replace_operation
 from toast_cli.frontend.known_numbers import known_numbers
-from toast_cli.frontend.leftovers import create
+from toast_cli.frontend.splats import make_constant
 from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.xla import ir, run_passes, walk_ops
 
@@ -81,19 +81,9 @@ def empty_unread_results(module: Any) -> int:
             last = block.operations[len(block.operations) - 1].operation
             for k in unread:
                 if splat_value(last.operands[k]) != 0:
-                    last.operands[k] = zeros(operation.results[k].type, last)
+                    last.operands[k] = make_constant(operation.results[k].type, 0, last)
                     emptied += 1
     return emptied
-
-
-def zeros(kind: Any, before: Any) -> Any:
-    """A constant of zeros in front of an operation."""
-    element = kind.element_type
-    with element.context, before.location:
-        zero = (ir.FloatAttr if isinstance(element, ir.FloatType) else ir.IntegerAttr).get(element, 0)
-        return create("stablehlo.constant", [], [kind], {"value": ir.DenseElementsAttr.get_splat(kind, zero)}, before)[
-            0
-        ]
 
 
 def is_array(value: Any) -> bool:

@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 from toast_cli.frontend.idle import numbers, splat_value
 from toast_cli.frontend.inline import replace_operation
 from toast_cli.frontend.known_numbers import known_numbers
-from toast_cli.xla import PickedDimensions, ir, picked_dimensions, walk_ops, with_picked_dimensions
+from toast_cli.xla import (
+    PickedDimensions,
+    attributes_of,
+    create,
+    ir,
+    picked_dimensions,
+    walk_ops,
+    with_picked_dimensions,
+)
 
 PICKS = ("stablehlo.gather", "stablehlo.scatter")
 # Limits: operations that a search backwards from an index follows, and elements of a constant that is inspected.
@@ -70,7 +78,7 @@ def spread(operation: Any) -> Any:
         vector=len(batch),
     )
     kinds = [ir.RankedTensorType.get([*batch, *kept], array.type.element_type) for array in arrays]
-    attributes = {one: operation.attributes[one] for one in operation.attributes}
+    attributes = attributes_of(operation)
     attributes[name] = with_picked_dimensions(attribute, after)
     if not gathers:
         operation.attributes[name] = attributes[name]
@@ -78,24 +86,14 @@ def spread(operation: Any) -> Any:
         for k, (array, kind) in enumerate(zip(arrays, kinds, strict=True)):
             operation.operands[place + 1 + k] = _as(array, kind, operation)
         return operation
-    found = ir.Operation.create(
-        operation.name,
-        results=kinds,
-        operands=[operation.operands[0], row.operands[0]],
-        attributes=attributes,
-        loc=operation.location,
-        ip=ir.InsertionPoint(operation),
-    )
-    replace_operation(operation, [_as(found.results[0], arrays[0].type, operation)])
-    return found
+    (found,) = create(operation.name, [operation.operands[0], row.operands[0]], kinds, attributes, operation)
+    replace_operation(operation, [_as(found, arrays[0].type, operation)])
+    return found.owner.operation
 
 
 def _as(array: Any, kind: Any, before: Any) -> Any:
     """A reshape to a type, in front of an operation."""
-    where = ir.InsertionPoint(before)
-    return ir.Operation.create(
-        "stablehlo.reshape", results=[kind], operands=[array], loc=before.location, ip=where
-    ).results[0]
+    return create("stablehlo.reshape", [array], [kind], {}, before)[0]
 
 
 def share_batch(operation: Any) -> None:
@@ -153,14 +151,8 @@ def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> A
             places.append(next(slices))
         else:
             return None
-    return ir.Operation.create(
-        "stablehlo.broadcast_in_dim",
-        results=[result],
-        operands=[gather.operands[0]],
-        attributes={"broadcast_dimensions": ir.DenseI64ArrayAttr.get(places)},
-        loc=gather.location,
-        ip=ir.InsertionPoint(gather),
-    ).results[0]
+    dimensions = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get(places)}
+    return create("stablehlo.broadcast_in_dim", [gather.operands[0]], [result], dimensions, gather)[0]
 
 
 def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict[int, tuple[int, int]]:
@@ -199,14 +191,9 @@ def _joined(parts: list[Any], dim: int, whole: Any, before: Any) -> Any:
     kind = ir.RankedTensorType(whole)
     shape = list(kind.shape)
     shape[dim] = len(parts)
-    return ir.Operation.create(
-        "stablehlo.concatenate",
-        results=[ir.RankedTensorType.get(shape, kind.element_type)],
-        operands=parts,
-        attributes={"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)},
-        loc=before.location,
-        ip=ir.InsertionPoint(before),
-    ).results[0]
+    dimension = {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)}
+    types = [ir.RankedTensorType.get(shape, kind.element_type)]
+    return create("stablehlo.concatenate", parts, types, dimension, before)[0]
 
 
 def counts_along(value: Any) -> int | None:

@@ -15,23 +15,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.xla import ADVANCE, ir
+from toast_cli.xla import ir, operations_in
 
 _NUMBERED = re.compile(r"(.*)\.(\d+)")
 
 
 def in_creation_order(module: Any) -> None:
     """Sorts the operations of every block of every function."""
-    blocks: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        blocks.extend(block for region in operation.regions for block in region.blocks)
-        return ADVANCE
-
-    for function in module.body.operations:
-        if function.operation.name == "func.func":
-            function.operation.walk(visit)
-    for block in blocks:
+    functions = [function for function in module.body.operations if function.operation.name == "func.func"]
+    operations = [one for function in functions for one in operations_in(function)]
+    for block in [block for one in operations for region in one.regions for block in region.blocks]:
         sort_block(block)
 
 
@@ -54,17 +47,9 @@ def sort_block(block: Any) -> None:
 
 def read_by(operation: Any) -> list[Any]:
     """Operations whose results an operation, or its regions, read."""
-    found: list[Any] = []
-
-    def visit(inner: Any) -> Any:
-        found.extend(operand.owner.operation for operand in inner.operands if not isinstance(operand, ir.BlockArgument))
-        return ADVANCE
-
-    if len(operation.regions):
-        operation.walk(visit)
-    else:
-        visit(operation)
-    return found
+    inside = operations_in(operation) if len(operation.regions) else [operation]
+    read = (operand for inner in inside for operand in inner.operands)
+    return [operand.owner.operation for operand in read if not isinstance(operand, ir.BlockArgument)]
 
 
 def pairs_of_one_name(operations: list[Any]) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from toast_cli.errors import UsageError
 from toast_cli.program.ops import kind_of
-from toast_cli.xla import ADVANCE, SKIP, ir
+from toast_cli.xla import ir, operations_in
 
 CUSTOM_CALL, REGION, MESH = "stablehlo.custom_call", "sdy.manual_computation", "sdy.mesh"
 EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.send", CUSTOM_CALL})
@@ -27,14 +27,11 @@ BEFORE = (
 
 def bind_effects(module: Any) -> None:
     """Binds every operation with effects and without a device to device 0."""
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name in EFFECTS and has_effect(operation) and SHARDING not in operation.attributes:
-            found.append(operation)
-        return SKIP if operation.name == REGION else ADVANCE
-
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    found = [
+        operation
+        for operation in operations_in(module, outside=REGION)
+        if operation.name in EFFECTS and has_effect(operation) and SHARDING not in operation.attributes
+    ]
     if not found:
         return
     taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
@@ -71,26 +68,18 @@ def has_effect(operation: Any) -> bool:
 def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
     """Raises `UsageError` at the first operation outside manual regions that XLA's partitioner refuses. shardy: True if
     Shardy reads the program; it loses the device of a custom call and, in jaxlib 0.12, that of an infeed or outfeed."""
-    found: list[tuple[Any, str, str]] = []
-
-    def visit(operation: Any) -> Any:
+    for operation in operations_in(module, outside=REGION):
+        name, hint = operation.name.removeprefix("stablehlo."), "write it with --format hlo"
         if kind_of(operation.name).per_device:
-            name = operation.name.removeprefix("stablehlo.")
             asks = operation.name in NUMBERS
             what = f"{name} asks on which device it runs" if asks else f"{name} communicates outside manual regions"
-            found.append((operation, what, BEFORE))
-        elif shardy and operation.name in ("stablehlo.infeed", "stablehlo.outfeed"):
-            what = f"{operation.name.removeprefix('stablehlo.')} needs a device, which Shardy forgets"
-            found.append((operation, what, "write it with --format hlo"))
+            hint = BEFORE
+        elif shardy and name in ("infeed", "outfeed"):
+            what = f"{name} needs a device, which Shardy forgets"
         elif shardy and operation.name == CUSTOM_CALL and has_effect(operation) and CALLBACK not in _target(operation):
-            found.append(
-                (operation, f"the custom call {_target(operation)} has side effects", "write it with --format hlo")
-            )
-        return SKIP if operation.name == REGION else ADVANCE
-
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    if found:
-        operation, what, hint = found[0]
+            what = f"the custom call {_target(operation)} has side effects"
+        else:
+            continue
         raise UsageError(f"{what}; XLA's partitioner refuses it here", where=place(operation), hint=hint)
 
 

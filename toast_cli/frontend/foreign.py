@@ -10,7 +10,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.xla import ADVANCE, INTERRUPT, ir, make_context, parse_module
+from toast_cli.xla import ir, make_context, operations_in, parse_module
 
 # XLA's conversion to HLO accepts the operations of `shape` and `tensor`, and constants, if shapes are static.
 DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "mhlo", "sdy", "shape", "tensor"})
@@ -60,19 +60,16 @@ def parse_without_foreign_attributes(program: bytes) -> Any:
             [ir.DictAttr.get({one.name: one.attr for one in each if not is_foreign(one.attr)}) for each in entries]
         )
 
-    def visit(operation: Any) -> Any:
-        attributes = operation.attributes
-        for name in list(attributes):
-            if operation.name == "func.func" and name in ("arg_attrs", "res_attrs"):
-                attributes[name] = own(attributes[name])
-            elif not (operation.name == CUSTOM_CALL and name.partition(".")[0] in READ) and is_foreign(
-                _value(attributes, name)
-            ):
-                del attributes[name]
-        return ADVANCE
-
     with context:
-        module.operation.walk(visit)
+        for operation in operations_in(module):
+            attributes = operation.attributes
+            for name in list(attributes):
+                if operation.name == "func.func" and name in ("arg_attrs", "res_attrs"):
+                    attributes[name] = own(attributes[name])
+                elif not (operation.name == CUSTOM_CALL and name.partition(".")[0] in READ) and is_foreign(
+                    _value(attributes, name)
+                ):
+                    del attributes[name]
     # As text: the reader of bytecode ends the process at an unregistered type.
     return parse_module(known, module.operation.get_asm(enable_debug_info=True, binary=True))
 
@@ -93,17 +90,9 @@ def drop_declarations(module: Any) -> None:
 
 def refuse_foreign(module: Any, path: str) -> None:
     """Raises `InputError` at the first operation that XLA does not accept."""
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if is_known(operation.name):
-            return ADVANCE
-        found.append(operation)
-        return INTERRUPT
-
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    if found:
-        raise InputError(f"{found[0].name} is not StableHLO", where=place_of(found[0], path), hint=LOWER)
+    found = next((one for one in operations_in(module) if not is_known(one.name)), None)
+    if found is not None:
+        raise InputError(f"{found.name} is not StableHLO", where=place_of(found, path), hint=LOWER)
 
 
 def is_known(name: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import first_error
 from toast_cli.frontend.foreign import foreign_hint
-from toast_cli.frontend.older_text import in_todays_words
+from toast_cli.frontend.mhlo import in_todays_words
 from toast_cli.frontend.wire import flatbuffer_bytes, message_fields
 from toast_cli.inputs import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
 
@@ -212,7 +212,7 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
     """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in
     this process.
 
-    A damaged or hostile program may end the process; `loaded.parse` parses in a child first. Raises `InputError` at
+    A damaged or hostile program may end the process; `handover.parse` parses in a child first. Raises `InputError` at
     `where` (with line and column for text) with the first thing that is wrong.
     """
     kind = recognise(data)
@@ -266,7 +266,7 @@ def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
 
 def _parse_bytecode(bytecode: bytes, where: str) -> Any:
     from toast_cli import xla
-    from toast_cli.frontend.resources import dense_module
+    from toast_cli.frontend.left_out import dense_module
 
     try:
         return dense_module(_parse_known(bytecode))
@@ -293,7 +293,7 @@ def _parse_known(program: bytes) -> Any:
 
 def _parse_text(data: bytes, where: str) -> Any:
     from toast_cli import xla
-    from toast_cli.frontend.resources import with_dense_constants
+    from toast_cli.frontend.left_out import with_dense_constants
 
     data = data.removeprefix(_MARK)
     if not data or data.isspace():

@@ -3,7 +3,7 @@
 The form has no operation around the body: a `Sharding` followed by `SPMDFullToShardShape` makes a device's shard of an
 array, `SPMDShardToFullShape` makes an array of shards, and the operations between them work on shards. Enters: the
 entry function, calls inlined. Leaves: each connected body in a `sdy.manual_computation`, over a mesh without names (see
-`nameless`).
+`constraints`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.constraints import factored, manual_text, sharding_text
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.gspmd import MANUAL, MOST_DEVICES, REPLICATED, TILED, TileAssignment, mesh_axes, read_tiling
-from toast_cli.frontend.nameless import factored, manual_text, sharding_text
 from toast_cli.frontend.shardings import PARTITIONS, kind_of, unspecified_dims
 from toast_cli.frontend.statements import GSPMD, SDY, MeshAxes
-from toast_cli.xla import ADVANCE, ir, walk_ops
+from toast_cli.xla import ir, operations_in, walk_ops
 
 ENTRANCE, EXIT, STATEMENT = "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"
 HINT = "lower the program with the Shardy partitioner (jax_use_shardy_partitioner, the default since jax 0.7)"
@@ -174,14 +174,10 @@ def values_read(operation: Any, block: Any) -> list[Any]:
     """The values of this block that an operation reads, also from within its regions."""
     found: dict[Any, None] = {}
 
-    def visit(inner: Any) -> Any:
-        for value in inner.operands:
-            holder = value.owner if isinstance(value, ir.BlockArgument) else value.owner.operation.block
-            if holder == block:
-                found[value] = None
-        return ADVANCE
-
-    operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    for value in [value for inner in operations_in(operation) for value in inner.operands]:
+        holder = value.owner if isinstance(value, ir.BlockArgument) else value.owner.operation.block
+        if holder == block:
+            found[value] = None
     return list(found)
 
 
@@ -314,8 +310,9 @@ def copy_in(inside: Any, outside: Any) -> set[Any]:
     copies: dict[Any, Any] = {}
     waiting = [view.operation for view in inside.operations]
 
-    def visit(operation: Any) -> Any:
-        for number, value in enumerate(operation.operands):
+    while waiting:
+        root = waiting.pop()
+        for operation, number, value in [(o, n, v) for o in operations_in(root) for n, v in enumerate(o.operands)]:
             if isinstance(value, ir.BlockArgument) or value.owner.operation.block != outside:
                 continue
             original = value.owner.operation
@@ -323,10 +320,6 @@ def copy_in(inside: Any, outside: Any) -> set[Any]:
                 copies[original] = original.clone(ip=ir.InsertionPoint.at_block_begin(inside)).operation
                 waiting.append(copies[original])
             operation.operands[number] = copies[original].results[value.result_number]
-        return ADVANCE
-
-    while waiting:
-        waiting.pop().walk(visit, ir.WalkOrder.PRE_ORDER)
     return set(copies)
 
 
@@ -337,15 +330,10 @@ def drop_statements(inside: Any) -> None:
             if kind_of(operation) == STATEMENT:
                 operation.results[0].replace_all_uses_with(operation.operands[0])
                 operation.erase()
-    for view in inside.operations:
-        view.operation.walk(without_statement, ir.WalkOrder.PRE_ORDER)
-
-
-def without_statement(operation: Any) -> Any:
-    for name in (GSPMD, SDY):
-        if name in operation.attributes:
-            del operation.attributes[name]
-    return ADVANCE
+    for operation in [one for view in inside.operations for one in operations_in(view)]:
+        for name in (GSPMD, SDY):
+            if name in operation.attributes:
+                del operation.attributes[name]
 
 
 def put_in_order(block: Any) -> None:

@@ -9,18 +9,25 @@ same on both sides.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import Any
+import struct
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from toast_cli import xla
 from toast_cli.child import MEMORY, ChildError, in_child
 from toast_cli.errors import InputError
-from toast_cli.frontend.formats import hint_for, recognise
-from toast_cli.frontend.in_child import SIZE, operations_of
+from toast_cli.frontend.diagnostics import first_error
+from toast_cli.frontend.formats import hint_for, parse_here, read_bytes, recognise, source_name
+from toast_cli.frontend.normalise import Normalised, normalise
 from toast_cli.frontend.shardings import Kept
-from toast_cli.frontend.statements import MeshAxes, StatedSharding
+from toast_cli.frontend.source import read_source
+from toast_cli.frontend.statements import StatedSharding
+from toast_cli.frontend.wire import strings_are_text
 from toast_cli.kernels.table import Table
+from toast_cli.xla import ir
 
+SIZE = struct.Struct("<q")  # of the JSON at the head of a message
+T = TypeVar("T")
 # A child's limits: seconds of processor time, plus one for so many bytes of the program; and bytes of memory for each
 # byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
 BASE_SECONDS = 60
@@ -35,40 +42,36 @@ TOO_LARGE = (
 )
 
 
-@dataclass(frozen=True)
-class Received:
-    """The child's result for a program; the fields are those of `LoadedModule`."""
+def load_module(
+    path: str, *, keep_shardings: bool = False, content: bytes | None = None, kernels: Table | None = None
+) -> Normalised:
+    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or in `content` if given.
 
-    format: str
-    module: Any
-    kept: tuple[Kept, ...] = ()
-    pins: tuple[Kept, ...] = ()
-    notices: tuple[str, ...] = ()
-    argument_axes: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    own_mesh: MeshAxes = ()
-
-
-def read_normalised(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> Received:
-    """The normalised module of a program in any format. Raises `InputError` at `where`, also when the child dies."""
-    facts, module = _ask("normalised_here", data, where, keep_shardings, kernels)
+    Raises `InputError` saying where and what to try, also when the child dies.
+    """
+    data = read_bytes(path) if content is None else content
+    facts, module = _ask("normalised_here", data, source_name(path), keep_shardings, kernels)
     operations = operations_of(module) if facts["kept"] or facts["pins"] else []
     kept, pins = (tuple(_received(one, operations) for one in facts[name]) for name in ("kept", "pins"))
     axes = {int(number): tuple(names) for number, names in facts["argument_axes"].items()}
     mesh = tuple((name, size) for name, size in facts["own_mesh"])
-    return Received(facts["format"], module, kept, pins, tuple(facts["notices"]), axes, mesh)
+    return Normalised(module, kept, pins, tuple(facts["notices"]), axes, mesh, facts["format"])
 
 
-def read_parsed(data: bytes, where: str) -> Received:
-    """The module of a program in any format, as it is."""
+def parse(data: bytes, where: str) -> tuple[str, Any]:
+    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, as it is.
+
+    Raises `InputError` at `where` (with line and column for text) with the first thing that is wrong.
+    """
     facts, module = _ask("parsed_here", data, where)
-    return Received(facts["format"], module)
+    return facts["format"], module
 
 
 def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str, Any], Any]:
     seconds, memory = BASE_SECONDS + len(data) // BYTES_PER_SECOND, MEMORY + len(data) * MEMORY_PER_BYTE
     try:
         answer = in_child(
-            f"toast_cli.frontend.in_child:{task}", data, where, *arguments, seconds=seconds, memory=memory
+            f"toast_cli.frontend.handover:{task}", data, where, *arguments, seconds=seconds, memory=memory
         )
     except ChildError as error:
         if not error.of_input:
@@ -92,10 +95,100 @@ def _received(facts: dict[str, Any], operations: list[Any]) -> Kept:
         facts["single"],
     )
     uses = tuple((operations[number], operand) for number, operand in facts["uses"])
-    return Kept(_value(facts["value"], operations), sharding, uses, facts["origin"])
+    return Kept(_value_at(facts["value"], operations), sharding, uses, facts["origin"])
 
 
-def _value(place: tuple[int, int, int], operations: list[Any]) -> Any:
+def _value_at(place: tuple[int, int, int], operations: list[Any]) -> Any:
     number, region, position = place
     operation = operations[number]
     return operation.results[position] if region < 0 else operation.regions[region].blocks[0].arguments[position]
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def parsed_here(data: bytes, where: str) -> bytes:
+    """A program's format and bytecode, serialised."""
+    form, module = _told(where, lambda: parse_here(data, where))
+    return _message({"format": form}, xla.write_bytecode(module))
+
+
+def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> bytes:
+    """A normalised program, serialised: format, notices, shardings and bytecode.
+
+    This also tries the parent's next steps, in which jaxlib may end the process: populating Shardy's rules, and reading
+    operations if a name is not valid UTF-8.
+    """
+    form, module = _told(where, lambda: parse_here(data, where))
+    if b"reduce_window" in data:
+        _refuse_windows_of_arrays(module, where)
+    outcome = _told(where, lambda: normalise(module, where, keep_shardings, kernels))
+    numbers: dict[Any, int] = {}
+    if outcome.kept or outcome.pins:
+        numbers = {operation: number for number, operation in enumerate(operations_of(outcome.module))}
+    facts = {
+        "format": form,
+        "notices": outcome.notices,
+        "kept": [_sent(one, numbers) for one in outcome.kept],
+        "pins": [_sent(one, numbers) for one in outcome.pins],
+        "argument_axes": outcome.argument_axes,
+        "own_mesh": outcome.own_mesh,
+    }
+    bytecode = xla.write_bytecode(outcome.module)
+    if strings_are_text(bytecode):
+        _told(where, lambda: xla.run_passes(outcome.module, "func.func(sdy-populate-op-sharding-rules)"))
+    else:
+        _told(where, lambda: read_source(where, form, outcome.module))
+    return _message(facts, bytecode)
+
+
+def _told(where: str, work: Callable[[], T]) -> T:
+    """Calls `work` and turns jaxlib's errors into `InputError`s."""
+    try:
+        return work()
+    except RecursionError:
+        raise InputError("the program is nested too deeply", where=where, hint="is the file intact?") from None
+    except (ir.MLIRError, RuntimeError) as error:
+        raise InputError(first_error(error)[1], where=where, hint="is the file intact?") from None
+
+
+def _refuse_windows_of_arrays(module: Any, where: str) -> None:
+    """Raises `InputError` for a `reduce_window` whose initial value is not a scalar: StableHLO's verifier reads out of
+    bounds there, and may end the process."""
+    for operation in xla.walk_ops(module, "stablehlo.reduce_window"):
+        if any(start.type.rank for start in list(operation.operands)[len(operation.operands) // 2 :]):
+            what = "a reduce_window starts at an array, not a scalar"
+            raise InputError(what, where=where, hint="is the file intact?")
+
+
+def _message(facts: dict[str, Any], bytecode: bytes) -> bytes:
+    head = json.dumps(facts).encode()
+    return SIZE.pack(len(head)) + head + bytecode
+
+
+def operations_of(module: Any) -> list[Any]:
+    """The operations of the entry function, itself included, in program order."""
+    return xla.operations_in(next(op for op in module.body.operations if op.operation.name == "func.func"))
+
+
+def _sent(kept: Kept, numbers: dict[Any, int]) -> dict[str, Any]:
+    sharding = kept.sharding
+    return {
+        "value": _place_of_value(kept.value, numbers),
+        "uses": [(numbers[operation], operand) for operation, operand in kept.uses],
+        "origin": kept.origin,
+        "axes": sharding.axes,
+        "mesh": sharding.mesh,
+        "gspmd": sharding.gspmd,
+        "open": sorted(sharding.open_dims),
+        "single": sharding.single_device,
+    }
+
+
+def _place_of_value(value: Any, numbers: dict[Any, int]) -> tuple[int, int, int]:
+    """(operation, region, position) of a block argument; (operation, -1, position) of a result."""
+    if not isinstance(value, ir.BlockArgument):
+        return numbers[value.owner.operation], -1, value.result_number
+    holder = value.owner.owner.operation
+    region = next(k for k, one in enumerate(holder.regions) if one.blocks[0] == value.owner)
+    return numbers[holder], region, value.arg_number

@@ -13,12 +13,22 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.inputs import whole_number
-from toast_cli.xla import ADVANCE, inline_function, ir, walk_ops
+from toast_cli.program.ops import kind_of
+from toast_cli.xla import inline_function, ir, operations_in, walk_ops
 
 # Limit on operations after inlining. More come from calls that double at every level, not from a model. The environment
 # can raise it.
 MAX_OPERATIONS = 1_000_000
 LIMIT_VARIABLE = "TOAST_MAX_OPERATIONS"
+
+# Operations with bodies that XLA compiles as functions. Loops and branches may capture values.
+BODIES = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "reduce", "reduce_window", "select_and_scatter", "scatter", "sort", "map", "all_reduce", "reduce_scatter",
+        "collective_reduce",
+    )
+)  # fmt: skip
 
 
 def inline_calls(module: Any, entry: str, path: str) -> None:
@@ -48,7 +58,10 @@ def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str
             waiting.pop()
             continue
         if name not in sites:
-            sites[name] = [(call, callee_name(call)) for call in call_sites(body_of(symbols, name, path))]
+            sites[name] = [
+                (call, callee_name(call))
+                for call in walk_ops(body_of(symbols, name, path), "func.call", "stablehlo.composite")
+            ]
             for call, callee in sites[name]:
                 refuse_unknown(call, callee, symbols, path)
         missing = list(dict.fromkeys(callee for _, callee in sites[name] if callee not in sizes))
@@ -60,7 +73,7 @@ def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str
         if missing:
             waiting += missing[::-1]
             continue
-        sizes[name] = count_operations(symbols[name]) + sum(sizes[callee] for _, callee in sites[name])
+        sizes[name] = len(operations_in(symbols[name])) + sum(sizes[callee] for _, callee in sites[name])
         if sizes[name] > most_operations():
             what = f"inlining its calls makes @{name} larger than {most_operations():,} operations"
             hint = f"write repeated layers as a loop (`jax.lax.scan`), or set {LIMIT_VARIABLE} to allow more"
@@ -92,28 +105,10 @@ def body_of(symbols: Any, name: str, path: str) -> Any:
     raise InputError(what, where=place_of(function, path), hint=hint)
 
 
-def call_sites(function: Any) -> list[Any]:
-    """Calls and composites, those inside regions included."""
-    return walk_ops(function, "func.call", "stablehlo.composite")
-
-
 def callee_name(call: Any) -> str:
     """Name of the function that a call runs, or that defines a composite."""
     attribute = "callee" if call.name == "func.call" else "decomposition"
     return str(ir.FlatSymbolRefAttr(call.attributes[attribute]).value)
-
-
-def count_operations(root: Any) -> int:
-    """Operations under `root`, nested ones included."""
-    count = 0
-
-    def visit(_: Any) -> Any:
-        nonlocal count
-        count += 1
-        return ADVANCE
-
-    root.operation.walk(visit)
-    return count
 
 
 def moved_out(block: Any, before: Any) -> list[Any]:
@@ -129,3 +124,51 @@ def replace_operation(operation: Any, values: list[Any]) -> None:
     for result, value in zip(operation.results, values, strict=True):
         result.replace_all_uses_with(value)
     operation.erase()
+
+
+def copy_captured_constants(module: Any, path: str) -> None:
+    """Gives each body a copy of the constants, and of expressions of constants, that it captures.
+
+    Raises `InputError` for a body that captures anything else, which XLA refuses.
+    """
+    for operation in walk_ops(module, *BODIES):
+        for region in operation.regions:
+            _close(operation, region.blocks[0], path)
+
+
+def _close(operation: Any, block: Any, path: str) -> None:
+    inside = set(block.arguments)
+    copies: dict[Any, Any] = {}
+    captures: list[tuple[Any, int]] = []
+    operations = [view.operation for view in block.operations]
+    first = operations[0]
+
+    def copied(value: Any) -> Any:
+        """The copy of a value in the body."""
+        if value not in copies:
+            maker = None if isinstance(value, ir.BlockArgument) else value.owner
+            if maker is None or not _is_pure(maker.name):
+                raise InputError(
+                    f"the body of {operation.name} reads a value that is computed outside it",
+                    where=place_of(operation, path),
+                    hint="XLA takes constants only there: compute the value in the body, or apply it before or after",
+                )
+            operands = [copied(operand) for operand in maker.operands]
+            copy = maker.clone(ip=ir.InsertionPoint(first))
+            for place, operand in enumerate(operands):
+                copy.operands[place] = operand
+            copies.update(zip(maker.results, copy.results, strict=True))
+        return copies[value]
+
+    for one in [one for operation in operations for one in operations_in(operation)]:
+        for nested in one.regions:
+            inside.update(argument for inner in nested.blocks for argument in inner.arguments)
+        captures += [(one, place) for place, operand in enumerate(one.operands) if operand not in inside]
+        inside.update(one.results)
+    for one, place in captures:
+        one.operands[place] = copied(one.operands[place])
+
+
+def _is_pure(name: str) -> bool:
+    kind = kind_of(name)
+    return kind.source or kind.elementwise or kind.rearranges

@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli.frontend.inline import replace_operation
-from toast_cli.frontend.leftovers import create
 from toast_cli.program.ops import DOT_GENERAL, RESHAPE
-from toast_cli.xla import dot_dimension_numbers, ir, walk_ops
+from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, walk_ops
 
 PRODUCTS = frozenset({DOT_GENERAL, RESHAPE})
 _NUMBERS = "dot_dimension_numbers"
@@ -44,10 +43,15 @@ def _contract_all(operation: Any, left: Any, right: Any) -> None:
     if operation.results[0].type.rank:
         return
     everything = list(range(left.type.rank))
-    kept = {name: operation.attributes[name] for name in operation.attributes}
     numbers = dot_dimension_numbers([[], [], everything, everything], operation.context)
     vectors = [operand.owner for operand in operation.operands]
-    made = create(DOT_GENERAL, [left, right], [operation.results[0].type], kept | {_NUMBERS: numbers}, operation)
+    made = create(
+        DOT_GENERAL,
+        [left, right],
+        [operation.results[0].type],
+        attributes_of(operation) | {_NUMBERS: numbers},
+        operation,
+    )
     replace_operation(operation, made)
     for vector in dict.fromkeys(vectors):
         if not list(vector.results[0].uses):

@@ -7,12 +7,15 @@ does not need the values, and writing or running the program is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.xla import holds_resource, ir, walk_ops
+from toast_cli.frontend.inline import replace_operation
+from toast_cli.frontend.splats import make_filled
+from toast_cli.xla import create, holds_resource, ir, parse_module, walk_ops
 
 CONSTANT = "stablehlo.constant"
 # Custom call target that replaces a constant while HLO is converted; its line and column follow.
@@ -24,6 +27,13 @@ HINT = (
     "give the program with its constants: StableHLO of `jax.jit(f).lower(…).as_text()`, or HLO printed with "
     "`print_large_constants` or `--xla_dump_large_constants`; `toast inspect` and `--format specs` do without them"
 )
+
+WORD = b"dense_resource"
+_NAME = rb'("(?:[^"\\]|\\.)*"|[\w.$-]+)'
+_SECTION = re.compile(rb"\n?\{-#.*?#-\}", re.DOTALL)
+_RESOURCE = re.compile(_NAME + rb'\s*:\s*"0x([0-9A-Fa-f]*)"')
+_USE = re.compile(WORD + rb"\s*<\s*" + _NAME + rb"\s*>")
+_ALIGNMENT_DIGITS = 8  # a resource begins with its alignment, four bytes
 
 
 def with_markers(text: str) -> str:
@@ -134,17 +144,30 @@ def _carried(loop: Any, number: int) -> Iterator[Any]:
 
 def _make_zero(constant: Any) -> None:
     kind = constant.results[0].type
-    with constant.context, constant.location, ir.InsertionPoint(constant):
-        scalar = ir.RankedTensorType.get([], ir.F32Type.get())
-        zero = ir.Operation.create(
-            CONSTANT, [scalar], attributes={"value": ir.DenseElementsAttr.get_splat(scalar, ir.FloatAttr.get_f32(0.0))}
-        )
-        spread = ir.Operation.create(
-            "stablehlo.broadcast_in_dim",
-            [ir.RankedTensorType.get(kind.shape, ir.F32Type.get())],
-            [zero.results[0]],
-            {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])},
-        )
-        converted = ir.Operation.create("stablehlo.convert", [kind], [spread.results[0]])
-    constant.results[0].replace_all_uses_with(converted.results[0])
-    constant.erase()
+    with constant.context, constant.location:
+        zeros = make_filled(ir.RankedTensorType.get(kind.shape, ir.F32Type.get()), 0, constant)
+        replace_operation(constant, create("stablehlo.convert", [zeros], [kind], {}, constant))
+
+
+def with_dense_constants(text: bytes) -> bytes:
+    """MLIR text with constants inlined."""
+    section = _SECTION.search(text, max(text.rfind(b"{-#"), 0))
+    if section is None or WORD not in text:
+        return text
+    digits = {name: value[_ALIGNMENT_DIGITS:] for name, value in _RESOURCE.findall(section[0])}
+
+    def written(use: re.Match[bytes]) -> bytes:
+        found = digits.get(use[1])
+        if found is None:
+            return use[0]
+        return b'dense<"0x' + found + b'">' if found else b"dense<>"
+
+    return _USE.sub(written, text[: section.start()]) + text[section.end() :]
+
+
+def dense_module(module: Any) -> Any:
+    """A module with constants inlined; the one given if there is nothing to do."""
+    if not any(map(holds_resource, walk_ops(module, "stablehlo.constant", "mhlo.constant", "arith.constant"))):
+        return module
+    text = module.operation.get_asm(enable_debug_info=True, binary=True)
+    return parse_module(module.context, with_dense_constants(text))

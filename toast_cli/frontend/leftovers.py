@@ -33,7 +33,7 @@ from toast_cli.frontend.idle import (
 )
 from toast_cli.frontend.inline import moved_out, replace_operation
 from toast_cli.frontend.ragged_dots import general_ragged_dot
-from toast_cli.xla import dot_dimension_numbers, ir, walk_ops
+from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, walk_ops
 
 # Operations that only wrap their one region: the region's block replaces them.
 FENCES = ("mhlo.fusion", "sdy.named_computation")
@@ -97,19 +97,6 @@ def move_out(operation: Any) -> Values:
     for argument, operand in zip(block.arguments, operation.operands, strict=True):
         argument.replace_all_uses_with(operand)
     return moved_out(block, operation)
-
-
-def create(name: str, operands: Values, results: list[Any], attributes: dict[str, Any], before: Any) -> Values:
-    """Results of a new operation in front of `before`, at the same source location."""
-    operation = ir.Operation.create(
-        name,
-        results=results,
-        operands=operands,
-        attributes=attributes,
-        loc=before.location,
-        ip=ir.InsertionPoint(before),
-    )
-    return list(operation.results)
 
 
 def first_operand(operation: Any) -> Values:
@@ -206,8 +193,7 @@ def general_product(operation: Any) -> Values:
     """
     left = ir.RankedTensorType(operation.operands[0].type)
     numbers = dot_dimension_numbers([[], [], [left.rank - 1], [0]], operation.context)
-    kept = {name: operation.attributes[name] for name in operation.attributes}
-    attributes = kept | {"dot_dimension_numbers": numbers}
+    attributes = attributes_of(operation) | {"dot_dimension_numbers": numbers}
     return create("stablehlo.dot_general", list(operation.operands), [operation.results[0].type], attributes, operation)
 
 

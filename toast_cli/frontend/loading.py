@@ -8,13 +8,11 @@ from math import prod
 from typing import Any
 
 from toast_cli.errors import InputError
-from toast_cli.frontend.constraints import check_manual_axes, constraints_on
-from toast_cli.frontend.loaded import load_module
+from toast_cli.frontend.constraints import axes_on, check_manual_axes, constraints_on
+from toast_cli.frontend.handover import load_module
 from toast_cli.frontend.name_stack import scope_parts
-from toast_cli.frontend.nameless import axes_on
 from toast_cli.frontend.places import place_text
-from toast_cli.frontend.reading import read_source
-from toast_cli.frontend.source import Source
+from toast_cli.frontend.source import Source, read_source
 from toast_cli.frontend.statements import meshes_of
 from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 from toast_cli.kernels.table import Table

@@ -1,4 +1,4 @@
-"""Drops collectives whose groups have one member.
+"""Drops collectives whose groups have one member, and lists the devices of groups that name mesh axes.
 
 `shard_map` on one device, or over axes of size 1, leaves its collectives outside any manual region. Each of their
 groups has one member, so they return their operands, and the partition id is 0. XLA's partitioner refuses all of them.
@@ -8,9 +8,12 @@ Collectives of several members stay, for `refuse_unpartitionable` to report.
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
@@ -18,11 +21,16 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.effects import NUMBERS, REGION
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.inline import replace_operation
+from toast_cli.frontend.splats import make_filled
 from toast_cli.program.ops import kind_of
-from toast_cli.xla import ADVANCE, SKIP, ir
+from toast_cli.xla import ir, operations_in, sdy, stablehlo
 
 GROUPS, PAIRS, CHANNEL = "replica_groups", "source_target_pairs", "channel_handle"
 PARTITIONS, REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
+
+MESH = "mesh"
+# (product of the parts before it, its size) of a sub-axis.
+PART = re.compile(r"\((\d+)\)(\d+)")
 
 
 def drop_lone_collectives(module: Any, path: str) -> None:
@@ -51,26 +59,18 @@ def collectives_outside(view: Any) -> list[Any]:
     Args:
         view: a module or function.
     """
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if kind_of(operation.name).per_device:
-            found.append(operation)
-        return SKIP if operation.name == REGION else ADVANCE
-
-    view.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
+    return [one for one in operations_in(view, outside=REGION) if kind_of(one.name).per_device]
 
 
 def values_alone(operation: Any, partitions: int, replicas: int) -> list[Any] | None:
     """The values that replace an operation's results; None if devices communicate or must know their number."""
     devices = partitions * replicas
     if operation.name in NUMBERS:
-        return zeros(operation) if devices == 1 else None
+        return [make_filled(operation.results[0].type, 0, operation)] if devices == 1 else None
     if PAIRS in operation.attributes:
         pairs = np.array(operation.attributes[PAIRS]).reshape(-1, 2)
         if not len(pairs):
-            return zeros(operation)
+            return [make_filled(operation.results[0].type, 0, operation)]
         return list(operation.operands) if (pairs[:, 0] == pairs[:, 1]).all() and len(pairs) >= devices else None
     if members(operation, partitions, replicas) > 1:
         return None
@@ -88,27 +88,54 @@ def members(operation: Any, partitions: int, replicas: int) -> int:
     return int(named * partitions if across else named)
 
 
-def zeros(operation: Any) -> list[Any]:
-    """Zeros of the type of the operation's one result."""
-    kind = operation.results[0].type
-    with operation.location, ir.InsertionPoint(operation):
-        scalar = ir.RankedTensorType.get([], kind.element_type)
-        zero = ir.Operation.create(
-            "stablehlo.constant", [scalar], attributes={"value": ir.Attribute.parse(f"dense<{_zero(kind)}> : {scalar}")}
-        )
-        spread = ir.Operation.create(
-            "stablehlo.broadcast_in_dim",
-            [kind],
-            [zero.results[0]],
-            {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])},
-        )
-    return [spread.results[0]]
+def list_replica_groups(module: Any, path: str) -> None:
+    """Writes replica groups that name mesh axes, as JAX 0.12 has them, as lists, which every version accepts. Raises
+    `InputError` for unknown axes."""
+    meshes = {
+        op.attributes["sym_name"].value: sdy.MeshAttr(op.attributes[MESH])
+        for op in (view.operation for view in module.body.operations)
+        if op.name == "sdy.mesh"
+    }
+
+    for operation in operations_in(module):
+        if GROUPS not in operation.attributes or not names_axes(operation.attributes[GROUPS]):
+            continue
+        try:
+            rows = devices_along(stablehlo.ReplicaGroupMeshAxesAttr(operation.attributes[GROUPS]), meshes)
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"{operation.name}: {GROUPS} names axes that its mesh does not have: {error}",
+                where=place_of(operation, path),
+                hint="name the axes of the mesh, or list the devices of each group",
+            ) from None
+        operation.attributes[GROUPS] = ir.DenseElementsAttr.get(np.ascontiguousarray(rows), context=operation.context)
 
 
-def _zero(kind: Any) -> str:
-    element = kind.element_type
-    if isinstance(element, ir.ComplexType):
-        return "(0.0, 0.0)"
-    if isinstance(element, ir.IntegerType):
-        return "false" if element.width == 1 else "0"
-    return "0.0"
+def names_axes(attribute: Any) -> bool:
+    """True if replica groups are given by mesh axes; the oldest versions of jaxlib lack the class."""
+    known = getattr(stablehlo, "ReplicaGroupMeshAxesAttr", None)
+    return known is not None and bool(known.isinstance(attribute))
+
+
+def devices_along(said: Any, meshes: dict[str, Any]) -> NDArray[np.int64]:
+    """[groups, devices of a group] device numbers."""
+    if stablehlo.MeshAttr.isinstance(said.mesh):
+        mesh, axis_of = stablehlo.MeshAttr(said.mesh), stablehlo.MeshAxisAttr
+    else:
+        mesh, axis_of = meshes[ir.FlatSymbolRefAttr(said.mesh).value], sdy.MeshAxisAttr
+    sizes = {axis.name: axis.size for axis in map(axis_of, mesh.axes)}
+    wanted: list[tuple[str, int, int]] = []  # axis, from which stride to which
+    for axis in map(stablehlo.AxisRefAttr, said.axes):
+        part = PART.search(str(axis.sub_axis_info))
+        before, size = (int(part[1]), int(part[2])) if part else (1, sizes[axis.name])
+        wanted.append((axis.name, before, before * size))
+    pieces: list[tuple[str, int, int]] = []
+    for name, size in sizes.items():
+        cuts = sorted({1, size, *(cut for one, *ends in wanted if one == name for cut in ends)})
+        pieces += [(name, low, high) for low, high in pairwise(cuts)]
+    extents = [high // low for _, low, high in pieces]
+    grouped = [pieces.index(one) for one in wanted if one[1] != one[2]]
+    rest = [number for number in range(len(pieces)) if number not in grouped]
+    count = int(np.prod([extents[number] for number in grouped]))  # 1 for no axes
+    devices = np.array(mesh.device_ids or range(int(np.prod(extents))), np.int64)
+    return devices.reshape(extents).transpose(rest + grouped).reshape(-1, count)

@@ -1,7 +1,8 @@
 """Parses a JAX name stack: the pass (forward, backward) that an op runs in, the user's scopes, and the op's name.
 
 JAX writes `jit(step)/transpose(jvp(layer_0))/while/body/checkpoint/rematted_computation/mlp/dot_general`. Reports show
-`remat layer_0/mlp/dot_general`: the other parts are transformations and control flow, which JAX puts on the stack.
+`remat layer_0/mlp/dot_general`: the other parts are transformations and control flow, which JAX puts on the stack. A
+stack also names modules (layers), as `jax.named_scope`, Flax and Haiku leave them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ _STRUCTURE = frozenset(
      "rematted_computation", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map"}
 )  # fmt: skip
 _BRANCH = re.compile(r"branch_\d+_fun")
+
+_NUMBER = re.compile(r"\d+")
+# The number of a layer: the 3 of `layer_3`, of `layers.3`, of `layers[3]`, of `h['3']`, of `h/3`.
+_LAYER = re.compile(r"(?<=[\[_./'])\d+(?![A-Za-z\d])")
 
 
 def op_path(stack: str) -> str:
@@ -76,3 +81,34 @@ def _unwrapped(parts: Iterable[str]) -> Iterator[str]:
             inside = list(_unwrapped(_split(wrapped[2])))
             yield from inside if inside != before else ()
             before = inside
+
+
+def scopes_of(stack: str) -> tuple[str, ...]:
+    """Names of modules on a name stack, the outermost first, without the op at its end.
+
+    A number is joined to the name before it: `h/3`.
+    """
+    found: list[str] = []
+    for name in scope_parts(stack)[0]:
+        if "->" in name:
+            continue
+        if found and _NUMBER.fullmatch(name):
+            found[-1] = f"{found[-1]}/{name}"
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def folded(path: Iterable[str]) -> tuple[str, ...]:
+    """The path with layer numbers replaced: `layer_3` -> `layer_*`."""
+    return tuple(_LAYER.sub("*", name) for name in path)
+
+
+def common_start(paths: Iterable[tuple[str, ...]]) -> int:
+    """Length of the common prefix of all paths, which leaves each at least one name."""
+    every = list(paths)
+    if not every:
+        return 0
+    least, most = min(every), max(every)
+    shortest = min(len(least), len(most), min(map(len, every)) - 1)
+    return next((k for k in range(max(shortest, 0)) if least[k] != most[k]), max(shortest, 0))

@@ -20,20 +20,18 @@ from toast_cli.frontend.branches import (
     drop_zero_products,
     take_known_branches,
 )
-from toast_cli.frontend.captures import BODIES, copy_captured_constants
 from toast_cli.frontend.counted_indices import PICKS, share_batches
 from toast_cli.frontend.effects import EFFECTS, bind_effects
 from toast_cli.frontend.foreign import drop_declarations, is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.gspmd_regions import restore_gspmd_regions
-from toast_cli.frontend.inline import inline_calls
+from toast_cli.frontend.inline import BODIES, copy_captured_constants, inline_calls
 from toast_cli.frontend.inner_products import PRODUCTS, rewrite_inner_products
 from toast_cli.frontend.left_out import left_out_notices
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
-from toast_cli.frontend.lone_collectives import collectives_outside, drop_lone_collectives
+from toast_cli.frontend.lone_collectives import collectives_outside, drop_lone_collectives, list_replica_groups
 from toast_cli.frontend.manual import restore_manual_regions, settle_boundaries
 from toast_cli.frontend.mhlo import in_stablehlo
-from toast_cli.frontend.replica_groups import list_replica_groups
 from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, PARTITIONS, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
@@ -43,7 +41,7 @@ from toast_cli.frontend.tuples import flatten_tuples, is_tuple
 from toast_cli.kernels.describe import CUSTOM_CALL, describe_kernels
 from toast_cli.kernels.table import Table
 from toast_cli.program.ops import kind_of
-from toast_cli.xla import ADVANCE, ir, run_passes, walk_ops
+from toast_cli.xla import ir, operations_in, run_passes, walk_ops
 
 ENTRY = "main"
 # Attributes left by the conversion from HLO: XLA's settings, layouts, and those that now belong to arguments.
@@ -64,7 +62,8 @@ class Normalised:
         kept: shardings that were removed. pins: shardings at the boundary of manual regions, which stay.
         notices: one sentence for each thing that was changed or assumed.
         argument_axes: argument (by number) -> per dimension the one mesh axis that the program splits it over, or "".
-        own_mesh: the mesh for which the program states shardings, see `own_mesh`.
+        own_mesh: the mesh for which the program states shardings, see `own_mesh`; empty if it states none.
+        format: as `toast_cli.frontend.formats` names it; empty if it is not known.
     """
 
     module: Any
@@ -73,6 +72,7 @@ class Normalised:
     notices: tuple[str, ...]
     argument_axes: dict[int, tuple[str, ...]]
     own_mesh: MeshAxes = ()
+    format: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,9 @@ def held_by(module: Any) -> Held:
     names: set[str] = set()
     types: set[Any] = set()
 
-    def visit(operation: Any) -> Any:
+    for operation in operations_in(module):
         names.add(operation.name)
-        for result in operation.results:
-            types.add(result.type)
-        return ADVANCE
-
-    module.operation.walk(visit)
+        types.update(result.type for result in operation.results)
     return Held(frozenset(names), frozenset(types))
 
 

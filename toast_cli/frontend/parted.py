@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.rewritten import operations_in, read_rewritten, retyped
+from toast_cli.frontend.idle import numbers
+from toast_cli.frontend.inline import replace_operation
+from toast_cli.frontend.rewritten import read_rewritten, retyped
 from toast_cli.frontend.source import Source
 from toast_cli.program.fused_products import Parts, Position, fused_parts
 from toast_cli.program.ops import (
@@ -30,7 +32,7 @@ from toast_cli.program.ops import (
     SLICE,
     TRANSPOSE,
 )
-from toast_cli.xla import ir
+from toast_cli.xla import ir, operations_in
 
 Shape = tuple[int, ...]
 Widths = dict[int, int]  # dimension of an array -> elements of each of its parts
@@ -193,18 +195,14 @@ def places(dims: Sequence[int], widths: Widths) -> list[int]:
 _Change = Callable[[Any, list[Shape], list[Widths]], Any]
 
 
-def _numbers(operation: Any, key: str) -> list[int]:
-    return list(ir.DenseI64ArrayAttr(operation.attributes[key]))
-
-
-def _set(operation: Any, **numbers: Sequence[int]) -> None:
-    for key, values in numbers.items():
+def _set(operation: Any, **lists: Sequence[int]) -> None:
+    for key, values in lists.items():
         operation.attributes[key] = ir.DenseI64ArrayAttr.get(list(values))
 
 
 def _broadcast(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
     """A dimension of one element is broadcast along the width."""
-    target = _numbers(operation, "broadcast_dimensions")
+    target = numbers(operation, "broadcast_dimensions")
     of_operand = {dim: width for dim, width in widths[1].items() if dim in target and target.index(dim) in widths[0]}
     assert len(of_operand) == len(widths[0])
     found = []
@@ -215,11 +213,11 @@ def _broadcast(operation: Any, shapes: list[Shape], widths: list[Widths]) -> Non
 
 
 def _transpose(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
-    _set(operation, permutation=places(_numbers(operation, "permutation"), widths[0]))
+    _set(operation, permutation=places(numbers(operation, "permutation"), widths[0]))
 
 
 def _reduce(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
-    _set(operation, dimensions=places(_numbers(operation, "dimensions"), widths[0]))
+    _set(operation, dimensions=places(numbers(operation, "dimensions"), widths[0]))
 
 
 def _concatenate(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
@@ -236,7 +234,7 @@ def _in_parts(numbers: list[int], shape: Shape, widths: Widths, rest: Callable[[
 
 
 def _slice(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
-    starts, limits, strides = (_numbers(operation, key) for key in ("start_indices", "limit_indices", "strides"))
+    starts, limits, strides = (numbers(operation, key) for key in ("start_indices", "limit_indices", "strides"))
     _set(
         operation,
         start_indices=_in_parts(starts, shapes[0], widths[0], lambda _: 0),
@@ -247,7 +245,7 @@ def _slice(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
 
 def _pad(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
     keys = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    _set(operation, **{key: _in_parts(_numbers(operation, key), shapes[0], widths[0], lambda _: 0) for key in keys})
+    _set(operation, **{key: _in_parts(numbers(operation, key), shapes[0], widths[0], lambda _: 0) for key in keys})
 
 
 def _dynamic_slice(operation: Any, shapes: list[Shape], widths: list[Widths]) -> Any:
@@ -264,30 +262,16 @@ def _dynamic_update_slice(operation: Any, shapes: list[Shape], widths: list[Widt
 def _in_parts_from(operation: Any, indices: list[Any], widths: Widths) -> list[Any]:
     """Start indices of a slice that is whole in every split dimension."""
     kind = indices[0].type
-    zero = ir.Operation.create(
-        "stablehlo.constant",
-        results=[kind],
-        attributes={"value": ir.DenseElementsAttr.get_splat(kind, ir.IntegerAttr.get(kind.element_type, 0))},
-        loc=operation.location,
-        ip=ir.InsertionPoint(operation),
-    ).results[0]
+    value = ir.DenseElementsAttr.get_splat(kind, ir.IntegerAttr.get(kind.element_type, 0))
+    (zero,) = xla.create("stablehlo.constant", [], [kind], {"value": value}, operation)
     return [n for dim, index in enumerate(indices) for n in ([zero, zero] if dim in widths else [index])]
 
 
 def _with_operands(operation: Any, operands: list[Any]) -> Any:
     """Replaces an op by the same op with other operands."""
-    made = ir.Operation.create(
-        operation.name,
-        results=[result.type for result in operation.results],
-        operands=operands,
-        attributes={name: operation.attributes[name] for name in operation.attributes},
-        loc=operation.location,
-        ip=ir.InsertionPoint(operation),
-    )
-    for old, new in zip(operation.results, made.results, strict=True):
-        old.replace_all_uses_with(new)
-    operation.erase()
-    return made
+    made = xla.like(operation, operands)
+    replace_operation(operation, made)
+    return made[0].owner.operation
 
 
 def _dot(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:

@@ -8,6 +8,7 @@ The name stack follows in parentheses, as `op_path` shortens it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toast_cli.frontend.name_stack import op_path
@@ -81,6 +82,13 @@ def name_stack_of(location: str) -> str:
 def users_frame(stack: tuple[Frame, ...]) -> int:
     """Index of the innermost frame outside installed packages; 0 if all are inside."""
     return next((k for k, frame in enumerate(stack) if frame.is_users), 0)
+
+
+def functions_of(frames: Sequence[Frame]) -> tuple[str, ...]:
+    """The user's functions on a call stack, the outermost first; the innermost file and line if none has a name."""
+    users = [frame for frame in reversed(frames) if frame.is_users]
+    names = [frame.function.removesuffix(".__call__") for frame in users if frame.function]
+    return tuple(dict.fromkeys(names)) or tuple(frame.place for frame in users[-1:])
 
 
 def _users(stack: tuple[Frame, ...]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from toast_cli.program.model import Rule, ValueFactors
 from toast_cli.program.ops import RAGGED_DOT
-from toast_cli.xla import ir
+from toast_cli.xla import create, ir
 
 Shape = tuple[int, ...]
 Dims = tuple[int, ...]
@@ -161,12 +161,5 @@ def general_ragged_dot(operation: Any) -> list[Any]:
     if "precision_config" in operation.attributes:
         text = str(operation.attributes["precision_config"]).replace("#mhlo", "#chlo")
         attributes["precision_config"] = ir.Attribute.parse(text)
-    made = ir.Operation.create(
-        RAGGED_DOT,
-        results=[result.type for result in operation.results],
-        operands=list(operation.operands),
-        attributes=attributes,
-        loc=operation.location,
-        ip=ir.InsertionPoint(operation),
-    )
-    return list(made.results)
+    types = [result.type for result in operation.results]
+    return create(RAGGED_DOT, list(operation.operands), types, attributes, operation)

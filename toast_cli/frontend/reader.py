@@ -22,7 +22,6 @@ from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, 
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
 from toast_cli.frontend.ragged_dots import ragged_rule
-from toast_cli.frontend.region_rules import region_rule
 from toast_cli.frontend.rules import (
     STATED_OTHERWISE,
     ShardyRules,
@@ -31,6 +30,7 @@ from toast_cli.frontend.rules import (
     free_rule,
     identity_rule,
     partitioner_rule,
+    region_rule,
     table_rule,
     whole_rule,
 )
@@ -73,7 +73,7 @@ class Reader:
         self._numbers: dict[Any, int] = {}  # ir.Value -> value number
         self._types: dict[Any, Value] = {}  # ir.Type -> Value
         self._rules = ShardyRules()
-        self._unknown: dict[str, str] = {}  # target of a custom call -> the `--kernels` line that would state its rule
+        self.unknown: dict[str, str] = {}  # target of a custom call -> the `--kernels` line that would state its rule
         self._unsure: Counter[str] = Counter()  # assumption for a data-dependent trip count -> loops
         self._depth = 0  # of the block that is being read
         self._within: tuple[int, ...] = ()  # enclosing branches, within its loop
@@ -187,7 +187,7 @@ class Reader:
             familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)
             if opaque and name == "stablehlo.custom_call" and not familiar:
                 arrays = ([self.values[v] for v in side] for side in (operands, results))
-                self._unknown.setdefault(detail, suggestion(detail, *arrays))
+                self.unknown.setdefault(detail, suggestion(detail, *arrays))
         known_as = detail if detail in OP_KINDS else name
         flops = op_flops(operation, known_as, shapes, result_shapes, rule) if kernel is None else kernel.flops
         region = None
@@ -297,10 +297,6 @@ class Reader:
             for what, count in self._unsure.items()
         ]
 
-    def kernel_notices(self) -> list[str]:
-        """Notices with the `--kernels` lines that would state how unknown custom calls can be split."""
-        return [f"if you know how {name} is split: --kernels FILE with {line}" for name, line in self._unknown.items()]
-
     def drop_dead_ops(self) -> None:
         """Removes ops whose results are not needed, as the compiler will."""
         needed = [False] * len(self.values)
@@ -361,7 +357,9 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
     paths = result_paths(function, len(outputs))
     results = tuple(Result(value, path) for value, path in zip(outputs, paths, strict=True))
-    reader.notices += reader.loop_notices() + reader.kernel_notices()
+    reader.notices += reader.loop_notices()
+    for name, line in reader.unknown.items():
+        reader.notices.append(f"if you know how {name} is split: --kernels FILE with {line}")
     reader.drop_dead_ops()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
     return with_sums_whole(only_moves(program)), reader

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
-from toast_cli.frontend.rewritten import operations_in, read_rewritten, retyped
+from toast_cli.frontend.rewritten import read_rewritten, retyped
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.splats import is_splat
 from toast_cli.program.model import Op
 from toast_cli.program.ops import RESHAPE, TRANSPOSE
-from toast_cli.xla import ir
+from toast_cli.xla import ir, operations_in
 
 Place = tuple[int, int]  # value, dimension
 Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension

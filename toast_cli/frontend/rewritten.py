@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.reading import read_source
-from toast_cli.frontend.source import Source
+from toast_cli.frontend.source import Source, read_source
 from toast_cli.frontend.splats import copy_splats
 from toast_cli.kernels.describe import describe_kernels
-from toast_cli.xla import ir
+from toast_cli.xla import ir, operations_in
 
 
 def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) -> Source:
@@ -32,18 +31,6 @@ def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) ->
     program = replace(found.program, arguments=arguments, **(before | facts))
     notices = (*source.notices, *added)
     return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
-
-
-def operations_in(root: Any) -> list[Any]:
-    """An operation and all within it, in order."""
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    root.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
 
 
 def read_from_outside(operations: Iterable[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from toast_cli.child import ChildError, in_child
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import first_error, place_of
-from toast_cli.xla import ADVANCE, INTERRUPT, ir, make_context, parse_module, refine_shapes, walk_ops, write_bytecode
+from toast_cli.xla import ir, make_context, operations_in, parse_module, refine_shapes, walk_ops, write_bytecode
 
 HINT = (
     "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete "
@@ -95,21 +95,13 @@ def dynamic_argument(function: Any) -> Dynamic | None:
 def first_dynamic(module: Any) -> Dynamic | None:
     """The first operation, in program order, with a result without a static shape."""
     known: dict[Any, bool] = {}
-    found: list[Dynamic] = []
-
-    def visit(operation: Any) -> Any:
-        for result in operation.results:
-            kind = result.type
-            static = known.get(kind)
-            if static is None:
-                static = known[kind] = is_static(kind)
-            if not static:
-                found.append(Dynamic(f"the result of {operation.name} ({kind})", operation))
-                return INTERRUPT
-        return ADVANCE
-
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found[0] if found else None
+    for operation in operations_in(module):
+        for kind in [result.type for result in operation.results]:
+            if kind not in known:
+                known[kind] = is_static(kind)
+            if not known[kind]:
+                return Dynamic(f"the result of {operation.name} ({kind})", operation)
+    return None
 
 
 def is_static(kind: Any) -> bool:

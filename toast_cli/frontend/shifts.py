@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from toast_cli.frontend.leftovers import create
+from toast_cli.frontend.idle import numbers
+from toast_cli.frontend.splats import make_constant
 from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, PAD, SELECT, SLICE
-from toast_cli.xla import ADVANCE, ir
+from toast_cli.xla import create, ir, walk_ops
 
 CONSTANT = "stablehlo.constant"
 SHIFTED = frozenset({CONCATENATE, PAD, SLICE})
@@ -44,14 +45,7 @@ class Piece(NamedTuple):
 def rewrite_shifts(module: Any) -> None:
     """Rewrites each slice, pad and concatenation that is one of the above, operands before their users. One with a
     sharding stays, because the sharding refers to this very array."""
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name in SHIFTED and _OWN.issuperset(operation.attributes):
-            found.append(operation)
-        return ADVANCE
-
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    found = [operation for operation in walk_ops(module, *SHIFTED) if _OWN.issuperset(operation.attributes)]
     with module.context, ir.Location.unknown():
         for operation in found:
             made = _REWRITES[operation.name](operation)
@@ -65,26 +59,26 @@ def rewrite_shifts(module: Any) -> None:
 def _of_slice(operation: Any) -> Any | None:
     """Rewrites a slice that removes only padding."""
     padding = _made_by(operation.operands[0], PAD)
-    if padding is None or any(n != 1 for n in _numbers(operation, "strides")):
+    if padding is None or any(n != 1 for n in numbers(operation, "strides")):
         return None
     low, high = _edges(padding)
     padded = _shape(operation.operands[0])
-    starts, limits = _numbers(operation, "start_indices"), _numbers(operation, "limit_indices")
+    starts, limits = numbers(operation, "start_indices"), numbers(operation, "limit_indices")
     cut = [dim for dim, n in enumerate(padded) if (starts[dim], limits[dim]) != (0, n)]
     if not cut or any((low[dim], high[dim]) == (0, 0) for dim in cut):
         return None
     edges = [low[dim] - starts[dim] for dim in range(len(padded))]
-    return _pad(operation, padding.operands[0], padding.operands[1], edges, _numbers(padding, "interior_padding"))
+    return _pad(operation, padding.operands[0], padding.operands[1], edges, numbers(padding, "interior_padding"))
 
 
 def _of_padding(operation: Any) -> Any | None:
     """Rewrites a pad of a slice that removed nothing on the padded sides of the dimension."""
     low, high = _edges(operation)
-    interior = _numbers(operation, "interior_padding")
+    interior = numbers(operation, "interior_padding")
     cut = _made_by(operation.operands[0], SLICE)
-    if cut is None or any(n != 1 for n in _numbers(cut, "strides")):
+    if cut is None or any(n != 1 for n in numbers(cut, "strides")):
         return None
-    starts, limits, whole = _numbers(cut, "start_indices"), _numbers(cut, "limit_indices"), _shape(cut.operands[0])
+    starts, limits, whole = numbers(cut, "start_indices"), numbers(cut, "limit_indices"), _shape(cut.operands[0])
     for dim, size in enumerate(whole):
         first, rest = starts[dim], size - limits[dim]
         if (first or rest) and (interior[dim] or low[dim] == high[dim] == 0):
@@ -112,7 +106,8 @@ def _of_concatenation(operation: Any) -> Any | None:
     lengths = [piece.last - piece.first for piece in pieces]
     if lengths[0] == lengths[1]:  # halves, which a mesh can split
         return None
-    zero = _zero(operation)
+    scalar = ir.RankedTensorType.get([], operation.results[0].type.element_type)
+    zero = make_constant(scalar, 0, operation)  # padding that no element of the result shows
     begins = [0, lengths[0]]
     shifted = [
         _moved(operation, piece, zero, dim, begin - piece.first) for piece, begin in zip(pieces, begins, strict=True)
@@ -148,10 +143,10 @@ def _piece(handle: Any, dim: int) -> Piece:
     """The slice of an array, along this dimension only, that a value is; the whole value if it is no such slice."""
     shape = _shape(handle)
     made = _made_by(handle, SLICE)
-    if made is not None and all(n == 1 for n in _numbers(made, "strides")):
+    if made is not None and all(n == 1 for n in numbers(made, "strides")):
         array = made.operands[0]
         if all(d == dim or n == shape[d] for d, n in enumerate(_shape(array))):
-            first = _numbers(made, "start_indices")[dim]
+            first = numbers(made, "start_indices")[dim]
             return Piece(array, first, first + shape[dim])
     return Piece(handle, 0, shape[dim])
 
@@ -169,15 +164,12 @@ def _element(handle: Any, before: Any) -> Any | None:
     if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
         return None
     kind = ir.RankedTensorType.get([], handle.type.element_type)
-    return _constant(kind, value.get_splat_value(), before)
-
-
-def _numbers(operation: Any, key: str) -> list[int]:
-    return list(ir.DenseI64ArrayAttr(operation.attributes[key]))
+    scalar = {"value": ir.DenseElementsAttr.get_splat(kind, value.get_splat_value())}
+    return create(CONSTANT, [], [kind], scalar, before)[0]
 
 
 def _edges(padding: Any) -> tuple[list[int], list[int]]:
-    return _numbers(padding, "edge_padding_low"), _numbers(padding, "edge_padding_high")
+    return numbers(padding, "edge_padding_low"), numbers(padding, "edge_padding_high")
 
 
 def _shape(handle: Any) -> tuple[int, ...]:
@@ -214,21 +206,10 @@ def _before(operation: Any, dim: int, count: int) -> Any:
     integer, boolean = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(1)
     line = ir.RankedTensorType.get([shape[dim]], integer)
     iota = {"iota_dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)}
-    numbers = create("stablehlo.iota", [], [line], iota, operation)[0]
-    limit = _constant(line, ir.IntegerAttr.get(integer, count), operation)
+    places = create("stablehlo.iota", [], [line], iota, operation)[0]
+    limit = make_constant(line, count, operation)
     less = {"comparison_direction": ir.Attribute.parse("#stablehlo<comparison_direction LT>")}
     kind = ir.RankedTensorType.get([shape[dim]], boolean)
-    near = create("stablehlo.compare", [numbers, limit], [kind], less, operation)
+    near = create("stablehlo.compare", [places, limit], [kind], less, operation)
     along = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([dim])}
     return create(BROADCAST_IN_DIM, near, [ir.RankedTensorType.get(list(shape), boolean)], along, operation)[0]
-
-
-def _zero(operation: Any) -> Any:
-    """A zero scalar of the operation's type, as padding value that no element of the result shows."""
-    kind = ir.RankedTensorType.get([], operation.results[0].type.element_type)
-    number = ir.FloatAttr.get if isinstance(kind.element_type, ir.FloatType) else ir.IntegerAttr.get
-    return _constant(kind, number(kind.element_type, 0), operation)
-
-
-def _constant(kind: Any, element: Any, before: Any) -> Any:
-    return create(CONSTANT, [], [kind], {"value": ir.DenseElementsAttr.get_splat(kind, element)}, before)[0]

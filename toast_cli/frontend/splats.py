@@ -1,4 +1,4 @@
-"""Duplicates splat constants: one copy for each op that reads one.
+"""Makes splat constants, and duplicates them: one copy for each op that reads one.
 
 Enters: a module, or its entry function. Leaves: it, with a copy of every such constant in front of each op that reads
 it, also inside loops (XLA makes it there, too). All uses of an array share its dimension classes. A splat should not
@@ -13,22 +13,15 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.program.ops import BROADCAST_IN_DIM
-from toast_cli.xla import ADVANCE, ir
+from toast_cli.xla import ir
 
 _CONSTANT = "stablehlo.constant"
 
 
 def copy_splats(function: Any) -> None:
     """Gives each op that reads a splat constant a copy in front of it."""
-    shared: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name in (BROADCAST_IN_DIM, _CONSTANT) and operation.results[0].type.rank and is_splat(operation):
-            shared.append(operation)
-        return ADVANCE
-
-    function.operation.walk(visit)
-    for operation in shared:
+    makers = xla.walk_ops(function, BROADCAST_IN_DIM, _CONSTANT, inner_first=True)
+    for operation in [maker for maker in makers if maker.results[0].type.rank and is_splat(maker)]:
         readers = list(dict.fromkeys(use.owner.operation for use in operation.results[0].uses))
         if readers and readers[0].block != operation.block:
             operation.move_before(readers[0])
@@ -45,3 +38,22 @@ def is_splat(operation: Any) -> bool:
         scalar = operation.operands[0]
         return not scalar.type.rank and not isinstance(scalar, ir.BlockArgument) and scalar.owner.name == _CONSTANT
     return operation.name == _CONSTANT and xla.constant_number(operation) is not None
+
+
+def make_constant(kind: Any, number: float, before: Any) -> Any:
+    """A constant in front of an operation, every element of which is this number."""
+    element = kind.element_type
+    with element.context, before.location:
+        if isinstance(element, ir.ComplexType):
+            value = ir.Attribute.parse(f"dense<({float(number)}, 0.0)> : {kind}")
+        else:
+            attribute = ir.FloatAttr if isinstance(element, ir.FloatType) else ir.IntegerAttr
+            value = ir.DenseElementsAttr.get_splat(kind, attribute.get(element, number))
+        return xla.create(_CONSTANT, [], [kind], {"value": value}, before)[0]
+
+
+def make_filled(kind: Any, number: float, before: Any) -> Any:
+    """The same as a scalar that is broadcast."""
+    scalar = make_constant(ir.RankedTensorType.get([], kind.element_type, loc=before.location), number, before)
+    dimensions = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([], context=kind.context)}
+    return xla.create(BROADCAST_IN_DIM, [scalar], [kind], dimensions, before)[0]

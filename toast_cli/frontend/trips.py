@@ -16,8 +16,8 @@ import numpy as np
 
 from toast_cli.program.ops import CONVERT, RESHAPE, kind_of
 
-_SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
-_NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "NE": "EQ", "EQ": "NE"}
+SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
+NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "NE": "EQ", "EQ": "NE"}
 
 Number = tuple[Any, int]  # a value, or None, and the constant added to it
 Part = tuple[Any | None, bool]  # an operation that returns a boolean, and the value it must have
@@ -74,21 +74,21 @@ def _compared(compare: Any | None, holds: bool, operation: Any, *, at_most: bool
         return None
     body = operation.regions[1].blocks[0]
     direction = str(compare.attributes["comparison_direction"]).removesuffix(">").split()[-1]
-    direction = direction if holds else _NEGATED[direction]
+    direction = direction if holds else NEGATED[direction]
     left, right = (_through(operand) for operand in compare.operands)
     counter, bound = _counter(left, operation), right
     if counter is None:
-        counter, bound, direction = _counter(right, operation), left, _SWAPPED[direction]
+        counter, bound, direction = _counter(right, operation), left, SWAPPED[direction]
     step = None if counter is None else _step(_last(body).operands[counter], counter, body, operation)
     if counter is None or not step:
         return None
     (base, first), (other, last) = _number(operation.operands[counter], operation), _number(bound, operation)
     if _same(base, other):
-        return _count(first, last, step, direction)
-    return _count(0, last, step, direction) if at_most and other is None and step > 0 else None
+        return iterations(first, last, step, direction)
+    return iterations(0, last, step, direction) if at_most and other is None and step > 0 else None
 
 
-def _count(start: int, bound: int, step: int, direction: str) -> int | None:
+def iterations(start: int, bound: int, step: int, direction: str) -> int | None:
     """Number of values `start, start + step, …` before the comparison with `bound` fails."""
     if direction in ("LT", "LE") and step > 0:
         last = bound if direction == "LE" else bound - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toast_cli.xla import ADVANCE, ir
+from toast_cli.xla import attributes_of, create, ir, operations_in
 
 # Attributes that describe one argument's buffer and do not apply to each array of a tuple.
 PER_BUFFER = frozenset({"tf.aliasing_output", "mhlo.sharding", "sdy.sharding"})
@@ -20,7 +20,9 @@ def flatten_tuples(module: Any, *, inside: bool) -> None:
     inside: True if any operation returns a tuple; function signatures are checked here.
     """
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
-    boundary = [function for function in functions if any(map(is_tuple, boundary_types(function)))]
+    boundary = [
+        function for function in functions if any(map(is_tuple, (*function.type.inputs, *function.type.results)))
+    ]
     if not boundary and not inside:
         return
     with module.context, ir.Location.unknown():
@@ -41,14 +43,8 @@ def leaf_types(kind: Any) -> list[Any]:
     return [leaf for k in range(kind.num_types) for leaf in leaf_types(kind.get_type(k))]
 
 
-def boundary_types(function: Any) -> list[Any]:
-    kind = function.type
-    return [*kind.inputs, *kind.results]
-
-
 def tuple_operations(function: Any) -> list[Any]:
     """Operations that take or return a tuple, in program order."""
-    found: list[Any] = []
     known: dict[Any, bool] = {}
 
     def tupled(value: Any) -> bool:
@@ -57,13 +53,7 @@ def tuple_operations(function: Any) -> list[Any]:
             known[kind] = is_tuple(kind)
         return known[kind]
 
-    def visit(operation: Any) -> Any:
-        if any(map(tupled, operation.results)) or any(map(tupled, operation.operands)):
-            found.append(operation)
-        return ADVANCE
-
-    function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
+    return [one for one in operations_in(function) if any(map(tupled, (*one.results, *one.operands)))]
 
 
 def flatten_boundary(function: Any) -> None:
@@ -104,10 +94,7 @@ def packed(kind: Any, arrays: list[Any], before: Any) -> Any:
     if not is_tuple(kind):
         return arrays.pop(0)
     parts = [packed(kind.get_type(k), arrays, before) for k in range(kind.num_types)]
-    point = ir.InsertionPoint(before)
-    return ir.Operation.create(
-        "stablehlo.tuple", results=[kind], operands=parts, loc=before.location, ip=point
-    ).results[0]
+    return create("stablehlo.tuple", parts, [kind], {}, before)[0]
 
 
 def flatten_body(function: Any) -> None:
@@ -148,13 +135,6 @@ def element(operation: Any, arrays: list[Any]) -> list[Any]:
 def rebuilt(operation: Any, operands: list[Any]) -> list[Any]:
     """Rebuilds an operation (a custom call, a call, a return) with arrays for tuples; returns its results."""
     types = [leaf for result in operation.results for leaf in leaf_types(result.type)]
-    attributes = {name: operation.attributes[name] for name in operation.attributes if name != "xla_shape"}
-    copy = ir.Operation.create(
-        operation.name,
-        results=types,
-        operands=operands,
-        attributes=attributes,
-        loc=operation.location,
-        ip=ir.InsertionPoint(operation),
-    )
-    return list(copy.results)
+    attributes = attributes_of(operation)
+    attributes.pop("xla_shape", None)
+    return create(operation.name, operands, types, attributes, operation)

@@ -4,29 +4,19 @@
 `chips`.
 """
 
-from toast_cli.hardware.catalogue import available_specs, is_ready, load_spec
-from toast_cli.hardware.chips import chip_names, find_preset, matrix_rate
-from toast_cli.hardware.gpu_target import gpu_target_text
-from toast_cli.hardware.model import Axis, Chip, Link, Mesh
-from toast_cli.hardware.schema import parse_spec
-from toast_cli.hardware.spec import AxisRequest, Spec, parse_shape
-from toast_cli.units import parse_bytes
-
-__all__ = [
-    "Axis",
-    "AxisRequest",
-    "Chip",
-    "Link",
-    "Mesh",
-    "Spec",
-    "available_specs",
-    "chip_names",
-    "find_preset",
-    "gpu_target_text",
-    "is_ready",
-    "load_spec",
-    "matrix_rate",
-    "parse_bytes",
-    "parse_shape",
-    "parse_spec",
-]
+from toast_cli.hardware.catalogue import available_specs as available_specs
+from toast_cli.hardware.catalogue import is_ready as is_ready
+from toast_cli.hardware.catalogue import load_spec as load_spec
+from toast_cli.hardware.chips import chip_names as chip_names
+from toast_cli.hardware.chips import find_preset as find_preset
+from toast_cli.hardware.chips import matrix_rate as matrix_rate
+from toast_cli.hardware.gpu_target import gpu_target_text as gpu_target_text
+from toast_cli.hardware.model import Axis as Axis
+from toast_cli.hardware.model import Chip as Chip
+from toast_cli.hardware.model import Link as Link
+from toast_cli.hardware.model import Mesh as Mesh
+from toast_cli.hardware.schema import parse_spec as parse_spec
+from toast_cli.hardware.spec import AxisRequest as AxisRequest
+from toast_cli.hardware.spec import Spec as Spec
+from toast_cli.hardware.spec import parse_shape as parse_shape
+from toast_cli.units import parse_bytes as parse_bytes

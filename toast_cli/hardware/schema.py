@@ -94,7 +94,8 @@ def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
     if "memory" in keys:
         changed["memory_bytes"] = keys["memory"].quantity(parse_bytes)
     if "reserved" in keys:
-        changed["reserved_bytes"] = _read_reserved(keys["reserved"])
+        entry = keys["reserved"]
+        changed["reserved_bytes"] = 0 if entry.scalar("an amount of memory") == "0" else entry.quantity(parse_bytes)
     if "memory_bandwidth" in keys:
         changed["memory_bytes_per_second"] = keys["memory_bandwidth"].quantity(parse_bandwidth)
     if "host_bandwidth" in keys:
@@ -107,10 +108,6 @@ def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
             f"of {memory:.0f} MiB of memory nothing is left when {reserved:.0f} MiB are reserved", "set chip.reserved"
         )
     return new
-
-
-def _read_reserved(entry: YamlValue) -> int:
-    return 0 if entry.scalar("an amount of memory") == "0" else entry.quantity(parse_bytes)
 
 
 def _read_fraction(entry: YamlValue | None) -> float:

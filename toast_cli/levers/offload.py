@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from toast_cli import xla
-from toast_cli.frontend.donation import mark_host_memory
+from toast_cli.frontend.convert import mark_host_memory
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.reader import transfer_of
 from toast_cli.frontend.rewritten import read_rewritten

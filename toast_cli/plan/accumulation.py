@@ -110,10 +110,11 @@ def _accumulation(program: Program, number: int, sums: set[int]) -> Accumulation
         read, use = waiting.pop()
         maker = program.producer[read]
         op = program.ops[maker]
+        home = program.loops[op.loop].parent if op.name == CARRY else op.loop  # where its result is available
         if read == value and program.ops[use[0]].name == ADD:
             carries += 1
             path.append(PathUse(*use, number))
-        elif _users(program, read) != [use] or _home(program, op) != carry.loop:
+        elif _users(program, read) != [use] or home != carry.loop:
             return None
         elif read in sums:
             ends.append(read)
@@ -135,11 +136,6 @@ def _users(program: Program, value: int) -> list[OperandUse]:
     """Uses of a value; for a loop's carry, uses of the loop's result."""
     made_by_loop = program.ops[program.producer[value]].name == CARRY
     return read_behind(program, value) if made_by_loop else program.users[value]
-
-
-def _home(program: Program, op: Op) -> int:
-    """The loop in which an op's result is available, -1 outside loops."""
-    return program.loops[op.loop].parent if op.name == CARRY else op.loop
 
 
 def ops_of(accumulations: Iterable[Accumulation]) -> frozenset[int]:

@@ -6,6 +6,7 @@ Enters: a `Problem` and a plan. Leaves: a `PartitionedProgram`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -32,10 +33,11 @@ from toast_cli.plan.partials import (
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import ShardingMove, copies_of, moves_of, reshard_steps, runs_by_region
-from toast_cli.plan.settle import settled
 from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without, written_part
+from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import loop_at, readings, trips_at
+from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.sums import Sum, readers
 
 
@@ -338,3 +340,40 @@ class _Lowering:
         step, op = move.step, uses[0][0]
         kind, axes, local = step.kind, step.axes, self._program.values[value].bytes * step.fraction
         return Collective(kind, axes, value, op, move.before, move.after, local, runs, loop, edge, "reshard", uses)
+
+
+def settled(program: Program, lowered: PartitionedProgram) -> PartitionedProgram:
+    """The program in which each value made from constants alone has the sharding that its uses require.
+
+    Recomputing one costs nothing, so the sharding a plan gives it does not matter; but HLO, and a loop that it is
+    passed through, keeps one copy of it. Where uses disagree and other such values are derived from it, it is
+    replicated, and each use slices it.
+    """
+    remade = remade_values(program)
+    shardings = list(lowered.shardings)
+    required = dict(lowered.required)
+    for value in reversed(range(len(program.values))):
+        if not remade[value] or not shardings[value]:
+            continue
+        read: dict[tuple[int, int], Sharding] = {}
+        derived: set[Sharding] = set()
+        for number, position in program.users[value]:
+            want = required.pop((number, position), shardings[value])
+            op = program.ops[number]
+            if op.results and all(remade[result] for result in op.results):
+                derived.add(seen_from(op, position, shardings[op.results[0]]))
+            else:
+                read[number, position] = want
+        if derived:
+            agreed = derived | set(read.values())
+            shardings[value] = agreed.pop() if len(agreed) == 1 else replicated(len(shardings[value]))
+        elif read:
+            shardings[value] = Counter(read.values()).most_common(1)[0][0]
+        required.update({use: want for use, want in read.items() if want != shardings[value]})
+    return replace(lowered, shardings=shardings, required=required)
+
+
+def seen_from(op: Op, position: int, result: Sharding) -> Sharding:
+    """The sharding of an operand that goes with the sharding of the result, dimension by dimension."""
+    axes_of = {factors: axes for factors, axes in zip(op.rule.results[0], result, strict=True) if factors}
+    return tuple(axes_of.get(factors, ()) for factors in op.rule.operands[position])

@@ -16,7 +16,16 @@ from functools import cached_property, lru_cache
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import Accumulation
-from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisAssigners, assigned_order, claim_of, rules_of
+from toast_cli.plan.axis_assignment import (
+    ALL,
+    START,
+    AxisAssigner,
+    AxisAssigners,
+    Workarounds,
+    assigned_order,
+    claim_of,
+    rules_of,
+)
 from toast_cli.plan.decision_space import DecisionSpace
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
@@ -29,7 +38,6 @@ from toast_cli.plan.iteration import (
     lay_out,
 )
 from toast_cli.plan.one_device import not_reduced
-from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Program
 from toast_cli.program.roles import WEIGHTS
 from toast_cli.program.sums import Sum, SumStep, adds_up, find_sums

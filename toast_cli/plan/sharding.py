@@ -30,6 +30,11 @@ def shards(sharding: Sharding, sizes: tuple[int, ...]) -> int:
     return count
 
 
+def local_shape(shape: tuple[int, ...], sharding: Sharding, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one device's shard of an array."""
+    return tuple([n // shards((axes,), sizes) for n, axes in zip(shape, sharding, strict=True)])
+
+
 def without(sharding: Sharding, axes: Collection[int]) -> Sharding:
     """The sharding in which those axes split nothing."""
     return tuple([tuple([axis for axis in have if axis not in axes]) for have in sharding])

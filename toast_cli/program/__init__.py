@@ -3,6 +3,7 @@
 Enters: nothing from MLIR (the frontend builds a `Program`). Leaves: `Program`, `Op`, `Value`, `Rule`.
 """
 
-from toast_cli.program.model import Op, Program, Rule, Value
-
-__all__ = ["Op", "Program", "Rule", "Value"]
+from toast_cli.program.model import Op as Op
+from toast_cli.program.model import Program as Program
+from toast_cli.program.model import Rule as Rule
+from toast_cli.program.model import Value as Value

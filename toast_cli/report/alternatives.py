@@ -16,8 +16,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.quantities import format_bytes, format_percent, format_ratio, format_seconds
 from toast_cli.report import style
-from toast_cli.report.comparison import short
-from toast_cli.report.comparison_table import listed
+from toast_cli.report.comparison import listed, short
 from toast_cli.report.model import AlternativeFacts, Report
 
 

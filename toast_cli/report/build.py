@@ -11,8 +11,7 @@ from toast_cli.compiler.profiles import find_profile, version_note
 from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.sides import side_texts
-from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, summary
+from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, side_texts, summary
 from toast_cli.frontend.source import Source
 from toast_cli.hardware import Chip, Mesh, matrix_rate
 from toast_cli.plan.accumulation import ACCUMULATORS

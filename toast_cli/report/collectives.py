@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 from rich.text import Text
 
-from toast_cli.explain.collective_rows import look, rows_of
+from toast_cli.explain.words import look, rows_of
 from toast_cli.quantities import (
     format_bytes,
     format_count,

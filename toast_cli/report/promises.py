@@ -14,7 +14,7 @@ from toast_cli.errors import InputError
 from toast_cli.hardware.schema import MOST_DEVICES
 from toast_cli.inputs import read_json
 from toast_cli.report.model import NO, SCHEMA, UNSURE, YES, CollectiveFacts
-from toast_cli.verify.promises import PromisedCollective, Promises
+from toast_cli.verify.traffic import PromisedCollective, Promises
 
 
 def read_promises(path: str) -> Promises:

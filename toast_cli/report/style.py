@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -96,14 +97,10 @@ def _encodable(text: str, encoding: str | None) -> str:
     return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
 
 
-def axis_styles(axes: Sequence[str]) -> dict[str, str]:
-    return {axis: _AXIS_COLOURS[number % len(_AXIS_COLOURS)] for number, axis in enumerate(axes)}
-
-
 def with_axes(text: str, axes: Sequence[str], style: str = "") -> Text:
     """`text` with the names of mesh axes in their colours."""
     coloured = Text(text, style=style)
-    for axis, colour in axis_styles(axes).items():
+    for axis, colour in zip(axes, cycle(_AXIS_COLOURS), strict=False):
         coloured.highlight_regex(rf"(?<![\w.'\"\[]){re.escape(axis)}(?![\w'\"\]])", colour)
     return coloured
 

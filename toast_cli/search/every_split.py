@@ -10,9 +10,9 @@ from itertools import permutations, product
 from math import prod
 
 from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.plan.axis_assignment import without_split_space
 from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.iteration import Iteration, OpPattern, SlotAxes, axes_summed_over, lay_out
-from toast_cli.plan.workarounds import without_split_space
 
 
 def every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteration]:

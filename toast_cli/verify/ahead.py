@@ -9,19 +9,68 @@ from __future__ import annotations
 import importlib.util
 import time
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from toast_cli.errors import MissingExtraError, UsageError
+from toast_cli.frontend.convert import mark_host_memory
 from toast_cli.hardware import Spec, gpu_target_text
 from toast_cli.verify.child import Failure, ask
-from toast_cli.verify.compile import COMPILED, PROGRAM, Dialect, as_stablehlo
-from toast_cli.verify.gpu import GPU_OPTIONS, WITHOUT_TRITON, gpu_topology, lacks_tiles, without_tools
-from toast_cli.verify.hlo_text import computations, cycles_of, run_counts
+from toast_cli.verify.graphs import graphs
+from toast_cli.verify.hlo_text import cycles_of
+
+Dialect = Literal["stablehlo", "hlo"]
+PROGRAM, COMPILED = "program", "compiled.txt"
+
+# Without a GPU no kernels can be timed: XLA takes its default tiles.
+GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
+# For some shapes Triton has no default tiles (a product of 3,152 or 3,136 rows, as vision transformers have on 8 H100).
+# On the real machine XLA would find the product faster without Triton, as here.
+WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": "False"}
+_NO_TILES = "Couldn't find output tile sizes"
+_GET_ASSEMBLER = "pip install nvidia-cuda-nvcc-cu12 (part of 'toast-partitioner[gpu]')"
 
 Platform = Literal["tpu", "gpu"]
 # Packages that contain a platform's compiler; any one suffices.
 _PACKAGES: dict[Platform, tuple[str, ...]] = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
+
+
+def as_stablehlo(content: bytes, form: str) -> bytes:
+    """StableHLO of a program in StableHLO or HLO."""
+    from toast_cli import xla
+
+    if form != "hlo":
+        return content
+    proto = xla.hlo_text_to_proto(content.decode())
+    program = xla.hlo_proto_to_stablehlo(proto)
+    on_host = xla.hlo_on_host(proto)
+    if not any(map(any, on_host)):
+        return program
+    module = xla.parse_module(xla.make_context(), program)
+    mark_host_memory(module, *on_host)
+    return xla.write_bytecode(module)
+
+
+def gpu_topology(spec: Spec) -> str:
+    """slices x hosts x GPUs of a host: `1x2x8`. Raises `UsageError` for GPUs that are not connected by a switch."""
+    if any(dimension.kind not in ("switch", "network") for dimension in spec.dimensions):
+        raise UsageError(
+            f"XLA:GPU knows hosts of GPUs at a switch, not the torus of {spec.name}",
+            where="--mesh",
+            hint="use --compiler cpu",
+        )
+    sizes = {kind: prod(d.size for d in spec.dimensions if d.kind == kind) for kind in ("network", "switch")}
+    return f"1x{sizes['network']}x{sizes['switch']}"
+
+
+def without_tools(failure: Failure) -> Failure:
+    """The failure, shortened to one line if CUDA's assembler failed."""
+    if "ptxas too old" in failure.reason:
+        return Failure(f"the ptxas found here is of a CUDA that does not support this chip: {_GET_ASSEMBLER}")
+    if "version of ptxas" in failure.reason:
+        return Failure(f"no ptxas, CUDA's assembler, was found: {_GET_ASSEMBLER}")
+    return failure
 
 
 @dataclass(frozen=True)
@@ -123,7 +172,7 @@ def compile_ahead(
     is a `Failure` that says so. A program for which XLA:GPU has no Triton tiles is compiled without Triton."""
     request = {"form": form, "shardy": shardy, "target": asdict(target), "options": options or {}}
     answer = ask("ahead", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
-    if isinstance(answer, Failure) and target.platform == "gpu" and lacks_tiles(answer):
+    if isinstance(answer, Failure) and target.platform == "gpu" and _NO_TILES in answer.reason:
         request["options"] = {**WITHOUT_TRITON, **(options or {})}
         answer = ask("ahead", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):
@@ -165,6 +214,38 @@ def ahead_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def estimated_cycles(text: str) -> float:
     """Sum of XLA:TPU's estimated cycles of its fusions, each multiplied by its computation's run count."""
-    bodies, entry = computations(text)
-    counts = run_counts(bodies, entry)
-    return sum(counts.get(name, 0.0) * sum(cycles_of(line) for line in lines) for name, lines in bodies.items())
+    return sum(graph.runs * sum(cycles_of(node.rest) for node in graph.nodes.values()) for graph in graphs(text))
+
+
+@dataclass(frozen=True)
+class Judge:
+    """target: the machine to compile for; None for virtual CPU devices. unasked: for those, how to use the chips' own
+    compiler, or why it cannot be used; empty if the chips are unknown. by_name: the user chose this compiler."""
+
+    target: CompilationTarget | None = None
+    unasked: str = ""
+    by_name: bool = False
+
+
+def choose_judge(spec: Spec | None, asked: str | None, option: str) -> Judge:
+    """The compiler that checks a program for this machine.
+
+    Args:
+        spec: None if the machine is unknown. asked: "cpu" or the platform of `spec`; None for the default.
+        option: the command-line option that selects a compiler.
+
+    Raises `MissingExtraError` or `UsageError` if the user asks for the chips' own compiler and it cannot be used.
+    """
+    if spec is None:
+        return Judge(by_name=asked is not None)
+    platform = spec.chip.platform
+    try:
+        target = target_of(spec)
+    except (MissingExtraError, UsageError) as error:
+        if asked == platform:
+            raise
+        missing = isinstance(error, MissingExtraError)
+        return Judge(None, f"{option} {platform} asks the real one" if missing else error.what, asked is not None)
+    if asked == "cpu":
+        return Judge(None, f"{option} {platform} asks the real one", True)
+    return Judge(target, "", asked is not None)

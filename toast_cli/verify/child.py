@@ -1,6 +1,6 @@
 """Runs work that may abort the process in a child process.
 
-`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.worker TASK FOLDER`, and
+`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.child TASK FOLDER`, and
 reads the answer back. A child that reports an error, dies or does not end is returned as a `Failure`.
 """
 
@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from toast_cli.process import end_with_parent
 
 FAILED = 3
 REQUEST, ANSWER, ERROR = "request.json", "answer.json", "error.txt"
@@ -42,7 +45,7 @@ class Answer:
 def ask(
     task: str, request: dict[str, Any], files: dict[str, bytes], *, timeout_seconds: float = 600.0
 ) -> Answer | Failure:
-    """Runs one task of `TASKS` in a child process."""
+    """Runs a task in a child process: the function `{task}_task` of `toast_cli.verify.{task}`."""
     with tempfile.TemporaryDirectory(prefix="toast-") as name:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
@@ -70,7 +73,7 @@ def ask(
 
 def command_of(task: str, folder: str) -> list[str]:
     """The command line that starts a child."""
-    return [sys.executable, "-P", "-m", "toast_cli.verify.worker", task, folder]
+    return [sys.executable, "-P", "-m", "toast_cli.verify.child", task, folder]
 
 
 def environment() -> dict[str, str]:
@@ -88,3 +91,25 @@ def abort_reason(code: int, stderr: str) -> str:
         return next(text for text in found.groups() if text).strip()
     lines = stderr.strip().splitlines()
     return lines[-1] if lines else f"the compiler ended with signal {-code}"
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def work(task: str, folder: Path) -> int:
+    """Runs a task and writes its answer, or the reason why there is none; returns the exit code."""
+    try:
+        run = getattr(import_module(f"toast_cli.verify.{task}"), f"{task}_task")
+        facts = run(json.loads((folder / REQUEST).read_text()), folder)
+    except Exception as error:  # any error of the compiler's bindings is the verdict
+        (folder / ERROR).write_text(str(error))
+        return FAILED
+    (folder / ANSWER).write_text(json.dumps(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    code = work(sys.argv[1], Path(sys.argv[2]))
+    sys.stderr.flush()
+    os._exit(code)  # a compiler may still be at work in another thread

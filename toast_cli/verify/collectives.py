@@ -17,9 +17,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
-from toast_cli.verify.hlo_text import Instruction, array_bytes, instructions
+from toast_cli.verify.graphs import graphs
+from toast_cli.verify.hlo_text import Node, array_bytes, place_of, places
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
-from toast_cli.verify.stack_frames import place_of, places
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 HIDDEN_REDUCE_SCATTER = "all-reduce-scatter"
@@ -33,7 +33,6 @@ _PRODUCT = "dot_general"
 _ZEROS = re.compile(r"\(?%broadcast[.\d]*\)")
 _UNROLLED_PERMUTES = 3
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-_CALLS = re.compile(r"calls=%([^\s,]+)")
 _PAD = re.compile(r" = (\w+\[[\d,]+\])\S* pad\([^)]*\), padding=([\dx_]+)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
@@ -60,41 +59,40 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
     ] = {}  # what unrolled scatters begin with, unless it is something else
     repeated: Counter[tuple[object, ...]] = Counter()  # computation and identity of a collective in it
     devices, frames = prod(axis_sizes), places(text)
-    for number, instruction in enumerate(instructions(text, OPCODES)):
-        kind = kind_of(instruction)
+    for graph, node in ((each, node) for each in graphs(text) for node in each.nodes.values()):
+        kind = kind_of(node, graph.name)
         if kind is None:
             continue
-        axes = mesh_axes(instruction, text, axis_names, axis_sizes, devices)
-        channel = _CHANNEL.search(instruction.attributes)
-        name, location = name_and_place(instruction.attributes, frames)
-        if kind == "collective-permute" and _ZEROS.match(instruction.attributes):
-            size = result_sizes(kind, instruction.opcode, instruction.sizes)[0]
-            sent = CompiledCollective(kind, axes, size, instruction.runs, name, location)
-            zeros.setdefault((channel[1] if channel else f"#{number}", axes), sent)
+        axes = mesh_axes(node, text, axis_names, axis_sizes, devices)
+        channel = _CHANNEL.search(node.rest)
+        sent_by = channel[1] if channel else node.name
+        name, location = name_and_place(node.rest, frames)
+        sizes = result_sizes(kind, node)
+        if kind == "collective-permute" and _ZEROS.match(node.rest):
+            zeros.setdefault((sent_by, axes), CompiledCollective(kind, axes, sizes[0], graph.runs, name, location))
             continue
-        windowed = _WINDOWED.search(instruction.computation) if kind == "collective-permute" else None
+        windowed = _WINDOWED.search(graph.name) if kind == "collective-permute" else None
         if windowed:
-            size = result_sizes(kind, instruction.opcode, instruction.sizes)[0]
+            size = sizes[0]
             devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
             kind = _WINDOWED_KINDS[windowed[1]]
             whole = size * devices_around if kind == "all-gather" else size
-            one = CompiledCollective(kind, axes, whole, instruction.entered, name, location)
-            found.setdefault((kind, instruction.computation), [one])
+            one = CompiledCollective(kind, axes, whole, graph.entered, name, location)
+            found.setdefault((kind, graph.name), [one])
             if name:
                 passed_around.add((axes, size, name))
             continue
-        alike = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
-        repeated[instruction.computation, alike] += 1
-        key: tuple[object, ...] = (*alike, repeated[instruction.computation, alike])
+        alike = (kind, sent_by, node.sizes, axes)
+        repeated[graph.name, alike] += 1
+        key: tuple[object, ...] = (*alike, repeated[graph.name, alike])
         known = found[key][0] if key in found else None
         if known and name and known.name and (known.name, known.location) != (name, location):
             key = (*key, name, location)
         if key not in found or (name and not found[key][0].name):
-            sizes = result_sizes(kind, instruction.opcode, instruction.sizes)
-            if instruction.opcode == "fusion":
+            if node.opcode == "fusion":
                 devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
-                sizes = without_padding(sizes, callee(instruction, text), devices_around)
-            found[key] = [CompiledCollective(kind, axes, size, instruction.runs, name, location) for size in sizes]
+                sizes = without_padding(sizes, callee(node, text), devices_around)
+            found[key] = [CompiledCollective(kind, axes, size, graph.runs, name, location) for size in sizes]
     collectives = [one for alike in found.values() for one in alike]
     collectives = [
         c for c in collectives if c.kind != "collective-permute" or (c.axes, c.bytes, c.name) not in passed_around
@@ -125,29 +123,28 @@ def name_and_place(attributes: str, frames: dict[int, str]) -> tuple[str, str]:
     return (name[1] if name else "", place_of(attributes, frames))
 
 
-def kind_of(instruction: Instruction) -> str | None:
-    """The kind of a collective; None for other fusions and for the parts of a hidden reduce-scatter."""
-    if instruction.computation.startswith(HIDDEN_REDUCE_SCATTER):
+def kind_of(node: Node, computation: str) -> str | None:
+    """The kind of a collective; None for other instructions and for the parts of a hidden reduce-scatter."""
+    if node.opcode not in OPCODES or computation.startswith(HIDDEN_REDUCE_SCATTER):
         return None
-    if instruction.opcode == "fusion":
-        return "reduce-scatter" if f"calls=%{HIDDEN_REDUCE_SCATTER}" in instruction.attributes else None
-    return instruction.opcode.removeprefix("ragged-").removesuffix("-start")
+    if node.opcode == "fusion":
+        return "reduce-scatter" if f"calls=%{HIDDEN_REDUCE_SCATTER}" in node.rest else None
+    return node.opcode.removeprefix("ragged-").removesuffix("-start")
 
 
 def mesh_axes(
-    instruction: Instruction, text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], devices: int
+    node: Node, text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], devices: int
 ) -> tuple[str, ...]:
     """The mesh axes it runs over."""
-    if instruction.opcode.startswith("collective-permute"):
-        return permuted_axes(instruction.attributes, axis_names, axis_sizes)
-    groups = groups_in(callee(instruction, text) if instruction.opcode == "fusion" else instruction.attributes, devices)
+    if node.opcode.startswith("collective-permute"):
+        return permuted_axes(node.rest, axis_names, axis_sizes)
+    groups = groups_in(callee(node, text) if node.opcode == "fusion" else node.rest, devices)
     return UNKNOWN if groups is None else axes_of(groups, axis_names, axis_sizes)
 
 
-def callee(instruction: Instruction, text: str) -> str:
-    """The computation that a fusion calls."""
-    found = _CALLS.search(instruction.attributes)
-    start = text.index(f"\n%{found[1]} ") if found else 0
+def callee(node: Node, text: str) -> str:
+    """The text of the computation that a fusion calls."""
+    start = text.index(f"\n%{node.called('calls')} ")
     return text[start : text.index("\n}", start)]
 
 
@@ -162,9 +159,10 @@ def without_padding(sizes: tuple[int, ...], body: str, devices: int) -> tuple[in
     return tuple(true.get(size * devices, size * devices) // devices for size in sizes)
 
 
-def result_sizes(kind: str, opcode: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def result_sizes(kind: str, node: Node) -> tuple[int, ...]:
     """Bytes of each array communicated; an asynchronous start lists its operands first, an all-to-all its pieces."""
-    if opcode.endswith("-start") and kind != "all-reduce":
+    sizes = node.sizes
+    if node.opcode.endswith("-start") and kind != "all-reduce":
         data = [size for size in sizes if size > 4] or list(sizes)
         sizes = tuple(data[len(data) // 2 :])
     return (sum(sizes),) if kind == "all-to-all" else sizes

@@ -1,23 +1,26 @@
-"""A minimal parser of compiled HLO text: computations, selected instructions in them, and how often each runs.
+"""A minimal parser of HLO text: computations, their instructions, and the places in the source that they come from.
 
-Enters: the text of `HloModule.to_string()`. Leaves: `Instruction` records with run counts.
+Enters: the text of `HloModule.to_string()`. Leaves: the `Node`s of each computation, and `file.py:12` by the number of
+a stack frame.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
+from toast_cli.frontend.places import Frame
 from toast_cli.program.model import DTYPE_BITS
-from toast_cli.verify.trips import trip_count
 
 _HEADER = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$|^(ENTRY )?%?([^\s(]+) \{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = ")
+_OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([^\s,})]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([^\s,]+), false_computation=%?([^\s,]+)")
+_SCALAR = re.compile(r"[su]\d+\[\]")
+_INTEGER = re.compile(r"-?\d+")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**62
 
@@ -29,101 +32,91 @@ BITS = {
     "c128": 128,
 }
 
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+_ENTRY = re.compile(r"^(\d+) (.*)$")
+_FIELD = re.compile(r"(\w+)=(\d+)")
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_OWN = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One instruction. `sizes`: bytes of each array of its result, on each device. `runs`: times per run of the
-    program; `entered`: how often its enclosing loop starts, or its computation is called."""
 
+@dataclass(frozen=True)
+class Node:
+    """One instruction.
+
+    Attributes:
+        kind: type of its result. rest: its line after the opening bracket. is_root: its value is the computation's.
+    """
+
+    name: str
+    kind: str
     opcode: str
-    sizes: tuple[int, ...]
-    attributes: str
-    computation: str
-    runs: float
-    entered: float
+    rest: str
+    is_root: bool = False
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each array of its result, on each device."""
+        return array_bytes(self.kind)
+
+    @property
+    def inside(self) -> str:
+        """What is between the brackets: operands, or the value of a constant."""
+        return self.rest[: _closing("(" + self.rest) - 2]
+
+    @property
+    def integer(self) -> int | None:
+        """The value of an integer constant."""
+        constant = self.opcode == "constant" and _SCALAR.match(self.kind) and _INTEGER.fullmatch(self.inside)
+        return int(self.inside) if constant else None
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Names of what it reads."""
+        return tuple(_OPERAND.findall(self.inside))
+
+    def called(self, role: str) -> str:
+        """Name of the computation that it calls as its `role` (`body`, `calls`, `to_apply`); empty if it calls none."""
+        found = re.search(rf"\b{role}=%?([^\s,}})]+)", self.rest)
+        return found[1] if found else ""
 
 
-def instructions(text: str, opcodes: frozenset[str]) -> Iterator[Instruction]:
-    """Instructions with one of `opcodes`, in every computation that runs."""
-    bodies, entry = computations(text)
-    runs, entered = _counts(bodies, entry)
-    for name, lines in bodies.items():
-        if name not in runs:
-            continue
-        for line in lines:
-            parsed = parse_line(line)
-            if parsed and parsed[1] in opcodes:
-                kind, opcode, rest = parsed
-                yield Instruction(opcode, array_bytes(kind), rest, name, runs[name], entered[name])
+Nodes = dict[str, Node]  # the instructions of one computation by name, in order
 
 
-def computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """Lines of each computation, and the name of the entry."""
-    bodies: dict[str, list[str]] = {}
+def computations(text: str) -> tuple[dict[str, Nodes], str]:
+    """The instructions of each computation, and the name of the entry."""
+    bodies: dict[str, Nodes] = {}
     entry = ""
-    current: list[str] = []
+    current: Nodes = {}
     for line in text.splitlines():
         if line[:1] not in (" ", "}", "") and line.endswith("{"):
             header = _HEADER.match(line)
             if header:
                 name = header[2] or header[4]
-                current = bodies.setdefault(name, [])
+                current = bodies.setdefault(name, {})
                 entry = name if header[1] or header[3] else entry
-        elif line.startswith("  "):
-            current.append(line)
+        elif line.startswith("  ") and (node := _node_of(line)):
+            current[node.name] = node
     return bodies, entry
 
 
-def run_counts(bodies: dict[str, list[str]], entry: str) -> dict[str, float]:
-    """How often each computation runs in one run of the program; a branch out of n counts 1/n, an unknown loop once."""
-    return _counts(bodies, entry)[0]
-
-
-def _counts(bodies: dict[str, list[str]], entry: str) -> tuple[dict[str, float], dict[str, float]]:
-    """(run counts, the same with the loop around a computation counted once)."""
-    runs: dict[str, float] = defaultdict(float)
-    entered: dict[str, float] = defaultdict(float)
-
-    def visit(name: str, count: float, times: float) -> None:
-        entered[name] += count
-        runs[name] += count * times
-        lines = bodies.get(name, [])
-        for line in lines:
-            for callee, around in called(line, lines, bodies):
-                visit(callee, count * times, around)
-
-    visit(entry, 1.0, 1.0)
-    return dict(runs), dict(entered)
-
-
-def called(line: str, around: list[str], bodies: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
-    """Computations that one of the instructions `around` runs, and how often. An `async-done` names the computation of
-    its `async-start` again."""
-    if " = " not in line or " async-done(" in line or " async-update(" in line:
-        return
-    times = 1.0
-    if " while(" in line:
-        times = float(trip_count(line, around, bodies))
-    for name in _CALLED.findall(line):
-        yield name, times
-    branches = _BRANCHES.search(line)
-    if branches:
-        names = [n.strip().lstrip("%") for n in branches[1].split(",")] if branches[1] else [branches[2], branches[3]]
-        for name in names:
-            yield name, 1.0 / len(names)
-
-
-def parse_line(line: str) -> tuple[str, str, str] | None:
-    """Result type, opcode and the rest of `  %name = type opcode(operands), attributes`."""
-    _, sign, right = line.partition(" = ")
-    if not sign:
+def _node_of(line: str) -> Node | None:
+    """The instruction of `  %name = type opcode(operands), attributes`; None for other lines."""
+    start = _INSTRUCTION.match(line)
+    if start is None:
         return None
-    end = closing(right) if right.startswith("(") else right.find(" ")
+    right = line[start.end() :]
+    end = _closing(right) if right.startswith("(") else right.find(" ")
     opcode, bracket, rest = right[end + 1 :].partition("(")
-    return (right[:end], opcode.strip(), rest) if bracket else None
+    return Node(start[2], right[:end], opcode.strip(), rest, start[1] is not None) if bracket else None
 
 
-def closing(text: str) -> int:
+def root_of(nodes: Nodes) -> Node | None:
+    """The instruction whose value is the computation's."""
+    return next((node for node in reversed(nodes.values()) if node.is_root), None)
+
+
+def _closing(text: str) -> int:
     """The index after the bracket that closes the one `text` starts with."""
     depth = 0
     for at, character in enumerate(text):
@@ -148,8 +141,64 @@ def element_bits(kind: str) -> int:
     return BITS.get(found[1], 32) if found else 0
 
 
-def cycles_of(line: str) -> float:
-    """XLA:TPU's estimated cycles of the instruction on a line, 0 if it gives none: for some fusions it states the
+def cycles_of(rest: str) -> float:
+    """XLA:TPU's estimated cycles of an instruction, 0 if it gives none: for some fusions it states the
     largest integer."""
-    found = map(int, _CYCLES.findall(line))
+    found = map(int, _CYCLES.findall(rest))
     return float(sum(cycles for cycles in found if cycles < _NO_ESTIMATE))
+
+
+def places(text: str, through: Collection[str] = ()) -> dict[int, str]:
+    """Frame number -> `file.py:12`, the innermost place outside installed packages; empty if the text has no tables.
+
+    Args:
+        through: places to skip in favour of their caller (a helper around `with_sharding_constraint`).
+    """
+    head = head_tables(text)
+    tables = {name: {n: dict(_FIELD.findall(entry)) for n, entry in table.items()} for name, table in head.items()}
+    files = {number: entry.strip('"') for number, entry in head["FileNames"].items()}
+    frames = {}
+    for number in tables["StackFrames"]:
+        stack = list(_stack(number, tables, files))
+        users = [frame.place for frame in stack if frame.is_users and frame.place not in through]
+        if stack:
+            frames[number] = next(iter(users), stack[0].place)
+    return frames
+
+
+def _stack(number: int, tables: dict[str, dict[int, dict[str, str]]], files: dict[int, str]) -> Iterator[Frame]:
+    """A frame and its callers."""
+    seen = set[int]()
+    while number in tables["StackFrames"] and number not in seen:
+        seen.add(number)
+        entry = tables["StackFrames"][number]
+        place = tables["FileLocations"].get(int(entry.get("file_location_id", 0)))
+        if place is not None:
+            yield Frame("", files.get(int(place.get("file_name_id", 0)), "?"), int(place.get("line", 0)))
+        number = int(entry.get("parent_frame_id", 0)) - 1  # one more than it is, so that 0 can be left out
+
+
+def head_tables(text: str) -> dict[str, dict[int, str]]:
+    """The numbered entries of each table before the first computation."""
+    tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
+    current: dict[int, str] | None = None
+    for line in text.splitlines():
+        if line.startswith(("%", "ENTRY")):
+            break
+        if line in tables:
+            current = tables[line]
+        entry = _ENTRY.match(line)
+        if entry and current is not None:
+            current[int(entry[1])] = entry[2]
+    return tables
+
+
+def place_of(attributes: str, frames: dict[int, str]) -> str:
+    """`file.py:12` of one instruction, or an empty string."""
+    frame = _FRAME.search(attributes)
+    if frame:
+        return frames.get(int(frame[1]), "")
+    own = _OWN.search(attributes)
+    if own:
+        return f"{own[1].rsplit('/', 1)[-1]}:{own[2]}" if own[2] else own[1].rsplit("/", 1)[-1]
+    return ""

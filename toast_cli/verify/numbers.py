@@ -2,8 +2,8 @@
 
 Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both run
 twice, with the same state and different other inputs, and the original twice more on perturbed inputs (see `errors`).
-Programs on narrow floating-point numbers run on f32 (see `widened`),
-and products that XLA:CPU does not have as dense ones (see `dense_products`).
+Programs on narrow floating-point numbers run on f32, since reordered sums of 16-bit numbers differ by
+percents (`widened`), and products that XLA:CPU does not have as dense ones (see `dense_products`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from toast_cli import xla
+from toast_cli.verify.ahead import Dialect, as_stablehlo
 from toast_cli.verify.child import Failure, ask
-from toast_cli.verify.compile import Dialect, as_stablehlo
 from toast_cli.verify.errors import ResultError
 
 ORIGINAL, PARTITIONED = "original", "partitioned"
@@ -28,6 +31,15 @@ CALLBACKS = (b"python", b"callback")
 TRANSFERS = frozenset({"infeed", "outfeed", "recv", "send"})
 # Rough throughput of a virtual CPU machine, for programs large enough to matter.
 _FLOPS_PER_SECOND = 2e9
+
+_NARROW = r"bf16|f16|f8E[0-9A-Z]+|f6E[0-9A-Z]+|f4E[0-9A-Z]+"
+_TYPE = re.compile(rf"(tensor<(?:\d+x)*|complex<)(?:{_NARROW})(?=[>,])")
+_CONSTANT = re.compile(rf'dense<("0x[0-9A-F]*"|[^">]*)>( : tensor<(?:\d+x)*)({_NARROW})>')
+# A conversion that has become an identity. XLA removes it, and takes a sharding on it for that of all results of a
+# barrier before it.
+_NOTHING = re.compile(r'(= stablehlo\.convert %\S+) \{mhlo\.sharding = "[^"]*"\} (: \((tensor<[^>]*>)\) -> \3)')
+_HEX = re.compile(r"0x[0-9A-F]+")
+_BITS = "stablehlo.bitcast_convert"
 
 
 def compare_numbers(
@@ -73,8 +85,7 @@ def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Runs both programs and compares."""
     from toast_cli import xla
     from toast_cli.verify.errors import Runs, narrowest_float, result_errors, shake
-    from toast_cli.verify.inputs import input_sets
-    from toast_cli.verify.state import new_versions
+    from toast_cli.verify.inputs import input_sets, new_versions
 
     given = xla.parse_module(xla.make_context(), (folder / ORIGINAL).read_bytes())
     refuse_effects(given)
@@ -107,7 +118,7 @@ def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:
     lacks."""
     from toast_cli import xla
     from toast_cli.emit.dense_products import with_dense_products
-    from toast_cli.verify.widened import is_narrow, widened
+    from toast_cli.verify.numbers import is_narrow, widened
 
     one, other = map(with_dense_products, (one, other))
     if not is_narrow(xla.element_types(one) | {element for _, element in result_types(one)}):
@@ -163,20 +174,14 @@ def refuse_effects(module: Any) -> None:
     and a file holds only the address of a Python callback, so calling it would crash the process."""
     from toast_cli import xla
 
-    def visit(operation: Any) -> Any:
+    for operation in xla.operations_in(module):
         name = operation.name.partition(".")[2]
         if name in TRANSFERS:
-            found.append(f"the program has {name} operations, which wait for a host")
-        elif name == "custom_call":
+            raise ValueError(f"the program has {name} operations, which wait for a host")
+        if name == "custom_call":
             target = bytes(xla.ir.StringAttr(operation.attributes["call_target_name"]).value_bytes).lower()
             if any(word in target for word in CALLBACKS):
-                found.append("the program calls back into Python, which its file does not hold")
-        return xla.INTERRUPT if found else xla.ADVANCE
-
-    found: list[str] = []
-    module.operation.walk(visit, xla.ir.WalkOrder.PRE_ORDER)
-    if found:
-        raise ValueError(found[0])
+                raise ValueError("the program calls back into Python, which its file does not hold")
 
 
 def own_devices(module: Any) -> int:
@@ -187,3 +192,45 @@ def own_devices(module: Any) -> int:
         return 1
     meshes = [str(mesh.attributes["mesh"]) for mesh in xla.walk_ops(module, "sdy.mesh")]
     return max(prod(int(size) for size in re.findall(r"=(\d+)", mesh)) for mesh in meshes)
+
+
+def widened(module: Any) -> str | None:
+    """Text of the module with every floating-point type below 32 bits replaced by f32; the module stays as it is. None
+    if that changes the program, because it reads the bits of a narrow number."""
+    for cast in xla.walk_ops(module, _BITS):
+        kinds = [xla.shape_and_element_type(value.type) for value in (cast.operands[0], cast.results[0])]
+        if any(kind is not None and re.fullmatch(_NARROW, kind[1]) for kind in kinds):
+            return None
+    text = module.operation.get_asm(enable_debug_info=False)
+    return _NOTHING.sub(r"\1 \2", _TYPE.sub(r"\1f32", _CONSTANT.sub(_wide_constant, text)))
+
+
+def is_narrow(elements: set[str]) -> bool:
+    """True if some element type, as MLIR prints it, is widened."""
+    return any(re.fullmatch(_NARROW, element) for element in elements)
+
+
+def _wide_constant(found: re.Match[str]) -> str:
+    """Rewrites a constant that is written as bits (a long list, infinities) to the bits of f32;
+    others stay as printed."""
+    numbers, shape, element = found.groups()
+    narrow = _dtype(element)
+    if numbers.startswith('"'):
+        wide = np.frombuffer(bytes.fromhex(numbers[3:-1]), narrow).astype(np.float32)
+        numbers = f'"0x{wide.tobytes().hex().upper()}"'
+    else:
+        numbers = _HEX.sub(lambda bits: _wide_bits(bits[0], narrow), numbers)
+    return f"dense<{numbers}>{shape}f32>"
+
+
+def _wide_bits(bits: str, narrow: np.dtype[Any]) -> str:
+    raw = int(bits, 16).to_bytes(narrow.itemsize, "little")
+    return f"0x{int(np.frombuffer(raw, narrow).astype(np.float32).view(np.uint32)[0]):08X}"
+
+
+def _dtype(element: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    names = {"bf16": "bfloat16", "f16": "float16"}
+    name = names.get(element) or f"float{element[1]}_{element[2:].lower()}"
+    return np.dtype(getattr(ml_dtypes, name, name))

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from toast_cli.frontend.gspmd import mesh_axes, read_tiling
 from toast_cli.verify.collectives import name_and_place
-from toast_cli.verify.graph import graphs
-from toast_cli.verify.hlo_text import array_bytes
+from toast_cli.verify.graphs import graphs
+from toast_cli.verify.hlo_text import array_bytes, places
 from toast_cli.verify.partitioned import Partitioned
-from toast_cli.verify.stack_frames import places
 
 Axes = tuple[tuple[str, ...], ...]  # [dimensions] mesh axes that split each, major to minor
 

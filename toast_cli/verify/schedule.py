@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from toast_cli.verify.collectives import (
@@ -32,12 +32,10 @@ from toast_cli.verify.collectives import (
     result_sizes,
     without_padding,
 )
-from toast_cli.verify.hlo_text import Instruction, array_bytes, called, computations, cycles_of, parse_line
+from toast_cli.verify.graphs import called
+from toast_cli.verify.hlo_text import Node, Nodes, computations, cycles_of
 
-_NAME = re.compile(r"^\s+(?:ROOT )?%?([^\s=]+) = ")
-_CALLS = re.compile(r"calls=%?([^\s,]+)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
-_OPERAND = re.compile(r"%([\w.\-]+)")
 
 # kind, bytes of the result on one device, mesh axes by name -> seconds.
 SecondsOf = Callable[[str, float, tuple[str, ...]], float]
@@ -105,11 +103,11 @@ _Collective = tuple[str, tuple[str, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """A collective spread over fusions; first, last: indices of the fusions that start it and wait for it."""
+    """A collective spread over fusions; first, last: names of the fusions that start it and wait for it."""
 
     collective: _Collective
-    first: int
-    last: int
+    first: str
+    last: str
 
 
 @dataclass(slots=True)
@@ -136,7 +134,7 @@ class _Walk:
     def __init__(
         self,
         text: str,
-        bodies: dict[str, list[str]],
+        bodies: dict[str, Nodes],
         axis_names: tuple[str, ...],
         axis_sizes: tuple[int, ...],
         clock_hertz: float,
@@ -157,38 +155,33 @@ class _Walk:
         return self._known[name]
 
     def _walked(self, name: str) -> ScheduledTime:
-        lines = self._bodies.get(name, [])
+        nodes = self._bodies.get(name, {})
         clocks, total = _Clocks(), _Total()
         around = self._around.get(name, frozenset())
-        spread = {channel: sent for channel, sent in self._spread(lines).items() if channel not in around}
-        for place, line in enumerate(lines):
-            parsed = parse_line(line)
-            if parsed is None:
-                continue
-            result, opcode, rest = parsed
-            if opcode.endswith("-done"):
-                for operand in _OPERAND.findall(rest)[:1]:
+        spread = {channel: sent for channel, sent in self._spread(nodes).items() if channel not in around}
+        for node in nodes.values():
+            if node.opcode.endswith("-done"):
+                for operand in node.operands[:1]:
                     clocks.wait_for(operand)
                 continue
-            busy = cycles_of(line) / self._clock if self._clock else 0.0
-            hidden_scatter = f"calls=%{HIDDEN_REDUCE_SCATTER}" in rest
-            if hidden_scatter or (opcode in OPCODES and opcode != "fusion"):
-                end = self._send(self._collective(name, result, opcode, rest), clocks, total)
-                if opcode.endswith("-start"):
-                    clocks.begun[_instruction_name(line)] = end
+            busy = cycles_of(node.rest) / self._clock if self._clock else 0.0
+            if f"calls=%{HIDDEN_REDUCE_SCATTER}" in node.rest or node.opcode in OPCODES - {"fusion"}:
+                end = self._send(self._collective(name, node), clocks, total)
+                if node.opcode.endswith("-start"):
+                    clocks.begun[node.name] = end
                 else:
                     clocks.cores = end
             for channel, sent in spread.items():
-                if sent.first == place:
+                if sent.first == node.name:
                     clocks.begun[channel] = self._send(sent.collective, clocks, total)
             total.compute += busy
             clocks.cores += busy
             for channel, sent in spread.items():
-                if sent.last == place:
+                if sent.last == node.name:
                     clocks.wait_for(channel)
-            if opcode == "fusion":
+            if node.opcode == "fusion":
                 continue  # its cycles are on its own line, its collectives are already counted
-            for inner, times in called(line, lines, self._bodies):
+            for inner, times in called(node, nodes, self._bodies):
                 self._around.setdefault(inner, around | spread.keys())
                 part = self.time_of(inner)
                 clocks.cores += times * part.step_seconds
@@ -211,47 +204,32 @@ class _Walk:
         total.communication += seconds
         return clocks.send(axes, seconds)
 
-    def _spread(self, lines: list[str]) -> dict[str, _Spread]:
-        """Collectives inside fusions, by channel, with the indices in `lines` of the first and the last fusion that has
-        them."""
+    def _spread(self, nodes: Nodes) -> dict[str, _Spread]:
+        """Collectives inside fusions, by channel."""
         found: dict[str, _Spread] = {}
-        for place, line in enumerate(lines):
-            parsed = parse_line(line)
-            if parsed is None or parsed[1] != "fusion":
-                continue
-            for inner in _CALLS.findall(parsed[2]):
-                if inner.startswith(HIDDEN_REDUCE_SCATTER):
-                    continue
-                for channel, collective in self._fused(inner):
-                    known = found.get(channel)
-                    first = known.first if known else place
-                    found[channel] = _Spread(known.collective if known else collective, first, place)
+        for node in nodes.values():
+            inner = node.called("calls") if node.opcode == "fusion" else ""
+            for channel, collective in [] if inner.startswith(HIDDEN_REDUCE_SCATTER) else self._fused(inner):
+                known = found.get(channel, _Spread(collective, node.name, node.name))
+                found[channel] = replace(known, last=node.name)
         return found
 
     def _fused(self, name: str) -> list[tuple[str, _Collective]]:
         """The collectives in a fused computation, each with its channel."""
         if name not in self._in_fusion:
             self._in_fusion[name] = [
-                (channel[1], self._collective(name, parsed[0], parsed[1], parsed[2]))
-                for line in self._bodies.get(name, [])
-                if (parsed := parse_line(line))
-                and parsed[1] in OPCODES - {"fusion"}
-                and (channel := _CHANNEL.search(line))
+                (channel[1], self._collective(name, node))
+                for node in self._bodies.get(name, {}).values()
+                if node.opcode in OPCODES - {"fusion"} and (channel := _CHANNEL.search(node.rest))
             ]
         return self._in_fusion[name]
 
-    def _collective(self, computation: str, result: str, opcode: str, rest: str) -> _Collective:
+    def _collective(self, computation: str, node: Node) -> _Collective:
         """Kind, axes and bytes of the results of a collective instruction."""
-        instruction = Instruction(opcode, array_bytes(result), rest, computation, 1.0, 1.0)
-        kind = kind_of(instruction) or opcode
-        axes = mesh_axes(instruction, self._text, self._names, self._sizes, prod(self._sizes))
-        sizes = result_sizes(kind, opcode, instruction.sizes)
-        if opcode == "fusion":
+        kind = kind_of(node, computation) or node.opcode
+        axes = mesh_axes(node, self._text, self._names, self._sizes, prod(self._sizes))
+        sizes = result_sizes(kind, node)
+        if node.opcode == "fusion":
             around = prod(size for name, size in zip(self._names, self._sizes, strict=True) if name in axes)
-            sizes = without_padding(sizes, callee(instruction, self._text), around)
+            sizes = without_padding(sizes, callee(node, self._text), around)
         return kind, axes, sizes
-
-
-def _instruction_name(line: str) -> str:
-    found = _NAME.match(line)
-    return found[1] if found else ""

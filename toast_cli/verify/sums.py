@@ -8,7 +8,6 @@ Leaves: one `CompiledCollective` per array communicated.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -16,11 +15,10 @@ from math import prod
 import numpy as np
 
 from toast_cli.verify.collectives import KINDS, CompiledCollective, name_and_place, result_sizes
-from toast_cli.verify.graph import Graph, Node, graphs
+from toast_cli.verify.graphs import Graph, graphs
+from toast_cli.verify.hlo_text import Node, places
 from toast_cli.verify.replica_groups import UNKNOWN, are_axes, axes_of, groups_in, permuted_axes
-from toast_cli.verify.stack_frames import places
 
-_CALLEE = re.compile(r"to_apply=%?([^\s,]+)")
 # Ops that change the form of a sum but not its terms.
 _VIEWS = frozenset({"reshape", "copy", "bitcast", "transpose"})
 # Ops that may separate an all-reduce from the slice that a device keeps of it.
@@ -42,8 +40,8 @@ class MeshShape:
 
 @dataclass(frozen=True)
 class CompiledSumStep:
-    """One operation on a partial sum: an all-reduce (over `axes`; `how`: the operation and its type) or the slice each
-    device keeps (`how` states which)."""
+    """One operation on a partial sum: an all-reduce (over `axes`; `how`: `add` or `maximum`, and its type) or the slice
+    each device keeps (`how` states which)."""
 
     name: str
     axes: tuple[str, ...]
@@ -78,7 +76,7 @@ def others(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...]
             axes = permuted_axes(node.rest, mesh.names, mesh.sizes)
         else:
             axes = group_axes(node, mesh)
-        for size in result_sizes(kind, node.opcode, node.sizes):
+        for size in result_sizes(kind, node):
             yield kind, axes, size, node
 
 
@@ -112,7 +110,9 @@ def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]
         before = [chains.get(operand, ()) if len(graph.users[operand]) == 1 else () for operand in node.operands]
         if node.opcode == "all-reduce":
             step = CompiledSumStep(
-                node.name, group_axes(node, mesh), (combiner(graph, node), node.kind.partition("[")[0])
+                node.name,
+                group_axes(node, mesh),
+                (graph.roots.get(node.called("to_apply"), ""), node.kind.partition("[")[0]),
             )
             if before[0] and (folded := further(step, before[0][-1], mesh)):
                 absorbed.add(before[0][-1].name)
@@ -153,12 +153,6 @@ def common_end(one: Chain, other: Chain) -> int:
             break
         count += 1
     return count
-
-
-def combiner(graph: Graph, node: Node) -> str:
-    """The operation an all-reduce combines with: "add", "maximum"."""
-    callee = _CALLEE.search(node.rest)
-    return graph.roots.get(callee[1], "") if callee else ""
 
 
 def piece(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: MeshShape) -> set[str]:

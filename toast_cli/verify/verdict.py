@@ -12,16 +12,13 @@ from math import prod
 from typing import Any, Literal
 
 from toast_cli.quantities import format_bytes
-from toast_cli.verify.ahead import AheadFacts, compile_ahead
+from toast_cli.verify.ahead import AheadFacts, Dialect, Judge, compile_ahead
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective, collectives_in
-from toast_cli.verify.compile import Dialect
 from toast_cli.verify.errors import excess
-from toast_cli.verify.judge import Judge
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.promises import Promises
-from toast_cli.verify.traffic import TrafficComparison, compare_traffic
+from toast_cli.verify.traffic import Promises, TrafficComparison, compare_traffic
 
 SCHEMA = "toast.verify/1"
 VerdictOutcome = Literal["agreed", "disagreed", "unchecked"]
@@ -124,12 +121,9 @@ def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) 
         return Part("numbers", "disagreed", text, facts)
     if not any(e.looks for e in errors):
         return Part("numbers", "unchecked", "rounding alone changes every result by half its size", facts)
-    text = f"{_all(len(errors))} equal; largest error {worst.error:.1e}, {worst.allowed:.0e} may be rounding"
+    which = "the one result is" if len(errors) == 1 else f"all {len(errors)} results are"
+    text = f"{which} equal; largest error {worst.error:.1e}, {worst.allowed:.0e} may be rounding"
     return Part("numbers", "agreed", text, facts)
-
-
-def _all(results: int) -> str:
-    return "the one result is" if results == 1 else f"all {results} results are"
 
 
 def check_collectives(

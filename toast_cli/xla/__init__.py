@@ -4,115 +4,60 @@ Importing this loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily 
 start. `ir` and the classes of attributes (`sdy`, `stablehlo`) are re-exported so that only this folder imports jaxlib.
 """
 
-from toast_cli.xla.attributes import (
-    PickedDimensions,
-    constant_number,
-    dot_dimension_numbers,
-    dot_dimensions,
-    holds_resource,
-    is_custom_rule,
-    location_name,
-    picked_dimensions,
-    shape_and_element_type,
-    sharding_rule,
-    with_picked_dimensions,
-)
-from toast_cli.xla.conversions import (
-    full_hlo_text,
-    hlo_boundary_leaves,
-    hlo_on_host,
-    hlo_proto_to_stablehlo,
-    hlo_sharding_devices,
-    hlo_text_to_proto,
-    kept_arguments,
-    reads_sharding,
-    refine_shapes,
-    sharding_devices,
-    stablehlo_to_hlo_text,
-)
-from toast_cli.xla.modules import (
-    element_types,
-    inline_function,
-    main_function,
-    make_context,
-    module_name,
-    parse_kernel,
-    parse_module,
-    parse_portable_artifact,
-    remove_sharding_rules,
-    run_passes,
-    stablehlo_version,
-    walk_ops,
-    write_bytecode,
-    write_portable_artifact,
-)
-from toast_cli.xla.native import ADVANCE, INTERRUPT, SKIP, ir, sdy, stablehlo
-from toast_cli.xla.running import (
-    compile_ahead,
-    compile_program,
-    compiled_text,
-    cpu_devices,
-    execute,
-    gpu_devices,
-    register_lapack,
-    run_program,
-    run_sharded,
-    tpu_devices,
-)
-from toast_cli.xla.versions import untested_here
-
-__all__ = [
-    "ADVANCE",
-    "INTERRUPT",
-    "SKIP",
-    "PickedDimensions",
-    "compile_ahead",
-    "compile_program",
-    "compiled_text",
-    "constant_number",
-    "cpu_devices",
-    "dot_dimension_numbers",
-    "dot_dimensions",
-    "element_types",
-    "execute",
-    "full_hlo_text",
-    "gpu_devices",
-    "hlo_boundary_leaves",
-    "hlo_on_host",
-    "hlo_proto_to_stablehlo",
-    "hlo_sharding_devices",
-    "hlo_text_to_proto",
-    "holds_resource",
-    "inline_function",
-    "ir",
-    "is_custom_rule",
-    "kept_arguments",
-    "location_name",
-    "main_function",
-    "make_context",
-    "module_name",
-    "parse_kernel",
-    "parse_module",
-    "parse_portable_artifact",
-    "picked_dimensions",
-    "reads_sharding",
-    "refine_shapes",
-    "register_lapack",
-    "remove_sharding_rules",
-    "run_passes",
-    "run_program",
-    "run_sharded",
-    "sdy",
-    "shape_and_element_type",
-    "sharding_devices",
-    "sharding_rule",
-    "stablehlo",
-    "stablehlo_to_hlo_text",
-    "stablehlo_version",
-    "tpu_devices",
-    "untested_here",
-    "walk_ops",
-    "with_picked_dimensions",
-    "write_bytecode",
-    "write_portable_artifact",
-]
+from toast_cli.xla.attributes import PickedDimensions as PickedDimensions
+from toast_cli.xla.attributes import constant_number as constant_number
+from toast_cli.xla.attributes import dot_dimension_numbers as dot_dimension_numbers
+from toast_cli.xla.attributes import dot_dimensions as dot_dimensions
+from toast_cli.xla.attributes import holds_resource as holds_resource
+from toast_cli.xla.attributes import is_custom_rule as is_custom_rule
+from toast_cli.xla.attributes import location_name as location_name
+from toast_cli.xla.attributes import picked_dimensions as picked_dimensions
+from toast_cli.xla.attributes import shape_and_element_type as shape_and_element_type
+from toast_cli.xla.attributes import sharding_rule as sharding_rule
+from toast_cli.xla.attributes import with_picked_dimensions as with_picked_dimensions
+from toast_cli.xla.conversions import full_hlo_text as full_hlo_text
+from toast_cli.xla.conversions import hlo_boundary_leaves as hlo_boundary_leaves
+from toast_cli.xla.conversions import hlo_on_host as hlo_on_host
+from toast_cli.xla.conversions import hlo_proto_to_stablehlo as hlo_proto_to_stablehlo
+from toast_cli.xla.conversions import hlo_sharding_devices as hlo_sharding_devices
+from toast_cli.xla.conversions import hlo_text_to_proto as hlo_text_to_proto
+from toast_cli.xla.conversions import kept_arguments as kept_arguments
+from toast_cli.xla.conversions import reads_sharding as reads_sharding
+from toast_cli.xla.conversions import refine_shapes as refine_shapes
+from toast_cli.xla.conversions import sharding_devices as sharding_devices
+from toast_cli.xla.conversions import stablehlo_to_hlo_text as stablehlo_to_hlo_text
+from toast_cli.xla.modules import attributes_of as attributes_of
+from toast_cli.xla.modules import create as create
+from toast_cli.xla.modules import element_types as element_types
+from toast_cli.xla.modules import inline_function as inline_function
+from toast_cli.xla.modules import like as like
+from toast_cli.xla.modules import main_function as main_function
+from toast_cli.xla.modules import make_context as make_context
+from toast_cli.xla.modules import module_name as module_name
+from toast_cli.xla.modules import operations_in as operations_in
+from toast_cli.xla.modules import parse_kernel as parse_kernel
+from toast_cli.xla.modules import parse_module as parse_module
+from toast_cli.xla.modules import parse_portable_artifact as parse_portable_artifact
+from toast_cli.xla.modules import remove_sharding_rules as remove_sharding_rules
+from toast_cli.xla.modules import run_passes as run_passes
+from toast_cli.xla.modules import stablehlo_version as stablehlo_version
+from toast_cli.xla.modules import walk_ops as walk_ops
+from toast_cli.xla.modules import write_bytecode as write_bytecode
+from toast_cli.xla.modules import write_portable_artifact as write_portable_artifact
+from toast_cli.xla.native import ADVANCE as ADVANCE
+from toast_cli.xla.native import INTERRUPT as INTERRUPT
+from toast_cli.xla.native import SKIP as SKIP
+from toast_cli.xla.native import ir as ir
+from toast_cli.xla.native import sdy as sdy
+from toast_cli.xla.native import stablehlo as stablehlo
+from toast_cli.xla.running import compile_ahead as compile_ahead
+from toast_cli.xla.running import compile_program as compile_program
+from toast_cli.xla.running import compiled_text as compiled_text
+from toast_cli.xla.running import cpu_devices as cpu_devices
+from toast_cli.xla.running import execute as execute
+from toast_cli.xla.running import gpu_devices as gpu_devices
+from toast_cli.xla.running import register_lapack as register_lapack
+from toast_cli.xla.running import run_program as run_program
+from toast_cli.xla.running import run_sharded as run_sharded
+from toast_cli.xla.running import tpu_devices as tpu_devices
+from toast_cli.xla.versions import untested_here as untested_here

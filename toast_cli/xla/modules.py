@@ -9,6 +9,7 @@ from typing import Any
 from toast_cli.xla.attributes import shape_and_element_type
 from toast_cli.xla.native import (
     ADVANCE,
+    SKIP,
     PassManager,
     chlo,
     ir,
@@ -114,6 +115,38 @@ def walk_ops(root: Any, *names: str, inner_first: bool = False) -> list[Any]:
     return found
 
 
+def operations_in(root: Any, *, outside: str = "") -> list[Any]:
+    """An operation and all nested in it, in program order. outside: name of operations whose insides are left out."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        found.append(operation)
+        return SKIP if operation.name == outside else ADVANCE
+
+    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def create(name: str, operands: list[Any], results: list[Any], attributes: dict[str, Any], before: Any) -> list[Any]:
+    """Results of a new operation in front of `before`, at the same source location."""
+    at = ir.InsertionPoint(before)
+    made = ir.Operation.create(
+        name, results=results, operands=operands, attributes=attributes, loc=before.location, ip=at
+    )
+    return list(made.results)
+
+
+def like(operation: Any, operands: list[Any], results: list[Any] | None = None) -> list[Any]:
+    """Results of a new operation in front of this one, with the same name and attributes. results: their types, if they
+    are not the same."""
+    types = [result.type for result in operation.results] if results is None else results
+    return create(operation.name, operands, types, attributes_of(operation), operation)
+
+
+def attributes_of(operation: Any) -> dict[str, Any]:
+    return {name: operation.attributes[name] for name in operation.attributes}
+
+
 def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: Any) -> list[Any]:
     """Clones the body of `function` (one block) in front of `call`; returns the values it returned.
 
@@ -142,14 +175,7 @@ def module_name(module: Any) -> str:
 
 def element_types(module: Any) -> set[str]:
     """Element types, as MLIR prints them, of all operation results in the module."""
-    seen: set[str] = set()
-
-    def visit(operation: Any) -> Any:
-        for result in operation.results:
-            seen.add(str(result.type))
-        return ADVANCE
-
-    module.operation.walk(visit)
+    seen = {str(result.type) for operation in operations_in(module) for result in operation.results}
     with module.context:
         kinds = [shape_and_element_type(ir.Type.parse(kind)) for kind in seen]
     return {kind[1] for kind in kinds if kind}

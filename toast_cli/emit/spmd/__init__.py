@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, mark_boundary
-from toast_cli.emit.shardy import ShardyNotation, quoted, written
+from toast_cli.emit.shardy import ShardyNotation, written
 from toast_cli.emit.spmd.bound import is_bound, is_region
 from toast_cli.emit.spmd.writer import Writer
 from toast_cli.errors import UsageError
@@ -45,10 +45,8 @@ def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
         notation.prepare(module, undo)
         function = main_function(module)
         region, ways_in, ways_out = manual_region(source, lowered, function)
-        axes = ", ".join(map(quoted, lowered.axis_names))
-        region.attributes["in_shardings"] = notation.of_operation(ways_in)
-        region.attributes["out_shardings"] = notation.of_operation(ways_out)
-        region.attributes["manual_axes"] = ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>")
+        for name, attribute in notation.region_attributes(ways_in, ways_out).items():
+            region.attributes[name] = attribute
         mark_boundary(function.operation, "arg_attrs", ways_in, notation, undo)
         mark_boundary(function.operation, "res_attrs", ways_out, notation, undo)
         number = ir.IntegerType.get_signless(32)

@@ -7,8 +7,10 @@ fastest.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,19 @@ from numpy.typing import NDArray
 from toast_cli.plan.sharding import Sharding
 
 Table = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`handle` (an ir.Value) is each device's shard of an array with `sharding`.
+
+    If `partial` names mesh axes, it is a partial result, to be reduced over these with `reducer`.
+    """
+
+    handle: Any
+    sharding: Sharding
+    partial: tuple[int, ...] = ()
+    reducer: str = "add"
 
 
 @lru_cache(maxsize=10_000)

@@ -19,10 +19,10 @@ from toast_cli.emit.hlo import (
     GspmdNotation,
     bare_bytecode,
     flatten,
+    refuse_what_needs_shardy,
     with_host_memory,
     with_partitions,
 )
-from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
 from toast_cli.emit.spmd import manual_region, refuse_bound
 from toast_cli.errors import ToastError
 from toast_cli.frontend.source import Source

@@ -5,20 +5,44 @@ The steps are those that `plan.reshard` lists, so the written program matches th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from toast_cli.emit.spmd.build import INDEX, Builder
-from toast_cli.emit.spmd.devices import groups, places, senders
-from toast_cli.emit.spmd.piece import Piece
-from toast_cli.emit.spmd.scopes import Scopes
+from toast_cli.emit.spmd.devices import Piece, groups, places, senders
 from toast_cli.plan.partials import ALL_REDUCE, REDUCE_SCATTER
 from toast_cli.plan.partitioned import Collective
 from toast_cli.plan.reshard import EXCHANGE, GATHER, SLICE, route, ways_of
 from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.xla import ir
+
+
+class Scopes:
+    """Values that are made once and reused later in the same block, or in blocks within it."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[Hashable, Any]] = [{}]
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value of a key; `make` makes it in this block if it does not exist yet."""
+        for block in self._blocks:
+            if key in block:
+                return block[key]
+        made = self._blocks[-1][key] = make()
+        return made
+
+    @contextmanager
+    def within(self, *, alone: bool = False) -> Iterator[None]:
+        """Opens an inner block while the `with` block runs; `alone`: it cannot reuse outer values."""
+        before = self._blocks
+        self._blocks = [{}] if alone else [*before, {}]
+        try:
+            yield
+        finally:
+            self._blocks = before
 
 
 @dataclass

@@ -13,10 +13,9 @@ from typing import Any
 
 from toast_cli.emit.spmd.alignment import Alignment, align
 from toast_cli.emit.spmd.build import Builder
-from toast_cli.emit.spmd.moves import Devices, Mover
-from toast_cli.emit.spmd.piece import Piece, local_shape
-from toast_cli.emit.spmd.scopes import Scopes
-from toast_cli.plan.sharding import Sharding, replicated
+from toast_cli.emit.spmd.devices import Piece
+from toast_cli.emit.spmd.moves import Devices, Mover, Scopes
+from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.program.model import Op, Program, Value
 from toast_cli.xla import ir
 

@@ -14,15 +14,14 @@ from toast_cli.emit.barriers import added_up_converted
 from toast_cli.emit.spmd.alignment import align
 from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.completions import completions
-from toast_cli.emit.spmd.moves import Devices, Mover
-from toast_cli.emit.spmd.piece import Piece, local_shape
+from toast_cli.emit.spmd.devices import Piece
+from toast_cli.emit.spmd.moves import Devices, Mover, Scopes
 from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
-from toast_cli.emit.spmd.scopes import Scopes
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
-from toast_cli.plan.sharding import Sharding, replicated
+from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.program.model import Op
 from toast_cli.program.ops import ADD, CARRY, REDUCE
 from toast_cli.program.rematerialised import remade_values
@@ -84,7 +83,9 @@ class Values:
             if self._goes_on(number, value):
                 return piece
             piece = self._complete_late(value)
-        return piece if piece.sharding == wanted else self._copy(value, piece, wanted)
+        if piece.sharding == wanted:
+            return piece
+        return self._mover.to(piece, wanted, self._program.values[value].shape, self.scopes)
 
     def settle(self, value: int, piece: Piece, operation: Any) -> None:
         """Completes a value and reshards it to its final sharding, behind the operation that made it."""
@@ -143,10 +144,6 @@ class Values:
     def lying(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
         """The piece of a value in another sharding."""
         return self._mover.to(piece, wanted, self._program.values[value].shape)
-
-    def _copy(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
-        """The piece in another sharding; one copy serves all readers."""
-        return self._mover.to(piece, wanted, self._program.values[value].shape, self.scopes)
 
     def _behind(self, handle: Any, operation: Any) -> Any:
         """New operations go after the one that made `handle`."""

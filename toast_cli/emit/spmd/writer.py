@@ -11,13 +11,13 @@ from typing import Any
 
 from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.deciding import Deciding
+from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.moves import Devices
-from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.values import Values
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
-from toast_cli.plan.sharding import Sharding, replicated
+from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.program.ops import ARGUMENT
 from toast_cli.xla import ir
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toast_cli.frontend.modules import folded
+from toast_cli.frontend.name_stack import folded
 from toast_cli.quantities import format_bytes, format_flops, format_seconds
 from toast_cli.report.html.frame import chart
-from toast_cli.report.html.pictures import OTHERS, ROLES, KernelPoint, Pictures
-from toast_cli.report.html.trees import Branch, plain
+from toast_cli.report.html.pictures import OTHERS, ROLES, Branch, KernelPoint, Pictures, plain
 from toast_cli.report.model import Report, strategy_label
 from toast_cli.report.step import Slice, Step
 

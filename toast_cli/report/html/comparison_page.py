@@ -8,8 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from toast_cli.quantities import format_bytes, format_count, format_seconds
-from toast_cli.report.comparison import ANNOTATED, Comparison, Contender
-from toast_cli.report.comparison_table import compiled_texts
+from toast_cli.report.comparison import ANNOTATED, Comparison, Contender, compiled_texts
 from toast_cli.report.html.charts import front_line, plan_point, plans_chart
 from toast_cli.report.html.frame import frame, section, table
 

@@ -5,22 +5,30 @@ Enters: source, evaluator and search result. Leaves: `Pictures`, plain numbers t
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend.modules import folded
+from toast_cli.frontend.name_stack import common_start, folded, pass_of, scopes_of
+from toast_cli.frontend.places import functions_of
 from toast_cli.frontend.source import Source
 from toast_cli.printable import printable
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.paths import slash_path
-from toast_cli.report.html.trees import Branch
-from toast_cli.report.modules import Modules
 from toast_cli.report.step import COMPUTE, Step, step_of
 from toast_cli.search.incumbent import SearchResult
+
+NOWHERE = "no place in the source"
+_LOWERED = re.compile(r"jit\((\w+)\)")
+
+# Parts smaller than this fraction of the whole are merged.
+_LEAST = 1e-3
+_CHILDREN = 40
 
 _MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
 _BANDS = 8  # most groups of modules with their own band in memory over the step
@@ -38,6 +46,81 @@ ROLES = {
     "partial": "partial sums",
     "inside": "in manual regions",
 }
+
+
+class Modules:
+    """Paths of the given ops of a program."""
+
+    def __init__(self, source: Source, ops: Iterable[int]) -> None:
+        numbers = sorted(set(ops))
+        stacks = {op: source.name_stack(op) for op in numbers}
+        scopes = {op: scopes_of(stack) for op, stack in stacks.items()}
+        first = common_start(path for path in scopes.values() if path)
+        self._passes = {op: pass_of(stack) for op, stack in stacks.items()}
+        self._paths = {op: scopes[op][first:] or _functions(source, op, stacks[op]) for op in numbers}
+
+    def of(self, op: int) -> tuple[str, ...]:
+        """The modules around an op, the outermost first."""
+        return self._paths[op]
+
+    def pass_of(self, op: int) -> str:
+        """`fwd`, `bwd`, `remat` or nothing."""
+        return self._passes[op]
+
+
+def _functions(source: Source, op: int, stack: str) -> tuple[str, ...]:
+    path = tuple(map(printable, functions_of(source.stack(op))))
+    lowered = _LOWERED.match(stack)
+    inside = path[path.index(lowered[1]) + 1 :] if lowered and lowered[1] in path else path
+    return inside or path[-1:] or (NOWHERE,)
+
+
+@dataclass
+class Branch:
+    """amount: sum over all below it. kind: of all below it, if they have the same one; else empty. note: more words."""
+
+    name: str
+    amount: float = 0.0
+    kind: str = ""
+    note: str = ""
+    below: dict[str, Branch] = field(default_factory=dict)
+
+    def add(self, path: Iterable[str], amount: float, kind: str, note: str = "") -> None:
+        """Adds a leaf's amount to all branches on its path."""
+        self.kind = kind if not self.amount or self.kind == kind else ""
+        self.amount += amount
+        head, *rest = [*path] or [""]
+        if head:
+            self.below.setdefault(head, Branch(head)).add(rest, amount, kind, note)
+        else:
+            self.note = self.note or note
+
+
+def plain(branch: Branch, whole: float | None = None) -> dict[str, object]:
+    """The tree as JSON, the largest parts first, without levels that hold a single part of the same name.
+
+    Args:
+        whole: amount of the root.
+    """
+    whole = branch.amount if whole is None else whole
+    parts = sorted(branch.below.values(), key=lambda part: (-part.amount, part.name))
+    shown = [part for part in parts[:_CHILDREN] if part.amount >= _LEAST * whole]
+    rest = parts[len(shown) :]
+    found: dict[str, object] = {"n": branch.name, "a": float(f"{branch.amount:.6g}")}
+    if branch.kind:
+        found["k"] = branch.kind
+    if branch.note:
+        found["t"] = branch.note
+    below = [plain(part, whole) for part in shown]
+    if rest and shown:
+        kinds = {part.kind for part in rest}
+        other = Branch(
+            f"{len(rest)} smaller", sum(part.amount for part in rest), kinds.pop() if len(kinds) == 1 else ""
+        )
+        below.append(plain(other, whole))
+    if below:
+        found["c"] = below
+    return found
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.emit.spmd.build import identity
-from toast_cli.emit.spmd.piece import Piece
+from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.rules.reducing import body_reducer, start_once
 from toast_cli.emit.spmd.site import Site
 

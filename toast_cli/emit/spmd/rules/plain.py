@@ -6,9 +6,16 @@ Elementwise ops, contractions, transposes, reshapes whose splits match, broadcas
 
 from __future__ import annotations
 
-from toast_cli.emit.spmd.piece import Piece
+import re
+from math import prod
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.site import Site
-from toast_cli.plan.sharding import replicated
+from toast_cli.kernels.local import run_on_part
+from toast_cli.plan.sharding import local_shape, replicated, shards
+from toast_cli.xla import ir
 
 
 def plain(site: Site) -> list[Piece]:
@@ -28,3 +35,60 @@ def one_device(site: Site) -> list[Piece]:
     """The replica id or partition id, in a program for one device."""
     value = site.result(0)
     return site.replaced([site.build.constant(0, value.dtype)], (replicated(0),))
+
+
+def custom_call(site: Site) -> list[Piece]:
+    """The same call on shards, with the kernel adapted to their shape."""
+    kernel, at = site.op.kernel, site.alignment()
+    pieces = plain(site)
+    if kernel is not None:
+        pieces_of = {factor: prod(site.sizes[axis] for axis in axes) for factor, axes in at.axes.items()}
+        run_on_part(site.operation, kernel, pieces_of)
+    return pieces
+
+
+def constant(site: Site) -> list[Piece]:
+    """A splat is made in the local shape; each device slices its part of other constants."""
+    (wanted,) = site.wanted
+    if not any(wanted):
+        return site.localise(site.wanted)
+    element = splat(site.operation)
+    if element is None:
+        return site.localise((replicated(len(wanted)),))
+    value = site.result(0)
+    kind = site.build.type(value.dtype, local_shape(value.shape, wanted, site.sizes))
+    site.operation.attributes["value"] = ir.DenseElementsAttr.get_splat(kind, element)
+    return site.localise(site.wanted)
+
+
+def splat(operation: Any) -> Any | None:
+    """The one element, as an attribute, of a constant of equal elements; None for other constants, and types
+    unknown to Python (complex)."""
+    try:
+        literal = operation.attributes["value"]
+    except TypeError:
+        return None
+    return literal.get_splat_value() if isinstance(literal, ir.DenseElementsAttr) and literal.is_splat else None
+
+
+def complex_splat(operation: Any) -> complex | None:
+    """The value of a complex splat constant; None for other constants."""
+    if not str(operation.results[0].type.element_type).startswith("complex<"):
+        return None
+    found = re.fullmatch(r"\(([-+.\de]+),([-+.\de]+)\)", xla.constant_number(operation) or "", re.IGNORECASE)
+    return complex(float(found[1]), float(found[2])) if found else None
+
+
+def iota(site: Site) -> list[Piece]:
+    """An iota that starts at the offset of the device's shard."""
+    (wanted,) = site.wanted
+    dim = int(site.operation.attributes["iota_dimension"].value)
+    (piece,) = site.localise(site.wanted)
+    if not wanted[dim]:
+        return [piece]
+    build, value = site.build, site.result(0)
+    with site.behind():
+        length = value.shape[dim] // shards((wanted[dim],), site.sizes)
+        begin = build.convert(site.devices.offset(wanted[dim], length), value.dtype)
+        shape = local_shape(value.shape, wanted, site.sizes)
+        return [Piece(build.binary("add", piece.handle, build.broadcast(begin, shape)), wanted)]

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli.emit.spmd.build import identity
-from toast_cli.emit.spmd.devices import groups
-from toast_cli.emit.spmd.piece import Piece
-from toast_cli.emit.spmd.rules.making import complex_splat, splat
+from toast_cli.emit.spmd.devices import Piece, groups
+from toast_cli.emit.spmd.rules.plain import complex_splat, splat
 from toast_cli.emit.spmd.site import Site
 from toast_cli.program.ops import REDUCERS
 from toast_cli.xla import ir

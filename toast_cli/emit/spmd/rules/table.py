@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from toast_cli.emit.spmd.rules.indexing import dynamic_slice, dynamic_update_slice, gather, scatter
-from toast_cli.emit.spmd.rules.kernels import custom_call
-from toast_cli.emit.spmd.rules.making import constant, iota
-from toast_cli.emit.spmd.rules.plain import one_device, plain, whole
+from toast_cli.emit.spmd.rules.plain import constant, custom_call, iota, one_device, plain, whole
 from toast_cli.emit.spmd.rules.ragged import ragged
 from toast_cli.emit.spmd.rules.reducing import reduce
 from toast_cli.emit.spmd.rules.windows import convolution, pad, reduce_window, reverse, select_and_scatter, slices

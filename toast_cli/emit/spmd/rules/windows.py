@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from toast_cli.emit.spmd.alignment import Alignment
-from toast_cli.emit.spmd.devices import groups
+from toast_cli.emit.spmd.devices import Piece, groups
 from toast_cli.emit.spmd.halo import Stretch, exchange, filled, from_whole
-from toast_cli.emit.spmd.piece import Piece
 from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.windows import convolution_dims
