@@ -31,8 +31,8 @@ from toast_cli.request import Ask, Fit
 from toast_cli.verify.ahead import target_of
 
 NAMES = (
-    "mlp", "t2b_2", "scan_small", "ssm_small", "vit_small", "resnet", "unet_small", "moe", "scan own kept",
-    "scan maxtext kept", "linen mixer", "nnx decoder", "equinox gru",
+    "t2b_2", "block", "scan", "ssm", "vit", "moe", "rnn", "resnet", "scan own kept", "scan maxtext kept",
+    "linen mixer", "nnx decoder", "equinox gru",
 )  # fmt: skip
 MESH, SHAPE = "v5e-8", "data=4,model=2"
 SHARES = (0.75, 0.5, 0.35)  # of the smallest plan's peak; "as written" has no limit

@@ -72,12 +72,14 @@ def decoder(p: Params, tokens: Any) -> Any:
 
 
 def barred(p: Params, x: Any, y: Any) -> Any:
-    """A recomputed layer that reads something alike for all examples, turned and reshaped behind its barrier."""
+    """A recomputed layer that reads something alike for all examples, and computes more of it behind its barrier."""
     n, width = x.shape
     scale = jnp.broadcast_to(jnp.sin(jnp.arange(width, dtype=jnp.float32)), (n, width))
 
     def layer(h: Any, scale: Any, turned: Any) -> Any:
-        return jnp.tanh(h * scale @ p["a"]) @ (p["b"] @ jnp.ones((8, 16))) + turned.T.reshape(n, width)
+        mean = jnp.mean(scale @ p["a"], -1, keepdims=True)
+        both = jnp.concatenate([scale[:, 4:], jnp.pad(turned.T, ((0, 0), (0, 4)))[:, -8:-4]], -1)
+        return jnp.tanh(h * both @ p["a"]) @ (p["b"] @ jnp.ones((8, 16))) + mean * turned.T.reshape(n, width)
 
     for _ in range(2):
         x = jax.checkpoint(layer)(x, scale, jnp.cos(scale).T)

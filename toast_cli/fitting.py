@@ -1,4 +1,4 @@
-"""Chooses levers: where no plan fits in memory, or where one makes the step faster.
+"""Chooses levers where no plan fits in memory.
 
 Enters: the best `Reading` of a program, and a search of other programs. Leaves: the best `Reading` of all.
 """
@@ -13,10 +13,9 @@ from toast_cli.cost.model import Cost
 from toast_cli.frontend import Source
 from toast_cli.levers import batch_parts, with_microbatches, with_offload, with_recompute
 from toast_cli.program.host_memory import is_transfer
-from toast_cli.program.recomputed import recomputed_parts
 from toast_cli.program.roles import WEIGHTS, argument_roles
 from toast_cli.quantities import format_bytes
-from toast_cli.readings import PARTED, Reading
+from toast_cli.readings import Reading
 from toast_cli.request import Offload, Recompute
 
 # Plans of a search that only tells whether a variant may fit and how long its step is.
@@ -30,6 +29,7 @@ _WORTH_MORE = 0.98
 
 # Offloading variants that are tried, at most.
 _OFFLOADED = 3
+_POLICIES = (None, *Recompute)  # the least recomputation first
 
 # Searches a variant of the program from the plan of another one: at most so many plans, or to the end.
 Search = Callable[[Source, Reading, int | None], Reading]
@@ -50,21 +50,26 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
         return replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
     reference = best.evaluator.cost(())
     taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
-    if taken.result.stopped == "iterations":
+    if taken.result.stopped == "iterations" and not trials.interrupted:
         whole = search(taken.source, taken, None)
         taken = whole if trials.fits(whole) else taken
-    return _noted(taken, "made to fit", best.result.cost)
+    return _noted(taken, best.result.cost)
 
 
 class _Trials:
-    """Tries variants of a program. whys: why those that do not fit do not."""
+    """Tries variants of a program. whys: why those that do not fit do not. interrupted: whether the user ended it.
+
+    A variant is a policy of `_POLICIES` and a number of microbatches.
+    """
 
     def __init__(self, best: Reading, search: Search, room: float) -> None:
-        self._search, self._room, self._last = search, room, best
+        self._source, self._search, self._room, self._last = best.source, search, room, best
         self._tried = [best]
+        self.whys: list[str] = []
+        self.interrupted = False
         self._allowed = min(room, best.allowed_bytes)
-        self._programs, self.whys = _recomputing(best.source)
-        self._costs: dict[int, Cost] = {0: best.result.cost}  # number of a program -> its cost without microbatches
+        self._programs: dict[int, Source | None] = {0: best.source}  # number of a policy -> the program under it
+        self._costs: dict[int, Cost] = {0: best.result.cost}  # number of a policy -> cost without microbatches
         program = best.source.program
         names, roles = argument_roles(program)
         sizes = [
@@ -79,26 +84,25 @@ class _Trials:
     def fitting(self) -> list[Reading]:
         """Variants that fit: with the fewest microbatches with which any does, and with the next number of them those
         that recompute less."""
-        parts, least = batch_parts(self._programs[0]), inf
+        parts, least = batch_parts(self._source), inf
         numbers = (1,) if isinstance(parts, str) else (1, *parts)
         for before, number, following in zip((1, *numbers), numbers, (*numbers[1:], None), strict=False):
             found = self._looked_at(number)
             if fit := [k for k, one in found.items() if self.fits(one)]:
-                less = self._looked_at(following, min(fit)) if following else {}
+                less = self._looked_at(following, min(fit)) if following and not self.interrupted else {}
                 return [one for one in (*found.values(), *less.values()) if self.fits(one)]
-            for one in found.values():  # one at most
-                peak, ratio = one.result.cost.peak_bytes, number / before
-                if peak <= self._allowed:
-                    self.whys.append(f"with {options_of(one.source)} it breaks another bound")
-                    return []
-                self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
-                if one.result.stopped == "interrupted":
-                    return []
-                if least < inf:
-                    at_best = (ratio * peak - least) / (ratio - 1)  # the peak is linear in the size of a part
-                    if peak > _WORTH_MORE * least or at_best > _HOPELESS * self._allowed:
-                        return []
-                least = peak if number > 1 else inf
+            if not found:
+                continue
+            (one,) = found.values()
+            peak, ratio = one.result.cost.peak_bytes, number / before
+            if peak <= self._allowed:
+                self.whys.append(f"with {options_of(one.source)} it breaks another bound")
+                return []
+            self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
+            at_best = (ratio * peak - least) / (ratio - 1) if least < inf else 0.0  # linear in the size of a part
+            if self.interrupted or peak > _WORTH_MORE * least or at_best > _HOPELESS * self._allowed:
+                return []
+            least = peak if number > 1 else inf
         if isinstance(parts, str):
             self.whys.append(f"--microbatches: {parts}")
         elif least == inf and not any("--microbatches" in why for why in self.whys):
@@ -107,13 +111,15 @@ class _Trials:
         return []
 
     def _looked_at(self, number: int, first: int | None = None) -> dict[int, Reading]:
-        """The readings with so many microbatches of the programs that may fit, or of the first ones if others fit
-        already. If none does yet, the one that may need least goes first, and its failure is that of all."""
-        programs = [k for k in range(len(self._programs))[:first] if number > 1 or k]
+        """The readings with so many microbatches under the policies that may fit, or under the first ones if others
+        fit already. If none does yet, the one that may need least goes first, and its failure is that of all."""
+        policies = [k for k in range(len(_POLICIES))[:first] if number > 1 or k]
         found: dict[int, Reading] = {}
-        for k in sorted(programs, key=lambda k: (k not in self._costs, self._least_bytes(k, number), -k)):
-            program = self._programs[k]
+        for k in sorted(policies, key=lambda k: (k not in self._costs, self._least_bytes(k, number), -k)):
             if self._least_bytes(k, number) > _HOPELESS * self._allowed:
+                continue
+            program = self._program(k)
+            if program is None:
                 continue
             variant = program if number == 1 else with_microbatches(program, number)
             if isinstance(variant, str):
@@ -126,7 +132,8 @@ class _Trials:
             self._tried.append(one)
             if number == 1:
                 self._costs[k] = one.result.cost
-            if leads and not self.fits(one):
+            self.interrupted = one.result.stopped == "interrupted"
+            if self.interrupted or (leads and not self.fits(one)):
                 break
         return found
 
@@ -134,7 +141,7 @@ class _Trials:
         """A variant that fits only because it offloads residuals, with a step of less than `seconds`, if there is one:
         a tried one that does not fit, those with the shortest step first."""
         chip = self._last.evaluator.problem.mesh.chip
-        if chip.platform != "tpu" or not chip.host_bytes_per_second:
+        if chip.platform != "tpu" or not chip.host_bytes_per_second or self.interrupted:
             return []
         tried = [one for one in self._tried if not self.fits(one) and one.result.cost.step_seconds < seconds]
         found: list[Reading] = []
@@ -153,41 +160,22 @@ class _Trials:
         moved = sum(op.trips * program.values[op.results[0]].bytes for op in program.ops if is_transfer(op))
         return moved / mesh.devices / mesh.chip.host_bytes_per_second
 
-    def _least_bytes(self, program: int, parts: int) -> float:
-        """A lower bound on a program's peak with so many microbatches: its arguments, the sums of gradients, and a part
-        of the rest. A program that is not searched yet may need as little as any other."""
-        if program not in self._costs:
-            return 0.0 if parts == 1 else min(self._least_bytes(k, parts) for k in self._costs)
-        arguments, peak = self._costs[program].argument_bytes, self._costs[program].peak_bytes
+    def _program(self, k: int) -> Source | None:
+        policy = _POLICIES[k]
+        if k not in self._programs and policy is not None:
+            made = with_recompute(self._source, policy)
+            self._programs[k] = None if isinstance(made, str) else made
+            if isinstance(made, str):
+                self.whys.append(f"--recompute {policy}: {made}")
+        return self._programs[k]
+
+    def _least_bytes(self, k: int, parts: int) -> float:
+        """A lower bound on the peak under a policy with so many microbatches: arguments, the sums of gradients, and a
+        part of the rest. A policy that is not searched yet may need as little as any other."""
+        if k not in self._costs:
+            return 0.0 if parts == 1 else min(self._least_bytes(known, parts) for known in self._costs)
+        arguments, peak = self._costs[k].argument_bytes, self._costs[k].peak_bytes
         return peak if parts == 1 else max(self._sums * arguments, arguments + (peak - arguments) / parts)
-
-
-def _recomputing(source: Source) -> tuple[list[Source], list[str]]:
-    """The program under each rematerialisation policy, the least recomputation first; and why others are left out."""
-    kinds = zip(source.program.ops, recomputed_parts(source.program), strict=True)
-    already = any(part and op.kind.matrix_unit for op, part in kinds)  # then it keeps no products
-    programs, whys = [source], []
-    for policy in [Recompute.all] if already else Recompute:
-        found = with_recompute(source, policy)
-        if isinstance(found, str):
-            whys.append(f"--recompute {policy}: {found}")
-        else:
-            programs.append(found)
-    return programs, whys
-
-
-def made_faster(best: Reading, search: Search) -> Reading:
-    """The variant that keeps matrix products and recomputes cheap ops, if it fits and is faster; else `best`."""
-    program = best.source.program
-    if program.recompute or program.microbatches > 1:
-        return best
-    kinds = (with_recompute(best.source, p) for p in (Recompute.all_but_products, Recompute.all_but_weight_products))
-    found = [search(one, best, None) for one in kinds if isinstance(one, Source)]
-    fitting = [one for one in found if one.result.fits]
-    fastest = min(fitting, key=lambda one: one.result.cost.step_seconds, default=best)
-    if fastest.result.cost.step_seconds > (1.0 - PARTED) * best.result.cost.step_seconds:
-        return best
-    return _noted(fastest, "made faster", best.result.cost)
 
 
 def options_of(source: Source) -> str:
@@ -201,13 +189,13 @@ def options_of(source: Source) -> str:
     return " ".join(f"{name} {value}" for name, value in options.items() if value)
 
 
-def _noted(reading: Reading, what: str, before: Cost) -> Reading:
+def _noted(reading: Reading, before: Cost) -> Reading:
     """The variant with a notice that states its gain over the best plan of the program as written."""
     cost = reading.result.cost
     slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
     size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
     notice = (
-        f"{what}: {options_of(reading.source)}: {slower:+.0%} step time, {size} per device, "
+        f"made to fit: {options_of(reading.source)}: {slower:+.0%} step time, {size} per device, "
         "against the best plan as written"
     )
     return replace(reading, source=replace(reading.source, notices=(notice, *reading.source.notices)))

@@ -144,7 +144,7 @@ class CutRules:
     def _through(self, number: int, op: Op, read: list[State], final: bool) -> dict[int, State]:
         """States of the results of an op that reads a cut array."""
         program, rule = self._program, op.rule
-        if not (op.kind.elementwise or op.name in _CUTTABLE) or op.opaque or op.one_device:
+        if not can_be_cut(op):
             raise WholeBatchError(number, "is written for the whole batch")
         found = {
             self._located(rule.operands[p], rule.sizes, program.values[op.operands[p]].shape, state)
@@ -180,10 +180,12 @@ class CutRules:
         (value,) = op.results
         program, rule, cut = self._program, op.rule, self._narrowed[value]
         place = self._located(rule.results[0], rule.sizes, program.values[value].shape, cut)
-        if place is None:
+        if place is None or place[0] in rule.need_replication | rule.permutation:
             raise WholeBatchError(number, "reads several examples, or some of them by number")
         for p, operand in enumerate(op.operands):
             part = self._cut(number, rule.operands[p], rule.sizes, program.values[operand].shape, *place)
+            if part is not None and any(w.operand_dim == part.dim for w in op.windows if p == 0):
+                raise WholeBatchError(number, "reads several examples, or some of them by number")
             if part is not None and final:
                 self._read_cut(number, p, part)
         return {value: cut}
@@ -230,6 +232,11 @@ class CutRules:
         if len(dims) > 1 or prod(sizes[f] for f in held) != shape[dims[0]]:
             raise WholeBatchError(number, "reads several examples, or some of them by number")
         return Cut(dims[0], inner * prod(sizes[f] for f in held[held.index(factor) + 1 :]))
+
+
+def can_be_cut(op: Op) -> bool:
+    """Whether an op's rule says which part of its operands a part of its results needs."""
+    return (op.kind.elementwise or op.name in _CUTTABLE) and not op.opaque and not op.one_device
 
 
 def _is_linear(op: Op, read: list[State], program: Program) -> bool:

@@ -25,22 +25,18 @@ from toast_cli.levers.batch_cut import (
     NeedsSumError,
     State,
     WholeBatchError,
+    can_be_cut,
 )
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import (
     ARGUMENT,
-    BARRIER,
     BROADCAST_IN_DIM,
     CARRY,
     CONVERT,
     JOIN,
-    RESHAPE,
     RESULT,
-    TRANSPOSE,
 )
 
-# Ops inside the loop of which a part of the result needs only the same part of the operands; elementwise ops too.
-_NARROWED = frozenset([BARRIER, BROADCAST_IN_DIM, RESHAPE, TRANSPOSE])
 # Least fraction of the flops on examples and their sums that must be inside the loop.
 MOST = 0.8
 
@@ -261,7 +257,7 @@ class _Splitter:
             self._remade[number, position] = cut
             return
         before = self._place.get(self._made(value)) == "before"
-        if not before and not ((maker.kind.elementwise or maker.name in _NARROWED) and len(maker.results) == 1):
+        if not before and not (can_be_cut(maker) and len(maker.results) == 1):
             raise WholeBatchError(program.producer[value], "makes something for the whole batch in each part's loop")
         known = self._seeds if before else self._narrowed
         if known.setdefault(value, cut) != cut:
