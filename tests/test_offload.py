@@ -57,7 +57,7 @@ STATE = {"first": DENSE, "second": DENSE, "count": arg(dtype=jnp.int32)}
 ADAM = (momentum, (DENSE, STATE, arg(40, 16)))
 
 
-@pytest.mark.parametrize("name", ["scanned", "scanned from the last", "waves", "recurrent"])
+@pytest.mark.parametrize("name", ["scanned", "scanned from the last", "recurrent"])
 def test_numbers_are_the_same(name: str) -> None:
     run, shapes = PROGRAMS[name]
     source = source_of(run, *shapes)
@@ -84,6 +84,12 @@ def test_parts_of_a_batch_are_offloaded_one_by_one() -> None:
     found = offloaded(parts)
     assert same_numbers(source, found) and found.program.microbatches == 4
     assert "f32[4,2,24,16]" in {str(found.program.values[value]) for value in on_host(found.program)}
+
+
+def test_complex_numbers_stay() -> None:
+    run, shapes = PROGRAMS["waves"]
+    found = offloaded(source_of(run, *shapes))
+    assert not any(found.program.values[value].dtype.startswith("c") for value in on_host(found.program))
 
 
 def test_small_stacks_stay() -> None:

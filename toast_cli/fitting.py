@@ -143,7 +143,7 @@ class _Trials:
         """A variant that fits only because it offloads residuals, with a step of less than `seconds`, if there is one:
         a tried one that does not fit, those with the shortest step first."""
         chip = self._last.evaluator.problem.mesh.chip
-        if chip.platform != "tpu" or not chip.host_bytes_per_second:
+        if chip.platform != "tpu" or not chip.host_bytes_per_second or self.interrupted:
             return []
         tried = [one for one in self._tried if not self.fits(one) and one.result.cost.step_seconds < seconds]
         found: list[Reading] = []

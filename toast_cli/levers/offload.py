@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from toast_cli import xla
 from toast_cli.frontend.convert import mark_host_memory
+from toast_cli.frontend.manual import REGION
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.reader import transfer_of
 from toast_cli.frontend.rewritten import read_rewritten
@@ -20,7 +21,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.kernels.describe import describe_kernels
 from toast_cli.levers.block_graph import before_reshape
 from toast_cli.levers.loop_indices import yielded
-from toast_cli.levers.loop_pairs import loop_pairs
+from toast_cli.levers.loop_pairs import Stack, loop_pairs
 from toast_cli.program.host_memory import TO_HOST
 from toast_cli.program.model import Program
 from toast_cli.program.ops import CUSTOM_CALL
@@ -89,7 +90,8 @@ def _state(program: Program) -> dict[int, int]:
     sizes = {n: program.values[program.arguments[n].value].bytes for n in optimizer_state(program)}
     replaced = carried_results(program)
     chosen = set(_large(sizes))
-    return {n: replaced[n] for n in sizes if n in chosen and not program.arguments[n].on_host}
+    found = {n: replaced[n] for n in sizes if n in chosen and not program.arguments[n].on_host}
+    return {n: k for n, k in found.items() if program.results[k].value != program.arguments[n].value}
 
 
 def _large(sizes: dict[T, int]) -> list[T]:
@@ -115,7 +117,7 @@ def _offload_residuals(module: Any) -> list[Any]:
         (pair.graph.size(pair.forward.results[stack.carried]), yielded(pair.forward)[stack.carried].owner, stack.slices)
         for pair in loop_pairs(module)
         for stack in pair.stacks
-        if not _is_moved(stack.update)
+        if not _is_moved(stack.update) and _may_be_moved(stack)
     ]
     large = [stacks[k][1:] for k in _large({k: size for k, (size, *_) in enumerate(stacks)})]
     makers = [_maker(write.operands[1]) for write, _ in large]
@@ -124,6 +126,18 @@ def _offload_residuals(module: Any) -> list[Any]:
         for piece in slices:
             _replace_uses(piece.results[0], _DEVICE)
     return makers
+
+
+def _may_be_moved(stack: Stack) -> bool:
+    """False for slices that are not contiguous or complex, and inside manual regions, where toast does not count host
+    memory."""
+    around, kind = stack.update.owner, stack.update.type.element_type
+    around = around.owner if isinstance(around, ir.Block) else around
+    while around.name != "func.func":
+        if around.name == REGION:
+            return False
+        around = around.parent
+    return stack.dim == 0 and not isinstance(kind, ir.ComplexType)
 
 
 def _maker(update: Any) -> Any | None:
@@ -160,6 +174,8 @@ def _offload_arguments(module: Any, pairs: dict[int, int]) -> None:
 def _replace_uses(value: Any, memory: str) -> None:
     """Lets all users of a value read it after a transfer in front of the first of them."""
     users = [(use.owner.operation, use.operand_number) for use in value.uses]
+    if not users:
+        return
     block = value.owner if isinstance(value, ir.BlockArgument) else value.owner.operation.block
     around = {_around(user, block) for user, _ in users}
     first = next(view.operation for view in block.operations if view.operation in around)

@@ -110,7 +110,8 @@ class AheadFacts:
     on-chip memory (VMEM, on v4 CMEM), which `temp_bytes` does not include. If memory is plentiful, XLA:TPU leaves gaps
     between temporaries: `allocated_bytes` can be twice the live bytes in device memory, and shrinks when the program
     would not fit. `cycles` are the compiler's own estimate of all computing, loops counted; 0 from XLA:GPU, which gives
-    none. `host_bytes` are in the host's memory.
+    none. `host_bytes` are in the host's memory; if they are more than the temporaries in device memory, XLA:TPU's
+    `peak_bytes` has them instead of these.
     """
 
     hlo_text: str
