@@ -17,6 +17,7 @@ from toast_cli.cost.collectives import KINDS
 from toast_cli.cost.model import Cost
 from toast_cli.cost.overlap import Sent, exposed_seconds
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.goal import parse_goal
 from toast_cli.search.run import Settings, run_search
 
 DATA, MODEL, BOTH = 1, 2, 3  # a bit for each axis
@@ -129,6 +130,16 @@ def test_plans_that_nothing_can_make_the_best_are_not_simulated() -> None:
     plan = (case.shard("x.0", "data"), case.shard("w.1", "data"))
     cost = case.evaluator.cost(plan)
     assert cost.exposed_seconds is not None and case.evaluator.cost(plan, cost.busy_seconds / 2).exposed_seconds is None
+
+
+def test_a_bound_on_step_time_is_kept_by_what_overlaps() -> None:
+    """Not all weights fit, and of what does no plan keeps the bound unless communication overlaps."""
+    layers = (arg(96, 100), *[arg(100, 100)] * 6)
+    mesh = replace(round_mesh(data=4), limit_bytes=262_080)
+    case = case_of(six_layers, *layers, mesh=mesh, profile=replace(PLAIN, asynchronous=frozenset(KINDS)))
+    problem = replace(case.problem, goal=parse_goal((), ("step_time<=750us",)))
+    found = run_search(Evaluator(problem, profile=case.evaluator.profile), Settings(evaluations=500))
+    assert found.fits and found.cost.step_seconds <= 750 * US < found.cost.most_seconds
 
 
 def test_overlapped_communication_takes_a_part_of_the_compute_units() -> None:

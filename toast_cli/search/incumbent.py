@@ -15,6 +15,7 @@ from math import inf, log
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.goal import STEP_TIME
 from toast_cli.search.edits import Move, suited
 from toast_cli.search.objective import Objective
 
@@ -148,9 +149,9 @@ class Incumbent:
 
     def _below(self) -> float:
         """Seconds of a step above which no plan can be the best; 0 where step time does not decide."""
-        if not self.fits(self.best_cost):
-            return 0.0
-        return self.best_cost.step_seconds if self.objective.fastest else inf
+        if self.fits(self.best_cost):
+            return self.best_cost.step_seconds if self.objective.fastest else inf
+        return inf if any(bound.figure == STEP_TIME for bound in self.problem.goal.bounds) else 0.0
 
     def _exact(self, plan: Plan, cost: Cost) -> Cost:
         """The exact cost of a plan, unless its quick cost exceeds the bounds already."""
