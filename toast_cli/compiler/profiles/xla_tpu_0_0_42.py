@@ -89,7 +89,7 @@ SOURCES = {
     "scatter_bytes": f"segment sums compiled by {VERSION} for v5e: 16 to 512 features, 2,048 to 65,536 rows",
     "combined_bytes": "20 all-reduces of 128 KiB became one, and 12 of 4 MiB; the limit is XLA:GPU's default",
     "temporary_growth": "1: the rules are those of XLA:TPU",
-    "peak_error": "`python benchmarks/calibration.py`: 90th percentile of the test points",
+    "peak_error": "`python -m benchmarks.real.quick --seconds 0`: 90th percentile of the judge points",
 }
 ON_CHIP_SOURCE = (
     f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl; kernels "
