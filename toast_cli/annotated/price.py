@@ -102,7 +102,9 @@ def _uses(program: Program, timed: Sequence[tuple[CompiledCollective, float]], m
     seconds, axes = defaultdict[str, float](float), defaultdict[str, set[int]](set)
     for one, spent in timed:
         seconds[_ONE_KIND.get(one.kind, one.kind)] += spent
-        axes[_ONE_KIND.get(one.kind, one.kind)].update(mesh.names.index(axis) for axis in one.axes)
+        unknown = not set(one.axes) <= set(mesh.names)  # groups that are not along axes may be anywhere
+        over = [axis for axis, name in enumerate(mesh.names) if unknown or name in one.axes]
+        axes[_ONE_KIND.get(one.kind, one.kind)].update(over)
     found = []
     for number, op in enumerate(program.ops):
         kind = KINDS.get(op.name, "")
