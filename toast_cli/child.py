@@ -44,7 +44,7 @@ MEMORY = 3 * 2**30  # default limit of a child's memory beyond its parent's, in 
 Answer = TypeVar("Answer")
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
 _NO_ROOM = re.compile(rb"out of memory|std::bad_alloc|MemoryError")  # what libraries say that end for want of it
-_HEAD = struct.Struct("<qqq")  # wait status, bytes of the answer, bytes of what it said on stderr
+_HEAD = struct.Struct("<qqq")  # wait status, bytes of the answer, bytes of its stderr
 _POLL_MILLISECONDS = 200
 
 
@@ -81,7 +81,7 @@ class _Ended:
 
     status: int
     answer: bytes
-    said: bytes
+    log: bytes
 
 
 def in_child(task: str, *arguments: Any, seconds: int, memory: int = MEMORY) -> bytes:
@@ -126,9 +126,9 @@ def _answer(ended: _Ended, seconds: int, memory: int) -> bytes:
             raise ChildError(f"it took more than {seconds} seconds of processor time", "time")
         if os.WTERMSIG(ended.status) == signal.SIGKILL:  # the system did it, or a person
             raise ChildError("another process, or the system, killed it", of_input=False)
-        if _NO_ROOM.search(ended.said):
+        if _NO_ROOM.search(ended.log):
             raise _no_room(memory)
-        raise ChildError(_abort_reason(ended.said))
+        raise ChildError(_abort_reason(ended.log))
     code = os.WEXITSTATUS(ended.status)
     if code == _ANSWER:
         return ended.answer
@@ -139,18 +139,18 @@ def _answer(ended: _Ended, seconds: int, memory: int) -> bytes:
         raise RuntimeError(ended.answer.decode("utf-8", "replace"))
     if code == _CUT_OFF:
         raise ChildError("it had no room for its answer (a limit on the size of files, or a full disk)", of_input=False)
-    if code == _FULL or _NO_ROOM.search(ended.said):
+    if code == _FULL or _NO_ROOM.search(ended.log):
         raise _no_room(memory)
-    raise ChildError(_abort_reason(ended.said))
+    raise ChildError(_abort_reason(ended.log))
 
 
 def _no_room(memory: int) -> ChildError:
     return ChildError(f"it took more than {memory / 2**30:,.1f} GiB of memory", "memory")
 
 
-def _abort_reason(said: bytes) -> str:
+def _abort_reason(log: bytes) -> str:
     """The reason in a dead child's stderr, such as the message of a failed assertion."""
-    for line in said.decode("utf-8", "replace").splitlines():
+    for line in log.decode("utf-8", "replace").splitlines():
         found = _ABORT_REASON.search(line)
         if found:
             return next((text for text in found.groups() if text), "").strip().rstrip(".")
@@ -175,7 +175,7 @@ def _forked(request: _Request, watched: int | None = None) -> _Ended:
     """
     # Imports what the function needs here, so that forks need not.
     function = _function(request.task) if isinstance(request.task, str) else request.task
-    with _scratch() as answer, _scratch() as said:
+    with _scratch() as answer, _scratch() as log:
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
@@ -189,14 +189,14 @@ def _forked(request: _Request, watched: int | None = None) -> _Ended:
                 except OSError as error:
                     raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
                 if child == 0:
-                    _be_child(function, request, parent, answer, said)
+                    _be_child(function, request, parent, answer, log)
             status = _wait(child, watched)
         except BaseException:
             if child:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
             raise
-        return _Ended(status, _content(answer), _content(said))
+        return _Ended(status, _content(answer), _content(log))
 
 
 def _wait(child: int, watched: int | None) -> int:
@@ -228,7 +228,7 @@ def _wait_for_exit(child: int, poll: Any) -> bool:
         os.close(handle)
 
 
-def _be_child(function: Callable[..., bytes], request: _Request, parent: int, answer: Any, said: Any) -> NoReturn:
+def _be_child(function: Callable[..., bytes], request: _Request, parent: int, answer: Any, log: Any) -> NoReturn:
     """Runs the task in the fork and exits. It never returns, so the parent's cleanup is not run twice."""
     code = 1
     try:
@@ -238,7 +238,7 @@ def _be_child(function: Callable[..., bytes], request: _Request, parent: int, an
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
-        os.dup2(said.fileno(), 2)
+        os.dup2(log.fileno(), 2)
         if request.seconds is not None:
             limit_processor_time(request.seconds)
         if request.memory is not None:
@@ -340,8 +340,8 @@ class _Helper:
                 assert self._process.stdin is not None and self._process.stdout is not None
                 self._process.stdin.write(struct.pack("<q", len(content)) + content)
                 self._process.stdin.flush()
-                status, answered, said = _HEAD.unpack(_exactly(self._process.stdout, _HEAD.size))
-                return _Ended(status, _exactly(self._process.stdout, answered), _exactly(self._process.stdout, said))
+                status, answered, log = _HEAD.unpack(_exactly(self._process.stdout, _HEAD.size))
+                return _Ended(status, _exactly(self._process.stdout, answered), _exactly(self._process.stdout, log))
             except (OSError, EOFError):
                 self.close()
                 raise ChildError("it could not be started, or was ended", of_input=False) from None
@@ -375,7 +375,7 @@ def serve() -> None:
         except EOFError:
             os._exit(0)
         ended = _forked(request, watched=requests.fileno())
-        answers.write(_HEAD.pack(ended.status, len(ended.answer), len(ended.said)) + ended.answer + ended.said)
+        answers.write(_HEAD.pack(ended.status, len(ended.answer), len(ended.log)) + ended.answer + ended.log)
         answers.flush()
 
 

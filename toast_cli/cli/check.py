@@ -130,7 +130,7 @@ def check(
         points = points_of_project(programs or [], given, config, update, allow_project_code)
     check_targets([target for _, target in targets if not target.is_stdout], [p.request.program for p in points])
 
-    judged = _judge(points, jobs, quiet, verbose, told=targets != [(CheckFormat.text, STDOUT)])
+    judged = _judge(points, jobs, quiet, verbose, reported=targets != [(CheckFormat.text, STDOUT)])
     for point, result in zip(points, judged, strict=True):
         _store(point, result, quiet)
     verdicts = [result.verdict for result in judged]
@@ -139,7 +139,7 @@ def check(
     return BAD_INPUT if "error" in statuses else CHECK_FAILED if "failed" in statuses else OK
 
 
-def judge_point(point: CheckPoint, progress: Any = None, said: Any = None) -> tuple[Report, Judged]:
+def judge_point(point: CheckPoint, progress: Any = None, tell: Any = None) -> tuple[Report, Judged]:
     """Partitions and judges one point. Raises ToastError if that is not possible."""
     from toast_cli import pipeline
     from toast_cli.hardware import load_spec
@@ -158,7 +158,7 @@ def judge_point(point: CheckPoint, progress: Any = None, said: Any = None) -> tu
         spec = load_spec(point.request.mesh)
         checks.refuse_other_mesh(stored, spec.chip.name, spec.devices)
     began = time.perf_counter()
-    report = pipeline.partition(point.request, progress, said, annotated=False).report
+    report = pipeline.partition(point.request, progress, tell, annotated=False).report
     seconds = time.perf_counter() - began
     verdict = checks.verdict(report, point.request.program, point.request.mesh, point.limits, stored, seconds)
     wanted = point.update and bool(point.against) and verdict.status == checks.PASSED
@@ -179,7 +179,7 @@ def _given(written: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
-def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, told: bool) -> list[Judged]:
+def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, reported: bool) -> list[Judged]:
     """Judges all points; those with a cached verdict are not partitioned again (unless `verbose`, which shows a whole
     report)."""
     known = KnownChecks()
@@ -189,7 +189,7 @@ def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, told
     if done and not quiet:
         say("note", f"{len(done)} of {len(points)} checks are known from before (TOAST_CACHE=off makes them again)")
     if left and len(points) == 1:
-        done[0] = _judge_alone(points[0], quiet, verbose, told)
+        done[0] = _judge_alone(points[0], quiet, verbose, reported)
     elif left:
         done.update(zip(left, _judge_all([points[k] for k in left], jobs, quiet), strict=True))
     for k in left:
@@ -197,10 +197,10 @@ def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, told
     return [done[k] for k in range(len(points))]
 
 
-def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, told: bool) -> Judged:
+def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) -> Judged:
     """Judges one point in this process, with progress.
 
-    An error is raised, or becomes a verdict if that is `told` to other programs.
+    An error is raised, or becomes a verdict if that is `reported` to other programs.
     """
     from toast_cli.report.checks import CheckVerdict
     from toast_cli.report.terminal import print_report
@@ -209,7 +209,7 @@ def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, told: bool) -> J
         with progress_line(wanted=not quiet) as progress:
             report, judged = judge_point(point, progress, None if quiet else say_confirmed)
     except ToastError as error:
-        if not told:
+        if not reported:
             raise
         failure = failure_of(error)
         return Judged(CheckVerdict(point.request.program, point.request.mesh, error=failure.reason, hint=failure.hint))
@@ -242,14 +242,14 @@ def _store(point: CheckPoint, judged: Judged, quiet: bool) -> None:
     if judged.stored is not None:
         resolved(point.against, "--update", UsageError).parent.mkdir(parents=True, exist_ok=True)
         write_target(Target("--update", point.against), judged.stored)
-        said = f"wrote {point.against}"
+        text = f"wrote {point.against}"
     elif status == "passed":
-        said = f"{point.against} is up to date"
+        text = f"{point.against} is up to date"
     else:
         say("note", f"{point.against} was not written: the check {'failed' if status == 'failed' else 'was not made'}")
         return
     if not quiet:
-        say("note", said)
+        say("note", text)
 
 
 def _output_targets(texts: list[str]) -> list[tuple[CheckFormat, Target]]:

@@ -148,9 +148,9 @@ def _connected(engine: str, address: str) -> Iterator[dict[str, Any]]:
     except ImportError:
         raise _missing(engine) from None
     except (OSError, TimeoutError, ConnectionError, RuntimeError, ValueError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        why = (str(error).splitlines() or [type(error).__name__])[0]
         hint = "is it running, and of the same version as here?"
-        raise UsageError(f"cannot reach {engine}://{address}: {said}", where=OPTION, hint=hint) from None
+        raise UsageError(f"cannot reach {engine}://{address}: {why}", where=OPTION, hint=hint) from None
     try:
         yield options
     finally:

@@ -62,9 +62,9 @@ def compare(
         found = with_contender(found, outcome.annotated, outcome.evaluator)
         if request.confirm:
             named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
-            told = None if quiet else say_confirmed
+            tell = None if quiet else say_confirmed
             plans = outcome.plans[: request.confirm]
-            compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, told)
+            compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, tell)
             found = with_compiled(outcome.evaluator, found, compiled)
     for target in targets:
         write_target(target, write_json(found.to_json()) if target.option == "--json" else comparison_page.page(found))

@@ -96,16 +96,16 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
     forward = [number for number in split if pass_of(source.name_stack(number)) != BACKWARD]
     for number in forward or split:
         op = program.ops[number]
-        ways_in = [
+        in_specs = [
             _kernel_spec(lowered.required.get((number, k), lowered.shardings[value]), lowered)
             for k, value in enumerate(op.operands)
             if _holds_numbers(program.values[value])
         ]
         made = [value for value in op.results if program.users[value] and _holds_numbers(program.values[value])]
-        ways_out = [_kernel_spec(lowered.computed.get(value, lowered.shardings[value]), lowered) for value in made[:1]]
+        out_specs = [_kernel_spec(lowered.computed.get(value, lowered.shardings[value]), lowered) for value in made[:1]]
         line = (
-            f"jax.shard_map({_function(source, number)}, mesh=mesh, in_specs=({', '.join(ways_in)}), "
-            f"out_specs={', '.join(ways_out) or 'P()'}, check_vma=False)"
+            f"jax.shard_map({_function(source, number)}, mesh=mesh, in_specs=({', '.join(in_specs)}), "
+            f"out_specs={', '.join(out_specs) or 'P()'}, check_vma=False)"
         )
         place = source.location(number)
         one = Constraint(KERNEL, place, str(program.values[(made or op.operands)[0]]), "", 1, line)

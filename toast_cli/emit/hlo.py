@@ -85,8 +85,8 @@ def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
 class Boundary(NamedTuple):
     """Shardings of a manual region's operands and results outside of it, and its manual axes."""
 
-    ways_in: tuple[Sharding, ...]
-    ways_out: tuple[Sharding, ...]
+    in_shardings: tuple[Sharding, ...]
+    out_shardings: tuple[Sharding, ...]
     manual: frozenset[int]
 
 
@@ -96,11 +96,11 @@ def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: i
     manual = frozenset(lowered.axis_names.index(axis) for axis in manual_axes(region))
     if number is not None:
         return Boundary(*lying(lowered, number, source.program.ops[number]), manual)
-    ways_in, ways_out = (
+    in_shardings, out_shardings = (
         tuple(read_sharding(one, lowered.axis_names) for one in xla.sdy.TensorShardingPerValueAttr(at).shardings)
         for at in (region.attributes["in_shardings"], region.attributes["out_shardings"])
     )
-    return Boundary(ways_in, ways_out, manual)
+    return Boundary(in_shardings, out_shardings, manual)
 
 
 def say_constants(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[int, ...]) -> None:
@@ -134,9 +134,9 @@ def say_constants(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[i
             there = call(ir.InsertionPoint.after(whole.owner), ENTRANCE, whole, piece.type, inside)
             piece.replace_all_uses_except(there, [whole.owner.operation, *spread_by(piece)])
     for operations in alike.values():
-        said = {operation: operation.attributes[GspmdNotation.attribute].value for operation in operations}
-        if len(set(said.values())) > 1:
-            for operation, sharding in said.items():
+        explicit = {operation: operation.attributes[GspmdNotation.attribute].value for operation in operations}
+        if len(set(explicit.values())) > 1:
+            for operation, sharding in explicit.items():
                 array = operation.results[0]
                 first = there = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, WHOLE)
                 if sharding != WHOLE:
@@ -152,8 +152,8 @@ def spread_by(value: Any) -> list[Any]:
 def constrain_approximate_top_k(module: Any) -> None:
     """The conversion to HLO expands `ApproxTopK` and refuses a sharding on it, so constraints behind it carry it."""
     for operation in xla.walk_ops(module, CUSTOM_CALL):
-        said = GspmdNotation.attribute in operation.attributes
-        if said and operation.attributes["call_target_name"].value == "ApproxTopK":
+        explicit = GspmdNotation.attribute in operation.attributes
+        if explicit and operation.attributes["call_target_name"].value == "ApproxTopK":
             text = operation.attributes[GspmdNotation.attribute].value
             del operation.attributes[GspmdNotation.attribute]
             each = text[1:-1].split(", ") if len(operation.results) > 1 else [text]
@@ -177,7 +177,7 @@ def flatten(region: Any, at: Boundary, sizes: tuple[int, ...]) -> None:
         statement.results[0].replace_all_uses_with(statement.operands[0])
         statement.erase()
     where = ir.InsertionPoint(region)
-    for operand, argument, sharding in zip(list(region.operands), block.arguments, at.ways_in, strict=True):
+    for operand, argument, sharding in zip(list(region.operands), block.arguments, at.in_shardings, strict=True):
         if not list(argument.uses):
             continue
         whole = call(where, CONSTRAINT_TARGET, operand, operand.type, gspmd_string(sharding, sizes))
@@ -186,7 +186,7 @@ def flatten(region: Any, at: Boundary, sizes: tuple[int, ...]) -> None:
     *body, last = [op.operation for op in block.operations]
     for operation in body:
         operation.move_before(region)
-    for piece, result, sharding in zip(list(last.operands), list(region.results), at.ways_out, strict=True):
+    for piece, result, sharding in zip(list(last.operands), list(region.results), at.out_shardings, strict=True):
         local = call(where, CONSTRAINT_TARGET, piece, piece.type, gspmd_string(sharding, sizes, at.manual))
         result.replace_all_uses_with(call(where, EXIT, local, result.type, gspmd_string(sharding, sizes)))
     region.erase()

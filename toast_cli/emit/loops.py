@@ -131,24 +131,24 @@ def put_loop(
     build = Builder(source.module.context)
     entering = entering_values(operation)
     values = [deciding.value_of(handle) for handle in entering]
-    ways_in = [
+    in_shardings = [
         replicated(handle.type.rank) if value is None else lowered.shardings[value]
         for handle, value in zip(entering, values, strict=True)
     ]
     copies: list[Resharded | None] = [None] * len(entering)
     for moved in resharded_outside(program, lowered, loop):
         entering.append(entering[values.index(moved.value)])
-        ways_in.append(moved.sharding)
+        in_shardings.append(moved.sharding)
         copies.append(moved)
     kinds = [
         build.type(str(handle.type.element_type), local_shape(tuple(handle.type.shape), sharding, sizes))
-        for handle, sharding in zip(entering, ways_in, strict=True)
+        for handle, sharding in zip(entering, in_shardings, strict=True)
     ]
     holder = ir.Operation.create("sdy.manual_computation", regions=1, loc=operation.location)
     block = ir.Block.create_at_start(holder.regions[0], kinds, [operation.location] * len(kinds))
     copy = operation.clone(ip=ir.InsertionPoint(block)).operation
     writer = Writer(source, lowered, block, deciding)
-    for handle, argument, sharding, each in zip(entering, block.arguments, ways_in, copies, strict=True):
+    for handle, argument, sharding, each in zip(entering, block.arguments, in_shardings, copies, strict=True):
         if each is None:
             writer.enter(handle, deciding.value_of(handle), Piece(argument, sharding))
         else:
@@ -161,11 +161,11 @@ def put_loop(
     for k in reversed(range(len(entering))):
         if not list(block.arguments[k].uses):  # the loop starts from local zeros instead
             block.erase_argument(k)
-            del entering[k], ways_in[k], copies[k]
-    ways_out = tuple(piece.sharding for piece in pieces)
+            del entering[k], in_shardings[k], copies[k]
+    out_shardings = tuple(piece.sharding for piece in pieces)
     region = ir.Operation.create(
         "sdy.manual_computation", [result.type for result in read], entering,
-        notation.region_attributes(tuple(ways_in), ways_out),
+        notation.region_attributes(tuple(in_shardings), out_shardings),
         regions=1, loc=operation.location, ip=ir.InsertionPoint(operation),
     )  # fmt: skip
     block.append_to(region.regions[0])
@@ -195,15 +195,15 @@ class Resharded(NamedTuple):
 def resharded_outside(program: Program, lowered: PartitionedProgram, loop: int) -> list[Resharded]:
     """Copies that are made before an outer loop, or that others read as well."""
     inside = range(program.loops[loop].first, program.loops[loop].last)
-    ways: dict[Edge, list[Collective]] = {}
+    completing: dict[Edge, list[Collective]] = {}
     for one in lowered.collectives:
         if one.reason == "reshard" and one.edge == "before" and program.producer[one.value] not in inside:
             uses = [use for use in one.uses if use[0] in inside]
             if len(uses) < len(one.uses) or one.loop != program.loops[loop].parent:
                 for use in uses:
-                    ways.setdefault(use, []).append(one)
+                    completing.setdefault(use, []).append(one)
     found: dict[tuple[Collective, ...], list[Edge]] = {}
-    for use, by in ways.items():
+    for use, by in completing.items():
         found.setdefault(tuple(by), []).append(use)
     return [Resharded(by[-1].value, by[-1].after or (), tuple(uses), by) for by, uses in found.items()]
 

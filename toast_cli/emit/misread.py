@@ -132,9 +132,9 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
         check = _CHECKS.get(op.name)
         if check is None or number in inside or not _has_elements(source, op):
             continue
-        ways_in, ways_out = lying(lowered, number, op)
-        over = align(op.rule, ways_in, ways_out, lowered.axis_sizes).partial
-        if check(op, source.operations[number], ways_in, over):
+        in_shardings, out_shardings = lying(lowered, number, op)
+        over = align(op.rule, in_shardings, out_shardings, lowered.axis_sizes).partial
+        if check(op, source.operations[number], in_shardings, over):
             found.append(number)
     return found
 
@@ -170,10 +170,10 @@ def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
     for number, op in enumerate(source.program.ops):
         if op.name not in (GATHER, SCATTER) or op.results[0] in lowered.added:
             continue
-        ways_in, ways_out = lying(lowered, number, op)
-        others = ways_out[0] if op.name == GATHER else ways_in[2]
-        rows, indices = axes_of(ways_in[0]) - axes_of(others), axes_of(ways_in[1])
-        if rows and indices and busy - axes_of(ways_in[0]) - indices - axes_of(others):
+        in_shardings, out_shardings = lying(lowered, number, op)
+        others = out_shardings[0] if op.name == GATHER else in_shardings[2]
+        rows, indices = axes_of(in_shardings[0]) - axes_of(others), axes_of(in_shardings[1])
+        if rows and indices and busy - axes_of(in_shardings[0]) - indices - axes_of(others):
             found.append(number)
     return found
 
@@ -183,8 +183,8 @@ def complex_sums(source: Source, lowered: PartitionedProgram) -> list[int]:
     found = []
     for number, op in enumerate(source.program.ops):
         if op.name == REDUCE and source.program.values[op.results[0]].dtype.startswith("complex"):
-            ways_in, ways_out = lying(lowered, number, op)
-            if align(op.rule, ways_in, ways_out, lowered.axis_sizes).partial and _has_elements(source, op):
+            in_shardings, out_shardings = lying(lowered, number, op)
+            if align(op.rule, in_shardings, out_shardings, lowered.axis_sizes).partial and _has_elements(source, op):
                 found.append(number)
     return found
 
@@ -214,8 +214,8 @@ def places(source: Source, numbers: list[int]) -> str:
 
 def lying(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
     """Shardings of an op's operands where it reads them, and of its results where it computes them."""
-    ways_in = tuple(lowered.required.get((number, k), lowered.shardings[v]) for k, v in enumerate(op.operands))
-    return ways_in, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
+    in_shardings = tuple(lowered.required.get((number, k), lowered.shardings[v]) for k, v in enumerate(op.operands))
+    return in_shardings, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
 
 
 def refuse_uneven(source: Source, lowered: PartitionedProgram, numbers: Iterable[int]) -> None:
@@ -223,8 +223,8 @@ def refuse_uneven(source: Source, lowered: PartitionedProgram, numbers: Iterable
     program = source.program
     for number in numbers:
         op = program.ops[number]
-        ways_in, ways_out = lying(lowered, number, op)
-        for value, at in zip(op.operands + op.results, ways_in + ways_out, strict=True):
+        in_shardings, out_shardings = lying(lowered, number, op)
+        for value, at in zip(op.operands + op.results, in_shardings + out_shardings, strict=True):
             if is_uneven(program.values[value], at):
                 raise UsageError(
                     f"{program.values[value]} has uneven shards, with which {op.name.partition('.')[2]} is not written",
@@ -245,29 +245,29 @@ def put_region(
     refuse_uneven(source, lowered, [number])
     program, sizes = source.program, lowered.axis_sizes
     op, operation = program.ops[number], source.operations[number]
-    ways_in, computed = lying(lowered, number, op)
-    ways_out = tuple(lowered.shardings[value] for value in op.results)
+    in_shardings, computed = lying(lowered, number, op)
+    out_shardings = tuple(lowered.shardings[value] for value in op.results)
     region = ir.Operation.create(
         "sdy.manual_computation", [result.type for result in operation.results], list(operation.operands),
-        notation.region_attributes(ways_in, ways_out),
+        notation.region_attributes(in_shardings, out_shardings),
         regions=1, loc=operation.location, ip=ir.InsertionPoint(operation),
     )  # fmt: skip
     build = Builder(source.module.context)
     arrays = [program.values[value] for value in op.operands]
-    kinds = [build.type(a.dtype, local_shape(a.shape, s, sizes)) for a, s in zip(arrays, ways_in, strict=True)]
+    kinds = [build.type(a.dtype, local_shape(a.shape, s, sizes)) for a, s in zip(arrays, in_shardings, strict=True)]
     block = ir.Block.create_at_start(region.regions[0], kinds, [operation.location] * len(kinds))
     inside = operation.clone(ip=ir.InsertionPoint(block)).operation
     devices = Devices(build, sizes, inside)
     mover = Mover(build, devices)
     pieces = [
         Piece(_made_inside(operand, argument, block), sharding)
-        for operand, argument, sharding in zip(operation.operands, block.arguments, ways_in, strict=True)
+        for operand, argument, sharding in zip(operation.operands, block.arguments, in_shardings, strict=True)
     ]
     with build.at(ir.InsertionPoint(inside), operation.location):
         made = rule_of(op.kind)(Site(program, op, inside, pieces, computed, build, devices, mover))
     with build.at(ir.InsertionPoint(block), operation.location):
         handles = []
-        for value, piece, target in zip(op.results, made, ways_out, strict=True):
+        for value, piece, target in zip(op.results, made, out_shardings, strict=True):
             shape = program.values[value].shape
             reduced = mover.reduce(piece, steps.get(value, ()))
             partial = bool(reduced.partial)
@@ -286,15 +286,15 @@ def _made_inside(operand: Any, argument: Any, block: Any) -> Any:
     return operand.owner.operation.clone(ip=ir.InsertionPoint.at_block_begin(block)).results[0]
 
 
-def _adds_up_groups(op: Op, operation: Any, ways_in: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
+def _adds_up_groups(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
     return bool(over) and int(operation.attributes["batch_group_count"].value) > 1
 
 
-def _overlaps(op: Op, operation: Any, ways_in: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
-    return any(window.size > window.stride and ways_in[0][window.operand_dim] for window in op.windows)
+def _overlaps(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
+    return any(window.size > window.stride and in_shardings[0][window.operand_dim] for window in op.windows)
 
 
-def _starts_elsewhere(op: Op, operation: Any, ways_in: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
+def _starts_elsewhere(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
     if not over or len(op.results) > 1:
         return False
     reducer = body_reducer(operation.regions[0])
@@ -303,19 +303,19 @@ def _starts_elsewhere(op: Op, operation: Any, ways_in: tuple[Sharding, ...], ove
     return neutral is None or not is_constant(start, neutral)
 
 
-def _in_groups(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
+def _in_groups(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
     """True if a convolution has feature groups of several channels, or if its batch groups are themselves sharded."""
     image, kernel, _ = convolution_dims(operation)
     features, images = (int(operation.attributes[f"{of}_group_count"].value) for of in ("feature", "batch"))
     several = ir.RankedTensorType(operation.operands[1].type).shape[kernel.index("i")] > 1
-    within = set(ways_in[0][image.index("b")]) - set(ways_in[1][kernel.index("o")])
+    within = set(in_shardings[0][image.index("b")]) - set(in_shardings[1][kernel.index("o")])
     return bool((features > 1 and several) or (images > 1 and within))
 
 
-def _updates_several_pieces(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
+def _updates_several_pieces(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
     """True if an update may touch the shards of several devices without replacing them whole."""
     array, update, *starts = operation.operands
-    for axes, whole, part, start in zip(ways_in[0], array.type.shape, update.type.shape, starts, strict=True):
+    for axes, whole, part, start in zip(in_shardings[0], array.type.shape, update.type.shape, starts, strict=True):
         if axes and 1 < part < whole:
             piece, first = whole // shards((axes,), sizes), _constant(start)
             if first is None or first // piece != (first + part - 1) // piece:

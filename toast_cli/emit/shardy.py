@@ -88,12 +88,14 @@ class ShardyNotation:
             self._operations[shardings] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{text}]>", self._context)
         return self._operations[shardings]
 
-    def region_attributes(self, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding, ...]) -> dict[str, Any]:
+    def region_attributes(
+        self, in_shardings: tuple[Sharding, ...], out_shardings: tuple[Sharding, ...]
+    ) -> dict[str, Any]:
         """The attributes of a manual region over all mesh axes with these shardings at its boundary."""
         axes = ", ".join(map(quoted, self._axis_names))
         return {
-            "in_shardings": self.of_operation(ways_in),
-            "out_shardings": self.of_operation(ways_out),
+            "in_shardings": self.of_operation(in_shardings),
+            "out_shardings": self.of_operation(out_shardings),
             "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>", self._context),
         }
 

@@ -151,15 +151,15 @@ def _specs(shape: tuple[int, ...], names: tuple[str, ...], sizes: tuple[int, ...
     used = [k for k, size in enumerate(sizes) if size > 1]
     choices: list[tuple[str, int]] = [(names[k], sizes[k]) for k in used]
     if len(used) > 1:
-        ways = 1
+        parts = 1
         for k in used:
-            ways *= sizes[k]
-        choices.append(("+".join(names[k] for k in used), ways))
+            parts *= sizes[k]
+        choices.append(("+".join(names[k] for k in used), parts))
     found = [("None",) * len(shape)]
-    for text, ways in choices:
+    for text, parts in choices:
         found += [
             tuple(text if d == dim else "None" for d in range(len(shape)))
             for dim, size in enumerate(shape)
-            if size % ways == 0
+            if size % parts == 0
         ]
     yield from found[:_TRIED]

@@ -112,7 +112,7 @@ def _mostly(sizes: dict[int, float], whole: Iterable[float]) -> frozenset[int]:
 
 def _name(problem: Problem, work: dict[tuple[int, int], float], gathered: frozenset[int]) -> str:
     """The strategy's name; axes of one kind are multiplied, in the order in which the kinds first appear."""
-    ways: dict[str, int] = {}
+    factors: dict[str, int] = {}
     for axis, size in enumerate(problem.mesh.sizes):
         kinds: dict[str, float] = defaultdict(float)
         for (group, over), amount in work.items():
@@ -123,8 +123,8 @@ def _name(problem: Problem, work: dict[tuple[int, int], float], gathered: frozen
         if called:
             fully = _FSDP if axis in gathered else _DATA
             kind = " + ".join(fully if one == _DATA else one for one in called)
-            ways[kind] = ways.get(kind, 1) * size
-    return " × ".join(f"{kind} {count}" for kind, count in ways.items())
+            factors[kind] = factors.get(kind, 1) * size
+    return " × ".join(f"{kind} {count}" for kind, count in factors.items())
 
 
 def _called(problem: Problem, group: int) -> str:

@@ -43,8 +43,8 @@ def summary(problem: Problem, plan: Plan) -> str:
         over[" x ".join(problem.mesh.names[a] for a in axes)].append(problem.dimensions.groups[group].name)
     parts = [f"{_join(names)} over {axes}" for axes, names in over.items()]
     idle = [f"{problem.mesh.names[axis]} not used" for axis in idle_axes(problem, plan)]
-    told = "; ".join([*parts, *(_at_rest(problem, found) or _whole(problem, plan)), *idle])
-    return f"{found.name}: {told}" if found.name else told
+    sharded = "; ".join([*parts, *(_at_rest(problem, found) or _whole(problem, plan)), *idle])
+    return f"{found.name}: {sharded}" if found.name else sharded
 
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:

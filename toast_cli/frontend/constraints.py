@@ -64,10 +64,10 @@ def axes_on(axes: Axes, mesh: MeshAxes, names: tuple[str, ...], sizes: tuple[int
     rest = [number for number in range(len(mesh)) if number not in used]
     grid = np.arange(prod(extents), dtype=np.int64).reshape(extents).transpose(used + rest)
     tiles = tuple(prod(extents[number] for number in found) for found in split)
-    said = mesh_axes(TileAssignment(TILED, tiles, grid.reshape((*tiles, -1))), len(tiles), names, sizes)
-    if said is None:
+    found_axes = mesh_axes(TileAssignment(TILED, tiles, grid.reshape((*tiles, -1))), len(tiles), names, sizes)
+    if found_axes is None:
         return None
-    return tuple(None if before is None else after for before, after in zip(axes, said, strict=True))
+    return tuple(None if before is None else after for before, after in zip(axes, found_axes, strict=True))
 
 
 @contextmanager
@@ -223,8 +223,8 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
             ]
             for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
                 if is_nameless(mesh):
-                    said = [sharding.axes or () for sharding in shardings] + [(manual_axes(region),)]
-                    if any(axes_on(axes, mesh, axis_names, axis_sizes) is None for axes in said):
+                    found_axes = [sharding.axes or () for sharding in shardings] + [(manual_axes(region),)]
+                    if any(axes_on(axes, mesh, axis_names, axis_sizes) is None for axes in found_axes):
                         raise InputError(
                             f"a manual region was written for {' × '.join(str(size) for _, size in mesh)} devices and "
                             f"does not lie along the axes of the target mesh, {mesh_shape(target)}",

@@ -64,8 +64,8 @@ def _axes(region: Any) -> tuple[dict[str, int], set[str]]:
     while module.parent is not None:
         module = module.parent
     meshes = meshes_of(module.opview)
-    said = (s for name in ("in_shardings", "out_shardings") for s in value_shardings(region.attributes[name], meshes))
-    return {axis: size for sharding in said for axis, size in sharding.mesh}, manual
+    stated = (s for name in ("in_shardings", "out_shardings") for s in value_shardings(region.attributes[name], meshes))
+    return {axis: size for sharding in stated for axis, size in sharding.mesh}, manual
 
 
 def _groups(operation: Any) -> Groups | None:

@@ -28,7 +28,7 @@ HINT = "lower the program with the Shardy partitioner (jax_use_shardy_partitione
 
 
 @dataclass(frozen=True)
-class Way:
+class Crossing:
     """An entrance or exit of a region: the custom call, the sharding of the whole array, and the devices over which the
     region is manual. `open`: dimensions that the partitioner may split further."""
 
@@ -55,14 +55,14 @@ def restore_gspmd_regions(module: Any, function: Any, path: str) -> None:
     calls = [call for call in walk_ops(function, "stablehlo.custom_call") if kind_of(call) in (ENTRANCE, EXIT)]
     if not calls:
         return
-    ways = {call: read_way(call, path) for call in calls}
-    mesh = common_mesh(module, list(ways.values()), path)
+    crossings = {call: read_crossing(call, path) for call in calls}
+    mesh = common_mesh(module, list(crossings.values()), path)
     with module.context, ir.Location.unknown():
         symbol = declare_mesh(module, mesh)
         for block in dict.fromkeys(call.operation.block for call in calls):
             copied: set[Any] = set()
             for body in bodies_in([view.operation for view in block.operations], block, path):
-                copied |= build(body, ways, mesh, symbol, path)
+                copied |= build(body, crossings, mesh, symbol, path)
             put_in_order(block)
             for view in reversed(list(block.operations)):
                 if view.operation in copied and not any(list(result.uses) for result in view.operation.results):
@@ -72,10 +72,10 @@ def restore_gspmd_regions(module: Any, function: Any, path: str) -> None:
 # ---------------------------------------------------------------- boundary
 
 
-def read_way(call: Any, path: str) -> Way:
+def read_crossing(call: Any, path: str) -> Crossing:
     """Reads the shardings of a boundary's custom call and of the one in front of it."""
 
-    def said(operation: Any) -> TileAssignment:
+    def tiling_of(operation: Any) -> TileAssignment:
         text = foreign.text(operation.attributes, GSPMD, lambda: place_of(operation, path)) or ""
         tiling = read_tiling(text)
         if tiling is None:
@@ -87,25 +87,30 @@ def read_way(call: Any, path: str) -> Way:
         raise unreadable("whose boundary has no sharding", call, path)
     local, whole = (call, before) if kind_of(call) == ENTRANCE else (before, call)
     attributes = {name: whole.attributes[name] for name in whole.attributes}
-    return Way(call, said(whole), said(local), unspecified_dims(attributes))
+    return Crossing(call, tiling_of(whole), tiling_of(local), unspecified_dims(attributes))
 
 
 def unreadable(what: str, operation: Any, path: str) -> InputError:
     return InputError(f"a manual region in GSPMD's form {what}", where=place_of(operation, path), hint=HINT)
 
 
-def common_mesh(module: Any, ways: list[Way], path: str) -> MeshAxes:
+def common_mesh(module: Any, crossings: list[Crossing], path: str) -> MeshAxes:
     """The mesh with the fewest axes that express every boundary's sharding."""
-    counts = {tiling.devices.size for way in ways for tiling in (way.whole, way.manual) if tiling.devices is not None}
+    counts = {
+        tiling.devices.size
+        for crossing in crossings
+        for tiling in (crossing.whole, crossing.manual)
+        if tiling.devices is not None
+    }
     stated = foreign.integer(module.operation.attributes, PARTITIONS, lambda: path, least=0, most=MOST_DEVICES) or 1
     devices = max(counts, default=stated)
-    first = ways[0].operation
+    first = crossings[0].operation
     if len(counts) > 1:
         raise unreadable(f"that is for {' and for '.join(map(str, sorted(counts)))} devices", first, path)
     if devices == 1:
         raise unreadable("that does not say for how many devices it is", first, path)
-    tilings = [way.whole for way in ways if way.whole.kind == TILED]
-    mesh = factored([*tilings, *(by_hand(way.manual, devices) for way in ways)], devices)
+    tilings = [crossing.whole for crossing in crossings if crossing.whole.kind == TILED]
+    mesh = factored([*tilings, *(by_hand(crossing.manual, devices) for crossing in crossings)], devices)
     if mesh is None:
         raise unreadable("over devices that lie along the axes of no mesh", first, path)
     return mesh
@@ -199,7 +204,7 @@ def made_of_nothing(value: Any, reads: dict[Any, list[Any]]) -> bool:
 # ---------------------------------------------------------------- the region
 
 
-def build(body: Body, ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: str) -> set[Any]:
+def build(body: Body, crossings: dict[Any, Crossing], mesh: MeshAxes, symbol: str, path: str) -> set[Any]:
     """Moves a body into a `sdy.manual_computation` in place of its boundary; erases a body that nothing reads. Returns
     the outside operations that it has copies of."""
     if not body.exits:
@@ -207,7 +212,7 @@ def build(body: Body, ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: s
             operation.erase()
         return set()
     entrances = [call for call in body.entrances if list(call.results[0].uses)]
-    region = region_between(entrances, body.exits, ways, mesh, symbol, path)
+    region = region_between(entrances, body.exits, crossings, mesh, symbol, path)
     inside = ir.Block.create_at_start(region.regions[0], [call.results[0].type for call in entrances])
     with ir.InsertionPoint(inside):
         pieces = [call.operands[0] for call in body.exits]
@@ -231,20 +236,20 @@ def build(body: Body, ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: s
 
 
 def region_between(
-    entrances: list[Any], exits: list[Any], ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: str
+    entrances: list[Any], exits: list[Any], crossings: dict[Any, Crossing], mesh: MeshAxes, symbol: str, path: str
 ) -> Any:
     """Creates the `sdy.manual_computation`, still without a body."""
-    axes = {manual_axes(ways[call], mesh, path) for call in [*entrances, *exits]}
+    axes = {manual_axes(crossings[call], mesh, path) for call in [*entrances, *exits]}
     if len(axes) > 1:
         raise unreadable("whose boundary is manual over different devices", exits[0], path)
     (manual,) = axes
     boundary = Boundary(manual, mesh, symbol, path)
     shardings = (
-        ", ".join(sharding_said(ways[call], whole(call).type, local(call).type, boundary) for call in calls)
+        ", ".join(sharding_at(crossings[call], whole(call).type, local(call).type, boundary) for call in calls)
         for calls, whole, local in ((entrances, before, after), (exits, after, before))
     )
-    said = (f"#sdy.sharding_per_value<[{text}]>" for text in shardings)
-    texts = dict(zip(("in_shardings", "out_shardings"), said, strict=True), manual_axes=manual_text(manual))
+    tiling_of = (f"#sdy.sharding_per_value<[{text}]>" for text in shardings)
+    texts = dict(zip(("in_shardings", "out_shardings"), tiling_of, strict=True), manual_axes=manual_text(manual))
     return ir.Operation.create(
         "sdy.manual_computation",
         results=[call.results[0].type for call in exits],
@@ -270,12 +275,12 @@ def after(call: Any) -> Any:
     return call.results[0]
 
 
-def manual_axes(way: Way, mesh: MeshAxes, path: str) -> tuple[str, ...]:
+def manual_axes(crossing: Crossing, mesh: MeshAxes, path: str) -> tuple[str, ...]:
     """The axes over which the region at a boundary is manual, in the mesh's order."""
     names, sizes = zip(*mesh, strict=True)
-    found = mesh_axes(by_hand(way.manual, prod(sizes)), 1, names, sizes)
+    found = mesh_axes(by_hand(crossing.manual, prod(sizes)), 1, names, sizes)
     if not found or not found[0]:
-        raise unreadable("that is manual over no devices", way.operation, path)
+        raise unreadable("that is manual over no devices", crossing.operation, path)
     return tuple(name for name in names if name in found[0])
 
 
@@ -288,19 +293,19 @@ class Boundary(NamedTuple):
     path: str
 
 
-def sharding_said(way: Way, whole: Any, local: Any, boundary: Boundary) -> str:
+def sharding_at(crossing: Crossing, whole: Any, local: Any, boundary: Boundary) -> str:
     """The sharding of an array at the boundary over the manual axes; other axes are left to propagation."""
     manual, mesh, symbol, path = boundary
     names, sizes = zip(*mesh, strict=True)
-    found = mesh_axes(way.whole, whole.rank, names, sizes) or ()
+    found = mesh_axes(crossing.whole, whole.rank, names, sizes) or ()
     axes = tuple(tuple(name for name in split if name in manual) for split in found)
     parts = [prod(dict(mesh)[name] for name in split) for split in axes]
     shape = [size * count for size, count in zip(local.shape, parts, strict=False)]
     leads = all(split[: len(ours)] == ours for split, ours in zip(found, axes, strict=True))
     if len(found) != whole.rank or shape != list(whole.shape) or not leads:
         what = f"that makes {local} of {whole}, split as its boundary says"
-        raise unreadable(what, way.operation, path)
-    closed = [d not in way.open and split == ours for d, (split, ours) in enumerate(zip(found, axes, strict=True))]
+        raise unreadable(what, crossing.operation, path)
+    closed = [d not in crossing.open and split == ours for d, (split, ours) in enumerate(zip(found, axes, strict=True))]
     return sharding_text(symbol, axes, closed)
 
 

@@ -109,7 +109,7 @@ def _value_at(place: tuple[int, int, int], operations: list[Any]) -> Any:
 
 def parsed_here(data: bytes, where: str) -> bytes:
     """A program's format and bytecode, serialised."""
-    form, module = _told(where, lambda: parse_here(data, where))
+    form, module = _located(where, lambda: parse_here(data, where))
     return _message({"format": form}, xla.write_bytecode(module))
 
 
@@ -119,10 +119,10 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
     This also tries the parent's next steps, in which jaxlib may end the process: populating Shardy's rules, and reading
     operations if a name is not valid UTF-8.
     """
-    form, module = _told(where, lambda: parse_here(data, where))
+    form, module = _located(where, lambda: parse_here(data, where))
     if b"reduce_window" in data:
         _refuse_windows_of_arrays(module, where)
-    outcome = _told(where, lambda: normalise(module, where, keep_shardings, kernels))
+    outcome = _located(where, lambda: normalise(module, where, keep_shardings, kernels))
     numbers: dict[Any, int] = {}
     if outcome.kept or outcome.pins:
         numbers = {operation: number for number, operation in enumerate(operations_of(outcome.module))}
@@ -136,13 +136,13 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
     }
     bytecode = xla.write_bytecode(outcome.module)
     if strings_are_text(bytecode):
-        _told(where, lambda: xla.run_passes(outcome.module, "func.func(sdy-populate-op-sharding-rules)"))
+        _located(where, lambda: xla.run_passes(outcome.module, "func.func(sdy-populate-op-sharding-rules)"))
     else:
-        _told(where, lambda: read_source(where, form, outcome.module))
+        _located(where, lambda: read_source(where, form, outcome.module))
     return _message(facts, bytecode)
 
 
-def _told(where: str, work: Callable[[], T]) -> T:
+def _located(where: str, work: Callable[[], T]) -> T:
     """Calls `work` and turns jaxlib's errors into `InputError`s."""
     try:
         return work()

@@ -112,8 +112,8 @@ def _manual_axes(source: Source, names: tuple[str, ...], sizes: tuple[int, ...])
     for number, op in enumerate(source.program.ops):
         if op.region is not None and any(axis not in names for axis in op.region.axes):
             mesh = next((mesh for mesh in meshes.values() if {name for name, _ in mesh} >= {*op.region.axes}), ())
-            said = axes_on((op.region.axes,), mesh, names, sizes)
-            found[number] = names if said is None else said[0] or ()
+            over = axes_on((op.region.axes,), mesh, names, sizes)
+            found[number] = names if over is None else over[0] or ()
     return found
 
 

@@ -117,15 +117,15 @@ def names_axes(attribute: Any) -> bool:
     return known is not None and bool(known.isinstance(attribute))
 
 
-def devices_along(said: Any, meshes: dict[str, Any]) -> NDArray[np.int64]:
+def devices_along(groups_attribute: Any, meshes: dict[str, Any]) -> NDArray[np.int64]:
     """[groups, devices of a group] device numbers."""
-    if stablehlo.MeshAttr.isinstance(said.mesh):
-        mesh, axis_of = stablehlo.MeshAttr(said.mesh), stablehlo.MeshAxisAttr
+    if stablehlo.MeshAttr.isinstance(groups_attribute.mesh):
+        mesh, axis_of = stablehlo.MeshAttr(groups_attribute.mesh), stablehlo.MeshAxisAttr
     else:
-        mesh, axis_of = meshes[ir.FlatSymbolRefAttr(said.mesh).value], sdy.MeshAxisAttr
+        mesh, axis_of = meshes[ir.FlatSymbolRefAttr(groups_attribute.mesh).value], sdy.MeshAxisAttr
     sizes = {axis.name: axis.size for axis in map(axis_of, mesh.axes)}
     wanted: list[tuple[str, int, int]] = []  # axis, from which stride to which
-    for axis in map(stablehlo.AxisRefAttr, said.axes):
+    for axis in map(stablehlo.AxisRefAttr, groups_attribute.axes):
         part = PART.search(str(axis.sub_axis_info))
         before, size = (int(part[1]), int(part[2])) if part else (1, sizes[axis.name])
         wanted.append((axis.name, before, before * size))

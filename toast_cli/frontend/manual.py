@@ -139,4 +139,4 @@ def _names_more(region: Any) -> bool:
     """True if something in a region names axes that are not manual there."""
     inside = [one.attributes["sharding"] for one in walk_ops(region, "sdy.sharding_constraint")]
     regions = [one.attributes["manual_axes"] for one in walk_ops(region, REGION)[1:]]
-    return any('"' in str(said) for said in (*inside, *regions))
+    return any('"' in str(stated) for stated in (*inside, *regions))

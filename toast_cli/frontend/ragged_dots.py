@@ -155,8 +155,8 @@ def ragged_flops(operation: Any, rule: Rule) -> float:
 
 def general_ragged_dot(operation: Any) -> list[Any]:
     """Converts an `mhlo.ragged_dot`, as HLO is converted to, to a `chlo.ragged_dot`."""
-    said = str(operation.attributes[NUMBERS])
-    inner = re.sub(r"dot_dimension_numbers = #mhlo\.dot<([^>]*)>", r"\1", said).replace("#mhlo", "#chlo")
+    written = str(operation.attributes[NUMBERS])
+    inner = re.sub(r"dot_dimension_numbers = #mhlo\.dot<([^>]*)>", r"\1", written).replace("#mhlo", "#chlo")
     attributes = {NUMBERS: ir.Attribute.parse(inner)}
     if "precision_config" in operation.attributes:
         text = str(operation.attributes["precision_config"]).replace("#mhlo", "#chlo")

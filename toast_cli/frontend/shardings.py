@@ -132,14 +132,14 @@ class _Taker:
         self._meshes = meshes
         self._path = path
         self._records: dict[Any, list[int]] = defaultdict(list)  # value -> places in `findings.kept`
-        self._said: dict[Any, StatedSharding] = {}  # value -> the first sharding stated for it as a whole
+        self._stated: dict[Any, StatedSharding] = {}  # value -> the first sharding stated for it as a whole
 
     def _record(self, value: Any, sharding: StatedSharding, uses: tuple[OperandOfOp, ...], origin: str) -> None:
         self.findings.count += 1
         if sharding.single_device:
             return
         if not uses:
-            self._said.setdefault(value, sharding)
+            self._stated.setdefault(value, sharding)
         self._records[value].append(len(self.findings.kept))
         self.findings.kept.append(Kept(value, sharding, uses, origin))
 
@@ -218,11 +218,11 @@ class _Taker:
             operation.erase()
             return
         value, result = operation.operands[0], operation.results[0]
-        stated = self._move_says(operation)
+        stated = self._stated_by(operation)
         if stated is None:
             self.findings.count += 1
         else:
-            differs = value in self._said and self._said[value] != stated
+            differs = value in self._stated and self._stated[value] != stated
             self._record(value, stated, real_uses(result) if differs else (), place_of(operation, self._path))
         for number in self._records.pop(result, ()):  # the result's shardings move to its replacement
             self.findings.kept[number] = replace(self.findings.kept[number], value=value)
@@ -230,7 +230,7 @@ class _Taker:
         result.replace_all_uses_with(value)
         operation.erase()
 
-    def _move_says(self, operation: Any) -> StatedSharding | None:
+    def _stated_by(self, operation: Any) -> StatedSharding | None:
         """The sharding that a constraint states; None if it states none."""
         for name in ("sharding", "out_sharding"):
             if name in operation.attributes:

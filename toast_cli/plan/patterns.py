@@ -122,8 +122,8 @@ def _closed_axes(
     names = op.region.axes if manual is None else manual
     if any(name not in mesh.names for name in names):
         return frozenset(range(len(mesh.names)))
-    said = {axis for pin in pins for axes in pin or () for axis in axes or ()}
-    return frozenset(mesh.names.index(name) for name in names) | said
+    pinned = {axis for pin in pins for axes in pin or () for axis in axes or ()}
+    return frozenset(mesh.names.index(name) for name in names) | pinned
 
 
 def _lies_as(program: Program, value: int, argument: int, role: str) -> bool:

@@ -58,14 +58,14 @@ def unused_pins(program: Program, wishes: tuple[str, ...]) -> tuple[str, ...]:
         arguments = {("arg", k) for k, one in enumerate(program.arguments) if matches(pattern, one.label, k)}
         results = {("result", k) for k, one in enumerate(program.results) if matches(pattern, one.path, k, "result")}
         matched.append((wish, pin, arguments | results))
-    told = []
+    notices = []
     for number, (wish, pin, places) in enumerate(matched):
         later = set().union(*(others for _, _, others in matched[number + 1 :]))
         if pin and all(entry is None for entry in pin):
-            told.append(f"the pin {wish!r} leaves every dimension open and decides nothing")
+            notices.append(f"the pin {wish!r} leaves every dimension open and decides nothing")
         elif places <= later:
-            told.append(f"the pin {wish!r} decides nothing: later ones override it everywhere")
-    return tuple(told)
+            notices.append(f"the pin {wish!r} decides nothing: later ones override it everywhere")
+    return tuple(notices)
 
 
 def parse_pin(wish: str) -> tuple[str, PinnedAxes]:

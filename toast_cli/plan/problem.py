@@ -273,8 +273,8 @@ class Problem:
     def names_axes(self) -> bool:
         """Whether the program or the user refers to single mesh axes: pins, goals, fixed decisions, manual regions.
         Equal axes are not interchangeable then."""
-        said = self.fixed or self.closed or self.goal.axes
-        return bool(said) or any(p.closed or any(p.result_pins) or any(p.operand_pins) for p in self.patterns)
+        restricted = self.fixed or self.closed or self.goal.axes
+        return bool(restricted) or any(p.closed or any(p.result_pins) or any(p.operand_pins) for p in self.patterns)
 
     @cached_property
     def decisions(self) -> DecisionSpace:

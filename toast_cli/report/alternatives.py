@@ -66,5 +66,7 @@ def alternatives(report: Report) -> RenderableType | None:
             words.append("the order of decisions")
         figures = (format_seconds(one.step_seconds), format_ratio(ratio), peak, format_percent(one.differs))
         rows.add_row(one.name, *figures, words)
-    told = Text("differs: share of the step spent on kernels and collectives that only one of the two has", style.LABEL)
-    return style.section("other plans", rows, told)
+    footnote = Text(
+        "differs: share of the step spent on kernels and collectives that only one of the two has", style.LABEL
+    )
+    return style.section("other plans", rows, footnote)

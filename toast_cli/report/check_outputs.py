@@ -39,8 +39,8 @@ def totals(verdicts: Sequence[CheckVerdict]) -> str:
     """`3 checks: 1 passed, 1 failed, 1 could not be made`."""
     counts = [(status, sum(verdict.status == status for verdict in verdicts)) for status in (PASSED, FAILED, ERROR)]
     words = {PASSED: "passed", FAILED: "failed", ERROR: "could not be made"}
-    said = ", ".join(f"{count} {words[status]}" for status, count in counts if count)
-    return f"{format_plural(len(verdicts), 'check')}: {said}"
+    summary = ", ".join(f"{count} {words[status]}" for status, count in counts if count)
+    return f"{format_plural(len(verdicts), 'check')}: {summary}"
 
 
 def as_json(verdicts: Sequence[CheckVerdict]) -> str:
@@ -71,8 +71,8 @@ def as_junit(verdicts: Sequence[CheckVerdict]) -> str:
         if verdict.error:
             _case(suite, verdict, "plan", "error", verdict.error, verdict.hint)
         for check in verdict.checks:
-            said = "" if check.passed else f"{check.found or 'not'}; allowed: {check.allowed}"
-            _case(suite, verdict, check.name, "failure" if said else "", said, verdict.line)
+            summary = "" if check.passed else f"{check.found or 'not'}; allowed: {check.allowed}"
+            _case(suite, verdict, check.name, "failure" if summary else "", summary, verdict.line)
         if verdict.drift:
             ElementTree.SubElement(suite, "system-out").text = _xml(_drift(verdict))
     ElementTree.indent(root)
@@ -86,8 +86,8 @@ def as_github(verdicts: Sequence[CheckVerdict]) -> str:
         if verdict.error:
             lines.append(_annotation("error", verdict, "cannot check", f"{verdict.error}; {verdict.hint}".rstrip("; ")))
         for check in verdict.failures:
-            said = f"{check.name} {check.found}".rstrip()
-            lines.append(_annotation("error", verdict, check.name, f"{said}, allowed: {check.allowed}"))
+            summary = f"{check.name} {check.found}".rstrip()
+            lines.append(_annotation("error", verdict, check.name, f"{summary}, allowed: {check.allowed}"))
         if verdict.drift:
             lines.append(_annotation("warning", verdict, "plan drift", _drift(verdict)))
     return "".join(f"{line}\n" for line in lines)

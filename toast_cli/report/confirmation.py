@@ -75,19 +75,19 @@ def confirmation(report: Report) -> RenderableType | None:
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=heading != "")
     for row in facts.plans:
         taken = row.name == facts.chosen
-        told = _told(row)
+        words = _outcome_words(row)
         table.add_row(
             Text(row.name, style="bold" if taken else ""),
             format_seconds(row.predicted_step_seconds),
             "" if row.step_seconds is None else format_seconds(row.step_seconds),
             format_bytes(row.predicted_peak_bytes),
             "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
-            Text("taken" if taken else told, style="bold green" if taken else "dim"),
+            Text("taken" if taken else words, style="bold green" if taken else "dim"),
         )
     return style.section(f"confirmed with {facts.compiler}", table)
 
 
-def _told(row: ConfirmedPlanFacts) -> str:
+def _outcome_words(row: ConfirmedPlanFacts) -> str:
     if row.outcome == "not compiled":
         return row.reason
     if row.outcome != "compiled":

@@ -46,8 +46,8 @@ def read_report(path: str) -> StoredReport:
     facts = read_json(path, _REMAKE)
     schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema != SCHEMA:
-        said = f'schema "{schema}"' if isinstance(schema, str) else "no schema"
-        raise InputError(f'is not a report of schema "{SCHEMA}": it has {said}', where=path, hint=_REMAKE)
+        found = f'schema "{schema}"' if isinstance(schema, str) else "no schema"
+        raise InputError(f'is not a report of schema "{SCHEMA}": it has {found}', where=path, hint=_REMAKE)
     return StoredReport(
         path=path,
         program_name=_field(facts, path, str, "program", "name"),

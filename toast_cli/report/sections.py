@@ -102,8 +102,8 @@ def verdict(report: Report) -> RenderableType | None:
         row = next(row for row in confirmed.plans if row.name == confirmed.chosen)
         if predicted.fit == YES or row.peak_bytes is None:
             return None
-        said = f"✓ fits: {confirmed.compiler} needs {format_bytes(row.peak_bytes)} of {limit} (predicted {peak})"
-        return Text(said, style.GOOD)
+        listed = f"✓ fits: {confirmed.compiler} needs {format_bytes(row.peak_bytes)} of {limit} (predicted {peak})"
+        return Text(listed, style.GOOD)
     if report.fit == YES:
         return None
     return Text(
@@ -324,7 +324,7 @@ def _whereabouts(report: Report, room: int) -> list[str]:
     an array has it twice, unless an earlier decision chose the same; and the decision's scope."""
     members = {group.name: group.members for group in report.analysis.group_list}
     seen: set[str] = set()
-    said: set[tuple[str, str]] = set()
+    listed: set[tuple[str, str]] = set()
     found = []
     for decision in report.plan.decisions:
         words = []
@@ -333,9 +333,9 @@ def _whereabouts(report: Report, room: int) -> list[str]:
             words += [_as_many(patterns, room)] if patterns else []
         elif decision.kind != "shard":
             words.append(decision.text)
-        choices = [choice for choice in dict.fromkeys(decision.choices) if (decision.target, choice) not in said]
+        choices = [choice for choice in dict.fromkeys(decision.choices) if (decision.target, choice) not in listed]
         words += [f"where it occurs twice: {', '.join(choices)}"] if choices else []
-        said.update((decision.target, choice) for choice in choices)
+        listed.update((decision.target, choice) for choice in choices)
         words += scope_texts(decision.unless, decision.only)
         seen.add(decision.target)
         found.append("; ".join(words))

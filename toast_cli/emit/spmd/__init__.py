@@ -44,11 +44,11 @@ def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
         notation = ShardyNotation(module, lowered.axis_names, lowered.axis_sizes)
         notation.prepare(module, undo)
         function = main_function(module)
-        region, ways_in, ways_out = manual_region(source, lowered, function)
-        for name, attribute in notation.region_attributes(ways_in, ways_out).items():
+        region, in_shardings, out_shardings = manual_region(source, lowered, function)
+        for name, attribute in notation.region_attributes(in_shardings, out_shardings).items():
             region.attributes[name] = attribute
-        mark_boundary(function.operation, "arg_attrs", ways_in, notation, undo)
-        mark_boundary(function.operation, "res_attrs", ways_out, notation, undo)
+        mark_boundary(function.operation, "arg_attrs", in_shardings, notation, undo)
+        mark_boundary(function.operation, "res_attrs", out_shardings, notation, undo)
         number = ir.IntegerType.get_signless(32)
         module.attributes[PARTITIONS] = ir.IntegerAttr.get(number, prod(lowered.axis_sizes))
         module.attributes[REPLICAS] = ir.IntegerAttr.get(number, 1)
@@ -91,7 +91,7 @@ def manual_region(
     last = block.operations[len(block.operations) - 1].operation
     ir.Operation.create("func.return", operands=list(region.results), loc=last.location, ip=ir.InsertionPoint(entry))
     original = main_function(source.module).regions[0].blocks[0]
-    ways_out = Writer(source, lowered, block).write(original, block)
+    out_shardings = Writer(source, lowered, block).write(original, block)
     ir.Operation.create("sdy.return", operands=list(last.operands), loc=last.location, ip=ir.InsertionPoint(last))
     last.erase()
-    return region, tuple(lowered.shardings[argument.value] for argument in source.program.arguments), ways_out
+    return region, tuple(lowered.shardings[argument.value] for argument in source.program.arguments), out_shardings

@@ -60,10 +60,10 @@ def align(
     while stuck := next(filter(None, (_stuck(factors, axes, rule.sizes, sizes) for factors in arrays)), None):
         for factor in stuck:
             del axes[factor]
-    ways_in = tuple(_sharding(factors, axes) for factors in rule.operands)
-    ways_out = tuple(_sharding(factors, axes) for factors in rule.results)
+    in_shardings = tuple(_sharding(factors, axes) for factors in rule.operands)
+    out_shardings = tuple(_sharding(factors, axes) for factors in rule.results)
     partial = tuple([a for factor in sorted(rule.reduction & axes.keys() - made) for a in axes[factor]])
-    return Alignment(ways_in, ways_out, axes, partial)
+    return Alignment(in_shardings, out_shardings, axes, partial)
 
 
 def _factor_axes(

@@ -41,20 +41,20 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     with source.module.context, ir.Location.unknown():
         module = source.module.operation.clone()
         function = main_function(module)
-        region, ways_in, ways_out = manual_region(source, lowered, function)
+        region, in_shardings, out_shardings = manual_region(source, lowered, function)
         read = sum(bool(list(argument.uses)) for argument in region.regions[0].blocks[0].arguments)
         write_out_ragged(module)
         every_axis = frozenset(range(len(lowered.axis_sizes)))
-        flatten(region, Boundary(ways_in, ways_out, every_axis), lowered.axis_sizes)
+        flatten(region, Boundary(in_shardings, out_shardings, every_axis), lowered.axis_sizes)
         notation = GspmdNotation(source, lowered.axis_sizes)
-        mark_boundary(function.operation, "arg_attrs", ways_in, notation, [])
-        mark_boundary(function.operation, "res_attrs", ways_out, notation, [])
+        mark_boundary(function.operation, "arg_attrs", in_shardings, notation, [])
+        mark_boundary(function.operation, "res_attrs", out_shardings, notation, [])
         module.verify()
         text = xla.stablehlo_to_hlo_text(bare_bytecode(module))
     entrances, exits = text.count(f'"{ENTRANCE}"'), text.count(f'"{EXIT}"')
-    if entrances > read or exits != len(ways_out):  # XLA drops readers in branches that constants rule out
+    if entrances > read or exits != len(out_shardings):  # XLA drops readers in branches that constants rule out
         raise ToastError(
-            f"boundaries were lost on the way to HLO: {(entrances, exits)} of {(read, len(ways_out))} are there",
+            f"boundaries were lost on the way to HLO: {(entrances, exits)} of {(read, len(out_shardings))} are there",
             hint="write the program with --format spmd, and report this as a bug",
         )
     text = with_host_memory(with_partitions(text, prod(lowered.axis_sizes)), source)

@@ -37,7 +37,7 @@ class Writer:
         self._lowered = self._values.lowered
         self._deciding = deciding or Deciding(source)
         self._loose: dict[Any, Any] = {}  # a value that the program does not have -> its handle in the copy, replicated
-        self._ways_out: tuple[Sharding, ...] = ()
+        self._out_shardings: tuple[Sharding, ...] = ()
 
     def write(self, original: Any, block: Any) -> tuple[Sharding, ...]:
         """Writes the block, which is a copy of `original`. Returns the shardings of the results, which are the operands
@@ -53,7 +53,7 @@ class Writer:
             self._values.move_ahead(value)
         self._block(original, operations)
         self._clear()
-        return self._ways_out
+        return self._out_shardings
 
     def enter(self, handle: Any, value: int | None, piece: Piece) -> None:
         """Maps a value of the original module to its piece in the block; value: its number, None if the program has
@@ -160,7 +160,7 @@ class Writer:
         pieces = [self._values.operand(number, 0) for number in numbers]
         for number, piece in zip(numbers, pieces, strict=True):
             operation.operands[self._source.use(number, 0).operand] = piece.handle
-        self._ways_out = tuple(piece.sharding for piece in pieces)
+        self._out_shardings = tuple(piece.sharding for piece in pieces)
 
     # -- regions --------------------------------------------------------------------------------------------------
 

@@ -196,7 +196,7 @@ def given_stretches(
     impossible |= {f for window in summed for f in rule.operands[0][window.operand_dim]}
     lying = [piece.sharding for piece in site.operands]
     at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
-    tiles, ways_in = {}, [list(sharding) for sharding in at.operands]
+    tiles, needed = {}, [list(sharding) for sharding in at.operands]
     sent: dict[int, tuple[Permute, ...] | None] = {}
     for dim, window in windows.items():
         axes = lying[0][dim] if window in summed else at.operands[0][dim]
@@ -204,10 +204,10 @@ def given_stretches(
             parts = shards((axes,), site.sizes)
             tiles[dim] = summed_tile(window, axes, parts) if window in summed else tile_of(window, axes, parts)
             if window in summed:
-                ways_in[0][dim], ways_in[1][window.kernel_dim] = axes, axes
+                needed[0][dim], needed[1][window.kernel_dim] = axes, axes
             sent[dim] = exchanged(window, parts, summed=window in summed)
     for k in range(len(site.operands)):
-        site.bring(k, tuple(ways_in[0 if k < arrays else k]))
+        site.bring(k, tuple(needed[0 if k < arrays else k]))
     site.read()
     for k in range(arrays):
         handle = stretched(site, site.operands[k].handle, [tile.need for tile in tiles.values()], list(sent.values()))
