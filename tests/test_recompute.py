@@ -1,4 +1,5 @@
-"""What the backward pass reads is computed again: the same numbers, how much is saved and computed, and when."""
+"""What the backward pass reads is computed again, or kept where it was computed again: the same numbers, how much is
+saved and computed, and when it is chosen."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from toast_cli.confirm.model import Compiled
 from toast_cli.frontend import Source
 from toast_cli.levers import with_microbatches, with_recompute
 from toast_cli.levers.block_graph import BlockGraph
+from toast_cli.levers.keep import EqualValues
 from toast_cli.levers.minimum_cut import least_kept
 from toast_cli.levers.segment_cuts import Lifetimes, checkpoints
 from toast_cli.request import Recompute
@@ -202,6 +204,18 @@ def test_what_is_made_again_is_read_as_it_is() -> None:
             assert program.values[before].shape != shape
 
 
+@pytest.mark.parametrize("kept", ["dots_saveable", "dots_with_no_batch_dims_saveable"])
+@pytest.mark.parametrize("scanned", [False, True])
+def test_what_a_program_recomputes_is_kept(kept: str, scanned: bool) -> None:
+    """As JAX's policy would have it."""
+    full = source_of(step(decoder(scanned=scanned, wrap=jax.checkpoint)), WEIGHTS, TOKENS)
+    policy = getattr(jax.checkpoint_policies, kept)
+    dots = source_of(step(decoder(scanned=scanned, wrap=lambda f: jax.checkpoint(f, policy=policy))), WEIGHTS, TOKENS)
+    found = rewritten(full, CHEAP if kept == "dots_saveable" else BATCHED)
+    assert same_numbers(full, found)
+    assert products(found) == products(dots) < products(full)
+
+
 def test_a_batch_in_parts_recomputes_too() -> None:
     for name in ("unrolled", "scanned"):
         run, shapes = PROGRAMS[name]
@@ -226,6 +240,41 @@ def test_random_bits_are_kept() -> None:
 
     found = rewritten(source_of(step(loss), DENSE, arg(4, dtype=jnp.uint32), arg(64, 16)), ALL)
     assert sum(op.name == "stablehlo.rng_bit_generator" for op in found.program.ops) == 6
+
+
+TWO_LOOPS = """
+func.func @main(%n: tensor<i32>, %x: tensor<2x2xf32>) -> (tensor<2x2xf32>, tensor<2x2xf32>, tensor<2x2xf32>) {{
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:3 = stablehlo.while(%i = %one, %a = %x, %b = %x) : tensor<i32>, tensor<2x2xf32>, tensor<2x2xf32>
+    cond {{ %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+           stablehlo.return %c : tensor<i1> }}
+    do {{ %j = stablehlo.add %i, %one : tensor<i32>
+         %s = stablehlo.multiply %a, %a : tensor<2x2xf32>
+         %r = stablehlo.add %s, %b : tensor<2x2xf32>
+         stablehlo.return %j, %r, %b : tensor<i32>, tensor<2x2xf32>, tensor<2x2xf32> }}
+  %1:3 = stablehlo.while(%i = %one, %a = %x, %b = %x) : tensor<i32>, tensor<2x2xf32>, tensor<2x2xf32>
+    cond {{ %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+           stablehlo.return %c : tensor<i1> }}
+    do {{ %j = stablehlo.add %i, %one : tensor<i32>
+         %s = stablehlo.multiply %a, %a : tensor<2x2xf32>
+         %r = stablehlo.add %s, %{second} : tensor<2x2xf32>
+         stablehlo.return %j, %r, %b : tensor<i32>, tensor<2x2xf32>, tensor<2x2xf32> }}
+  %2 = stablehlo.broadcast_in_dim %x, dims = {dims} : (tensor<2x2xf32>) -> tensor<2x2xf32>
+  %3 = stablehlo.reshape %2 : (tensor<2x2xf32>) -> tensor<2x2xf32>
+  return %0#1, %1#1, %3 : tensor<2x2xf32>, tensor<2x2xf32>, tensor<2x2xf32>
+}}"""
+
+
+@pytest.mark.parametrize(("second", "dims", "equal"), [("b", [0, 1], True), ("s", [1, 0], False)])
+def test_which_values_are_equal(second: str, dims: list[int], equal: bool) -> None:
+    """Two loops, and an array that a broadcast reshapes, or transposes."""
+    module = xla.parse_module(xla.make_context(), TWO_LOOPS.format(second=second, dims=dims).encode())
+    values = EqualValues()
+    *operations, last = (view.operation for view in xla.main_function(module).entry_block.operations)
+    for operation in operations:
+        values.number(operation)
+    first, other, turned = last.operands
+    assert (values.of(other) == first) == (values.of(turned) == xla.main_function(module).arguments[1]) == equal
 
 
 def test_the_fewest_bytes_are_kept() -> None:
@@ -325,6 +374,21 @@ def test_parts_are_tried_without_recomputing_where_both_do_not_go_together(
     monkeypatch.setattr(fitting, "with_microbatches", alone)
     code, found = report_of(deep, tmp_path, "--iterations", "60", "--memory-limit", "200MiB")
     assert code == 0 and found["program"]["recompute"] == "" and found["program"]["microbatches"] > 1
+
+
+def test_products_are_kept_where_that_is_faster(tmp_path: Path) -> None:
+    def loss(p: Tree, x: Any) -> Any:
+        layer = jax.checkpoint(lambda x, w: (x + jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"]), None))
+        return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
+
+    path = tmp_path / "full.mlir"
+    shapes = {"a": arg(6, 2048, 2048), "b": arg(6, 2048, 2048)}
+    path.write_text(jax.jit(step(loss), donate_argnums=0).lower(shapes, arg(2**16, 2048)).as_text())
+    _, written = report_of(str(path), tmp_path, "--iterations", "60")
+    code, found = report_of(str(path), tmp_path, "--iterations", "60", "--fit", "fastest")
+    assert code == 0 and found["program"]["recompute"] == "all-but-weight-products"
+    assert found["program"]["flops"] < 0.9 * written["program"]["flops"]
+    assert found["predicted"]["step_seconds"] < 0.95 * written["predicted"]["step_seconds"]
 
 
 def test_saved_plans_and_reports_say_it(deep: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Chooses levers where no plan fits in memory.
+"""Chooses levers: where no plan fits in memory, or where one makes the step faster.
 
 Enters: the best `Reading` of a program, and a search of other programs. Leaves: the best `Reading` of all.
 """
@@ -13,9 +13,11 @@ from toast_cli.cost.model import Cost
 from toast_cli.frontend import Source
 from toast_cli.levers import batch_parts, with_microbatches, with_offload, with_recompute
 from toast_cli.program.host_memory import is_transfer
+from toast_cli.program.model import Program
+from toast_cli.program.recomputed import recomputed_parts
 from toast_cli.program.roles import WEIGHTS, argument_roles
 from toast_cli.quantities import format_bytes
-from toast_cli.readings import Reading
+from toast_cli.readings import PARTED, Reading
 from toast_cli.request import Offload, Recompute
 
 # Plans of a search that only tells whether a variant may fit and how long its step is.
@@ -26,10 +28,8 @@ _NEAR = 1.1
 _HOPELESS = 1.2
 # More microbatches are tried while twice as many need at most this share of the memory.
 _WORTH_MORE = 0.98
-
 # Offloading variants that are tried, at most.
 _OFFLOADED = 3
-_POLICIES = (None, *Recompute)  # the least recomputation first
 
 # Searches a variant of the program from the plan of another one: at most so many plans, or to the end.
 Search = Callable[[Source, Reading, int | None], Reading]
@@ -53,13 +53,13 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
     if taken.result.stopped == "iterations" and not trials.interrupted:
         whole = search(taken.source, taken, None)
         taken = whole if trials.fits(whole) else taken
-    return _noted(taken, best.result.cost)
+    return _noted(taken, "made to fit", best.result.cost)
 
 
 class _Trials:
     """Tries variants of a program. whys: why those that do not fit do not. interrupted: whether the user ended it.
 
-    A variant is a policy of `_POLICIES` and a number of microbatches.
+    A variant is one of the rematerialisation policies and a number of microbatches.
     """
 
     def __init__(self, best: Reading, search: Search, room: float) -> None:
@@ -71,6 +71,7 @@ class _Trials:
         self._programs: dict[int, Source | None] = {0: best.source}  # number of a policy -> the program under it
         self._costs: dict[int, Cost] = {0: best.result.cost}  # number of a policy -> cost without microbatches
         program = best.source.program
+        self._policies = _policies(program)
         names, roles = argument_roles(program)
         sizes = [
             (names[role], program.values[it.value].bytes) for it, role in zip(program.arguments, roles, strict=True)
@@ -113,7 +114,7 @@ class _Trials:
     def _looked_at(self, number: int, first: int | None = None) -> dict[int, Reading]:
         """The readings with so many microbatches under the policies that may fit, or under the first ones if others
         fit already. If none does yet, the one that may need least goes first, and its failure is that of all."""
-        policies = [k for k in range(len(_POLICIES))[:first] if number > 1 or k]
+        policies = [k for k in range(len(self._policies))[:first] if number > 1 or k]
         found: dict[int, Reading] = {}
         for k in sorted(policies, key=lambda k: (k not in self._costs, self._least_bytes(k, number), -k)):
             if self._least_bytes(k, number) > _HOPELESS * self._allowed:
@@ -161,7 +162,7 @@ class _Trials:
         return moved / mesh.devices / mesh.chip.host_bytes_per_second
 
     def _program(self, k: int) -> Source | None:
-        policy = _POLICIES[k]
+        policy = self._policies[k]
         if k not in self._programs and policy is not None:
             made = with_recompute(self._source, policy)
             self._programs[k] = None if isinstance(made, str) else made
@@ -178,6 +179,25 @@ class _Trials:
         return peak if parts == 1 else max(self._sums * arguments, arguments + (peak - arguments) / parts)
 
 
+def _policies(program: Program) -> tuple[Recompute | None, ...]:
+    """The rematerialisation policies to try, the least recomputation first."""
+    kinds = zip(program.ops, recomputed_parts(program), strict=True)
+    already = any(part and op.kind.matrix_unit for op, part in kinds)  # the other policies would keep products
+    return (None, Recompute.all) if already else (None, *Recompute)
+
+
+def made_faster(best: Reading, search: Search) -> Reading:
+    """The variant that keeps products with weights and recomputes all else, if it fits and is faster; else `best`. What
+    attention computes for each pair of tokens is so large that XLA gains nothing by keeping it."""
+    program = best.source.program
+    if program.recompute or program.microbatches > 1:
+        return best
+    variant = with_recompute(best.source, Recompute.all_but_weight_products)
+    found = best if isinstance(variant, str) else search(variant, best, None)
+    faster = found.result.cost.step_seconds <= (1.0 - PARTED) * best.result.cost.step_seconds
+    return _noted(found, "made faster", best.result.cost) if found.result.fits and faster else best
+
+
 def options_of(source: Source) -> str:
     """The command-line options that select this variant of the user's program."""
     program = source.program
@@ -189,13 +209,13 @@ def options_of(source: Source) -> str:
     return " ".join(f"{name} {value}" for name, value in options.items() if value)
 
 
-def _noted(reading: Reading, before: Cost) -> Reading:
+def _noted(reading: Reading, what: str, before: Cost) -> Reading:
     """The variant with a notice that states its gain over the best plan of the program as written."""
     cost = reading.result.cost
     slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
     size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
     notice = (
-        f"made to fit: {options_of(reading.source)}: {slower:+.0%} step time, {size} per device, "
+        f"{what}: {options_of(reading.source)}: {slower:+.0%} step time, {size} per device, "
         "against the best plan as written"
     )
     return replace(reading, source=replace(reading.source, notices=(notice, *reading.source.notices)))

@@ -24,7 +24,7 @@ from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.fitting import made_to_fit
+from toast_cli.fitting import made_faster, made_to_fit
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
@@ -219,6 +219,9 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
             best, others = made_to_fit(best, again), []
         if best.result.stopped == "hopeless":
             best = again(best.source, best, None)
+        if rewrites and request.fit == Fit.fastest and best.result.fits:
+            faster = made_faster(best, again)
+            best, others = faster, others if faster is best else []
         if _prefers(request, saved):
             best = replace(best, result=preferred(best.evaluator, best.result))
         source, evaluator, result = best.source, best.evaluator, best.result

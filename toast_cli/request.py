@@ -50,10 +50,11 @@ class FrameChoice(StrEnum):
 
 
 class Fit(StrEnum):
-    """When the program is rewritten: never, or where no plan fits."""
+    """When the program is rewritten: never, if no plan fits, or also if that makes it faster."""
 
     as_written = "as-written"
     auto = "auto"
+    fastest = "fastest"
 
 
 class Recompute(StrEnum):
@@ -321,7 +322,8 @@ class Request:
         "--fit",
         OptionKind.FIT,
         "Where no plan fits in memory: stop, or compute values again in the backward pass, run the batch in parts and "
-        "keep saved values in host memory (auto).",
+        "keep saved values in host memory (auto); fastest: also keep products that the program computes again, where "
+        "there is room.",
         in_projects=False,
         in_python=False,
     )

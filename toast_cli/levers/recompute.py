@@ -17,6 +17,7 @@ from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
 from toast_cli.kernels.describe import describe_kernels
 from toast_cli.levers.block_graph import before_reshape, clone, erase_unread
+from toast_cli.levers.keep import keep_products
 from toast_cli.levers.loop_pairs import LoopPair, loop_pairs
 from toast_cli.levers.segments import recompute_segments
 from toast_cli.program.ops import RESHAPE
@@ -45,7 +46,8 @@ def with_recompute(source: Source, policy: Recompute) -> Source | str:
     weights = {source.program.values[argument.value].shape for argument in source.program.arguments}
     with copy.context, ir.Location.unknown():
         block = xla.main_function(copy).entry_block
-        found = _recompute_scans(copy, policy)
+        found = [] if policy is Recompute.all else keep_products(copy, policy)
+        found += _recompute_scans(copy, policy)
         found += recompute_segments(block, weights, policy)
         if not found:
             return "the program saves nothing from a forward to a backward pass that this policy computes again"
