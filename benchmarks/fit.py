@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from textwrap import wrap
 
 from benchmarks.calibrate_memory import needed, starved_options
 from benchmarks.common import Row, markdown_table, note, put_between, show, spearman
@@ -31,12 +32,13 @@ from toast_cli.request import Ask, Fit
 from toast_cli.verify.ahead import target_of
 
 NAMES = (
-    "t2b_2", "block", "scan", "ssm", "vit", "moe", "rnn", "resnet", "scan own kept", "scan maxtext kept",
+    "t2b_2", "scan_small", "block", "scan", "ssm", "vit", "moe", "rnn", "resnet", "scan own kept", "scan maxtext kept",
     "linen mixer", "nnx decoder", "equinox gru",
 )  # fmt: skip
 MESH, SHAPE = "v5e-8", "data=4,model=2"
 SHARES = (0.75, 0.5, 0.35)  # of the smallest plan's peak; "as written" has no limit
-TABLE, CORPUS, REAL = Path("build/fit.jsonl"), Path("build/calibration"), Path("build/real")
+TABLE = Path(__file__).resolve().parent / "data" / "fit.jsonl"
+CORPUS, REAL = Path("build/calibration"), Path("build/real")
 START, END = "<!-- fit: written by benchmarks/fit.py -->", "<!-- fit: end -->"
 COLUMNS = {
     "program": "{program}", "memory": "{memory}", "lever": "{lever}", "predicted GiB": "{predicted_gib:.2f}",
@@ -64,8 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [{**row, **figures(row)} for row in read(options.table) if row["program"] in options.names]
     show("made to fit", COLUMNS, rows)
     print(*summary(rows), sep="\n")
+    wrapped = [line for text in summary(rows) for line in wrap(text, 120)]
     if options.write:
-        put_between(options.write, START, END, [*markdown_table(COLUMNS, rows, words=3), "", *summary(rows)])
+        put_between(options.write, START, END, [*markdown_table(COLUMNS, rows, words=3), "", *wrapped])
     return 0
 
 
@@ -159,12 +162,12 @@ def summary(rows: list[Row]) -> list[str]:
         found = sorted(abs(row[name]) for row in fitting if row[name] == row[name])
         return f"median {median(found):.1%}, worst {found[-1]:.1%} of {len(found)}" if found else "not measured"
 
-    order, times = median(orders) if orders else 1.0, median(row["times"] for row in levers)
+    order, times = f"median {median(orders):.2f}" if orders else "not measured", median(row["times"] for row in levers)
     peaks, steps = error("peak_error"), error("step_error")
     return [
         f"A plan was found for {sum(row['fits'] for row in levers)} of {len(levers)} rows with a limit. "
         f"Error of the peak: {peaks}; of the step: {steps}. Order "
-        f"of a program's steps (Spearman): median {order:.2f}. Search time over that of `--fit as-written`: median "
+        f"of a program's steps (Spearman): {order}. Search time over that of `--fit as-written`: median "
         f"{times:.1f}."
     ]
 
