@@ -21,7 +21,7 @@ from toast_cli.frontend import Source
 from toast_cli.hardware import load_spec
 from toast_cli.levers import with_microbatches, with_offload
 from toast_cli.plan.decisions import Shard
-from toast_cli.program.host_memory import is_transfer, on_host
+from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, is_transfer, on_host
 from toast_cli.program.roles import optimizer_state
 from toast_cli.request import Offload
 
@@ -115,6 +115,19 @@ def test_moments_are_in_host_memory() -> None:
     assert moves(found) == 8
     assert moves(offloaded(source, Offload.all)) == 8 + moves(offloaded(source))
     assert any("m/first/a" in notice and "with_memory_kind" in notice for notice in found.notices)
+
+
+def test_moments_are_on_the_device_during_the_backward_loop() -> None:
+    """XLA:TPU starts the transfers in front of it, to hide them."""
+    source = offloaded(source_of(*(ADAM[0], *ADAM[1])), Offload.optimizer_state)
+    program = source.program
+    lives = evaluator_of(source, load_spec("v5e-4").mesh({"data": 4})).items.lives
+    backward = max(loop.first for loop in program.loops)
+    arriving = [op.results[0] for op in program.ops if op.detail == TO_DEVICE]
+    leaving = [op.operands[0] for op in program.ops if op.detail == TO_HOST]
+    assert len(arriving) == len(leaving) == 4
+    assert all(lives.intervals[value][0][0] == 2 * backward for value in arriving)
+    assert all(lives.intervals[value][-1][1] == lives.end for value in leaving if lives.intervals[value])
 
 
 def test_a_cache_is_no_optimizer_state() -> None:

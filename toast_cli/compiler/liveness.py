@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.schedule import half_steps
+from toast_cli.program.host_memory import TO_HOST, is_transfer
 from toast_cli.program.model import DTYPE_BITS, Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESULT
 from toast_cli.program.rematerialised import expands_scalar
@@ -60,8 +61,23 @@ def find_lives(
     for value, uses in enumerate(program.users):
         if stored[value] and not borrowed[value]:
             intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
+    _widen_transfers(program, intervals, end)
     program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))], takes_over)
     return Lives(intervals, times, deaths, program_deaths, read_at, end, _into_arguments(program))
+
+
+def _widen_transfers(program: Program, intervals: list[list[Interval]], end: int) -> None:
+    """Transfers outside loops overlap with other work: XLA:TPU starts those to the device before the loop in front of
+    them, and finishes those to the host at the end of the program."""
+    for number, op in enumerate(program.ops):
+        if op.loop >= 0 or not is_transfer(op):
+            continue
+        value = op.operands[0] if op.detail == TO_HOST else op.results[0]
+        first = max((one.first for one in program.loops if one.parent < 0 and one.last < number), default=number)
+        if intervals[value]:
+            begin, last = intervals[value][0][0], intervals[value][-1][1]
+            wide = (begin, end) if op.detail == TO_HOST else (min(begin, 2 * first), last)
+            intervals[value] = [wide]
 
 
 def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[int, int], int]:
