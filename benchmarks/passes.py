@@ -176,10 +176,15 @@ def _seconds(point: Point, problem: Problem) -> float | None:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("passes", nargs="*", metavar="PASS", default=list(PASSES), choices=list(PASSES))
+    parser.add_argument("passes", nargs="*", metavar="PASS", help="only these")
     parser.add_argument("--only", default="", metavar="WORD", help="programs and machines with this in their names")
     parser.add_argument("--records", type=Path, default=Path("build/passes.jsonl"), metavar="FILE")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.passes) - set(PASSES))
+    if unknown:
+        parser.error(f"no pass {', '.join(unknown)}; there are {', '.join(PASSES)}")
+    options.passes = options.passes or list(PASSES)
+    return options
 
 
 if __name__ == "__main__":
