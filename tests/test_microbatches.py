@@ -45,6 +45,10 @@ def contrastive(p: Params, x: Any, y: Any) -> Any:
     return -jnp.mean(jnp.diag(jax.nn.log_softmax((x @ p["a"]) @ (y @ p["b"]).T)))
 
 
+def waves(p: Params, x: Any, y: Any) -> Any:
+    return jnp.mean((jnp.abs(lax.complex(x @ p["a"], x @ p["a"]) * (1 + 2j) + 1j) @ p["b"] - y) ** 2)
+
+
 def dropped(p: Params, x: Any, y: Any) -> Any:
     kept = jax.random.bernoulli(jax.random.key(1), 0.5, (x.shape[0], 32))
     return jnp.mean(((x @ p["a"]) * kept @ p["b"] - y) ** 2)
@@ -90,6 +94,7 @@ LAYERS = {"q": arg(3, 16, 16), "i": arg(3, 16, 64), "o": arg(3, 64, 16)}
 SAME = {
     "dense": (step(dense), (DENSE, arg(16, 16), arg(16, 8))),
     "dropout": (step(dropped), (DENSE, arg(16, 16), arg(16, 8))),
+    "complex constants": (step(waves), (DENSE, arg(16, 16), arg(16, 8))),
     "alike for all behind barriers": (step(barred), (DENSE, arg(16, 16), arg(16, 8))),
     "results with examples": (lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"], (DENSE, arg(16, 16))),
     "each example with each": (step(contrastive), ({"a": arg(16, 8), "b": arg(16, 8)}, arg(16, 16), arg(16, 16))),

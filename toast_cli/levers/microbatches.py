@@ -163,6 +163,8 @@ def _constant_detail(operation: Any) -> str:
     number = xla.constant_number(operation)
     if number is None:
         return ""
+    if not isinstance(operation.results[0].type.element_type, ir.FloatType | ir.IntegerType):
+        return "splat"  # the bindings cannot hand over a complex number
     value = operation.attributes["value"]
     element = value.get_splat_value() if isinstance(value, ir.DenseElementsAttr) and value.is_splat else None
     zero = isinstance(element, ir.FloatAttr | ir.IntegerAttr) and not element.value
