@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 _TOTAL = 1 << 28  # scale of the total bytes: scipy's capacities have 32 bits
 _UNLIMITED = 1 << 30
@@ -27,6 +25,9 @@ def least_kept(
     """
     if not needed:
         return frozenset()
+    from scipy.sparse import coo_array  # heavy, and rarely needed
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     reached, stack = set(needed), list(needed)
     while stack:
         for value in made_from[stack.pop()] or ():
