@@ -316,15 +316,13 @@ def _percentile(values: NDArray[np.float64], percent: float) -> float:
 
 
 def families(rows: list[Row]) -> tuple[dict[str, str], list[Row]]:
-    """(columns, rows) of a table of the peaks of judged families with an error above `LARGE`: median error and, with its
-    sign, the worst, by mesh."""
+    """(columns, rows) of a table of the peaks of judged families that have an error above `LARGE`: by mesh the median
+    error and, with its sign, the worst."""
     judged = [row for row in rows if row["split"] == "judge" and np.isfinite(row["error"])]
-    meshes, names = (
-        sorted({row["mesh"] for row in judged}),
-        {row["family"] for row in judged if abs(row["error"]) > LARGE},
-    )
-    told: dict[str, Row] = {name: {"family": name} for name in sorted(names)}
-    for name, mesh in product(sorted(names), meshes):
+    meshes = sorted({row["mesh"] for row in judged})
+    names = sorted({row["family"] for row in judged if abs(row["error"]) > LARGE})
+    told: dict[str, Row] = {name: {"family": name} for name in names}
+    for name, mesh in product(names, meshes):
         errors = [row["error"] for row in judged if (row["family"], row["mesh"]) == (name, mesh)]
         told[name][mesh] = f"{np.median(np.abs(errors)):.0%}, {max(errors, key=abs):+.0%}" if errors else "–"
     return {"family": "{family}"} | {mesh: f"{{{mesh}}}" for mesh in meshes}, list(told.values())
@@ -333,12 +331,8 @@ def families(rows: list[Row]) -> tuple[dict[str, str], list[Row]]:
 def write_page(page: Path, rows: list[Row]) -> None:
     """Puts the summary, and the judged families' errors, between the markers of the page."""
     shown = [row for row in summary(rows) if not row["name"].startswith("fit, ")]
-    tables = [
-        *markdown_table(SUMMARY, shown),
-        "",
-        "Peaks of the *judge* families with an error of more than 20 %, median error and worst:",
-        "",
-    ]
+    head = "Peaks of the *judge* families with an error of more than 20 %, median error and worst:"
+    tables = [*markdown_table(SUMMARY, shown), "", head, ""]
     put_between(page, START, END, [*tables, *markdown_table(*families(rows))])
 
 
