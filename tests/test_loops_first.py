@@ -36,6 +36,7 @@ def test_what_frees_more_than_it_makes_runs_before_a_loop_that_it_does_not_need(
     assert runs(lambda looped, x, logits: x @ (logits @ logits.T @ x)) == [True, False, False]
     assert runs(lambda looped, x, logits: jnp.tanh(logits @ logits.T).T) == [True]  # with its epilogue
     assert runs(lambda looped, x, logits: (logits @ logits.T) * looped) == [False]  # its epilogue needs the loop
+    assert runs(lambda looped, x, logits: logits @ logits.T + looped @ x) == [False, False]  # its sum needs the loop
     assert runs(lambda looped, x, logits: logits.T @ logits) == [False]  # it makes [512, 512]
     assert runs(lambda looped, x, logits: looped.T @ logits) == [False]  # it needs the loop
     assert runs(lambda looped, x, logits: (logits.max(), looped.T @ logits)) == [False, False]  # still read after it

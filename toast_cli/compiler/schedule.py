@@ -19,7 +19,7 @@ from operator import itemgetter
 
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Program
-from toast_cli.program.ops import ARGUMENT, CARRY, REDUCE, RESULT
+from toast_cli.program.ops import ADD, ARGUMENT, CARRY, REDUCE, RESULT
 
 _NOBODY = (-1, -1)
 
@@ -159,7 +159,7 @@ def before_loops(
                 over[end], begins[end] = ends[passed], number
         for value in op.results:
             behind[value] = latest
-    over = {end: loop for end, loop in over.items() if all(behind[v] <= loop[1] for v in program.ops[end].results)}
+    over = {end: loop for end, loop in over.items() if behind[_added_to(program, end)] <= loop[1]}
     gains = dict.fromkeys(over, 0)
     for value, (reader, other) in enumerate(waits):
         made = program.producer[value]
@@ -176,6 +176,21 @@ def _end_of_kernel(program: Program, stored: list[bool], number: int) -> int:
     while not stored[result := program.ops[number].results[0]] and len(program.users[result]) == 1:
         number = program.users[result][0][0]
     return number
+
+
+def _added_to(program: Program, end: int) -> int:
+    """The sum that the result of a kernel is a term of, if nothing else reads the result; else that result. XLA:TPU
+    adds a tied embedding's two gradients in the kernel of the head's product (MaxText's Gemma 3).
+    """
+    value = program.ops[end].results[0]
+    while len(program.users[value]) == 1:
+        reader = program.ops[program.users[value][0][0]]
+        if not (reader.kind.view_or_convert or reader.name == ADD):
+            break
+        value = reader.results[0]
+        if reader.name == ADD:
+            return value
+    return program.ops[end].results[0]
 
 
 def _freed_by(program: Program, stored: list[bool], ends: list[tuple[int, int]]) -> dict[int, int]:
