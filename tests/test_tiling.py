@@ -275,6 +275,18 @@ def test_rows_that_are_scattered_are_in_the_lanes() -> None:
     assert growth((2**18, 16), (0, 1), TILE) == 1.0 < growth((2**18, 16), (0, 1), TILE, lanes=(1,)) == 128 / 16
 
 
+def test_rows_that_are_multiplied_by_a_vector_stay_in_the_lanes() -> None:
+    """Logits of graph attention, of sender and receiver side by side; a matrix would have them laid out anew."""
+
+    def logits(x: Any, senders: Any, receivers: Any, w: Any) -> Any:
+        return jnp.concatenate([x[senders], x[receivers]], -1) @ w
+
+    numbers = arg(2**18, dtype=jnp.int32)
+    gathered = {"stablehlo.gather": ((2**18, 16), (1,))}
+    assert rows(logits, arg(2**15, 16), numbers, numbers, arg(32, 1)) == gathered
+    assert rows(logits, arg(2**15, 16), numbers, numbers, arg(32, 8)) == {}
+
+
 def test_rows_of_several_dimensions_are_innermost_where_they_are_scattered() -> None:
     """E edges of 8 heads of 4 features: 8 in the lanes, 16 times the elements (libtpu 0.0.42.1)."""
     numbers = arg(2**18, dtype=jnp.int32)

@@ -17,7 +17,17 @@ from types import MappingProxyType
 
 from toast_cli.compiler.profile import CompilerProfile, TileShape
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ARGUMENT, CONVOLUTION, DOT_GENERAL, GATHER, REDUCE, RESHAPE, SCATTER, TRANSPOSE
+from toast_cli.program.ops import (
+    ARGUMENT,
+    CONCATENATE,
+    CONVOLUTION,
+    DOT_GENERAL,
+    GATHER,
+    REDUCE,
+    RESHAPE,
+    SCATTER,
+    TRANSPOSE,
+)
 
 UNPADDED = (1, 1)
 Dims = tuple[int, ...]
@@ -240,9 +250,20 @@ def dims_of_rows(program: Program, profile: CompilerProfile) -> dict[int, Dims]:
 
 
 def _combined(program: Program, value: int) -> bool:
-    """Whether rows are read only elementwise and by scatters, so that no contraction needs another layout."""
-    readers = [program.ops[user] for user, _ in program.users[value]]
-    return all(reader.kind.elementwise or reader.name == SCATTER for reader in readers)
+    """Whether rows are read only elementwise, by scatters, and by products with a vector (which multiply and add
+    elementwise), also through reshapes and concatenations, so that no contraction needs another layout."""
+    for number, _ in program.users[value]:
+        reader = program.ops[number]
+        if reader.name in (RESHAPE, CONCATENATE):
+            if not _combined(program, reader.results[0]):
+                return False
+        elif not (reader.kind.elementwise or reader.name == SCATTER or _by_vector(reader)):
+            return False
+    return True
+
+
+def _by_vector(op: Op) -> bool:
+    return op.kind.contraction and op.rule.with_vector
 
 
 def _passed_on(program: Program, op: Op, found: dict[int, Dims]) -> Iterator[tuple[int, Dims]]:
