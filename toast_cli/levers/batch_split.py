@@ -37,7 +37,7 @@ from toast_cli.program.ops import (
     RESULT,
 )
 
-# Least fraction of the flops on inputs, and of those on examples and their sums, that must be inside the loop.
+# Least fraction of the flops of products of inputs, and of the flops on examples and their sums, inside the loop.
 MOST = 0.8
 
 
@@ -167,7 +167,7 @@ class _Splitter:
         on_inputs = _readers(program, self._statements.inputs)
         for number, op in enumerate(program.ops):
             place, flops = self._place[self._statements.of_op[number]], op.flops * op.trips
-            if place != "before" or number in on_inputs:
+            if place != "before" or (op.kind.matrix_unit and number in on_inputs):  # random masks are made before
                 work[place] += flops
                 most = max(most, (flops, number)) if place == "before" else most
         if work["before"] > (1.0 - MOST) * (work["inside"] + work["before"]):
