@@ -91,6 +91,13 @@ def barred(p: Params, x: Any, y: Any) -> Any:
 
 
 LAYERS = {"q": arg(3, 16, 16), "i": arg(3, 16, 64), "o": arg(3, 64, 16)}
+
+
+def scanned_by_its_maximum(p: Any, x: Any) -> Any:
+    """Layers that read the largest number of the batch, so that it cannot be divided."""
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w) / (1.0 + jnp.max(jnp.abs(x))), None), x, p)[0]
+
+
 SAME = {
     "dense": (step(dense), (DENSE, arg(16, 16), arg(16, 8))),
     "dropout": (step(dropped), (DENSE, arg(16, 16), arg(16, 8))),
@@ -100,8 +107,17 @@ SAME = {
     "each example with each": (step(contrastive), ({"a": arg(16, 8), "b": arg(16, 8)}, arg(16, 16), arg(16, 16))),
     "batch second": (step(recurrent), ({"a": arg(16, 32), "b": arg(32, 32)}, arg(5, 16, 16))),
     "scanned decoder": (step(decoder), ({"e": arg(32, 16), "l": LAYERS}, arg(16, 9, dtype=jnp.int32))),
+    "a loop over the whole of another input": (
+        step(lambda p, x, y: dense(p, x, scanned_by_its_maximum(jnp.eye(8)[None], y))),
+        (DENSE, arg(16, 16), arg(16, 8)),
+    ),
 }
 REFUSED = {
+    "layers of the whole batch": (
+        step(lambda p, x, y: jnp.mean((scanned_by_its_maximum(p, x) - y) ** 2)),
+        (arg(3, 16, 16), arg(16, 16), arg(16, 16)),
+        "reduce at",
+    ),
     "statistics of the batch": (step(normalised), (DENSE, arg(16, 16), arg(16, 8)), "subtract at"),
     "odd": (step(dense), (DENSE, arg(15, 16), arg(15, 8)), "no 4 equal parts"),
 }

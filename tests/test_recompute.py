@@ -18,7 +18,7 @@ from programs import arg, source_of
 
 from toast_cli import fitting, xla
 from toast_cli.confirm.model import Compiled
-from toast_cli.frontend import Source
+from toast_cli.frontend import Source, load
 from toast_cli.levers import with_microbatches, with_recompute
 from toast_cli.levers.block_graph import BlockGraph
 from toast_cli.levers.keep import EqualValues
@@ -363,6 +363,29 @@ def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
     assert code == 0 and found["program"]["recompute"] == "all" and found["confirmation"]["chosen"]
     code, found = report_of(deep, tmp_path, *fast, *options, "--fit", "as-written")
     assert code == 3 and found["confirmation"]["rejected"]
+
+
+class RefusesOneVariant(Refuses):
+    """A compiler for which programs fit only if they are in more than two parts."""
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        source = load("written.mlir", content=content)
+        fits = max((loop.trips for loop in source.program.loops), default=1) > 2
+        return Compiled("compiled", "", 1e-3, peak_bytes=1) if fits else Compiled("out of memory", "exceeds HBM")
+
+
+def test_a_variant_that_the_compiler_refuses_is_followed_by_another_of_the_program_as_written(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("toast_cli.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesOneVariant())
+    monkeypatch.setattr(fitting, "with_recompute", lambda source, policy: "nothing recomputed, please")
+    limit = ["--iterations", "60", "--memory-limit", "700MiB"]
+    code, first = report_of(deep, tmp_path, *limit)
+    assert code == 0 and first["program"]["microbatches"] == 2
+    code, found = report_of(deep, tmp_path, *limit, "--ask", "always")
+    assert code == 0 and found["program"]["microbatches"] == 4
+    assert sum(note.startswith("made to fit") for note in found["analysis"]["notes"]) == 1
 
 
 def test_parts_are_tried_without_recomputing_where_both_do_not_go_together(

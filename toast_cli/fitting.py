@@ -149,11 +149,14 @@ class _Trials:
         found: list[Reading] = []
         for like in sorted(tried, key=lambda one: one.result.cost.step_seconds):
             variant = with_offload(like.source, Offload.residuals)
-            if isinstance(variant, str) or len(found) == _OFFLOADED or self._least_transfer_seconds(variant) > seconds:
+            if isinstance(variant, str) or self._least_transfer_seconds(variant) > seconds:
                 continue
             one = self._search(variant, like, _GLANCE)
             found.append(one)
             self.whys.append(f"it needs {format_bytes(one.result.cost.peak_bytes)} with {options_of(variant)}")
+            self.interrupted = one.result.stopped == "interrupted"
+            if self.interrupted or len(found) == _OFFLOADED:
+                break
         return [one for one in found if self.fits(one)]
 
     def _least_transfer_seconds(self, source: Source) -> float:

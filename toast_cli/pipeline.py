@@ -24,7 +24,7 @@ from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.fitting import made_faster, made_to_fit
+from toast_cli.fitting import made_faster, made_to_fit, options_of
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from toast_cli.emit import Written
     from toast_cli.emit.exported import Trees
     from toast_cli.plan.partitioned import PartitionedProgram
+
+# Where a compiler refuses a variant of the program, the next one needs at most this fraction of its predicted memory.
+_LESS = 0.95
 
 
 @dataclass(frozen=True)
@@ -215,11 +218,12 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
                 reading = with_uneven_shards(reading, meshes)
             return search_readings([reading], SearchSpace(asked, tried, wishes, start=start), tell)[0]
 
+        as_written = best
         if rewrites and best.exceeds_memory:
             best, others = made_to_fit(best, again), []
         if best.result.stopped == "hopeless":
             best = again(best.source, best, None)
-        if rewrites and request.fit == Fit.fastest and best.result.fits:
+        if rewrites and request.fit == Fit.fastest and best.result.fits and best.result.stopped != "interrupted":
             faster = made_faster(best, again)
             best, others = faster, others if faster is best else []
         if _prefers(request, saved):
@@ -235,10 +239,14 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         with _timed("confirm" if request.confirm else "ask", timings, tell):
             best, confirmation = ask(best, plans, others)
             if rewrites and confirmation.rejected:
-                rewritten = made_to_fit(best, again, best.surely_fitting_bytes)
-                if rewritten.result is not best.result:
-                    rewritten, confirmation = ask(rewritten, [rewritten.result.plan], [])
-                best = rewritten
+                refused, room = best, best.surely_fitting_bytes
+                if options_of(best.source):  # of less memory than the refused variant
+                    refused, room = as_written, min(room, _LESS * best.result.cost.peak_bytes)
+                rewritten = made_to_fit(refused, again, room)
+                if rewritten.result is not refused.result:
+                    best, confirmation = ask(rewritten, [rewritten.result.plan], [])
+                elif refused is best:
+                    best = rewritten
             if best.source is not source:
                 source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
             result = best.result

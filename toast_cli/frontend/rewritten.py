@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +33,20 @@ def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) ->
     return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
 
 
-def read_from_outside(operations: Iterable[Any]) -> list[Any]:
+def read_from_outside(operations: Collection[Any]) -> list[Any]:
     """Values that operations, or those in their regions, read and do not make."""
     within = [inner for operation in operations for inner in operations_in(operation)]
-    made = {value for inner in within for value in inner.results}
-    made |= {value for inner in within for region in inner.regions for block in region for value in block.arguments}
+    made = made_by(operations)
     return list(dict.fromkeys(value for inner in within for value in inner.operands if value not in made))
+
+
+def made_by(operations: Iterable[Any]) -> set[Any]:
+    """Results of operations and of those in their regions, and arguments of the regions."""
+    within = [inner for operation in operations for inner in operations_in(operation)]
+    made = {value for inner in within for value in inner.results}
+    return made | {
+        value for inner in within for region in inner.regions for block in region for value in block.arguments
+    }
 
 
 def retyped(kind: Any, shape: tuple[int, ...]) -> Any:

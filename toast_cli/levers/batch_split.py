@@ -11,7 +11,7 @@ raises `WholeBatchError`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from toast_cli.levers.batch_cut import (
@@ -37,7 +37,7 @@ from toast_cli.program.ops import (
     RESULT,
 )
 
-# Least fraction of the flops on examples and their sums that must be inside the loop.
+# Least fraction of the flops of products of inputs, and of the flops on examples and their sums, inside the loop.
 MOST = 0.8
 
 
@@ -69,13 +69,14 @@ class Statements:
         program: with all ops of the module, including unused ones.
         of_op: [ops] number of the statement, -1 for arguments.
         read_directly: whether an operand is, in the module, directly the result of an op.
-        deciding: statement -> values that select its branch.
+        deciding: statement -> values that select its branch. inputs: values of the arguments that may have a batch.
     """
 
     program: Program
     of_op: Sequence[int]
     read_directly: Callable[[int, int], bool]
     deciding: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    inputs: frozenset[int] = frozenset()
 
 
 def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> Split:
@@ -115,6 +116,17 @@ def _cheap(statements: Statements, value: int) -> set[int]:
     return found
 
 
+def _readers(program: Program, values: Iterable[int]) -> set[int]:
+    """The ops that read these values or what is computed from them."""
+    stack, found = list(values), set[int]()
+    while stack:
+        for number, _ in program.users[stack.pop()]:
+            if number not in found:
+                found.add(number)
+                stack += program.ops[number].results
+    return found
+
+
 class _Splitter:
     """Assigns each statement of a program, in order, to before, inside or after the loop.
 
@@ -151,9 +163,15 @@ class _Splitter:
                 self._statement(statement, open_)
         self._settle(open_)
         inside = frozenset(s for s, place in self._place.items() if place == "inside")
-        work = {"inside": 0.0, "after": 0.0, "before": 0.0}
+        work, most = {"inside": 0.0, "after": 0.0, "before": 0.0}, (0.0, -1)  # (flops, op) before the loop
+        on_inputs = _readers(program, self._statements.inputs)
         for number, op in enumerate(program.ops):
-            work[self._place[self._statements.of_op[number]]] += op.flops * op.trips
+            place, flops = self._place[self._statements.of_op[number]], op.flops * op.trips
+            if place != "before" or (op.kind.matrix_unit and number in on_inputs):  # random masks are made before
+                work[place] += flops
+                most = max(most, (flops, number)) if place == "before" else most
+        if work["before"] > (1.0 - MOST) * (work["inside"] + work["before"]):
+            raise WholeBatchError(most[1], "reads inputs as a whole, and much of the work is like it")
         if work["inside"] < MOST * (work["inside"] + work["after"]):
             later = (n for n, op in enumerate(program.ops) if LATER in [self._states[v] for v in op.results])
             raise WholeBatchError(

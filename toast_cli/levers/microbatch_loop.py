@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from toast_cli.frontend.reader import Reader
-from toast_cli.frontend.rewritten import read_from_outside, retyped
+from toast_cli.frontend.rewritten import made_by, read_from_outside, retyped
 from toast_cli.frontend.splats import is_splat
 from toast_cli.levers.batch_cut import CONSTANT, SUM, Cut
 from toast_cli.levers.batch_split import Split, Statements
@@ -48,12 +48,12 @@ class LoopWriter:
 
     def run(self) -> None:
         """Reshapes arrays to microbatches, then moves statements into the loop and behind it."""
-        before = set(self._split.read_cut)
         for (number, position), cut in self._split.remade.items():
             self._make_smaller(number, position, cut)
+        inside = made_by(self._inside)  # an array that the loop reads in parts is whole in front of it
         for handle, value in self._reader.handles():
             state = self._split.states[value]
-            if isinstance(state, Cut) and not (value in before and handle == self._definitions[value]):
+            if isinstance(state, Cut) and handle in inside:
                 handle.set_type(retyped(handle.type, self._cut_shape(tuple(handle.type.shape), state)))
         self._loop()
         for operation in self._inside:

@@ -95,6 +95,7 @@ def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divid
     xla.run_passes(copy, "func.func(sdy-populate-op-sharding-rules)")
     statements, reader = _statements(copy)
     inputs = {statements.program.arguments[n].value for n in _inputs(source)}
+    statements = replace(statements, inputs=frozenset(inputs))
     whys = []
     for argument, dim in batch_dimensions(source)[:_TRIED]:
         value = source.program.values[source.program.arguments[argument].value]
