@@ -10,12 +10,14 @@ import pytest
 from checking import toast
 from programs import source_of_text
 
-from toast_cli.confirm import Candidate, Compiled, Confirmation, Confirmer, Limits
+from toast_cli.confirm import Candidate, Compiled, Confirmation, ConfirmedRow, Confirmer, Limits
 from toast_cli.confirm.cache import Cache, key_of
+from toast_cli.confirm.run import compiled_cost
 from toast_cli.cost.corrections import Corrections
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.evaluate.expected_step import Windows
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.patterns import make_problem
@@ -183,6 +185,40 @@ def test_corrections_change_what_is_predicted(evaluator: Evaluator) -> None:
     assert corrected.communication_seconds == pytest.approx(5.0 * before.communication_seconds, rel=1e-3)
     temporaries = before.peak_bytes - before.argument_bytes
     assert corrected.peak_bytes == pytest.approx(before.argument_bytes + 2.0 * temporaries)
+
+
+def test_overlap_is_predicted_where_the_compiler_has_no_cycles() -> None:
+    """It lists 2 s of collectives where 4 s were predicted, a quarter of them exposed: 0.5 s beside 1 s of compute."""
+    thought = Candidate("search", A, Cost(1.0, 4.0, 10.0, 5.0, exposed_seconds=1.0))
+    row = ConfirmedRow(thought, Compiled("compiled", "", None, 2.0, 2.0, None, {"all-reduce": 2.0}))
+    assert (row.exposed_seconds, row.step_seconds) == (0.5, 1.5)
+    assert compiled_cost(row).step_seconds == 1.5
+    scheduled = ConfirmedRow(thought, Compiled("compiled", "", 3.0, 2.0, 0.25, None, {"all-reduce": 2.0}))
+    assert scheduled.step_seconds == 3.25
+
+
+def test_corrections_leave_overlap_to_the_model(evaluator: Evaluator) -> None:
+    """Collectives that take twice as long as predicted, all beside compute, are corrected by 2, not by 0."""
+    plan = next((d,) for d in evaluator.problem.decisions.choices if evaluator.collectives((d,)))
+    by_kind: dict[str, float] = {}
+    for use in evaluator.collectives(plan):
+        by_kind[use.kind] = by_kind.get(use.kind, 0.0) + 2.0 * use.seconds
+    answer = Compiled("compiled", "", 1.0, sum(by_kind.values()), 0.0, 10, by_kind)
+    seen: list[Corrections] = []
+
+    def again(corrections: Corrections) -> list[Plan]:
+        seen.append(corrections)
+        return []
+
+    confirmed(evaluator, Table({plan: answer}), search_again=again)
+    assert seen[0].collectives == pytest.approx(dict.fromkeys(by_kind, 2.0))
+
+
+def test_corrected_kernels_overlap_with_more(evaluator: Evaluator) -> None:
+    problem, lives, kernels = evaluator.problem, evaluator.items.lives, evaluator.kernels(())
+    once, thrice = (Windows(problem, lives, slowdown).placed(kernels, (), ()) for slowdown in (1.0, 3.0))
+    assert once.seconds.sum() > 0.0
+    assert thrice.seconds.sum() == pytest.approx(3.0 * once.seconds.sum())
 
 
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

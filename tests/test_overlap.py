@@ -17,6 +17,7 @@ from toast_cli.cost.collectives import KINDS
 from toast_cli.cost.model import Cost
 from toast_cli.cost.overlap import Sent, exposed_seconds
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.evaluate.expected_step import Windows
 from toast_cli.plan.goal import parse_goal
 from toast_cli.search.run import Settings, run_search
 
@@ -104,6 +105,14 @@ def test_the_expected_step_lies_between_the_bounds(case: Case, data: st.DataObje
     cost = case.evaluator.exact_cost(data.draw(plans(case.problem)))
     assert cost.least_seconds <= cost.step_seconds * (1 + 1e-9) + 1e-12
     assert cost.step_seconds <= cost.most_seconds * (1 + 1e-9) + 1e-12
+
+
+def test_the_lower_bound_is_not_above_a_better_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all kinds overlapped, links could be busy with other collectives when the first reader comes."""
+    case = case_of(two_layers, *LAYERS, mesh=round_mesh(data=4), profile=replace(PLAIN, asynchronous=frozenset(KINDS)))
+    monkeypatch.setattr(Windows, "exposed", lambda self, placed, every=False: (2 if every else 1) * US)
+    cost = case.evaluator.exact_cost((case.shard("x.0", "data"), case.shard("w.1", "data")))
+    assert cost.least_seconds == cost.step_seconds == pytest.approx(cost.busy_seconds + US)
 
 
 def six_layers(x: Any, *weights: Any) -> Any:

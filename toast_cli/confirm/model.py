@@ -30,7 +30,8 @@ class Compiled:
         outcome: tells if there is a compiled program; `reason` says why not.
         compute_seconds: by the compiler's estimated cycles; None from compilers that estimate none.
         communication_seconds: all collectives of the compiled program, priced by `cost.collectives`.
-        exposed_seconds: the part of it that does not overlap with compute in the compiled schedule.
+        exposed_seconds: the part of it that does not overlap with compute in the compiled schedule; all of it from
+            compilers that estimate no cycles, see `ConfirmedRow.exposed_seconds`.
         peak_bytes: device memory needed; None if the compiler is not that of the real chip.
         by_kind: kind of collective -> seconds, all runs.
         compile_seconds: duration of the compilation; `cached`: the answer is from an earlier run.
@@ -64,9 +65,21 @@ class ConfirmedRow:
         return self.candidate.cost.compute_seconds if known is None else known
 
     @property
+    def exposed_seconds(self) -> float:
+        """Exposed communication: by the compiler's schedule; from compilers that estimate no cycles, the fraction of
+        the compiled communication that the prediction exposes."""
+        cost, compiled = self.candidate.cost, self.compiled
+        predicted = cost.step_seconds - cost.busy_seconds
+        if compiled is None:
+            return predicted
+        if compiled.compute_seconds is not None or not cost.communication_seconds:
+            return compiled.exposed_seconds
+        return compiled.communication_seconds * predicted / cost.communication_seconds
+
+    @property
     def step_seconds(self) -> float:
         """Compute plus exposed communication."""
-        return self.compute_seconds + (self.compiled.exposed_seconds if self.compiled else 0.0)
+        return self.compute_seconds + self.exposed_seconds
 
     @property
     def peak_bytes(self) -> float:

@@ -163,9 +163,8 @@ class Confirmer:
         seconds: dict[str, float] = {}
 
         def note(key: str, answer: Compiled) -> None:
-            cost = self._rows[key].candidate.cost
-            known = answer.outcome == "compiled"
-            seconds[key] = cost.compute_seconds + (answer.exposed_seconds if known else cost.communication_seconds)
+            known = answer if answer.outcome == "compiled" else None
+            seconds[key] = replace(self._rows[key], compiled=known).step_seconds
 
         self._ask(self.screen, list(contents), contents, note)
         limit = self.evaluator.problem.mesh.limit_bytes
@@ -252,10 +251,8 @@ class Confirmer:
         compiled: dict[str, float] = {}
         for row in rows:
             assert row.compiled is not None
-            total = row.compiled.communication_seconds
-            exposed = row.compiled.exposed_seconds / total if total else 1.0
             for kind, seconds in row.compiled.by_kind.items():
-                compiled[kind] = compiled.get(kind, 0.0) + exposed * seconds
+                compiled[kind] = compiled.get(kind, 0.0) + seconds
             for use in self.evaluator.collectives(row.candidate.plan):
                 predicted[use.kind] = predicted.get(use.kind, 0.0) + use.seconds
         kinds = {kind: _bounded(compiled[kind] / s) for kind, s in predicted.items() if s and kind in compiled}
@@ -266,13 +263,11 @@ class Confirmer:
 
 def compiled_cost(row: ConfirmedRow) -> Cost:
     """The row's figures as a `Cost`, with the compiler's figures if it gives them."""
-    exposed = row.compiled.exposed_seconds if row.compiled else row.candidate.cost.communication_seconds
-    cost = row.candidate.cost
     return replace(
-        cost,
+        row.candidate.cost,
         compute_seconds=row.compute_seconds,
-        communication_seconds=exposed,
-        exposed_seconds=exposed,
+        communication_seconds=row.exposed_seconds,
+        exposed_seconds=row.exposed_seconds,
         peak_bytes=float(row.peak_bytes),
     )
 

@@ -152,6 +152,8 @@ class Evaluator:
         if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
             self._forget()
         least = self._added(self._placed(self._evaluate(plan).rows), cost.communication_seconds, every=True)
+        # A schedule in which more collectives overlap is not always the shorter one.
+        least = min(least, cost.communication_seconds if cost.exposed_seconds is None else cost.exposed_seconds)
         return replace(cost, peak_bytes=max(peak, cost.peak_bytes), least_exposed_seconds=least)
 
     def exposed_beside(self, plan: Plan, uses: Sequence[CollectiveUse]) -> float:
@@ -161,7 +163,7 @@ class Evaluator:
 
     def _added(self, placed: Sequence[Placed], communication: float, *, every: bool = False) -> float:
         """Seconds that communication adds to a step: what is exposed, and what the rest takes from compute."""
-        exposed = self._windows.exposed(placed, every=every)
+        exposed = min(communication, self._windows.exposed(placed, every=every))  # but for rounding it is
         return exposed + self.profile.communicating * (communication - exposed)
 
     def _grown(self, alive: float, arguments: float) -> float:
@@ -320,7 +322,7 @@ class Evaluator:
 
     @cached_property
     def _windows(self) -> Windows:
-        return Windows(self.problem, self.items.lives)
+        return Windows(self.problem, self.items.lives, self._corrections.compute)
 
     # -- buckets -------------------------------------------------------------------------------------------------
 

@@ -47,8 +47,9 @@ class Placed:
 class Windows:
     """The window of moments in which each collective of a program can run."""
 
-    def __init__(self, problem: Problem, lives: Lives) -> None:
-        self._problem, self._program = problem, problem.program
+    def __init__(self, problem: Problem, lives: Lives, slowdown: float = 1.0) -> None:
+        """slowdown: factor on the seconds of all kernels."""
+        self._problem, self._program, self._slowdown = problem, problem.program, slowdown
         self._alike = ops_by_pattern(problem)
         program = problem.program
         self._moments = [_LATER * time for time in lives.times]  # [ops] just before each kernel
@@ -75,7 +76,7 @@ class Windows:
         each: list[float] = []  # of `members`: seconds of one trip
         for kernel in kernels:
             members += kernel.ops
-            each += [kernel.seconds * part for part in self._trips(kernel.ops)]
+            each += [self._slowdown * kernel.seconds * part for part in self._trips(kernel.ops)]
         rows = [
             (loop, ready if use.kind in kinds else due, due, ready, use.seconds * part, _bits(use.axes))
             for use in uses

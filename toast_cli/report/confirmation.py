@@ -57,7 +57,7 @@ def _row(row: ConfirmedRow, limit_bytes: int) -> ConfirmedPlanFacts:
         (compiled.reason if compiled else row.why).strip(),
         row.step_seconds if known else None,
         row.compute_seconds if known else None,
-        compiled.exposed_seconds if compiled and known else None,
+        row.exposed_seconds if known else None,
         round(row.peak_bytes) if known else None,
         row.peak_bytes <= limit_bytes if known else None,
         compiled.compile_seconds if compiled else 0.0,

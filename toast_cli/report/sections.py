@@ -263,9 +263,12 @@ def certificate(report: Report) -> str:
         return "none: this program and mesh are too large to prove anything in 20 seconds"
     percent = 100.0 * (found / least - 1.0)
     if report.search.proven and percent < SAME_PERCENT:
-        return "no sharding of the arrays is faster"
+        return "no sharding of the arrays is faster, if nothing overlaps"
     if report.search.proven:
-        return f"no plan is better: {percent:.2g} % less time, at most, takes more decisions than that is worth"
+        return (
+            f"no plan is better, if nothing overlaps: {percent:.2g} % less time, at most, takes more decisions than "
+            "that is worth"
+        )
     return (
         f"at most {percent:.2g} % slower than the best: no sharding takes less than {format_seconds(least)} "
         "(nothing overlaps, memory limits ignored, all layers sharded in the same way)"

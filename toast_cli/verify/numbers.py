@@ -118,7 +118,6 @@ def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:
     lacks."""
     from toast_cli import xla
     from toast_cli.emit.dense_products import with_dense_products
-    from toast_cli.verify.numbers import is_narrow, widened
 
     one, other = map(with_dense_products, (one, other))
     if not is_narrow(xla.element_types(one) | {element for _, element in result_types(one)}):
