@@ -94,6 +94,10 @@ def scanned_by_its_maximum(p: Any, x: Any) -> Any:
     return lax.scan(lambda x, w: (jnp.tanh(x @ w) / (1.0 + jnp.max(jnp.abs(x))), None), x, p)[0]
 
 
+def overwritten(p: Any, x: Any, row: int, part: tuple[int, int]) -> Any:
+    return lax.dynamic_update_slice(x @ p, jnp.ones(part), (row, 0))
+
+
 SAME = {
     "dense": (step(dense), (DENSE, arg(16, 16), arg(16, 8))),
     "dropout": (step(dropped), (DENSE, arg(16, 16), arg(16, 8))),
@@ -106,8 +110,23 @@ SAME = {
         step(lambda p, x, y: dense(p, x, scanned_by_its_maximum(jnp.eye(8)[None], y))),
         (DENSE, arg(16, 16), arg(16, 8)),
     ),
+    "complex": (
+        lambda p, x: jnp.sum(lax.scan(lambda x, w: (x @ w + 2j, None), x + 0j, p)[0], 0),
+        (arg(3, 16, 16, dtype=jnp.complex64), arg(16, 16)),
+    ),
+    "a branch by a sum of inputs": (
+        step(lambda p, x, y: lax.cond(jnp.sum(y) > 3, lambda: dense(p, x, y), lambda: dense(p, -x, y))),
+        (DENSE, arg(16, 16), arg(16, 8)),
+    ),
+    "a column overwritten": (lambda p, x: overwritten(p, x, 0, (16, 1)), (arg(16, 8), arg(16, 16))),
 }
 REFUSED = {
+    "rows overwritten by their number": (
+        lambda p, x, i: (x @ p).at[i].add(1.0),
+        (arg(16, 8), arg(16, 16), arg(16, dtype=jnp.int32)),
+        "scatter",
+    ),
+    "a row overwritten": (lambda p, x: overwritten(p, x, 5, (1, 8)), (arg(16, 8), arg(16, 16)), "dynamic_update_slice"),
     "layers of the whole batch": (
         step(lambda p, x, y: jnp.mean((scanned_by_its_maximum(p, x) - y) ** 2)),
         (arg(3, 16, 16), arg(16, 16), arg(16, 16)),

@@ -6,6 +6,7 @@ a loop around most of the program (`microbatch_loop`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -164,7 +165,6 @@ def _constant_detail(operation: Any) -> str:
     number = xla.constant_number(operation)
     if number is None:
         return ""
-    value = operation.attributes["value"]
-    element = value.get_splat_value() if isinstance(value, ir.DenseElementsAttr) and value.is_splat else None
-    zero = isinstance(element, ir.FloatAttr | ir.IntegerAttr) and not element.value
+    parts = number.strip("()").split(",")  # two of a complex one
+    zero = all(part == "false" or re.fullmatch(r"-?[0.]+(e[-+]\d+)?", part) for part in parts)
     return "zero" if zero else "splat"
