@@ -98,6 +98,10 @@ def scanned_by_its_maximum(p: Any, x: Any) -> Any:
     return lax.scan(lambda x, w: (jnp.tanh(x @ w) / (1.0 + jnp.max(jnp.abs(x))), None), x, p)[0]
 
 
+def overwritten(p: Any, x: Any, row: int, part: tuple[int, int]) -> Any:
+    return lax.dynamic_update_slice(x @ p, jnp.ones(part), (row, 0))
+
+
 SAME = {
     "dense": (step(dense), (DENSE, arg(16, 16), arg(16, 8))),
     "dropout": (step(dropped), (DENSE, arg(16, 16), arg(16, 8))),
@@ -111,8 +115,24 @@ SAME = {
         step(lambda p, x, y: dense(p, x, scanned_by_its_maximum(jnp.eye(8)[None], y))),
         (DENSE, arg(16, 16), arg(16, 8)),
     ),
+    "complex": (
+        lambda p, x: jnp.sum(lax.scan(lambda x, w: (x @ w + 2j, None), x + 0j, p)[0], 0),
+        (arg(3, 16, 16, dtype=jnp.complex64), arg(16, 16)),
+    ),
+    "a branch by a sum of inputs": (
+        step(lambda p, x, y: lax.cond(jnp.sum(y) > 3, lambda: dense(p, x, y), lambda: dense(p, -x, y))),
+        (DENSE, arg(16, 16), arg(16, 8)),
+    ),
+    "a column overwritten": (lambda p, x: overwritten(p, x, 0, (16, 1)), (arg(16, 8), arg(16, 16))),
 }
+WITHOUT_SUMS = ("results with examples", "a column overwritten")
 REFUSED = {
+    "rows overwritten by their number": (
+        lambda p, x, i: (x @ p).at[i].add(1.0),
+        (arg(16, 8), arg(16, 16), arg(16, dtype=jnp.int32)),
+        "scatter",
+    ),
+    "a row overwritten": (lambda p, x: overwritten(p, x, 5, (1, 8)), (arg(16, 8), arg(16, 16)), "dynamic_update_slice"),
     "layers of the whole batch": (
         step(lambda p, x, y: jnp.mean((scanned_by_its_maximum(p, x) - y) ** 2)),
         (arg(3, 16, 16), arg(16, 16), arg(16, 16)),
@@ -135,6 +155,7 @@ def test_numbers_are_the_same(name: str) -> None:
     programs = [xla.write_bytecode(one.module) for one in (source, found)]
     whole, parts = (xla.run_program(one, inputs, shapes, 1, shardy=True) for one in programs)
     assert max(relative_error(a, b) for a, b in zip(whole, parts, strict=True)) < 1e-5
+    assert any("added up" in notice for notice in found.notices) == (name not in WITHOUT_SUMS)
 
 
 @pytest.mark.parametrize(("batch", "parts"), [(12, [2, 4, 12]), (15, [3, 15]), (8, [2, 4, 8]), (7, [7])])

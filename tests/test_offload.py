@@ -4,6 +4,7 @@ is said."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax import lax
 from programs import arg, evaluator_of, source_of
 from test_recompute import ALL, DENSE, PROGRAMS, TOKENS, WEIGHTS, decoder, rewritten, same_numbers, step
 
+from toast_cli import pipeline
 from toast_cli.explain.saved import explain_saved
 from toast_cli.explain.study import Study
 from toast_cli.frontend import Source
@@ -23,6 +25,7 @@ from toast_cli.levers import with_microbatches, with_offload
 from toast_cli.plan.decisions import Shard
 from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, is_transfer, on_host
 from toast_cli.program.roles import optimizer_state
+from toast_cli.readings import Reading, search_readings
 from toast_cli.request import Offload
 
 Tree = dict[str, Any]
@@ -223,8 +226,8 @@ def test_a_forward_pass_saves_nothing() -> None:
     assert not found.items and "no backward pass" in found.sentences[0]
 
 
-def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path) -> None:
-    """Layers that take a mean over the batch cannot run in parts."""
+def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that take a mean over the batch cannot run in parts. Ctrl-C ends the trials."""
 
     def loss(p: Tree, x: Any) -> Any:
         def layer(x: Any, w: Tree) -> Any:
@@ -244,6 +247,17 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path) -> None:
     assert found["program"]["offload"] == "residuals" and found["program"]["microbatches"] == 1
     made = "made to fit: --recompute all --offload residuals"
     assert any(note.startswith(made) for note in found["analysis"]["notes"])
+    trials = 0
+
+    def interrupted(readings: Any, *rest: Any) -> list[Reading]:
+        nonlocal trials
+        found, offloads = search_readings(readings, *rest), bool(readings[0][0].program.offload)
+        trials += offloads
+        return [replace(it, result=replace(it.result, stopped="interrupted")) for it in found] if offloads else found
+
+    monkeypatch.setattr(pipeline, "search_readings", interrupted)
+    toast(*options, "--memory-limit", f"{peak // 2}B")
+    assert trials == 1
 
 
 def test_what_cannot_be_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

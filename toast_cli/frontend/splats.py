@@ -45,11 +45,17 @@ def make_constant(kind: Any, number: float, before: Any) -> Any:
     element = kind.element_type
     with element.context, before.location:
         if isinstance(element, ir.ComplexType):
-            value = ir.Attribute.parse(f"dense<({float(number)}, 0.0)> : {kind}")
-        else:
-            attribute = ir.FloatAttr if isinstance(element, ir.FloatType) else ir.IntegerAttr
-            value = ir.DenseElementsAttr.get_splat(kind, attribute.get(element, number))
+            return splat_of(f"({float(number)},0.0)", kind, ir.InsertionPoint(before))
+        attribute = ir.FloatAttr if isinstance(element, ir.FloatType) else ir.IntegerAttr
+        value = ir.DenseElementsAttr.get_splat(kind, attribute.get(element, number))
         return xla.create(_CONSTANT, [], [kind], {"value": value}, before)[0]
+
+
+def splat_of(number: str, kind: Any, at: Any) -> Any:
+    """The same of a number as text (see `xla.constant_number`), also of a complex one, which Python cannot hold."""
+    made = ir.Operation.parse(f'"{_CONSTANT}"() {{value = dense<{number}> : {kind}}} : () -> {kind}')
+    at.insert(made)
+    return made.results[0]
 
 
 def make_filled(kind: Any, number: float, before: Any) -> Any:

@@ -159,6 +159,7 @@ class CutRules:
             place is None
             or place[0] in rule.need_replication | rule.permutation
             or any(w.operand_dim in windows for w in op.windows)
+            or _is_numbered(op, place[0])
         ):
             raise WholeBatchError(number, "reads several examples, or some of them by number")
         factor, inner = place
@@ -180,7 +181,7 @@ class CutRules:
         (value,) = op.results
         program, rule, cut = self._program, op.rule, self._narrowed[value]
         place = self._located(rule.results[0], rule.sizes, program.values[value].shape, cut)
-        if place is None or place[0] in rule.need_replication | rule.permutation:
+        if place is None or place[0] in rule.need_replication | rule.permutation or _is_numbered(op, place[0]):
             raise WholeBatchError(number, "reads several examples, or some of them by number")
         for p, operand in enumerate(op.operands):
             part = self._cut(number, rule.operands[p], rule.sizes, program.values[operand].shape, *place)
@@ -232,6 +233,15 @@ class CutRules:
         if len(dims) > 1 or prod(sizes[f] for f in held) != shape[dims[0]]:
             raise WholeBatchError(number, "reads several examples, or some of them by number")
         return Cut(dims[0], inner * prod(sizes[f] for f in held[held.index(factor) + 1 :]))
+
+
+def _is_numbered(op: Op, factor: int) -> bool:
+    """Whether an op overwrites elements along a factor of its operand at indices that count all of them."""
+    if op.name not in (SCATTER, DYNAMIC_UPDATE_SLICE):
+        return False
+    operand, update = (op.rule.operands[k] for k in (0, -1 if op.name == SCATTER else 1))
+    has, given = ({f for factors in it for f in factors} for it in (operand, update))
+    return factor in has - given
 
 
 def can_be_cut(op: Op) -> bool:

@@ -205,8 +205,9 @@ class _Splitter:
         cut, later = any(isinstance(s, Cut) for s in read), LATER in read
         inner = any(self._place.get(self._made(v)) == "inside" and states[v] in (WHOLE, ZERO) for v in outside)
         if cut and later:
-            number = next(n for n in ops if LATER in [states[v] for v in program.ops[n].operands])
-            raise NeedsSumError(number, next(v for v in program.ops[number].operands if states[v] == LATER))
+            reads = [(n, v) for n in ops for v in program.ops[n].operands]
+            reads += [(ops[0], v) for v in self._statements.deciding[statement]]
+            raise NeedsSumError(*next((n, v) for n, v in reads if states[v] == LATER))
         single = len(ops) == 1 and program.ops[ops[0]].loop < 0
         if single and not later:
             found = self._rules.result(ops[0], final=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli import xla
+from toast_cli.frontend.splats import splat_of
 from toast_cli.levers.block_graph import BlockGraph, before_reshape, erase_unread
 from toast_cli.levers.loop_indices import Index, body_of, counted, index_of, yielded
 from toast_cli.program.ops import BROADCAST_IN_DIM, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE
@@ -277,11 +278,8 @@ def _zeros(kind: Any, at: Any) -> Any:
 
 def _number(kind: Any, number: int, at: Any) -> Any:
     element = kind.element_type
-    if isinstance(element, ir.ComplexType):  # Python cannot hold the attribute
-        value = f"dense<({float(number)},0.0)> : {kind}"
-        constant = ir.Operation.parse(f'"{_CONSTANT}"() {{value = {value}}} : () -> {kind}')
-        at.insert(constant)
-        return constant.results[0]
+    if isinstance(element, ir.ComplexType):
+        return splat_of(f"({float(number)},0.0)", kind, at)
     attribute = ir.IntegerAttr.get if isinstance(element, ir.IntegerType) else ir.FloatAttr.get
     value = ir.DenseElementsAttr.get_splat(kind, attribute(element, number))
     return _create(_CONSTANT, [], kind, at, {"value": value})

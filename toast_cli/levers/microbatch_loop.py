@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from toast_cli import xla
 from toast_cli.frontend.reader import Reader
 from toast_cli.frontend.rewritten import made_by, read_from_outside, retyped
-from toast_cli.frontend.splats import is_splat
+from toast_cli.frontend.splats import is_splat, splat_of
 from toast_cli.levers.batch_cut import CONSTANT, SUM, Cut
 from toast_cli.levers.batch_split import Split, Statements
 from toast_cli.program.ops import (
@@ -79,9 +80,9 @@ class LoopWriter:
             twins.get(source, source) if own is None else self._smaller(source, replace(cut, dim=own), twins, at)
             for source, own in _along(handle, cut.dim) or ()
         ]
-        attributes = {name: maker.attributes[name] for name in maker.attributes if name != "sdy.sharding_rule"}
         if maker.name == CONSTANT:
-            attributes["value"] = ir.DenseElementsAttr.get_splat(kind, attributes["value"].get_splat_value())
+            return splat_of(xla.constant_number(maker) or "", kind, at)
+        attributes = {name: maker.attributes[name] for name in maker.attributes if name != "sdy.sharding_rule"}
         return self._create(maker.name, operands, kind, at, attributes)
 
     # -- the loop -------------------------------------------------------------------------------------------------
@@ -215,7 +216,10 @@ class LoopWriter:
 
     def _zeros(self, kind: Any, at: Any) -> Any:
         scalar = ir.RankedTensorType.get([], kind.element_type)
-        zero = self._create(CONSTANT, [], scalar, at, {"value": _splat(scalar, 0)})
+        if isinstance(kind.element_type, ir.ComplexType):
+            zero = splat_of("(0.0,0.0)", scalar, at)
+        else:
+            zero = self._create(CONSTANT, [], scalar, at, {"value": _splat(scalar, 0)})
         if not kind.rank:
             return zero
         return self._create(BROADCAST_IN_DIM, [zero], kind, at, {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])})
@@ -295,7 +299,5 @@ def _adapt(operation: Any) -> None:
 
 def _splat(kind: Any, number: int) -> Any:
     element = kind.element_type
-    if isinstance(element, ir.ComplexType):
-        return ir.Attribute.parse(f"dense<({float(number)},{float(number)})> : {kind}")
     attribute = ir.IntegerAttr.get if isinstance(element, ir.IntegerType) else ir.FloatAttr.get
     return ir.DenseElementsAttr.get_splat(kind, attribute(element, number))

@@ -6,6 +6,7 @@ a loop around most of the program (`microbatch_loop`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from toast_cli.frontend.reader import Reader, read_arguments
 from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
 from toast_cli.kernels.describe import describe_kernels
-from toast_cli.levers.batch_cut import CONSTANT, WholeBatchError
+from toast_cli.levers.batch_cut import CONSTANT, SUM, WholeBatchError
 from toast_cli.levers.batch_split import Split, Statements, split_batch
 from toast_cli.levers.microbatch_loop import LoopWriter
 from toast_cli.program.model import Program, Result
@@ -66,7 +67,9 @@ def with_microbatches(source: Source, parts: int) -> Source | str:
             return found
         xla.remove_sharding_rules(copy)
         LoopWriter(xla.main_function(copy), found.reader, found.statements, found.split).run()
-    notice = f"the batch is run in {parts} parts one after the other, with their gradients added up: the program has it"
+        sums = any(found.split.states[value] == SUM for value in found.split.leaving)
+    added = ", with their gradients added up" if sums else ""
+    notice = f"the batch is run in {parts} parts one after the other{added}: the program has it"
     return read_rewritten(source, copy, notice, microbatches=parts)
 
 
@@ -164,9 +167,6 @@ def _constant_detail(operation: Any) -> str:
     number = xla.constant_number(operation)
     if number is None:
         return ""
-    if not isinstance(operation.results[0].type.element_type, ir.FloatType | ir.IntegerType):
-        return "splat"  # the bindings cannot hand over a complex number
-    value = operation.attributes["value"]
-    element = value.get_splat_value() if isinstance(value, ir.DenseElementsAttr) and value.is_splat else None
-    zero = isinstance(element, ir.FloatAttr | ir.IntegerAttr) and not element.value
+    parts = number.strip("()").split(",")  # two of a complex one
+    zero = all(part == "false" or re.fullmatch(r"-?[0.]+(e[-+]\d+)?", part) for part in parts)
     return "zero" if zero else "splat"
