@@ -12,7 +12,7 @@ class Side:
     Attributes:
         bytes, elements: read for an operand, written for a result. largest: elements of the largest array read.
         flops: elementwise operations. read: bytes that the epilogue of a contraction reads, for a result. passing: the
-        part of these bytes in temporaries. widest: bytes of the largest of those, as they count in `on_chip_reuse`.
+        part of these bytes in temporaries. widest: bytes of the largest of those, as they count in `reuse_widths`.
         staying: the part of these bytes in arrays that stay in on-chip memory while the loop runs, if all arrays that
             the loop keeps there fit; beside: bytes of all those, see `loop_residency`.
     """

@@ -291,7 +291,7 @@ def is_part_held(copy: Copy) -> bool:
 @dataclass(slots=True)
 class CountedBuffers:
     """Collects live intervals and bytes of arrays: of all, and again of the brief ones (see
-    `memory_space_assignment`)."""
+    `on_chip`)."""
 
     intervals: list[Interval] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)

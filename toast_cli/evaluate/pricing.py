@@ -243,7 +243,7 @@ class Pricer:
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
         """Bytes of one whole array as it is moved and stored in a copy: in the narrowest type its readers take, see
-        `narrowing`."""
+        `Narrowing`."""
         return self._moved_bytes(item, copy.places)
 
     def _moved_bytes(self, item: ArrayItem, places: tuple[int, ...]) -> float:

@@ -74,7 +74,7 @@ def library_flops(target: str, operands: list[Shape]) -> float:
         operands: the first is [..., m, n]; of a triangular solve [..., n, n], and the second the right-hand sides.
     """
     found = _FACTORIZATION.match(target)
-    if found is None or len(operands[0]) < 2:
+    if found is None or not operands or len(operands[0]) < 2:
         return 0.0
     name, (*batch, m, n) = found[found.lastindex or 0], operands[0]
     if name == "trsm":

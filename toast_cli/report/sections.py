@@ -256,22 +256,22 @@ def groups(report: Report) -> RenderableType:
 
 
 def certificate(report: Report) -> str:
-    """An upper bound on the plan's distance from the best: `at most 1.3 % slower than the best: no sharding takes less
-    than 12.3 ms`, and the bound's assumptions."""
+    """An upper bound on the plan's distance from the best: `if nothing overlaps, at most 1.3 % slower than the best: no
+    sharding takes less than 12.3 ms`, and the bound's assumptions."""
     found, least = report.predicted.step_seconds_upper, report.search.lower_bound_seconds
     if least <= 0.0:
         return "none: this program and mesh are too large to prove anything in 20 seconds"
     percent = 100.0 * (found / least - 1.0)
     if report.search.proven and percent < SAME_PERCENT:
-        return "no sharding of the arrays is faster, if nothing overlaps"
+        return "if nothing overlaps, no sharding of the arrays is faster"
     if report.search.proven:
         return (
-            f"no plan is better, if nothing overlaps: {percent:.2g} % less time, at most, takes more decisions than "
+            f"if nothing overlaps, no plan is better: {percent:.2g} % less time, at most, takes more decisions than "
             "that is worth"
         )
     return (
-        f"at most {percent:.2g} % slower than the best: no sharding takes less than {format_seconds(least)} "
-        "(nothing overlaps, memory limits ignored, all layers sharded in the same way)"
+        f"if nothing overlaps, at most {percent:.2g} % slower than the best: no sharding takes less than "
+        f"{format_seconds(least)} (memory limits ignored, all layers sharded in the same way)"
     )
 
 
