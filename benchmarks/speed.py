@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from math import log
+from math import inf, log
 from pathlib import Path
 from statistics import mean, median
 
@@ -182,9 +182,9 @@ def evaluation_rates(mesh: str) -> dict[str, float]:
     evaluator = Evaluator(make_problem(program, analyse(program), load_spec(mesh).mesh(None)))
     plans, cost = list[Plan](), evaluator.cost
 
-    def evaluate(plan: Plan) -> Cost:
+    def evaluate(plan: Plan, below: float = inf) -> Cost:
         plans.append(plan)
-        return cost(plan)
+        return cost(plan, below)
 
     evaluator.cost = evaluate  # type: ignore[method-assign]
 
