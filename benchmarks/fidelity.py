@@ -35,7 +35,6 @@ from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
-from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import Dialect, compile_ahead, target_of
 from toast_cli.verify.child import Failure
@@ -147,7 +146,7 @@ def compare(outcome: Outcome, plan: Plan, form: str, job: Job, options: argparse
     emitted = chosen.emit(form)
     written, report = emitted.content, emitted.report
     notes = [text for text in report.analysis.notes if "elsewhere than planned" in text]
-    promised = promised_collectives(collective_facts(outcome.source, Evaluator(problem), plan))
+    promised = collective_facts(outcome.source, Evaluator(problem), plan)
     if job.compiler == "cpu":
         promised = [one.as_written() for one in promised]
     row: Row = {

@@ -32,13 +32,13 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
-from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import applicable, strategy
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.traffic import PromisedCollective, compare_traffic
+from toast_cli.verify.promised import CollectiveFacts
+from toast_cli.verify.traffic import compare_traffic
 
 MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")
 FIRST = ("data-parallel", "zero2", "fsdp", "context", "expert", "edge", "spatial")
@@ -176,9 +176,9 @@ def statements(source: Source, evaluator: Evaluator, plan: Plan) -> dict[str, To
     }
 
 
-def promised(source: Source, evaluator: Evaluator, plan: Plan) -> list[PromisedCollective]:
+def promised(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
     """The report's collectives."""
-    return [one.as_written() for one in promised_collectives(collective_facts(source, evaluator, plan))]
+    return [one.as_written() for one in collective_facts(source, evaluator, plan)]
 
 
 def totals(collectives: Iterable[tuple[str, tuple[int, ...], float, float]]) -> Totals:

@@ -19,7 +19,7 @@ from toast_cli.report.verdict_table import print_verdict
 from toast_cli.verify import ahead, child
 from toast_cli.verify.ahead import gpu_topology, without_tools
 from toast_cli.verify.child import Failure
-from toast_cli.verify.traffic import Promises
+from toast_cli.verify.promised import Promises
 from toast_cli.verify.verdict import Part, Verdict, check_memory
 
 GPUS = [name for name in chip_names() if find_preset(name).chip.platform == "gpu"]

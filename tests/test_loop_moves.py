@@ -23,7 +23,6 @@ from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.report.build import collective_facts
-from toast_cli.report.promises import promised_collectives
 from toast_cli.verify.ahead import Dialect
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import collectives_after_partitioning
@@ -223,7 +222,7 @@ def test_what_is_written_is_promised(name: str, form: str) -> None:
     assert wrong_in(case.source, content, 8, dialect) == []
     compiled = collectives_after_partitioning(content, dialect, AXES)
     assert not isinstance(compiled, Failure), compiled
-    promised = promised_collectives(collective_facts(case.source, case.evaluator, plan))
+    promised = collective_facts(case.source, case.evaluator, plan)
     compared = compare_traffic(promised, compiled, AXES)
     assert compared.missing_bytes == compared.extra_bytes == 0
 

@@ -21,7 +21,6 @@ from toast_cli.emit.stablehlo import emit_shardy
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.report.build import collective_facts
-from toast_cli.report.promises import promised_collectives
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
@@ -178,5 +177,5 @@ def test_what_is_written_is_promised(name: str, form: str) -> None:
     assert wrong_in(case.source, content, 8, "hlo" if form == "hlo" else "stablehlo") == []
     compiled = collectives_after_partitioning(content, "hlo" if form == "hlo" else "stablehlo", AXES)
     assert not isinstance(compiled, Failure), compiled
-    promised = promised_collectives(collective_facts(case.source, case.evaluator, plan))
+    promised = collective_facts(case.source, case.evaluator, plan)
     assert compare_traffic(promised, compiled, AXES).share == 1.0

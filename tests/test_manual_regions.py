@@ -22,7 +22,6 @@ from toast_cli.evaluate.region_price import RegionPrice
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Shard
 from toast_cli.report.model import Report
-from toast_cli.report.promises import promised_collectives
 from toast_cli.request import Request
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
@@ -174,7 +173,7 @@ def test_collectives_are_as_promised(name: str) -> None:
     outcome = outcome_of(name)
     found = collectives_after_partitioning(outcome.emit("stablehlo").content, "stablehlo", AXES)
     assert isinstance(found, list)
-    promised = [one.as_written() for one in promised_collectives(outcome.report.collectives)]
+    promised = [one.as_written() for one in outcome.report.collectives]
     assert any(one.by_hand for one in promised) == (name != "nothing sent")
     rows = compare_traffic(promised, found, AXES).rows
     assert {(row.kind, row.axes): (row.promised_count, row.promised_bytes) for row in rows} == {

@@ -24,7 +24,6 @@ from toast_cli.plan.lower import lower
 from toast_cli.program.ops import DOT_GENERAL
 from toast_cli.program.transposed import transposed
 from toast_cli.report.build import collective_facts
-from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics.strategies import strategy
 from toast_cli.verify.collectives import CompiledCollective, collectives_in
 
@@ -196,7 +195,7 @@ def test_promises_for_the_chip_and_for_the_partitioner() -> None:
     for rows, kind, size in ((64, "reduce-scatter", 16 * 64 * 4), (32, "all-reduce", 32 * 64 * 4)):
         case = case_of(lambda x, w: x @ w, arg(rows, 200), arg(200, 64), mesh=mesh, profile=TILED)
         plan = (case.shard("x.1", "data"), case.shard("x.0", "data"))
-        (promised,) = promised_collectives(collective_facts(case.source, case.evaluator, plan))
+        (promised,) = collective_facts(case.source, case.evaluator, plan)
         assert (promised.kind, promised.bytes) == (kind, size)
         before = promised.as_written()
         assert (before.kind, before.bytes) == ("reduce-scatter", rows // 4 * 64 * 4)

@@ -16,7 +16,6 @@ from toast_cli.errors import UsageError
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Shard
 from toast_cli.report.build import collective_facts
-from toast_cli.report.promises import promised_collectives
 from toast_cli.request import Request
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
@@ -80,7 +79,7 @@ def test_as_planned(function: Any) -> None:
     written = emit(outcome.source, outcome.evaluator.lowered(plan), "hlo")
     found = collectives_after_partitioning(written, "hlo", AXES)
     assert isinstance(found, list), found
-    promised = promised_collectives(collective_facts(outcome.source, outcome.evaluator, plan))
+    promised = collective_facts(outcome.source, outcome.evaluator, plan)
     assert compare_traffic([one.as_written() for one in promised], found, AXES).differences == []
     if function in ("partly's gradient", chosen):
         errors = compare_numbers(write_bytecode(outcome.source.module), written, 16, form="hlo")

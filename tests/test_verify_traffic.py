@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.traffic import PromisedCollective, TrafficComparison, compare_traffic, place_of
+from toast_cli.verify.promised import CollectiveFacts
+from toast_cli.verify.traffic import TrafficComparison, compare_traffic, place_of
 from toast_cli.verify.verdict import judged_traffic
 
 MESH = {"data": 4, "model": 2}
 MB = 1_000_000
 
 
-def promised(kind: str, axes: str, size: int, count: int = 1, place: str = "") -> PromisedCollective:
-    return PromisedCollective(kind, axes.split("+"), size, count, 0.0, place)
+def promised(kind: str, axes: str, size: int, count: int = 1, place: str = "") -> CollectiveFacts:
+    return CollectiveFacts(kind, axes.split("+"), size, count, 0.0, place)
 
 
 def compiled(
@@ -22,7 +23,7 @@ def compiled(
     return CompiledCollective(kind, tuple(axes.split("+")), size, count, name, place)
 
 
-def compared(one: list[PromisedCollective], other: list[CompiledCollective]) -> TrafficComparison:
+def compared(one: list[CollectiveFacts], other: list[CompiledCollective]) -> TrafficComparison:
     return compare_traffic(one, other, MESH)
 
 
@@ -114,7 +115,7 @@ def test_differences_are_named() -> None:
         ),
     ],
 )
-def test_verdicts(one: list[PromisedCollective], other: list[CompiledCollective], outcome: str) -> None:
+def test_verdicts(one: list[CollectiveFacts], other: list[CompiledCollective], outcome: str) -> None:
     assert judged_traffic(compared(one, other))[0] == outcome
 
 

@@ -28,7 +28,6 @@ from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.report.build import collective_facts
-from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
@@ -122,7 +121,7 @@ def measured(outcome: Outcome, plan: Plan, mesh_name: str) -> Row:
     walked = scheduled_time(
         facts.hlo_text, mesh.names, mesh.sizes, mesh.chip.clock_hertz, lambda k, b, a: seconds_on(mesh, k, b, a)
     )
-    promised = promised_collectives(collective_facts(outcome.source, evaluator, plan))
+    promised = collective_facts(outcome.source, evaluator, plan)
     compiled = collectives_in(facts.hlo_text, mesh.names, mesh.sizes)
     compared = compare_traffic(promised, compiled, dict(zip(mesh.names, mesh.sizes, strict=True)))
     return row | {

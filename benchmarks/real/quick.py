@@ -39,14 +39,14 @@ from toast_cli.plan.lower import lower
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
-from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import CompilationTarget, compile_ahead, target_of
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import collectives_after_partitioning
+from toast_cli.verify.promised import CollectiveFacts
 from toast_cli.verify.schedule import scheduled_time
-from toast_cli.verify.traffic import PromisedCollective, compare_traffic
+from toast_cli.verify.traffic import compare_traffic
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "real.jsonl"
 START, END = "<!-- real: written by benchmarks/real/quick.py -->", "<!-- real: end -->"
@@ -184,10 +184,10 @@ def _axes(problem: Problem) -> dict[str, int]:
     return dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
 
 
-def promised_of(source: Source, problem: Problem, plan: Plan) -> list[PromisedCollective]:
+def promised_of(source: Source, problem: Problem, plan: Plan) -> list[CollectiveFacts]:
     """As the partitioner writes them: XLA:TPU narrows and scatters later on."""
     facts = collective_facts(source, Evaluator(problem), plan)
-    return [one.as_written() for one in promised_collectives(facts)]
+    return [one.as_written() for one in facts]
 
 
 def ask_peak(content: bytes, _: Source, __: Problem, ___: Plan, spec: Spec, limit: float) -> Point:

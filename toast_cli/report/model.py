@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from toast_cli.verify.promised import CollectiveFacts as CollectiveFacts
+
 SCHEMA = "toast.report/1"
 # Whether a plan fits in memory.
 YES, UNSURE, NO = "yes", "unsure", "no"
@@ -127,22 +129,6 @@ def strategy_label(name: str, axes: str, mesh: Mapping[str, int]) -> str:
     """A strategy's name in tables: `fsdp:model,data on data=4,model=2`."""
     shape = ",".join(f"{axis}={size}" for axis, size in mesh.items())
     return f"{axes or name} on {shape}" if shape else axes or name
-
-
-@dataclass(frozen=True)
-class CollectiveFacts:
-    """A collective as the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, if
-    that differs. by_hand: the program states it in a manual region; it exists under every plan."""
-
-    kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
-    axes: list[str]  # or ["groups of 2"], where the devices that communicate are not those along axes
-    bytes: int  # of the result, per device, one run
-    count: float  # loops counted; a collective in one of n branches counts 1/n
-    seconds: float  # all of them
-    location: str
-    written_kind: str = ""
-    written_bytes: int = 0
-    by_hand: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Enters: a report, stored or as JSON data. Leaves: `Promises`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from math import prod
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.hardware.schema import MOST_DEVICES
 from toast_cli.inputs import read_json
-from toast_cli.report.model import NO, SCHEMA, UNSURE, YES, CollectiveFacts
-from toast_cli.verify.traffic import PromisedCollective, Promises
+from toast_cli.report.model import NO, SCHEMA, UNSURE, YES
+from toast_cli.verify.promised import CollectiveFacts, Promises
 
 
 def read_promises(path: str) -> Promises:
@@ -67,16 +67,11 @@ def wrong_fields(promises: Promises) -> Iterator[str]:
                 yield f"collectives.{field.name}"
 
 
-def promised_collectives(collectives: Iterable[CollectiveFacts]) -> list[PromisedCollective]:
-    """The collectives of a report, for comparison with XLA's."""
-    return [PromisedCollective(**vars(collective)) for collective in collectives]
-
-
 def promises_of(facts: dict[str, Any]) -> Promises:
     """The promises in a report's JSON data."""
     predicted = facts["predicted"]
-    known = {field.name for field in fields(PromisedCollective)}
-    collectives = [PromisedCollective(**{k: v for k, v in use.items() if k in known}) for use in facts["collectives"]]
+    known = {field.name for field in fields(CollectiveFacts)}
+    collectives = [CollectiveFacts(**{k: v for k, v in use.items() if k in known}) for use in facts["collectives"]]
     return Promises(
         facts["mesh"]["axes"],
         collectives,

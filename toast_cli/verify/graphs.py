@@ -39,12 +39,7 @@ _UNCHANGED = frozenset({"reshape", "convert", "copy", "bitcast", "bitcast-conver
 ElementNumbers = NDArray[np.int64]  # [devices, elements]
 
 
-def run_counts(bodies: dict[str, Nodes], entry: str) -> dict[str, float]:
-    """How often each computation runs in one run of the program; a branch out of n counts 1/n, an unknown loop once."""
-    return _counts(bodies, entry)[0]
-
-
-def _counts(bodies: dict[str, Nodes], entry: str) -> tuple[dict[str, float], dict[str, float]]:
+def run_counts(bodies: dict[str, Nodes], entry: str) -> tuple[dict[str, float], dict[str, float]]:
     """(run counts, the same with the loop around a computation counted once)."""
     runs: dict[str, float] = defaultdict(float)
     entered: dict[str, float] = defaultdict(float)
@@ -134,7 +129,7 @@ class Graph:
 def graphs(text: str) -> Iterator[Graph]:
     """Every computation that runs, in the order of the text."""
     bodies, entry = computations(text)
-    runs, entered = _counts(bodies, entry)
+    runs, entered = run_counts(bodies, entry)
     roots = {name: root.opcode for name, nodes in bodies.items() if (root := root_of(nodes))}
     for name, nodes in bodies.items():
         if name in runs:

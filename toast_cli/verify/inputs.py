@@ -27,11 +27,6 @@ POSITIVE = frozenset({"stablehlo.sqrt", "stablehlo.rsqrt", "stablehlo.log", "sta
 FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
-def random_inputs(module: Any, seed: int) -> list[NDArray[Any]]:
-    """Arguments of `main`, in order."""
-    return input_sets(module, seed, 1)[0]
-
-
 def input_sets(module: Any, seed: int, count: int) -> list[list[NDArray[Any]]]:
     """[count][arguments of `main`]. All sets have the same state and differ in the other arguments.
 

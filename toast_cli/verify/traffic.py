@@ -19,51 +19,13 @@ from typing import Literal
 from toast_cli.frontend.name_stack import op_path
 from toast_cli.hardware.device_groups import group_size
 from toast_cli.verify.collectives import CompiledCollective
+from toast_cli.verify.promised import CollectiveFacts
 
 Key = tuple[str, tuple[str, ...]]  # kind, axes
 Counts = dict[tuple[int, str], float]  # (bytes, line) -> runs
 OnlyIn = Literal["extra", "missing"]
 # Sums closer than this are equal: padding and combined scalars cause such differences.
 _SAME = 0.01
-
-
-@dataclass(frozen=True)
-class PromisedCollective:
-    """A collective as the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, if
-    that differs."""
-
-    kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
-    axes: list[str]
-    bytes: int  # of the result, per device, one run
-    count: float  # loops counted; a collective in one of n branches counts 1/n
-    seconds: float  # all of them
-    location: str
-    written_kind: str = ""
-    written_bytes: int = 0
-    by_hand: bool = False  # stated by the program itself
-
-    def as_written(self) -> PromisedCollective:
-        """The collective as the partitioner writes it, before the chip's compiler reworks it."""
-        if not self.written_kind:
-            return self
-        return replace(self, kind=self.written_kind, bytes=self.written_bytes, written_kind="", written_bytes=0)
-
-
-@dataclass(frozen=True)
-class Promises:
-    """axes: the mesh, name -> size. Bytes per device. fits: True if the plan was predicted to stay within
-    `limit_bytes`. machine: name of the mesh specification of the plan; empty if unknown. host_bytes: in the host's
-    memory. fit: "yes", "unsure" or "no"."""
-
-    axes: dict[str, int]
-    collectives: list[PromisedCollective]
-    peak_bytes: int
-    argument_bytes: int
-    limit_bytes: int
-    fits: bool
-    machine: str = ""
-    host_bytes: int = 0
-    fit: str = "yes"
 
 
 @dataclass(frozen=True)
@@ -127,7 +89,7 @@ class TrafficComparison:
 
 
 def compare_traffic(
-    promised: Iterable[PromisedCollective], found: Iterable[CompiledCollective], mesh: dict[str, int]
+    promised: Iterable[CollectiveFacts], found: Iterable[CompiledCollective], mesh: dict[str, int]
 ) -> TrafficComparison:
     """Compares promised and compiled collectives on a mesh (axis -> size)."""
     order = list(mesh)

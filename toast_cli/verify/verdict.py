@@ -18,7 +18,8 @@ from toast_cli.verify.collectives import CompiledCollective, collectives_in
 from toast_cli.verify.errors import excess
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.traffic import Promises, TrafficComparison, compare_traffic
+from toast_cli.verify.promised import Promises
+from toast_cli.verify.traffic import TrafficComparison, compare_traffic
 
 SCHEMA = "toast.verify/1"
 VerdictOutcome = Literal["agreed", "disagreed", "unchecked"]
