@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from clock import Clock
 from hypothesis import given, settings
@@ -33,7 +34,9 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.request import Effort
 from toast_cli.search.edits import suited
 from toast_cli.search.exact import Deadline, bound
-from toast_cli.search.incumbent import SearchResult
+from toast_cli.search.incumbent import Budget, Incumbent, SearchResult
+from toast_cli.search.local import LocalSearch
+from toast_cli.search.moves import NEIGHBOURHOODS, Moves
 from toast_cli.search.objective import Objective, Rank
 from toast_cli.search.run import PLANS, SEARCHES, Settings, run_search, search_shapes
 from toast_cli.tactics import starting_plans
@@ -394,3 +397,37 @@ def test_a_search_runs_outside_the_main_thread() -> None:
     thread.start()
     thread.join()
     assert found == [20]
+
+
+def local_search(name: str, seed: int = 0) -> tuple[Incumbent, LocalSearch]:
+    evaluator = fresh(name)
+    incumbent = Incumbent(evaluator, Budget(None, None), starting_plans(evaluator.problem))
+    moves = Moves(evaluator.problem, evaluator.seconds_between)
+    return incumbent, LocalSearch(incumbent, moves, np.random.default_rng(seed))
+
+
+def test_each_plan_to_start_from_is_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    incumbent, local = local_search("perceptron")
+    improved: list[Plan] = []
+    improve = local.improve
+
+    def watched(plan: Plan, evaluations: float) -> Plan:
+        improved.append(plan)
+        return improve(plan, evaluations)
+
+    monkeypatch.setattr(local, "improve", watched)
+    local.run()
+    assert len(incumbent.starts) > 6
+    assert set(incumbent.starts) <= set(improved)
+
+
+def test_a_turn_ends_within_an_edit_of_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also among edits that remove the same decisions, of which the best is made."""
+    monkeypatch.setattr("toast_cli.search.local.TURN", 5)
+    incumbent, local = local_search("perceptron")
+    for neighbourhood in NEIGHBOURHOODS:
+        for plan in incumbent.starts:
+            incumbent.worth(plan)
+            before = len(incumbent.seen)
+            local._turn(neighbourhood, plan)
+            assert len(incumbent.seen) - before <= 5 + 8  # an edit leads to a few plans
