@@ -31,13 +31,13 @@ from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
+from toast_cli.promised import CollectiveFacts
 from toast_cli.report.build import collective_facts
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import applicable, strategy
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.promised import CollectiveFacts
 from toast_cli.verify.traffic import compare_traffic
 
 MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")

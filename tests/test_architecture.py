@@ -27,6 +27,7 @@ ORDER = [
     "outputs",
     "device_mesh",
     "program",
+    "promised",
     "quantities",
     "folding",
     "hardware",

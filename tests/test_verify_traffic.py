@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from toast_cli.promised import CollectiveFacts
 from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.promised import CollectiveFacts
 from toast_cli.verify.traffic import TrafficComparison, compare_traffic, place_of
 from toast_cli.verify.verdict import judged_traffic
 

@@ -38,13 +38,13 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
+from toast_cli.promised import CollectiveFacts
 from toast_cli.report.build import collective_facts
 from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import CompilationTarget, compile_ahead, target_of
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.promised import CollectiveFacts
 from toast_cli.verify.schedule import scheduled_time
 from toast_cli.verify.traffic import compare_traffic
 

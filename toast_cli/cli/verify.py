@@ -17,8 +17,8 @@ from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Outcome
+    from toast_cli.promised import Promises
     from toast_cli.verify.ahead import Judge
-    from toast_cli.verify.promised import Promises
 
 EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
 _EXAMPLE = {CompilerName.tpu: "v4-32", CompilerName.gpu: "h100-8"}

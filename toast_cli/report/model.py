@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from toast_cli.verify.promised import CollectiveFacts as CollectiveFacts
+from toast_cli.promised import CollectiveFacts as CollectiveFacts
 
 SCHEMA = "toast.report/1"
 # Whether a plan fits in memory.

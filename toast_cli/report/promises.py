@@ -13,8 +13,8 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.hardware.schema import MOST_DEVICES
 from toast_cli.inputs import read_json
+from toast_cli.promised import CollectiveFacts, Promises
 from toast_cli.report.model import NO, SCHEMA, UNSURE, YES
-from toast_cli.verify.promised import CollectiveFacts, Promises
 
 
 def read_promises(path: str) -> Promises:

@@ -18,8 +18,8 @@ from typing import Literal
 
 from toast_cli.frontend.name_stack import op_path
 from toast_cli.hardware.device_groups import group_size
+from toast_cli.promised import CollectiveFacts
 from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.promised import CollectiveFacts
 
 Key = tuple[str, tuple[str, ...]]  # kind, axes
 Counts = dict[tuple[int, str], float]  # (bytes, line) -> runs

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
+from toast_cli.promised import Promises
 from toast_cli.quantities import format_bytes
 from toast_cli.verify.ahead import AheadFacts, Dialect, Judge, compile_ahead
 from toast_cli.verify.child import Failure
@@ -18,7 +19,6 @@ from toast_cli.verify.collectives import CompiledCollective, collectives_in
 from toast_cli.verify.errors import excess
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.promised import Promises
 from toast_cli.verify.traffic import TrafficComparison, compare_traffic
 
 SCHEMA = "toast.verify/1"
