@@ -18,6 +18,11 @@ from toast_cli.verify.verdict import Part, Verdict
 
 ALL, NOTHING = ("libtpu", "jax_cuda12_plugin"), ()
 SLICES = parse_spec("chip: v5e\ntopology: {torus: [2, 2], network: {slices: 2}}\n", "two.yaml")
+MY_TPU = parse_spec(
+    "chip: {name: mine, platform: tpu, matrix_flops: {bf16: 1TFLOP/s}, vector_flops: 1TFLOP/s, memory: 8GB, "
+    "memory_bandwidth: 1TB/s}\ntopology: {torus: [2, 2], link: {bandwidth: 45GB/s, latency: 1us}}\n",
+    "mine.yaml",
+)
 OWN = parse_spec(
     "chip: {name: mine, platform: gpu, matrix_flops: {bf16: 1TFLOP/s}, vector_flops: 1TFLOP/s, memory: 8GB, "
     "memory_bandwidth: 1TB/s}\ntopology: {switch: {size: 8, bandwidth: 1GB/s, latency: 1us}}\n",
@@ -37,9 +42,10 @@ CHOICES: list[tuple[Spec | None, tuple[str, ...], str | None, str | type[ToastEr
     (GPU, ALL, None, "H100:1x1x8", ""),
     (GPU, ("libtpu",), None, "", HOW_GPU),
     (GPU, ("jax_cuda13_plugin",), None, "H100:1x1x8", ""),
-    (SLICES, ALL, None, "", "libtpu has no single-slice topology for two"),
-    (SLICES, ALL, "cpu", "", "libtpu has no single-slice topology for two"),
-    (SLICES, ALL, "tpu", UsageError, ""),
+    (SLICES, ALL, None, "2xv5e:2x2", ""),
+    (MY_TPU, ALL, None, "", "libtpu has no topology for mine"),
+    (MY_TPU, ALL, "cpu", "", "libtpu has no topology for mine"),
+    (MY_TPU, ALL, "tpu", UsageError, ""),
     (OWN, ALL, None, "", "mine is no chip that XLA's compiler for GPUs can be told about"),
     (None, ALL, None, "", ""),
     (None, ALL, "cpu", "", ""),

@@ -171,6 +171,7 @@ def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> Non
         ("v5e-16", {"data": 4, "model": 4}, (0, 1), False),  # 4 x 4
         ("v5e-16", {"data": 8, "model": 2}, (0,), True),  # half of it
         ("v6e-64", {"data": 8, "model": 8}, (0, 1), False),
+        ("2xv5e-16", {"slice": 2, "data": 16}, (1,), False),  # each of two slices
         ("v6e-64", {"data": 8, "model": 8}, (1,), True),
         ("h100-8", {"data": 8}, (0,), True),
     ],

@@ -28,6 +28,11 @@ DONE = "%d = f32[8]{0} all-gather-done(%s)"
 LATER = f"%t = f32[8]{{0}} all-reduce-start(%p), channel_id=2, {GROUPS}, to_apply=%add"
 LATER_DONE = "%e = f32[8]{0} all-reduce-done(%t)"
 
+SENT_OUT = (
+    "%r = (f32[8]{0}, u32[], token[]) recv(%after), channel_id=1, is_host_transfer=true, frontend_attributes={"
+    '_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2,3,4}x{0:0}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+)
+
 LOOP = f"""%body (b: (s32[], f32[8])) -> (s32[], f32[8]) {{
   %b = (s32[], f32[8]{{0}}) parameter(0)
   %x = f32[8]{{0}} get-tuple-element(%b), index=1
@@ -92,6 +97,7 @@ CASES = {
          fused(3, 1)],
         "".join(PIECE.format(k, GROUPS) for k in (1, 2, 3)) + BESIDE, 9, 10, 1,
     ),
+    "a sum over slices, through the host": ([SENT_OUT, compute("a", 4), "%d = f32[8]{0} recv-done(%r)"], "", 4, 10, 6),
     "a gather in one fusion": ([fused(1, 2)], PIECE.format(1, GROUPS), 2, 10, 8),
 }  # fmt: skip
 

@@ -85,7 +85,7 @@ def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], a
     if "tiled-reduce-scatter" not in profile.passes:
         return True
     count, torus = prod(mesh.sizes[axis] for axis in axes), _torus(mesh, axes)
-    if count == mesh.devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= SQUARE_EDGE)):
+    if count == mesh.slice_devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= SQUARE_EDGE)):
         return False
     streams = SQUARE_STREAMS if is_square(mesh, axes, count) else STREAMS
     return _comes_apart(array, count, streams)

@@ -8,15 +8,16 @@ timeout of the compiler is a verdict, not an error.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
+from math import prod
 from typing import Protocol
 
 from toast_cli.compiler.collectives import latency_part
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.confirm.model import Compiled
 from toast_cli.cost.collectives import KINDS, collective_seconds
-from toast_cli.hardware import Mesh
+from toast_cli.hardware import Axis, Mesh
 from toast_cli.verify.ahead import AheadFacts, CompilationTarget, compile_ahead
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import collectives_after_partitioning
@@ -98,7 +99,7 @@ class AheadOfTime:
         return self._read(facts, seconds)
 
     def _read(self, facts: AheadFacts, seconds: float) -> Compiled:
-        mesh = self.mesh
+        mesh = _split_at_networks(self.mesh) if self.target.slices > 1 else self.mesh
         clock = mesh.chip.clock_hertz if facts.cycles else 0.0
         found = scheduled_time(
             facts.hlo_text,
@@ -118,6 +119,20 @@ class AheadOfTime:
             found.by_kind,
             seconds,
         )
+
+
+def _split_at_networks(mesh: Mesh) -> Mesh:
+    """The mesh with each axis that a network divides as two: XLA:TPU takes collectives between slices apart."""
+    axes = []
+    for axis in mesh.axes:
+        for links in (
+            tuple(link for link in axis.links if link.kind == "network"),
+            tuple(link for link in axis.links if link.kind != "network"),
+        ):
+            if links:
+                name = axis.name if len(links) == len(axis.links) else f"{axis.name} over {links[0].kind}"
+                axes.append(Axis(name, prod(link.size for link in links), links))
+    return replace(mesh, axes=tuple(axes))
 
 
 def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, combined: bool = False) -> float:

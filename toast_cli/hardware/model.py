@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 LinkKind = Literal["ring", "line", "switch", "network"]
@@ -115,6 +116,11 @@ class Mesh:
         for axis in self.axes:
             count *= axis.size
         return count
+
+    @property
+    def slice_devices(self) -> int:
+        """Number of devices that no network separates."""
+        return self.devices // prod(link.size for axis in self.axes for link in axis.links if link.kind == "network")
 
     @property
     def sizes(self) -> tuple[int, ...]:

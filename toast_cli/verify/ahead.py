@@ -77,8 +77,8 @@ def without_tools(failure: Failure) -> Failure:
 class CompilationTarget:
     """A machine that XLA can compile for.
 
-    `topology`: libtpu's name for it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name; `config`:
-    its properties, as XLA reads them.
+    `topology`: libtpu's name of one slice (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name;
+    `config`: its properties, as XLA reads them. `slices`: of TPUs, joined by the data-center network.
     """
 
     platform: Platform
@@ -87,11 +87,13 @@ class CompilationTarget:
     megacore: bool = False
     chip: str = ""
     config: str = ""
+    slices: int = 1
 
     @property
     def label(self) -> str:
-        """`v4:2x2x4`, `H100:1x1x8`."""
-        return f"{self.chip}:{self.topology}" if self.chip else self.topology
+        """`v4:2x2x4`, `2xv5e:4x4`, `H100:1x1x8`."""
+        before = f"{self.chip}:" if self.chip else f"{self.slices}x" if self.slices > 1 else ""
+        return before + self.topology
 
     def find_devices(self) -> list[Any]:
         """XLA's descriptions of its devices; imports jax."""
@@ -99,7 +101,7 @@ class CompilationTarget:
 
         if self.platform == "gpu":
             return xla.gpu_devices(self.topology, self.config)
-        return xla.tpu_devices(self.topology, self.megacore)[: self.devices]
+        return xla.tpu_devices(self.topology, self.megacore, self.slices)[: self.devices]
 
 
 @dataclass(frozen=True)
@@ -150,14 +152,16 @@ def target_of(spec: Spec) -> CompilationTarget:
             platform, gpu_topology(spec), spec.devices, chip=spec.chip.name, config=gpu_target_text(spec.chip)
         )
     name, preset = spec.chip.name, spec.preset
-    if preset is None or name != preset.chip.name or any(d.kind == "network" for d in spec.dimensions):
-        raise UsageError(
-            f"libtpu has no single-slice topology for {spec.name}", where="--mesh", hint="use --compiler cpu"
-        )
+    if preset is None or name != preset.chip.name:
+        raise UsageError(f"libtpu has no topology for {spec.name}", where="--mesh", hint="use --compiler cpu")
     sizes = [d.size for d in spec.dimensions if d.kind in ("ring", "line") and d.name != "core"]
     # A topology's name has all dimensions of the chip's torus, even those that the slice does not use.
     sizes += [1] * (preset.torus_rank - len(sizes))
-    return CompilationTarget(platform, f"{name}:{'x'.join(map(str, sizes))}", spec.devices, preset.megacore)
+    topology, slices = (
+        f"{name}:{'x'.join(map(str, sizes))}",
+        prod(d.size for d in spec.dimensions if d.kind == "network"),
+    )
+    return CompilationTarget(platform, topology, spec.devices, preset.megacore, slices=slices)
 
 
 def compile_ahead(

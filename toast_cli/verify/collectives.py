@@ -7,7 +7,7 @@ an asynchronous collective, with one channel, in each computation that overlaps 
 not counted here. And it turns a gather before a contraction, or a scatter after one, into a loop
 (`%…windowed_dot_general_body_ag…`, `…_rs…`) that permutes one shard around the devices while it multiplies; with
 permutes in both directions, one more permute sends a scatter's sum to its device, or the first shard of a gather. For
-four devices the loop of a scatter is unrolled.
+four devices the loop of a scatter is unrolled. Between slices it sends and receives through the host (`recv`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permute
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 HIDDEN_REDUCE_SCATTER = "all-reduce-scatter"
-OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-to-all", "fusion"))
+BETWEEN_SLICES = "recv"  # opcode of an asynchronous collective between slices
+OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-to-all", "fusion", BETWEEN_SLICES))
 
 _WINDOWED = re.compile(r"windowed_dot_general_body_(ag|rs)")
 _WINDOWED_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
@@ -35,6 +36,8 @@ _UNROLLED_PERMUTES = 3
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _PAD = re.compile(r" = (\w+\[[\d,]+\])\S* pad\([^)]*\), padding=([\dx_]+)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+_BETWEEN_SLICES_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_PAIRWISE = "one-to-one"  # between slices: a collective-permute
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,10 @@ def kind_of(node: Node, computation: str) -> str | None:
         return None
     if node.opcode == "fusion":
         return "reduce-scatter" if f"calls=%{HIDDEN_REDUCE_SCATTER}" in node.rest else None
+    if node.opcode == BETWEEN_SLICES:
+        found = _BETWEEN_SLICES_KIND.search(node.rest)
+        kind = found[1].lower().replace("_", "-") if found else None
+        return "collective-permute" if kind == _PAIRWISE else kind
     return node.opcode.removeprefix("ragged-").removesuffix("-start")
 
 
@@ -136,7 +143,7 @@ def mesh_axes(
     node: Node, text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], devices: int
 ) -> tuple[str, ...]:
     """The mesh axes it runs over."""
-    if node.opcode.startswith("collective-permute"):
+    if kind_of(node, "") == "collective-permute":
         return permuted_axes(node.rest, axis_names, axis_sizes)
     groups = groups_in(callee(node, text) if node.opcode == "fusion" else node.rest, devices)
     return UNKNOWN if groups is None else axes_of(groups, axis_names, axis_sizes)
@@ -161,7 +168,7 @@ def without_padding(sizes: tuple[int, ...], body: str, devices: int) -> tuple[in
 
 def result_sizes(kind: str, node: Node) -> tuple[int, ...]:
     """Bytes of each array communicated; an asynchronous start lists its operands first, an all-to-all its pieces."""
-    sizes = node.sizes
+    sizes = node.sizes if node.opcode != BETWEEN_SLICES else node.sizes[:1]
     if node.opcode.endswith("-start") and kind != "all-reduce":
         data = [size for size in sizes if size > 4] or list(sizes)
         sizes = tuple(data[len(data) // 2 :])

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from toast_cli.verify.collectives import (
+    BETWEEN_SLICES,
     HIDDEN_REDUCE_SCATTER,
     OPCODES,
     callee,
@@ -165,9 +166,9 @@ class _Walk:
                     clocks.wait_for(operand)
                 continue
             busy = cycles_of(node.rest) / self._clock if self._clock else 0.0
-            if f"calls=%{HIDDEN_REDUCE_SCATTER}" in node.rest or node.opcode in OPCODES - {"fusion"}:
+            if kind_of(node, name) is not None:
                 end = self._send(self._collective(name, node), clocks, total)
-                if node.opcode.endswith("-start"):
+                if node.opcode.endswith("-start") or node.opcode == BETWEEN_SLICES:
                     clocks.begun[node.name] = end
                 else:
                     clocks.cores = end

@@ -83,19 +83,20 @@ def verify(
     target, unasked = judge.target, judge.unasked
     if target is not None:
         compiled = compile_ahead(program, form, target, shardy=form == "stablehlo")
+        found: list[CompiledCollective] | Failure
         if not isinstance(compiled, Failure):
-            found: list[CompiledCollective] | Failure = collectives_in(
-                compiled.hlo_text, tuple(axes), tuple(axes.values())
-            )
+            found = collectives_in(compiled.hlo_text, tuple(axes), tuple(axes.values()))
         else:
             found = compiled
             if not judge.by_name and not out_of_memory(compiled):
                 unasked = f"XLA:{target.platform.upper()} did not compile it: {compiled.reason}"
                 target = None
         memory = check_memory(compiled, promises)
-    if target is None:
+    # XLA:TPU takes collectives between slices apart into several inside them and one between them.
+    if target is None or (target.slices > 1 and not isinstance(found, Failure)):
         found = collectives_after_partitioning(program, form, axes)
         promises = promises and replace(promises, collectives=[one.as_written() for one in promises.collectives])
+    if target is None:
         memory = Part("memory", "unchecked", "only a compiler for the real chips can judge it: --compiler tpu or gpu")
     parts = [check_collectives(found, axes, promises), memory]
     if original is not None:

@@ -81,14 +81,17 @@ def _in_one_memory(program: bytes) -> bytes:
     return write_bytecode(module)
 
 
-def tpu_devices(topology: str, megacore: bool) -> list[Any]:
-    """Devices of a TPU slice that need not be present, e.g.
-    `v4:2x2x4`, for compiling ahead of time. Imports jax; needs libtpu.
+def tpu_devices(topology: str, megacore: bool, slices: int = 1) -> list[Any]:
+    """Devices of TPU slices that need not be present, e.g. each `v4:2x2x4`, for compiling ahead of time; one slice
+    after the other. Imports jax; needs libtpu.
     """
     from jax.experimental import topologies
 
-    options = {"chip_config_name": "megacore"} if megacore else {}
-    return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if megacore else {}
+    if slices > 1:
+        options["num_slices"] = slices
+    found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+    return sorted(found, key=lambda device: device.id)
 
 
 def gpu_devices(topology: str, config: str) -> list[Any]:
@@ -111,11 +114,10 @@ def compile_ahead(
     Raises RuntimeError, also if it does not fit in their memory.
     """
     compiler = needed("jax._src.compiler", "get_compile_options")
-    count = len(devices)
     compile_options = compiler.get_compile_options(
         1,
-        count,
-        device_assignment=np.arange(count).reshape(1, count),
+        len(devices),
+        device_assignment=np.array([[device.id for device in devices]]),
         backend=devices[0].client,
         env_options_overrides=dict(options or {}),
     )
