@@ -100,6 +100,11 @@ RUNS = (
         asynchronous=OFFLOADED, fused=True),
     Run("Llama 2 7B", LLAMA_2, "h100:8", "data=8", "fsdp:data", 16, 4096, "minimal", 0.721,
         "NVIDIA/JAX-Toolbox, docs/frameworks/maxtext", asynchronous=frozenset(KINDS), scanned=False),
+    # Selective checkpointing of single operations: every second product of a layer is computed again.
+    *(Run("Llama 3.1 8B", LLAMA_8B, f"h100:{gpus}", f"data={gpus}", "fsdp:data", 2 * gpus, 8192,
+          ("q", "v", "gate", "down"), 2 * 8192 / tokens, "pytorch/torchtitan, benchmarks llama3_h100_202412",
+          asynchronous=frozenset(KINDS), scanned=False)
+      for gpus, tokens in ((8, 6667), (128, 6514))),
     Run("MPT 7B", MPT_7B, "h100:8", "data=8", "fsdp:data", 48, 2048, "all", 6 * 2048 / 10643, FOUNDRY,
         asynchronous=frozenset(KINDS), scanned=False),
     *(Run("MPT 13B", MPT_13B, f"h100:{gpus}", f"data={gpus}", "fsdp:data", 2 * gpus, 2048, "all", 2 * 2048 / tokens,

@@ -73,8 +73,8 @@ PASSES = plain.PASSES | {
 
 SOURCES = {
     "passes": "programs compiled for v4, v5e, v5p and v6e; each rule tells in its docstring what was seen",
-    "asynchronous": "programs of published packages compiled for v4, v5e and v6e, `python -m benchmarks.real.overlap`; "
-    "others as v4 and v6e",
+    "asynchronous": "programs of published packages compiled for v4, v5e and v6e, `python -m benchmarks.real.quick "
+    "--ask step`; others as v4 and v6e",
     "attained": f"fitted to {VERSION}'s estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of "
     "programs.jsonl; passed_bytes: those, and steps of published programs in real.jsonl; hand_written: published steps "
     "of MaxText with flash and splash attention on v5e, v5p and TPU7x come out within 7 %, see docs/howto/kernels.md",
