@@ -156,11 +156,11 @@ def judge_point(point: CheckPoint, progress: Any = None, tell: Any = None) -> tu
     stored = read_report(point.against) if exists and not point.update else None
     if stored is not None:
         spec = load_spec(point.request.mesh)
-        checks.refuse_other_mesh(stored, spec.chip.name, spec.devices)
+        checks.refuse_other_mesh(stored, point.against, spec.chip.name, spec.devices)
     began = time.perf_counter()
     report = pipeline.partition(point.request, progress, tell, annotated=False).report
     seconds = time.perf_counter() - began
-    verdict = checks.verdict(report, point.request.program, point.request.mesh, point.limits, stored, seconds)
+    verdict = checks.verdict(report, point.request, point.limits, stored, point.against, seconds)
     wanted = point.update and bool(point.against) and verdict.status == checks.PASSED
     return report, Judged(verdict, to_bytes(report) if wanted and not same_facts(point.against, report) else None)
 

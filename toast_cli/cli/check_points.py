@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from toast_cli.cli import options
 from toast_cli.cli.values import bytes_or_none, parse_fraction, seconds_or_none
 from toast_cli.errors import ToastError, UsageError
-from toast_cli.inputs import STDIN, resolved
+from toast_cli.inputs import STDIN, resolved, typed
 from toast_cli.kept import Kept, key_of, users_folder
 from toast_cli.request import Ask
 
@@ -131,14 +131,14 @@ class KnownChecks:
 
     def find(self, key: str) -> CheckVerdict | None:
         """The cached verdict of a key; None if there is none, or the key is empty."""
-        from toast_cli.report.checks import Check, CheckVerdict
+        from toast_cli.report.checks import CheckVerdict
 
         facts = self._kept.find(key) if key else None
         if facts is None:
             return None
         try:
-            verdict = CheckVerdict(**{**facts, "checks": [Check(**one) for one in facts["checks"]]})
-        except (TypeError, KeyError):
+            verdict: CheckVerdict = typed(CheckVerdict, facts, "the verdict")
+        except ValueError:
             return None
         return verdict
 

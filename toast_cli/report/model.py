@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from toast_cli import promised
 from toast_cli.promised import CollectiveFacts as CollectiveFacts
 
 SCHEMA = "toast.report/1"
@@ -49,9 +50,9 @@ class DecisionFacts:
     target: str  # class group ("batch") or argument group ("weights")
     axis: str
     sides: dict[str, int]  # resolution group -> chosen side
-    classes: int  # dimension classes in the group (shard), arguments in it (replicate)
-    size: int  # elements along the largest of them; 0 for replicate
-    text: str  # in words
+    classes: int = 0  # dimension classes in the group (shard), arguments in it (replicate)
+    size: int = 0  # elements along the largest of them; 0 for replicate
+    text: str = ""  # in words
     # Class group: ops that have it are left out. "sum over it": those that sum over its own; "look up rows of tables".
     unless: str = ""
     only: str = ""  # class group: ops that do not have it are left out
@@ -307,6 +308,13 @@ class Report:
     def met(self) -> bool:
         """True if the plan fits, or may fit, and keeps all requested bounds."""
         return self.fit != NO and all(bound.holds for bound in self.goal.bounds)
+
+    @property
+    def promises(self) -> promised.Promises:
+        """The figures that XLA's are compared with."""
+        mesh, cost = self.mesh, self.predicted
+        sizes = (cost.peak_bytes, cost.argument_bytes, cost.limit_bytes)
+        return promised.Promises(mesh.axes, self.collectives, *sizes, cost.fits, mesh.name, cost.host_bytes, cost.fit)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-serialisable data, `schema` first."""
