@@ -118,7 +118,7 @@ def stored(decisions: tuple[str, ...] | None = None, **figures: Any) -> model.Re
     report = make_report(replace(PREDICTED, **figures))
     if decisions is None:
         return report
-    facts = [model.DecisionFacts("shard", "batch", "data", {}, text=text) for text in decisions]
+    facts = [model.DecisionFacts("shard", "batch", "data", {}, 1, 8, text) for text in decisions]
     return replace(report, plan=replace(report.plan, decisions=facts))
 
 

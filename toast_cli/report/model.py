@@ -50,9 +50,9 @@ class DecisionFacts:
     target: str  # class group ("batch") or argument group ("weights")
     axis: str
     sides: dict[str, int]  # resolution group -> chosen side
-    classes: int = 0  # dimension classes in the group (shard), arguments in it (replicate)
-    size: int = 0  # elements along the largest of them; 0 for replicate
-    text: str = ""  # in words
+    classes: int  # dimension classes in the group (shard), arguments in it (replicate)
+    size: int  # elements along the largest of them; 0 for replicate
+    text: str  # in words
     # Class group: ops that have it are left out. "sum over it": those that sum over its own; "look up rows of tables".
     unless: str = ""
     only: str = ""  # class group: ops that do not have it are left out
