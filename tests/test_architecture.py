@@ -22,7 +22,7 @@ ORDER = [
     "xla",
     "units",
     "inputs",
-    "kept",
+    "disk_cache",
     "child",
     "outputs",
     "device_mesh",
