@@ -164,6 +164,7 @@ def one_device(chip: str) -> Mesh:
 
 
 MANY = 10  # cases of which a 90th percentile says something
+OFF = 15.0  # percent: families with smaller errors are not listed
 
 
 def summary(rows: list[Row]) -> list[Row]:
@@ -183,12 +184,15 @@ def summary(rows: list[Row]) -> list[Row]:
 
 
 def by_family(rows: list[Row]) -> list[str]:
-    """Lines of a Markdown table of the test cases in the rows of `summary`: families down, chips across. A cell is the
-    median of the error's size, with the 90th percentile in parentheses where there are ten cases or more.
+    """Lines of a Markdown table of the test cases in the rows of `summary`: all, and families with a median error of
+    `OFF` percent or more on some chip, down, chips across. A cell is the median of the error's size, with the 90th
+    percentile in parentheses where there are ten cases or more.
     """
     chips = list(dict.fromkeys(row["chip"] for row in rows))
     cells: dict[str, Row] = {}
-    for row in sorted((row for row in rows if row["set"] == "test"), key=lambda row: row["family"]):
+    shown = {"all", *(row["family"] for row in rows if row["set"] == "test" and row["median"] >= OFF)}
+    judged = (row for row in rows if row["set"] == "test" and row["family"] in shown)
+    for row in sorted(judged, key=lambda row: row["family"]):
         line = cells.setdefault(row["family"], {"family": row["family"]})
         line[row["chip"]] = f"{row['median']:.0f}" + (f" ({row['ninth']:.0f})" if row["cases"] >= MANY else "")
     columns = {"family": "{family}"} | {f"{chip} %": f"{{{chip}}}" for chip in chips}

@@ -26,6 +26,7 @@ from functools import cache
 from math import log
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 if __name__ == "__main__":
@@ -54,6 +55,7 @@ FIELDS = ("program", "chip", "jax", "seconds", "spread", "temp_bytes", "argument
 PROFILED = ("device_seconds", "kernels")  # of newer rows
 LEAST_SECONDS, LEAST_PROFILED = 100e-6, 5e-6
 LEAST_OF_KERNEL = 380e-6
+FAR = 1.5  # predicted over measured, or the other way round, of programs that the page names
 MOST_BYTES = 70 * 2**30  # peak of a program that is exported
 MOST_FILE_BYTES = 10**6  # as stored: larger programs take long to compile
 BEGIN, END = "<!-- gpu times: written by benchmarks/gpu_times.py -->", "<!-- gpu times: end -->"
@@ -93,22 +95,25 @@ def main(arguments: list[str] | None = None) -> int:
         tables = [
             *by_family(summary(ops)),
             "",
-            *by_program(programs),
+            *by_set(programs),
         ]
         put_between(options.write, BEGIN, END, tables)
     return 0
 
 
-def by_program(programs: list[Row]) -> list[str]:
-    """Lines of a Markdown table: programs down; for each chip measured milliseconds, and predicted over measured."""
-    chips = sorted({row["chip"] for row in programs})
-    cells: dict[str, Row] = {}
-    for row in programs:
-        line = cells.setdefault(row["program"], {"program": row["program"], "set": row["set"]})
-        line |= {f"{row['chip']} ms": f"{row['measured']:.1f}", f"{row['chip']} predicted": f"{row['ratio']:.2f}"}
-    heads = [f"{chip} {word}" for chip in chips for word in ("ms", "predicted")]
-    columns = {"program": "{program}", "set": "{set}"} | {head: f"{{{head}}}" for head in heads}
-    return markdown_table(columns, [dict.fromkeys(heads, "–") | line for line in cells.values()], words=2)
+def by_set(programs: list[Row]) -> list[str]:
+    """Lines of a Markdown table: for each set of programs and chip, predicted over measured; then the furthest off."""
+    columns = {head: f"{{{head}}}" for head in ("set", "chip", "programs", "median", "least", "most")}
+    rows = []
+    for which, chip in sorted({(row["set"], row["chip"]) for row in programs}):
+        ratios = [row["ratio"] for row in programs if (row["set"], row["chip"]) == (which, chip)]
+        figures = {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
+        shown = {name: f"{ratio:.2f}" for name, ratio in figures.items()}
+        rows.append({"set": which, "chip": chip, "programs": len(ratios), **shown})
+    far = sorted((row for row in programs if not 1 / FAR < row["ratio"] < FAR), key=lambda row: row["ratio"])
+    named = ", ".join(f"{row['program']} {row['ratio']:.2f} ({row['chip']})" for row in far)
+    listed = fill(f"Off by more than a factor of {FAR:g}: {named}.", 120, break_on_hyphens=False)
+    return [*markdown_table(columns, rows, words=2), "", listed]
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

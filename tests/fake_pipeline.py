@@ -23,7 +23,7 @@ class Pipeline:
     requests: list[Request] = field(default_factory=list)
     emitted: list[str] = field(default_factory=list)
     annotated: list[str] = field(default_factory=list)
-    unheeded: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
     def partition(
         self,

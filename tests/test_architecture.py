@@ -22,7 +22,7 @@ ORDER = [
     "xla",
     "units",
     "inputs",
-    "kept",
+    "disk_cache",
     "child",
     "outputs",
     "device_mesh",
@@ -229,7 +229,6 @@ def test_decisions_of_different_kinds_are_never_equal() -> None:
 # Options of users, rows of a table, and functions that still have to be taken apart.
 MANY_PARAMETERS = {
     *("toast_cli.api:partition", "toast_cli.compiled:jit"),
-    *("toast_cli.hardware.chips:_tpu", "toast_cli.hardware.chips:_gpu"),
     "toast_cli.cost.roofline:kernel_seconds",
 }
 

@@ -18,7 +18,7 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import expert, experts, parse_wishes, starting_plans, strategy
-from toast_cli.tactics.strategies import baselines, ways_of
+from toast_cli.tactics.strategies import baselines, plans_of_strategy
 
 SLOW = LINK_BYTES_PER_SECOND / 10
 WEIGHT_BYTES = 1024 * 1024 * 4
@@ -62,16 +62,16 @@ ASSIGNED: list[tuple[dict[str, int], str, list[str]]] = [
 
 @pytest.mark.parametrize(("axes", "name", "assigned"), ASSIGNED, ids=[f"{a} {n}" for a, n, _ in ASSIGNED])
 def test_axes_are_assigned_in_the_ways_that_differ(axes: dict[str, int], name: str, assigned: list[str]) -> None:
-    assert list(ways_of(trained(**axes).problem, name)) == assigned
+    assert list(plans_of_strategy(trained(**axes).problem, name)) == assigned
 
 
 def test_a_companion_takes_the_axes_of_the_tactic_before_it() -> None:
     source, dimensions = sample("t2b_tiny")
     problem = make_problem(source.program, dimensions, tiers(node=2, gpu=4))
     other = "fsdp:gpu + megatron:node + sequence"
-    ways = ways_of(problem, "fsdp x megatron+sequence")
-    assert list(ways) == ["", other]
-    assert strategy(problem, other) == ways[other]
+    plans = plans_of_strategy(problem, "fsdp x megatron+sequence")
+    assert list(plans) == ["", other]
+    assert strategy(problem, other) == plans[other]
 
 
 def test_gradients_are_summed_over_the_fast_axis_before_they_cross_the_slow_one() -> None:
@@ -79,7 +79,7 @@ def test_gradients_are_summed_over_the_fast_axis_before_they_cross_the_slow_one(
     case = trained()
     summed = {
         axes: sum(use.seconds for use in case.evaluator.collectives(plan) if use.kind == "reduce-scatter")
-        for axes, plan in ways_of(case.problem, "fsdp").items()
+        for axes, plan in plans_of_strategy(case.problem, "fsdp").items()
     }
     fast, slow = 3 / 4 / LINK_BYTES_PER_SECOND, 1 / 2 / SLOW
     assert summed[""] == pytest.approx(WEIGHT_BYTES * slow + WEIGHT_BYTES / 2 * fast)  # 225 ms
@@ -97,7 +97,7 @@ def test_a_strategy_by_name_takes_the_best_axes_and_one_with_axes_takes_those() 
 def test_a_plan_that_fits_is_better_than_a_faster_one_that_does_not() -> None:
     source, dimensions = sample("t2b_tiny")
     roomy = Evaluator(make_problem(source.program, dimensions, tiers(node=2, gpu=4)))
-    costs = {axes: roomy.exact_cost(plan) for axes, plan in ways_of(roomy.problem, "fsdp x megatron").items()}
+    costs = {axes: roomy.exact_cost(plan) for axes, plan in plans_of_strategy(roomy.problem, "fsdp x megatron").items()}
     fastest = min(costs, key=lambda axes: costs[axes].step_seconds)
     smallest = min(costs, key=lambda axes: costs[axes].peak_bytes)
     assert fastest != smallest
@@ -110,7 +110,7 @@ def test_a_plan_that_fits_is_better_than_a_faster_one_that_does_not() -> None:
 def test_searches_start_from_every_assignment() -> None:
     problem = trained().problem
     starts = starting_plans(problem)
-    assert set(ways_of(problem, "fsdp").values()) <= set(starts)
+    assert set(plans_of_strategy(problem, "fsdp").values()) <= set(starts)
     best = min(one.cost.step_seconds for one in experts(trained().evaluator)[0].values())
     assert run_search(Evaluator(problem), Settings(evaluations=200), starts=starts).cost.step_seconds <= best
 

@@ -172,12 +172,19 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+def toml_lines(facts: dict[str, object], between: str = "\n") -> str:
+    """Text and lists of text as TOML, in which they are written as in JSON."""
+    return between.join(f"{key} = {json.dumps(value)}" for key, value in facts.items())
+
+
 def test_the_project_files_of_the_documentation_mean_the_same(pipeline: Pipeline) -> None:
     for name in ("models/train.mlirbc.zst", "models/decode_a.mlir", "models/decode_b.mlir", "specs/our-pod.yaml"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("")
     Path("toast.yaml").write_text(blocks("yaml")[0])
-    Path("pyproject.toml").write_text(blocks("toml")[0])
+    facts = yaml.safe_load(blocks("yaml")[0])
+    checks = ", ".join("{" + toml_lines(one, ", ") + "}" for one in facts.pop("checks"))
+    Path("pyproject.toml").write_text(f"[tool.toast]\n{toml_lines(facts)}\nchecks = [{checks}]\n")
     entries = [
         [replace(entry, place="") for entry in read_project(Path(name), {})]
         for name in ("toast.yaml", "pyproject.toml")
@@ -194,9 +201,9 @@ def test_the_project_files_of_the_documentation_mean_the_same(pipeline: Pipeline
 
 def test_the_recipes_are_commands_of_toast(pipeline: Pipeline) -> None:
     hooks = yaml.safe_load((HERE.parent / ".pre-commit-hooks.yaml").read_text())
-    job, _, local = (yaml.safe_load(block) for block in blocks("yaml")[1:])
+    job, _ = (yaml.safe_load(block) for block in blocks("yaml")[1:])
     runs = [step["run"] for step in job["jobs"]["check"]["steps"] if "run" in step]
-    entries = [hooks[0]["entry"], local["repos"][0]["hooks"][0]["entry"], *runs[1:]]
+    entries = [hooks[0]["entry"], f"{hooks[0]['entry']} --update", *runs[1:]]
     Path("toast.yaml").write_text("checks: [{program: model.mlir, mesh: v4-32, against: r.json}]\n")
     assert toast("check", "--update") == 0
     for entry in entries:

@@ -11,11 +11,11 @@ from checking import toast
 from programs import source_of_text
 
 from toast_cli.confirm import Candidate, Compiled, Confirmation, ConfirmedRow, Confirmer, Limits
-from toast_cli.confirm.cache import Cache, key_of
 from toast_cli.confirm.run import compiled_cost
 from toast_cli.cost.corrections import Corrections
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import analyse
+from toast_cli.disk_cache import DiskCache, key_of
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.evaluate.expected_step import Windows
 from toast_cli.hardware import load_spec
@@ -65,10 +65,12 @@ def evaluator() -> Evaluator:
     return Evaluator(make_problem(source.program, analyse(source.program), mesh))
 
 
-def confirmed(evaluator: Evaluator, table: Table, cache: Cache | None = None, **options: object) -> Confirmation:
+def confirmed(
+    evaluator: Evaluator, table: Table, cache: DiskCache[Compiled] | None = None, **options: object
+) -> Confirmation:
     listed = options.pop("listed", None) or [candidate(f"plan {k}", plan) for k, plan in enumerate(table.answers)]
     again = options.pop("search_again", None)
-    asked = Confirmer(evaluator, lambda p: repr(p).encode(), table, cache=cache or Cache(None), **options)  # type: ignore[arg-type]
+    asked = Confirmer(evaluator, lambda p: repr(p).encode(), table, cache=cache or DiskCache(None, Compiled), **options)  # type: ignore[arg-type]
     return asked.confirm(listed, again)  # type: ignore[arg-type]
 
 
@@ -155,7 +157,7 @@ def test_no_time_left_is_said(evaluator: Evaluator) -> None:
 
 
 def test_answers_are_kept(evaluator: Evaluator, tmp_path: Path) -> None:
-    table, cache = Table({A: took(1.0), B: REFUSED}), Cache(tmp_path / "cache")
+    table, cache = Table({A: took(1.0), B: REFUSED}), DiskCache(tmp_path / "cache", Compiled)
     confirmed(evaluator, table, cache)
     found = confirmed(evaluator, table, cache)
     assert table.asked == [A, B]
@@ -166,14 +168,19 @@ def test_answers_are_kept(evaluator: Evaluator, tmp_path: Path) -> None:
 
 
 def test_a_damaged_entry_counts_as_none(tmp_path: Path) -> None:
-    cache, key = Cache(tmp_path), key_of(b"program", "compiler")
-    cache.keep(key, took(1.0))
+    cache, key = DiskCache(tmp_path, Compiled), key_of(b"program", "compiler")
+    cache.store(key, took(1.0))
     assert cache.find(key) is not None
     for damaged in ("", "[]", "{", '{"outcome": 1, "nonsense": 2}'[:-1]):
         (tmp_path / f"{key}.json").write_text(damaged)
         assert cache.find(key) is None
-    cache.keep(key, Compiled("timed out"))
-    assert cache.find(key) is None
+
+
+def test_a_compilation_that_ran_out_of_time_is_asked_again(evaluator: Evaluator, tmp_path: Path) -> None:
+    table, cache = Table({A: Compiled("timed out")}), DiskCache(tmp_path, Compiled)
+    confirmed(evaluator, table, cache)
+    confirmed(evaluator, table, cache)
+    assert table.asked == [A, A]
 
 
 def test_corrections_change_what_is_predicted(evaluator: Evaluator) -> None:

@@ -332,8 +332,7 @@ batch = jnp.ones((32, 64))
 # What the commands between them write.
 PARTITIONED = """
 import toast_partitioner as toast
-for ending in ("mlir", "jax_export"):
-    toast.partition("model.mlir", "v4-32", iterations=100).save(f"sharded.{ending}")
+toast.partition("model.mlir", "v4-32", iterations=100).save("sharded.mlir")
 """
 # Arrays of the kind that the pages begin with: nobody has said where they lie.
 AFRESH = "params, opt_state, batch = jax.tree.map(lambda a: jnp.asarray(jax.device_get(a)), (params, opt_state, batch))"
@@ -344,8 +343,8 @@ def test_python_on_the_pages_runs(tmp_path: Path) -> None:
     devices.
     """
     readme, page = (blocks(path, "python") for path in (ROOT / "README.md", ROOT / "docs" / "howto" / "python.md"))
-    assert (len(readme), len(page)) == (2, 4)
-    code = [readme[0], PARTITIONED, readme[1], AFRESH, *page[:2], AFRESH, page[2], AFRESH, page[3]]
+    assert (len(readme), len(page)) == (2, 3)
+    code = [readme[0], PARTITIONED, readme[1], AFRESH, *page[:2], AFRESH, page[2]]
     ran = subprocess.run(
         [sys.executable, "-c", "\n".join([GIVEN, *code, "assert fast.plan and plan.fits and jnp.isfinite(loss)"])],
         cwd=tmp_path,

@@ -265,7 +265,9 @@ def test_a_plan_that_decides_layers_apart_comes_back(tmp_path: Path) -> None:
     first = [group.name for group in apart.dimensions.groups].index("ff:first")
     plan = apart.canonical((*outcome.result.plan, Shard(first, 1)))
     facts = json.loads(to_bytes(outcome.report))
-    facts["plan"]["decisions"].append({"kind": "shard", "target": "ff:first", "axis": "model", "sides": {}, "text": ""})
+    facts["plan"]["decisions"].append(
+        {"kind": "shard", "target": "ff:first", "axis": "model", "sides": {}, "classes": 1, "size": 8, "text": ""}
+    )
     path = tmp_path / "report.json"
     path.write_text(json.dumps(facts))
     problem, found = stored_plan(str(path), outcome.problem)

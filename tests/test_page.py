@@ -231,7 +231,7 @@ def test_the_page_of_a_sweep() -> None:
     assert read.headings[0] == "a.mlir"
     assert [one["n"] for one in read.charts["points"]["points"]] == ["data=16", "data=8,model=2"]
     assert "img" not in read.tags
-    assert content.count(b"does not fit</span>") == 1
+    assert content.count(b"<span class='bad'>does not fit in 16.0 GiB</span>") == 1
 
 
 # shape, sharding -> cuts to the right, cuts downwards

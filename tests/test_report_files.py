@@ -16,7 +16,7 @@ from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 from toast_cli.errors import InputError, UsageError
 from toast_cli.report import model
 from toast_cli.report.checks import CheckLimits, judge, plan_drift, refuse_other_mesh
-from toast_cli.report.json_file import StoredReport, read_report, same_facts, to_bytes
+from toast_cli.report.json_file import read_report, same_facts, to_bytes
 from toast_cli.report.model import BoundFacts, PlanFacts
 from toast_cli.report.style import make_console, render
 from toast_cli.report.sweep_table import SweepRow, mark_best, row_of, sweep_tables, to_csv, to_json
@@ -71,8 +71,16 @@ def test_every_json_field_is_documented() -> None:
 
 def test_a_stored_report_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    path.write_bytes(to_bytes(make_report()))
-    assert read_report(str(path)) == stored(path=str(path))
+    row = model.ConfirmedPlanFacts("search", 0.2, GIB, "refused", "why", None, None, None, None, None)
+    report = replace(
+        make_report(),
+        confirmation=model.ConfirmationFacts("XLA:TPU", None, [row], 1, 3.0, {"compute": 1.5}, True),
+        goal=model.GoalFacts(["step_time"], [BoundFacts("peak_memory", 13 * GIB, 12 * GIB, True)]),
+        alternatives=[model.AlternativeFacts("search 2", 0.3, 0.2, 0.1, GIB, False, 0.25, "", [], ["a"], [])],
+        constraints=[model.ConstraintFacts("use", "model.py:3", "f32[8]", "", 2, "x = x")],
+    )
+    path.write_bytes(to_bytes(report))
+    assert read_report(str(path)) == report
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_a_stored_report_is_read_back(tmp_path: Path) -> None:
         (b"[]", "it has no schema"),
         (b'{"schema": "toast.report/9"}', 'it has schema "toast.report/9"'),
         (b'{"schema": "toast.report/1"}', "the report has no program"),
-        (b'{"schema": "toast.report/1", "program": {"name": 3}}', "program.name is 3"),
+        (b'{"schema": "toast.report/1", "program": {"path": "m", "name": 3}}', "program.name is 3"),
     ],
 )
 def test_files_that_are_no_report(tmp_path: Path, content: bytes, expected: str) -> None:
@@ -105,21 +113,13 @@ def test_a_report_that_is_not_there() -> None:
 # Checks
 
 
-def stored(**changes: Any) -> StoredReport:
-    facts = StoredReport(
-        path="report.json",
-        program_name="tiny_train",
-        mesh_name="v4-32",
-        chip="v4",
-        devices=16,
-        summary="batch over data; heads over model; weights sharded over data (ZeRO-3)",
-        step_seconds=0.0234,
-        communication_seconds=0.0082,
-        peak_bytes=int(12.1 * GIB),
-        decisions=tuple(decision.text for decision in make_report().plan.decisions),
-        arguments=tuple((argument.name, argument.sharding) for argument in make_report().arguments),
-    )
-    return replace(facts, **changes)
+def stored(decisions: tuple[str, ...] | None = None, **figures: Any) -> model.Report:
+    """A report with other decisions, in words, or with other predicted figures."""
+    report = make_report(replace(PREDICTED, **figures))
+    if decisions is None:
+        return report
+    facts = [model.DecisionFacts("shard", "batch", "data", {}, 1, 8, text) for text in decisions]
+    return replace(report, plan=replace(report.plan, decisions=facts))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def stored(**changes: Any) -> StoredReport:
         (CheckLimits(), stored(decisions=("batch over data",)), []),
     ],
 )
-def test_judge(limits: CheckLimits, old: StoredReport | None, failed: list[str]) -> None:
+def test_judge(limits: CheckLimits, old: model.Report | None, failed: list[str]) -> None:
     assert [check.name for check in judge(make_report(), limits, old) if not check.passed] == failed
 
 
@@ -167,9 +167,10 @@ def test_what_does_not_fit_fails_every_check() -> None:
 
 
 def test_a_stored_report_of_another_mesh_is_refused() -> None:
-    refuse_other_mesh(stored(), "v4", 16)
+    refuse_other_mesh(make_report(), "report.json", "v4", 16)
+    other = replace(make_report(), mesh=replace(make_report().mesh, chip="H100", devices=8))
     with pytest.raises(UsageError, match=r"report.json: is of 8 devices \(H100\), the mesh of 16 \(v4\)"):
-        refuse_other_mesh(stored(chip="H100", devices=8), "v4", 16)
+        refuse_other_mesh(other, "report.json", "v4", 16)
 
 
 BATCH, HEADS, EMBED, STATE = (decision.text for decision in make_report().plan.decisions)
@@ -186,12 +187,12 @@ BATCH, HEADS, EMBED, STATE = (decision.text for decision in make_report().plan.d
     ],
 )
 def test_plan_drift(before: tuple[str, ...], lines: list[str]) -> None:
-    assert plan_drift(make_report(), stored(decisions=before)) == lines
+    assert plan_drift(stored(before), make_report()) == lines
 
 
 def test_plan_drift_of_arguments() -> None:
-    before = tuple((name, [[] for _ in sharding]) for name, sharding in stored().arguments)
-    lines = plan_drift(make_report(), stored(arguments=before))
+    before = [replace(one, sharding=[[] for _ in one.sharding]) for one in make_report().arguments]
+    lines = plan_drift(replace(make_report(), arguments=before), make_report())
     assert lines[0] == "  params/embed: replicated → (data+model, None)"
     assert len(lines) == 4 and lines[3] == "  and 7 more arguments are sharded differently"
 

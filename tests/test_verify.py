@@ -14,7 +14,7 @@ import pytest
 
 from toast_cli.cli.app import run
 from toast_cli.hardware import load_spec
-from toast_cli.report.promises import read_promises
+from toast_cli.report.json_file import read_report
 from toast_cli.verify.ahead import estimated_cycles
 from toast_cli.verify.child import Failure
 from toast_cli.verify.numbers import compare_numbers
@@ -155,14 +155,14 @@ def test_what_is_missing_is_said(
 
 
 def test_the_machine_stands_in_the_report(written: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    machine = read_promises(str(written[1])).machine
+    machine = read_report(str(written[1])).promises.machine
     other = "gpu" if load_spec(machine).chip.platform == "tpu" else "tpu"
     assert run(["verify", str(written[0]), "--report", str(written[1]), "--compiler", other]) == 2
     assert f"--mesh {machine}: --compiler {other} cannot compile for" in capsys.readouterr().err
 
 
 def test_promises_are_read(written: tuple[Path, Path]) -> None:
-    promises = read_promises(str(written[1]))
+    promises = read_report(str(written[1])).promises
     assert promises.axes == {"data": 4, "model": 2}
     assert promises.fits
     assert promises.argument_bytes > 0

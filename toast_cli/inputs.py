@@ -8,13 +8,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import reprlib
 import stat
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from toast_cli.errors import InputError, ToastError
 
@@ -161,6 +164,44 @@ def _whole_characters(facts: Any) -> Any:
         return [_whole_characters(value) for value in facts]
     if isinstance(facts, dict):
         return {_whole_characters(key): _whole_characters(value) for key, value in facts.items()}
+    return facts
+
+
+def typed(kind: Any, facts: Any, whole: str, name: str = "") -> Any:
+    """Plain data from JSON as a value of the type `kind`: a dataclass, whose fields are of such types; a list, tuple,
+    dictionary or alternative of such types; some words; or a plain type.
+
+    A field that is missing takes its default; fields that the dataclass does not have are left out.
+
+    Args:
+        whole: "the report", for messages. name: `program.name`, the place of `facts` in it.
+
+    Raises ValueError that names the field.
+    """
+    origin, inside = get_origin(kind), get_args(kind)
+    if NoneType in inside:
+        return None if facts is None else typed(inside[0], facts, whole, name)
+    if is_dataclass(kind) and isinstance(facts, dict):
+        hints, given = get_type_hints(kind), dict[str, Any]()
+        for one in fields(kind):
+            at = f"{name}.{one.name}".removeprefix(".")
+            if one.init and one.name in facts:
+                given[one.name] = typed(hints[one.name], facts[one.name], whole, at)
+            elif one.init and one.default is MISSING and one.default_factory is MISSING:
+                raise ValueError(f"{whole} has no {at}")
+        make: Callable[..., Any] = kind  # type: ignore[assignment]
+        return make(**given)
+    if origin in (list, tuple) and isinstance(facts, list):
+        return origin(typed(inside[0], one, whole, name) for one in facts)
+    if origin is dict and isinstance(facts, dict):
+        return {key: typed(inside[1], value, whole, f"{name}.{key}") for key, value in facts.items()}
+    if origin is Literal:
+        right = facts in inside
+    else:
+        plain = kind in (str, int, float, bool) and (not isinstance(facts, bool) or kind is bool)
+        right = plain and isinstance(facts, (int, float) if kind is float else kind)
+    if not right:
+        raise ValueError(f"{name} is {reprlib.repr(facts):.40}")
     return facts
 
 

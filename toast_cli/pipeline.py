@@ -96,7 +96,7 @@ class Outcome:
         return self.evaluator.problem
 
     @property
-    def unheeded(self) -> tuple[str, ...]:
+    def notices(self) -> tuple[str, ...]:
         """Parts of a saved plan, pins and shardings of the program that cannot be applied, a sentence each."""
         return self.problem.notices
 
@@ -156,19 +156,19 @@ class Outcome:
 
 
 def partition(
-    request: Request, progress: Progress | None = None, said: Tell | None = None, *, annotated: bool = True
+    request: Request, progress: Progress | None = None, on_answer: Tell | None = None, *, annotated: bool = True
 ) -> Outcome:
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error.
 
     Args:
-        said: called for each plan that a compiler has answered about (`Request.confirm`).
+        on_answer: called for each plan that a compiler has answered about (`Request.confirm`).
         annotated: True to price the program's own shardings with XLA.
     """
     with without_cycle_collection():
-        return _partition(request, progress, said, annotated)
+        return _partition(request, progress, on_answer, annotated)
 
 
-def _partition(request: Request, progress: Progress | None, said: Tell | None, annotated: bool) -> Outcome:
+def _partition(request: Request, progress: Progress | None, on_answer: Tell | None, annotated: bool) -> Outcome:
     for flag, word, known in (("--search", request.search, SEARCHES), ("--effort", request.effort, PLANS)):
         if word not in known:
             what = f"unknown {flag.removeprefix('--')} {word!r}"
@@ -234,7 +234,7 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None, a
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
     confirmation = None
-    ask = _compiler_asked(spec, request, best, compiler_of, said)
+    ask = _compiler_asked(spec, request, best, compiler_of, on_answer)
     if ask is not None:
         with _timed("confirm" if request.confirm else "ask", timings, tell):
             best, confirmation = ask(best, plans, others)
@@ -290,7 +290,7 @@ def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
 
 
 def _compiler_asked(
-    spec: Spec, request: Request, best: Reading, confirms: Callable[[Mesh], Compiler] | None, said: Tell | None
+    spec: Spec, request: Request, best: Reading, confirms: Callable[[Mesh], Compiler] | None, on_answer: Tell | None
 ) -> Callable[[Reading, list[Plan], list[Reading]], tuple[Reading, Confirmation]] | None:
     """A function that takes a reading, its best plans and other readings, and returns the reading with the plan that
     the compiler finds best (`--confirm`) or accepts (`--ask`); None if no compiler is asked."""
@@ -300,10 +300,10 @@ def _compiler_asked(
 
     if confirms is not None:
         return lambda reading, plans, others: choose_by_compiler(
-            reading, plans[: request.confirm], others, confirms, request, said
+            reading, plans[: request.confirm], others, confirms, request, on_answer
         )
     asked = compiler_to_ask(spec, request) if is_asked(request, best) else None
-    return None if asked is None else lambda reading, *_: choose_by_memory(reading, asked, request, said)
+    return None if asked is None else lambda reading, *_: choose_by_memory(reading, asked, request, on_answer)
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:

@@ -24,7 +24,6 @@ from toast_cli.report.build import build_report
 from toast_cli.report.html.pictures import pictures
 from toast_cli.report.html.run_page import page
 from toast_cli.report.model import Report
-from toast_cli.report.promises import promises_of
 from toast_cli.report.step import trace
 from toast_cli.search.run import Settings, run_search
 from toast_cli.verify.ahead import Dialect, as_stablehlo
@@ -130,7 +129,7 @@ class Planned:
 
     def _traffic(self, text: str) -> Iterator[str]:
         found = partitioned_collectives(text, tuple(self.axes), tuple(self.axes.values()))
-        promised = [one.as_written() for one in promises_of(self.report.to_json()).collectives]
+        promised = [one.as_written() for one in self.report.collectives]
         compared = compare_traffic(promised, found, self.axes)
         whole = max(compared.promised_bytes, compared.compiled_bytes)
         if max(compared.extra_bytes, compared.missing_bytes) > max(0.05 * whole, SMALL_BYTES):

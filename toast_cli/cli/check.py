@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.check_points import CheckPoint, KnownChecks, key_of_point, points_of, points_of_project
+from toast_cli.cli.check_points import CheckPoint, key_of_point, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
 from toast_cli.cli.progress import counted, progress_line, say_confirmed
 from toast_cli.cli.values import CheckFormat, one_of, whole_number
 from toast_cli.cli.workers import PointFailure, failure_of, run_all
+from toast_cli.disk_cache import DiskCache, users_folder
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.inputs import resolved
 from toast_cli.outputs import Target, check_targets, write_target
@@ -156,11 +157,11 @@ def judge_point(point: CheckPoint, progress: Any = None, tell: Any = None) -> tu
     stored = read_report(point.against) if exists and not point.update else None
     if stored is not None:
         spec = load_spec(point.request.mesh)
-        checks.refuse_other_mesh(stored, spec.chip.name, spec.devices)
+        checks.refuse_other_mesh(stored, point.against, spec.chip.name, spec.devices)
     began = time.perf_counter()
     report = pipeline.partition(point.request, progress, tell, annotated=False).report
     seconds = time.perf_counter() - began
-    verdict = checks.verdict(report, point.request.program, point.request.mesh, point.limits, stored, seconds)
+    verdict = checks.verdict(report, point.request, point.limits, stored, point.against, seconds)
     wanted = point.update and bool(point.against) and verdict.status == checks.PASSED
     return report, Judged(verdict, to_bytes(report) if wanted and not same_facts(point.against, report) else None)
 
@@ -182,7 +183,9 @@ def _given(written: Mapping[str, Any]) -> dict[str, Any]:
 def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, reported: bool) -> list[Judged]:
     """Judges all points; those with a cached verdict are not partitioned again (unless `verbose`, which shows a whole
     report)."""
-    known = KnownChecks()
+    from toast_cli.report.checks import CheckVerdict
+
+    known = DiskCache(users_folder("checked"), CheckVerdict)
     keys = ["" if verbose else key_of_point(point) for point in points]
     done = {k: Judged(verdict) for k, key in enumerate(keys) if (verdict := known.find(key)) is not None}
     left = [k for k in range(len(points)) if k not in done]
@@ -193,7 +196,8 @@ def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, repo
     elif left:
         done.update(zip(left, _judge_all([points[k] for k in left], jobs, quiet), strict=True))
     for k in left:
-        known.keep(keys[k], done[k].verdict)
+        if not done[k].verdict.error:
+            known.store(keys[k], replace(done[k].verdict, seconds=0.0))
     return [done[k] for k in range(len(points))]
 
 

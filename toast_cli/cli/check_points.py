@@ -6,21 +6,21 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toast_cli.cli import options
 from toast_cli.cli.values import bytes_or_none, parse_fraction, seconds_or_none
+from toast_cli.disk_cache import key_of
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.inputs import STDIN, resolved
-from toast_cli.kept import Kept, key_of, users_folder
 from toast_cli.request import Ask
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
-    from toast_cli.report.checks import CheckLimits, CheckVerdict
+    from toast_cli.report.checks import CheckLimits
 
 DEFAULT_TOLERANCE = "5%"
 
@@ -121,31 +121,6 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
     bounds = {"subject-to": [*(given.get("subject-to") or ()), *allowed]}
     request = options.make_request(program, mesh, {**given, **bounds})
     return CheckPoint(request, limits, given.get("against", ""), update)
-
-
-class KnownChecks:
-    """Verdicts in the user's cache folder, by the key of a point."""
-
-    def __init__(self) -> None:
-        self._kept = Kept(users_folder("checked"))
-
-    def find(self, key: str) -> CheckVerdict | None:
-        """The cached verdict of a key; None if there is none, or the key is empty."""
-        from toast_cli.report.checks import Check, CheckVerdict
-
-        facts = self._kept.find(key) if key else None
-        if facts is None:
-            return None
-        try:
-            verdict = CheckVerdict(**{**facts, "checks": [Check(**one) for one in facts["checks"]]})
-        except (TypeError, KeyError):
-            return None
-        return verdict
-
-    def keep(self, key: str, verdict: CheckVerdict) -> None:
-        """Stores a verdict, unless the key is empty or the verdict is an error."""
-        if key and not verdict.error:
-            self._kept.keep(key, {**asdict(verdict), "seconds": 0.0})
 
 
 def key_of_point(point: CheckPoint) -> str:

@@ -30,7 +30,7 @@ def diff(
     from toast_cli.report.checks import blocks, difference
     from toast_cli.report.json_file import read_report, write_json
 
-    found = difference(read_report(before), read_report(now))
+    found = difference(read_report(before), read_report(now), (before, now))
     for target in targets:
         write_target(target, write_json(found.to_json()))
     stream = sys.stderr if any(target.is_stdout for target in targets) else sys.stdout

@@ -136,7 +136,7 @@ def partition(
 
     taken = any(target.is_stdout for target in targets)
     if quiet:  # the report has them among its notes
-        for notice in outcome.unheeded:
+        for notice in outcome.notices:
             say("note", notice)
     if not (quiet and taken and fits):
         _show(report, _written(program_target, chosen, report), to_stderr=taken, quiet=quiet, verbose=verbose)

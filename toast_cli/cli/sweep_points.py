@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from toast_cli.errors import ToastError, UsageError
-from toast_cli.inputs import REPORT_BYTES, limit_of, too_large, whole_number
+from toast_cli.inputs import REPORT_BYTES, limit_of, too_large, typed, whole_number
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
@@ -264,28 +264,13 @@ def _read(content: bytes, path: str) -> tuple[dict[str, SweepRow], int]:
 
 def _row(line: bytes) -> SweepRow | None:
     """The row in a line, without fields unknown to this version. None if the line is not a row."""
-    from toast_cli.report.sweep_table import ROW_SCHEMA, STATUSES, SweepRow
+    from toast_cli.report.sweep_table import ROW_SCHEMA, SweepRow
 
     try:
         facts: Any = json.loads(line)
+        if not isinstance(facts, dict) or facts.get("schema") != ROW_SCHEMA:
+            return None
+        row: SweepRow = typed(SweepRow, facts, "the row")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(facts, dict) or facts.get("schema") != ROW_SCHEMA:
-        return None
-    known = {field.name: str(field.type) for field in fields(SweepRow)}
-    kept = {key: value for key, value in facts.items() if key in known}
-    if not all(_is(known[key], value) for key, value in kept.items()) or kept.get("status") not in STATUSES:
-        return None
-    try:
-        return SweepRow(**kept)
-    except TypeError:  # a field is missing
-        return None
-
-
-def _is(wanted: str, value: Any) -> bool:
-    """True if a JSON value has a field's type, given by its name: `str`, `int`, `float | None`."""
-    if value is None:
-        return "None" in wanted
-    if "float" in wanted or "int" in wanted:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, bool if wanted == "bool" else str)
+    return row

@@ -55,15 +55,14 @@ def verify(
     Compiled in a child process for virtual CPU devices, or ahead of time for the real chips: TPUs (extra `tpu`) or GPUs
     (extra `gpu`) that need not be there. Exit code 0: agreed, 1: disagreed, 2: nothing could be checked.
     """
-    from toast_cli.report.json_file import write_json
-    from toast_cli.report.promises import read_promises
+    from toast_cli.report.json_file import read_report, write_json
     from toast_cli.report.verdict_table import print_verdict
     from toast_cli.verify.partitioned import original_bytes, partitioned_program
     from toast_cli.verify.verdict import verify as check
 
     output = Target("--json", json) if json is not None else None
     check_targets([output] if output else [], [path for path in (program, report, against) if path])
-    promises = read_promises(report) if report is not None else None
+    promises = read_report(report).promises if report is not None else None
     mesh = mesh or _ready_machine(promises)
     judge = judge_of(mesh, compiler, "--compiler")
     target = judge.target
@@ -118,11 +117,10 @@ def verify_outcome(
 ) -> int:
     """Verifies a program just written, numbers included, and prints the verdict. Returns the exit code."""
     from toast_cli import xla
-    from toast_cli.report.promises import promises_of
     from toast_cli.report.verdict_table import print_verdict
     from toast_cli.verify.verdict import verify as check
 
-    promises = promises_of(outcome.report.to_json())
+    promises = outcome.report.promises
     original = xla.write_bytecode((outcome.original or outcome.source).module)
     verdict = check(
         content,

@@ -18,11 +18,11 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-from toast_cli.confirm.cache import Cache, key_of, user_cache
 from toast_cli.confirm.compilers import Compiler
 from toast_cli.confirm.model import Candidate, Compiled, Confirmation, ConfirmedRow
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Cost
+from toast_cli.disk_cache import DiskCache, key_of, users_folder
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.search.objective import Objective
@@ -33,6 +33,7 @@ MOST_ROUNDS = 3
 _LARGEST_FACTOR = 4.0  # a larger factor is an error in reading the figures, not a correction
 _BYTES_OF_A_COMPILATION = 6 * 2**30
 _LEAST_SECONDS = 1.0
+_FORMAT = "1"  # of stored answers
 _EQUAL = 1.001  # steps within this ratio count as equal
 
 Emit = Callable[[Plan], bytes]
@@ -68,7 +69,7 @@ class Confirmer:
     screen: Compiler | None = None
     limits: Limits = NO_LIMITS
     tell: Tell | None = None
-    cache: Cache = field(default_factory=user_cache)
+    cache: DiskCache[Compiled] = field(default_factory=lambda: DiskCache(users_folder("compiled"), Compiled))
 
     def confirm(self, candidates: Sequence[Candidate], search_again: SearchAgain | None = None) -> Confirmation:
         """Compiles candidates, the search's plan first; plans with identical programs are compiled once.
@@ -188,14 +189,14 @@ class Confirmer:
         settle: Callable[[str, Compiled], None],
     ) -> None:
         """Compiles each of `keys`, several at once; marks those that there is no time for."""
-        names = {key: key_of(contents[key], *compiler.identity) for key in keys}
+        names = {key: key_of(contents[key], _FORMAT, *compiler.identity) for key in keys}
         waiting = []
         for key in keys:
             known = self.cache.find(names[key])
             if known is None:
                 waiting.append(key)
             else:
-                settle(key, known)
+                settle(key, replace(known, cached=True))
         pool = ThreadPoolExecutor(self._at_once(len(waiting)))
         running: dict[Future[Compiled], str] = {}
         try:
@@ -212,7 +213,8 @@ class Confirmer:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     key, answer = running.pop(future), future.result()
-                    self.cache.keep(names[key], answer)
+                    if answer.outcome != "timed out":  # a later run may allow more time
+                        self.cache.store(names[key], answer)
                     settle(key, answer)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -63,12 +63,12 @@ def wraparound(shape: tuple[int, ...], wrap_edge: int) -> tuple[bool, ...]:
 
 def _core(entry: YamlValue | None, preset: Preset | None) -> list[Dimension]:
     """The devices of one chip, when it has several."""
-    if preset is None or preset.core is None:
+    if preset is None or "core" not in preset.wires:
         if entry is not None:
             raise entry.error("topology.core joins the devices of one chip, and this chip is one device")
         return []
     keys = entry.section("bandwidth", "latency") if entry is not None else {}
-    wire = _wire(entry, keys, preset.core)
+    wire = _wire(entry, keys, preset.wires["core"])
     return [Dimension("core", "switch", preset.devices_per_chip, wire.bytes_per_second, wire.latency_seconds)]
 
 
@@ -81,7 +81,8 @@ def _torus(keys: dict[str, YamlValue], preset: Preset | None) -> list[Dimension]
     rings = _rings(keys.get("wraparound"), shape, preset)
     link = keys.get("link")
     figures = link.section("bandwidth", "latency") if link is not None else {}
-    per_chip = Wire(preset.link.bytes_per_second * sharing, preset.link.latency_seconds) if preset else None
+    share = preset.wires["link"] if preset else None
+    per_chip = Wire(share.bytes_per_second * sharing, share.latency_seconds) if share else None
     wire = _wire(link or entry, figures, per_chip)
     return [
         Dimension(name, "ring" if ring else "line", size, wire.bytes_per_second / sharing, wire.latency_seconds)
@@ -122,7 +123,7 @@ def _switch(entry: YamlValue, preset: Preset | None) -> list[Dimension]:
     keys = entry.section("size", "bandwidth", "latency") if entry.is_mapping else {"size": entry}
     if "size" not in keys:
         raise entry.error("topology.switch has no size", "add size: the number of devices at one switch")
-    wire = _wire(entry, keys, preset.link if preset else None)
+    wire = _wire(entry, keys, preset.wires["link"] if preset else None)
     return [Dimension("switch", "switch", keys["size"].integer(), wire.bytes_per_second, wire.latency_seconds)]
 
 
@@ -136,7 +137,7 @@ def _network(entry: YamlValue, preset: Preset | None, inside: int) -> list[Dimen
     given = [key for key in counts if key in keys]
     if len(given) != 1:
         raise entry.error("topology.network needs one of hosts and slices", "e.g. hosts: 2")
-    wire = _wire(entry, keys, preset.network if preset else None)
+    wire = _wire(entry, keys, preset.wires["network"] if preset else None)
     sharing = 1
     if "bandwidth" in keys:
         per = keys["per"].choice(("device", "chip", "host")) if "per" in keys else "device"

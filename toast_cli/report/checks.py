@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,9 +13,9 @@ from toast_cli.errors import UsageError
 from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_percent, format_seconds, format_sharding
 from toast_cli.report import style
-from toast_cli.report.json_file import StoredReport
-from toast_cli.report.model import NO, UNSURE, DimensionAxes, Report
+from toast_cli.report.model import NO, UNSURE, Report
 from toast_cli.report.terminal import one_line, written
+from toast_cli.request import Request
 
 PASSED, FAILED, ERROR = "passed", "failed", "error"
 # Number of arguments with changed shardings that are named; the others are counted.
@@ -83,17 +82,16 @@ class CheckVerdict:
 
 
 def verdict(
-    report: Report, program: str, mesh: str, limits: CheckLimits, stored: StoredReport | None, seconds: float = 0.0
+    report: Report, request: Request, limits: CheckLimits, stored: Report | None, against: str, seconds: float
 ) -> CheckVerdict:
-    """The verdict on a plan; `stored` is the report it is compared with."""
-    drift = plan_drift(report, stored) if stored is not None else []
-    checks = judge(report, limits, stored)
-    against = stored.path if stored is not None else ""
-    line = one_line(replace(report, program=replace(report.program, name=program)))
-    return CheckVerdict(program, mesh, line, checks, against, drift, seconds=seconds)
+    """The verdict on a plan; `stored` is the report that it is compared with, from the file `against`."""
+    drift = plan_drift(stored, report) if stored is not None else []
+    line = one_line(replace(report, program=replace(report.program, name=request.program)))
+    checks, against = judge(report, limits, stored), against if stored is not None else ""
+    return CheckVerdict(request.program, request.mesh, line, checks, against, drift, seconds=seconds)
 
 
-def judge(report: Report, limits: CheckLimits, stored: StoredReport | None = None) -> list[Check]:
+def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> list[Check]:
     """Every check in order: the plan fits, then each given limit, then the goal's bounds, then the stored report, whose
     predicted figures are compared with predicted ones."""
     now = _figures(report)
@@ -146,64 +144,51 @@ def _figures(report: Report) -> _Figures:
     return _Figures(predicted.peak_bytes, predicted.step_seconds, predicted.communication_seconds)
 
 
-def plan_drift(report: Report, stored: StoredReport) -> list[str]:
+def plan_drift(stored: Report, report: Report) -> list[str]:
     """The differences of the plan from the stored one: decisions removed (-), added (+) and moved (~), then arguments
     whose sharding differs.
 
     Empty if there are none.
     """
-    return drift_lines(
-        stored.decisions,
-        [decision.text for decision in report.plan.decisions],
-        stored.arguments,
-        [(argument.name, argument.sharding) for argument in report.arguments],
-    )
-
-
-def drift_lines(
-    before: Sequence[str],
-    now: Sequence[str],
-    rested: Sequence[tuple[str, DimensionAxes]],
-    rests: Sequence[tuple[str, DimensionAxes]],
-) -> list[str]:
-    """The same for decisions in words, and arguments' names and shardings."""
-    before, now = list(before), list(now)
+    before, now = ([decision.text for decision in one.plan.decisions] for one in (stored, report))
     gone, new = Counter(before) - Counter(now), Counter(now) - Counter(before)
     lines = [f"- {text}" for text in before if text in gone] + [f"+ {text}" for text in now if text in new]
     kept_before, kept_now = [t for t in before if t not in gone], [t for t in now if t not in new]
     moved = [text for text, old in zip(kept_now, kept_before, strict=False) if text != old]
     lines += [f"~ {text}: now decision {now.index(text) + 1}, was {before.index(text) + 1}" for text in moved[:1]]
-    old = dict(rested)
-    changed = [(name, sharding) for name, sharding in rests if name in old and old[name] != sharding]
-    for name, sharding in changed[:_NAMED]:
-        lines.append(f"  {slash_path(name)}: {format_sharding(old[name])} → {format_sharding(sharding)}")
+    old = {argument.name: argument.sharding for argument in stored.arguments}
+    changed = [one for one in report.arguments if one.name in old and old[one.name] != one.sharding]
+    for one in changed[:_NAMED]:
+        lines.append(f"  {slash_path(one.name)}: {format_sharding(old[one.name])} → {format_sharding(one.sharding)}")
     if len(changed) > _NAMED:
         lines.append(f"  and {len(changed) - _NAMED} more arguments are sharded differently")
     return lines
 
 
-def refuse_other_mesh(stored: StoredReport, chip: str, devices: int) -> None:
+def refuse_other_mesh(stored: Report, path: str, chip: str, devices: int) -> None:
     """Raise UsageError when the stored report is of other chips, or of another number of them."""
-    if (stored.chip, stored.devices) != (chip, devices):
+    mesh = stored.mesh
+    if (mesh.chip, mesh.devices) != (chip, devices):
         raise UsageError(
-            f"is of {stored.devices} devices ({stored.chip}), the mesh of {devices} ({chip})",
-            where=stored.path,
-            hint=f"it was made with --mesh {stored.mesh_name}; --update replaces it",
+            f"is of {mesh.devices} devices ({mesh.chip}), the mesh of {devices} ({chip})",
+            where=path,
+            hint=f"it was made with --mesh {mesh.name}; --update replaces it",
         )
 
 
-def _against(report: Report, limits: CheckLimits, stored: StoredReport) -> list[Check]:
-    now = report.predicted
+def _against(report: Report, limits: CheckLimits, stored: Report) -> list[Check]:
+    now, old = report.predicted, stored.predicted
     kept = [
-        _kept("memory", now.peak_bytes, stored.peak_bytes, limits.memory_tolerance),
-        _kept("step time", now.step_seconds, stored.step_seconds, limits.time_tolerance),
-        _kept("communication", now.communication_seconds, stored.communication_seconds, limits.communication_tolerance),
+        _kept("memory", now.peak_bytes, old.peak_bytes, limits.memory_tolerance),
+        _kept("step time", now.step_seconds, old.step_seconds, limits.time_tolerance),
+        _kept("communication", now.communication_seconds, old.communication_seconds, limits.communication_tolerance),
     ]
     if limits.same_plan:
-        same = [decision.text for decision in report.plan.decisions] == list(stored.decisions)
+        texts, old_texts = ([decision.text for decision in one.plan.decisions] for one in (report, stored))
+        same = texts == old_texts
         found = report.plan.summary if not same else "the same"
         kept.append(
-            Check("plan kept", same, "", f"{found}; in the stored report {stored.summary}" if not same else found)
+            Check("plan kept", same, "", f"{found}; in the stored report {stored.plan.summary}" if not same else found)
         )
     return kept
 
@@ -236,7 +221,7 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """heads: programs and meshes of the reports, if they differ. drift: see `drift_lines`."""
+    """heads: programs and meshes of the reports, if they differ. drift: see `plan_drift`."""
 
     before: str
     now: str
@@ -252,26 +237,21 @@ class Difference:
         return {"schema": SCHEMA, "same": self.same, **asdict(self)}
 
 
-def difference(before: StoredReport, now: StoredReport) -> Difference:
-    """The changes between two reports."""
+def difference(before: Report, now: Report, paths: tuple[str, str]) -> Difference:
+    """The changes between two reports, which are in these files."""
     heads = []
-    if before.program_name != now.program_name:
-        heads.append(f"programs: {before.program_name}, then {now.program_name}")
-    meshes = [f"{one.mesh_name} ({one.devices} {one.chip})" for one in (before, now)]
+    if before.program.name != now.program.name:
+        heads.append(f"programs: {before.program.name}, then {now.program.name}")
+    meshes = [f"{one.mesh.name} ({one.mesh.devices} {one.mesh.chip})" for one in (before, now)]
     if meshes[0] != meshes[1]:
         heads.append(f"meshes: {meshes[0]}, then {meshes[1]}")
+    old, new = before.predicted, now.predicted
     figures = [
-        FigureChange("step time", before.step_seconds, now.step_seconds),
-        FigureChange("communication", before.communication_seconds, now.communication_seconds),
-        FigureChange("peak memory", before.peak_bytes, now.peak_bytes),
+        FigureChange("step time", old.step_seconds, new.step_seconds),
+        FigureChange("communication", old.communication_seconds, new.communication_seconds),
+        FigureChange("peak memory", old.peak_bytes, new.peak_bytes),
     ]
-    return Difference(
-        before.path,
-        now.path,
-        heads,
-        figures,
-        drift_lines(before.decisions, now.decisions, before.arguments, now.arguments),
-    )
+    return Difference(*paths, heads, figures, plan_drift(before, now))
 
 
 def blocks(found: Difference) -> list[RenderableType]:

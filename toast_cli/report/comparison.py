@@ -210,7 +210,7 @@ def differences(decisions: Iterable[str]) -> Mapping[str, list[str]]:
 
 def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[RenderableType]:
     """Figures, then the decisions that differ, then with --verbose the strategies that do not apply."""
-    blocks = [_figures(found, width), Text(), _decisions(found)]
+    blocks = [figures(found, width), Text(), decisions(found)]
     if verbose and found.not_applicable:
         rows = style.table([("", "left"), ("", "fold")])
         for name, why in found.not_applicable.items():
@@ -233,7 +233,8 @@ def one_line(found: Comparison) -> str:
     return f"{head}{best.label} {format_seconds(best.step_seconds)} a step, {format_bytes(best.peak_bytes)}{beside}"
 
 
-def _figures(found: Comparison, width: int) -> RenderableType:
+def figures(found: Comparison, width: int) -> RenderableType:
+    """The table of all plans: a row each."""
     compiled = [("compiled step", "right"), ("and peak", "right")] if found.compiler else []
     columns = [
         ("", "left"), ("plan", "name"), ("step time", "right"), ("", "right"),
@@ -249,7 +250,7 @@ def _figures(found: Comparison, width: int) -> RenderableType:
             format_seconds(one.compute_seconds),
             format_seconds(one.communication_seconds),
             format_bytes(one.peak_bytes),
-            *(compiled_texts(one) if compiled else ()),
+            *(_compiled_texts(one) if compiled else ()),
             _verdict(one),
         ]
         for one in found.contenders
@@ -269,7 +270,7 @@ def _figures(found: Comparison, width: int) -> RenderableType:
     return style.section(title, rows, words)
 
 
-def compiled_texts(one: Contender) -> tuple[str, str]:
+def _compiled_texts(one: Contender) -> tuple[str, str]:
     """Compiled step time and peak memory, or the reason why there are none."""
     facts = one.compiled
     if facts is None or facts.step_seconds is None or facts.peak_bytes is None:
@@ -285,7 +286,8 @@ def _verdict(one: Contender) -> Text:
     return verdict.append(", on the front", "") if one.front else verdict
 
 
-def _decisions(found: Comparison) -> RenderableType:
+def decisions(found: Comparison) -> RenderableType:
+    """The decisions in which strategies differ from the search's plan."""
     axes = list(found.mesh.axes)
     rows = style.table([("", "left"), ("", "left"), ("", "fold")])
     search = found.contenders[0]

@@ -1,33 +1,17 @@
-"""A report as JSON: a `Report` goes in and bytes come out; a stored file goes in and the facts to compare come out."""
+"""A report as JSON: a `Report` goes in and bytes come out; a stored file goes in and its `Report` comes out."""
 
 from __future__ import annotations
 
 import json
 import math
 import reprlib
-from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from toast_cli.errors import InputError
-from toast_cli.inputs import read_json
-from toast_cli.report.model import SCHEMA, DimensionAxes, Report
-
-
-@dataclass(frozen=True)
-class StoredReport:
-    """The facts of a stored report that a later run is compared with; the fields are those of `Report`."""
-
-    path: str
-    program_name: str
-    mesh_name: str
-    chip: str
-    devices: int
-    summary: str
-    step_seconds: float
-    communication_seconds: float
-    peak_bytes: int
-    decisions: tuple[str, ...]
-    arguments: tuple[tuple[str, DimensionAxes], ...]
+from toast_cli.hardware.schema import MOST_DEVICES
+from toast_cli.inputs import read_json, typed
+from toast_cli.report.model import SCHEMA, Report
 
 
 def to_bytes(report: Report) -> bytes:
@@ -41,31 +25,21 @@ def write_json(facts: Any) -> bytes:
     )
 
 
-def read_report(path: str) -> StoredReport:
+def read_report(path: str) -> Report:
     """The stored report at `path`. Raises InputError, with the missing or wrong field, for other files."""
     facts = read_json(path, _REMAKE)
     schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema != SCHEMA:
         found = f'schema "{schema}"' if isinstance(schema, str) else "no schema"
         raise InputError(f'is not a report of schema "{SCHEMA}": it has {found}', where=path, hint=_REMAKE)
-    return StoredReport(
-        path=path,
-        program_name=_field(facts, path, str, "program", "name"),
-        mesh_name=_field(facts, path, str, "mesh", "name"),
-        chip=_field(facts, path, str, "mesh", "chip"),
-        devices=_field(facts, path, int, "mesh", "devices"),
-        summary=_field(facts, path, str, "plan", "summary"),
-        step_seconds=float(_field(facts, path, (int, float), "predicted", "step_seconds")),
-        communication_seconds=float(_field(facts, path, (int, float), "predicted", "communication_seconds")),
-        peak_bytes=_field(facts, path, int, "predicted", "peak_bytes"),
-        decisions=tuple(
-            _field(decision, path, str, "text") for decision in _field(facts, path, list, "plan", "decisions")
-        ),
-        arguments=tuple(
-            (_field(argument, path, str, "name"), _sharding(argument, path))
-            for argument in _field(facts, path, list, "arguments")
-        ),
-    )
+    try:
+        report: Report = typed(Report, facts, "the report")
+    except ValueError as error:
+        raise InputError(str(error), where=path, hint=_REMAKE) from None
+    sizes = report.mesh.axes.values()
+    if not sizes or min(sizes) < 1 or prod(sizes) > MOST_DEVICES:
+        raise InputError(f"mesh.axes is {reprlib.repr(report.mesh.axes):.40}", where=path, hint=_REMAKE)
+    return report
 
 
 def is_report(path: str) -> bool:
@@ -96,23 +70,6 @@ def _lasting(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 _REMAKE = "make one with `toast partition --json FILE`"
-
-
-def _field(facts: Any, path: str, kind: Any, *names: str) -> Any:
-    for name in names:
-        if not isinstance(facts, dict) or name not in facts:
-            raise InputError(f"the report has no {'.'.join(names)}", where=path, hint=_REMAKE)
-        facts = facts[name]
-    if not isinstance(facts, kind) or isinstance(facts, bool):
-        raise InputError(f"{'.'.join(names)} is {reprlib.repr(facts):.40}", where=path, hint=_REMAKE)
-    return facts
-
-
-def _sharding(argument: Any, path: str) -> DimensionAxes:
-    sharding: DimensionAxes = _field(argument, path, list, "sharding")
-    if not all(isinstance(axes, list) and all(isinstance(axis, str) for axis in axes) for axes in sharding):
-        raise InputError(f"sharding is {reprlib.repr(sharding):.40}", where=path, hint=_REMAKE)
-    return sharding
 
 
 def _finite(facts: Any) -> Any:

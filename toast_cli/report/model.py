@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from toast_cli import promised
 from toast_cli.promised import CollectiveFacts as CollectiveFacts
 
 SCHEMA = "toast.report/1"
@@ -307,6 +308,13 @@ class Report:
     def met(self) -> bool:
         """True if the plan fits, or may fit, and keeps all requested bounds."""
         return self.fit != NO and all(bound.holds for bound in self.goal.bounds)
+
+    @property
+    def promises(self) -> promised.Promises:
+        """The figures that XLA's are compared with."""
+        mesh, cost = self.mesh, self.predicted
+        sizes = (cost.peak_bytes, cost.argument_bytes, cost.limit_bytes)
+        return promised.Promises(mesh.axes, self.collectives, *sizes, cost.fits, mesh.name, cost.host_bytes, cost.fit)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-serialisable data, `schema` first."""

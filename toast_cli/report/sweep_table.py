@@ -30,9 +30,6 @@ FAILED: Literal["failed"] = "failed"
 Status = Literal["fits", "unsure", "does-not-fit", "breaks-bound", "failed"]
 
 
-STATUSES = (FITS, UNSURE, DOES_NOT_FIT, BREAKS_BOUND, FAILED)
-
-
 @dataclass(frozen=True)
 class SweepRow:
     """One program on one mesh of one shape. Field names are the CSV's and JSON's; None if a point failed.

@@ -20,7 +20,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.tactics.placing import Placed, Wish, compose, needs_axes, place
 
 # A strategy with all its axes, as `--strategy` takes it (`fsdp:gpu,node`; empty: they are in the mesh's order) -> plan.
-Ways = dict[str, Plan]
+PlansByAxes = dict[str, Plan]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Expert:
     """A strategy on its best axes: plans that fit in memory come first, then the fastest wins.
 
     Attributes:
-        axes: see `Ways`.
+        axes: see `PlansByAxes`.
         mesh: the mesh of the plan.
     """
 
@@ -53,31 +53,33 @@ class Expert:
         return not self.fits, self.cost.step_seconds
 
 
-def best_way(evaluator: Evaluator, name: str, ways: Ways) -> Expert:
-    """The best of a strategy's ways, at least one; of equal ones, the first."""
+def best_assignment(evaluator: Evaluator, name: str, plans: PlansByAxes) -> Expert:
+    """The best of a strategy's plans, at least one; of equal ones, the first."""
     found = [
         Expert(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
-        for axes, plan in ways.items()
+        for axes, plan in plans.items()
     ]
     return min(found, key=lambda expert: expert.rank)
 
 
-def best_plan(problem: Problem, found: Ways, like: Evaluator | None = None) -> Plan:
-    """The plan of the best of a strategy's ways. like: see `Evaluator`."""
+def best_plan(problem: Problem, found: PlansByAxes, like: Evaluator | None = None) -> Plan:
+    """The best of a strategy's plans. like: see `Evaluator`."""
     if len(found) == 1:
         return next(iter(found.values()))
-    return best_way(Evaluator(problem, (), like), "", found).plan
+    return best_assignment(Evaluator(problem, (), like), "", found).plan
 
 
-def ways(problem: Problem, wishes: Sequence[Wish]) -> Ways:
+def plans_by_axes(problem: Problem, wishes: Sequence[Wish]) -> PlansByAxes:
     """The plans of a strategy, each once: first with the axes in the mesh's order, then with other assignments.
 
     Raises UsageError where it applies to no axes, with the reason for the first assignment.
     """
     if problem.mirrored is not None:  # strategies do not depend on un-mirrored groups
         alike, parts = problem.mirrored
-        return {text: problem.canonical(taken_apart(plan, parts)) for text, plan in ways(alike, wishes).items()}
-    found: Ways = {}
+        return {
+            text: problem.canonical(taken_apart(plan, parts)) for text, plan in plans_by_axes(alike, wishes).items()
+        }
+    found: PlansByAxes = {}
     why: UsageError | None = None
     for number, placed in enumerate(assignments(problem, wishes)):
         try:

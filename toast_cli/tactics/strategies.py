@@ -13,7 +13,7 @@ from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.tactics.assignments import Expert, Ways, best_way, ways
+from toast_cli.tactics.assignments import Expert, PlansByAxes, best_assignment, plans_by_axes
 from toast_cli.tactics.model import data_group, weight_groups
 from toast_cli.tactics.wishes import parse_wishes
 
@@ -53,13 +53,16 @@ def baselines(problem: Problem) -> tuple[str, ...]:
 def applicable(problem: Problem, names: tuple[str, ...] = STRATEGIES) -> tuple[dict[str, Plan], dict[str, str]]:
     """(name -> plan of the strategies that apply, with the axes in the mesh's order, each plan once; name -> reason for
     the others)."""
-    return _each_once(problem, names, lambda _, ways: next(iter(ways.values())), lambda plan: plan)
+    return _each_once(problem, names, lambda _, plans: next(iter(plans.values())), lambda plan: plan)
 
 
 def experts(evaluator: Evaluator, names: tuple[str, ...] = STRATEGIES) -> tuple[dict[str, Expert], dict[str, str]]:
     """The same with the best axes for each strategy."""
     return _each_once(
-        evaluator.problem, names, lambda name, ways: best_way(evaluator, name, ways), lambda expert: expert.plan
+        evaluator.problem,
+        names,
+        lambda name, plans: best_assignment(evaluator, name, plans),
+        lambda expert: expert.plan,
     )
 
 
@@ -72,7 +75,7 @@ def better(one: Mapping[str, Expert], other: Mapping[str, Expert]) -> dict[str, 
 
 def expert(evaluator: Evaluator, name: str) -> Expert:
     """One strategy with its best axes. Raises UsageError where it does not apply."""
-    return best_way(evaluator, name, ways_of(evaluator.problem, name))
+    return best_assignment(evaluator, name, plans_of_strategy(evaluator.problem, name))
 
 
 def strategy(problem: Problem, name: str) -> Plan:
@@ -80,35 +83,35 @@ def strategy(problem: Problem, name: str) -> Plan:
 
     Raises UsageError where it does not apply, or the mesh has too few axes.
     """
-    return next(iter(ways_of(problem, name).values()))
+    return next(iter(plans_of_strategy(problem, name).values()))
 
 
-def ways_of(problem: Problem, name: str) -> Ways:
-    """The plans of one strategy, see `ways`."""
+def plans_of_strategy(problem: Problem, name: str) -> PlansByAxes:
+    """The plans of one strategy, see `plans_by_axes`."""
     if all(size == 1 for size in problem.mesh.sizes):
         raise UsageError("the mesh has one device", where="--strategy")
-    return ways(problem, parse_wishes(strategy=name).wishes)
+    return plans_by_axes(problem, parse_wishes(strategy=name).wishes)
 
 
 def starting_plans(problem: Problem) -> list[Plan]:
-    """The starting plans of a search: every way of every strategy and pair of `EVERY` that applies."""
+    """The starting plans of a search: every assignment of axes of every strategy and pair of `EVERY` that applies."""
     found: list[Plan] = []
     for name in EVERY if problem.decisions.choices else ():
         with suppress(UsageError):
-            found += ways_of(problem, name).values()
+            found += plans_of_strategy(problem, name).values()
     return list(dict.fromkeys(found))
 
 
 def _each_once(
-    problem: Problem, names: tuple[str, ...], choose: Callable[[str, Ways], _T], plan_of: Callable[[_T], Plan]
+    problem: Problem, names: tuple[str, ...], choose: Callable[[str, PlansByAxes], _T], plan_of: Callable[[_T], Plan]
 ) -> tuple[dict[str, _T], dict[str, str]]:
-    """(name -> choice among a strategy's ways, if it applies and differs from earlier ones; name -> reason for the
+    """(name -> choice among a strategy's plans, if it applies and differs from earlier ones; name -> reason for the
     others)."""
     found: dict[str, _T] = {}
     reasons: dict[str, str] = {}
     for name in names:
         try:
-            chosen = choose(name, ways_of(problem, name))
+            chosen = choose(name, plans_of_strategy(problem, name))
         except UsageError as error:
             reasons[name] = error.what
             continue
@@ -132,9 +135,9 @@ __all__ = [
     "data_group",
     "expert",
     "experts",
+    "plans_of_strategy",
     "starting_plans",
     "strategies",
     "strategy",
-    "ways_of",
     "weight_groups",
 ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.problem import Problem
-from toast_cli.tactics.assignments import best_plan, ways
+from toast_cli.tactics.assignments import best_plan, plans_by_axes
 from toast_cli.tactics.files import find_in_file
 from toast_cli.tactics.model import Tactic
 from toast_cli.tactics.named import SEARCH, find_tactic
@@ -58,7 +58,7 @@ class Wishes:
         if not self.wishes:
             return problem
         if self.whole:
-            fixed = best_plan(problem, ways(problem, self.wishes), like)
+            fixed = best_plan(problem, plans_by_axes(problem, self.wishes), like)
         else:
             fixed = problem.canonical(compose(problem, place(self.wishes, problem.mesh.names)))
         open_axes = {axis for wish in self.wishes if wish.is_search for axis in wish.axes or ()}

@@ -5,15 +5,10 @@ Enters: a `Comparison`. Leaves: bytes.
 
 from __future__ import annotations
 
-from html import escape
-
 from toast_cli.quantities import format_bytes, format_count, format_seconds
-from toast_cli.report.comparison import ANNOTATED, Comparison, Contender, compiled_texts
+from toast_cli.report.comparison import ANNOTATED, Comparison, Contender, decisions, figures
 from toast_cli.report.html.charts import front_line, plan_point, plans_chart
-from toast_cli.report.html.frame import frame, section, table
-
-_HEADS = ("plan", "step time", "compute", "communication", "peak memory")
-_COMPILED = ("compiled step", "compiled peak")
+from toast_cli.report.html.frame import WIDE, frame, from_terminal, section
 
 
 def page(found: Comparison) -> bytes:
@@ -29,8 +24,19 @@ def page(found: Comparison) -> bytes:
         "the front.",
         _chart(found),
     )
-    rows = section("Plans", "The search's first, the others from the fastest that fits on.", _table(found))
-    return frame(f"{found.program.name} on {found.mesh.name}: plans compared", about, f"{chart}\n{rows}")
+    every = len(found.contenders) * 2
+    rows = section(
+        "Plans",
+        "The search's first, the others from the fastest that fits on.",
+        from_terminal(figures(found, WIDE), every),
+    )
+    differ = section(
+        "Decisions",
+        "That a strategy has and the search's plan has not, and the other way round.",
+        from_terminal(decisions(found), every),
+    )
+    title = f"{found.program.name} on {found.mesh.name}: plans compared"
+    return frame(title, about, f"{chart}\n{rows}\n{differ}")
 
 
 def _chart(found: Comparison) -> str:
@@ -51,20 +57,3 @@ def _chart(found: Comparison) -> str:
 def _more(one: Contender) -> list[str]:
     split = f"compute {format_seconds(one.compute_seconds)}, communication {format_seconds(one.communication_seconds)}"
     return [split, one.summary]
-
-
-def _table(found: Comparison) -> str:
-    rows = []
-    asked = bool(found.compiler)
-    for one in found.contenders:
-        verdict = "" if one.met else "<span class='bad'>does not fit</span>" if not one.fits else "breaks a bound"
-        compiled = "".join(f"<td class='n'>{escape(text)}</td>" for text in compiled_texts(one)) if asked else ""
-        figures = (one.step_seconds, one.compute_seconds, one.communication_seconds)
-        cells = "".join(f"<td class='n'>{escape(format_seconds(figure))}</td>" for figure in figures)
-        rows.append(
-            f"<tr{' class=best' if one.best else ''}><td>{escape(one.label)}</td>{cells}"
-            f"<td class='n'>{escape(format_bytes(one.peak_bytes))}</td>{compiled}<td>{verdict}</td>"
-            f"<td class='text'>{escape(one.summary)}</td></tr>"
-        )
-    heads = (*_HEADS, *(_COMPILED if asked else ()), "", "strategy")
-    return table(heads, rows, range(1, len(heads) - 2))

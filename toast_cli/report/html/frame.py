@@ -9,6 +9,15 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from toast_cli.quantities import format_plural
+from toast_cli.report.style import BAD, GOOD, TITLE
+
+WIDE = 10_000  # columns: nothing of a terminal's section is left out
 _SCRIPTS = ("draw.js", "points.js", "trees.js", "step.js")
 _DIGITS = 7
 
@@ -55,6 +64,37 @@ def table(heads: Sequence[str], rows: Iterable[str], figures: Iterable[int] = ()
     )
     head = f"<tr>{cells}</tr>" if any(heads) else ""
     return f"<div class='scroll'><table>{head}{''.join(rows)}</table></div>"
+
+
+def from_terminal(drawn: RenderableType | None, shown: int = 12) -> str:
+    """A section of the terminal's report in markup, without its title; rows beyond `shown` are folded away."""
+    if isinstance(drawn, Group):
+        return "".join(from_terminal(part, shown) for part in drawn.renderables[1:])
+    if isinstance(drawn, Padding):
+        return from_terminal(drawn.renderable, shown)
+    if isinstance(drawn, Text):
+        return f"<p class='faint'>{escape(drawn.plain)}</p>" if drawn else ""
+    if not isinstance(drawn, Table):
+        return ""
+    kinds = [
+        " class='n'" if c.justify == "right" else " class='wide'" if c.overflow == "fold" else "" for c in drawn.columns
+    ]
+    heads = [str(column.header) for column in drawn.columns]
+    figures = [number for number, column in enumerate(drawn.columns) if column.justify == "right"]
+    rows = [
+        f"<tr>{''.join(f'<td{kind}>{_cell(cell)}</td>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
+        for cells in zip(*(column.cells for column in drawn.columns), strict=True)
+    ]
+    rest = rows[shown:]
+    folded = fold(format_plural(len(rest), "more row"), table(heads, rest, figures)) if rest else ""
+    return table(heads, rows[:shown], figures) + folded
+
+
+def _cell(cell: RenderableType) -> str:
+    text = escape(str(cell)).replace("\n", "<br>")
+    look = str(cell.style) if isinstance(cell, Text) else ""
+    kind = {BAD: "bad", GOOD: "good", TITLE: "best"}.get(look)
+    return f"<span class='{kind}'>{text}</span>" if kind else text
 
 
 def fold(summary: str, body: str) -> str:

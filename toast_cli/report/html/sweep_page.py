@@ -6,18 +6,13 @@ Enters: rows of `sweep_table`. Leaves: bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
-from toast_cli.quantities import format_bytes, format_percent, format_plural, format_seconds
+from toast_cli.quantities import format_plural
 from toast_cli.report.html.charts import front_line, plan_point, plans_chart
-from toast_cli.report.html.frame import frame, section, table
-from toast_cli.report.sweep_table import DOES_NOT_FIT, FAILED, FITS, SweepRow
+from toast_cli.report.html.frame import WIDE, frame, from_terminal, section
+from toast_cli.report.sweep_table import DOES_NOT_FIT, FITS, SweepRow, rows_table
 
 _COLOURS = 8  # meshes with a colour of their own
-_HEADS = (
-    "mesh", "shape", "step time", "compute", "communication", "MFU", "peak memory", "of", "", "strategy",
-)  # fmt: skip
-_VERDICTS = {FITS: "", DOES_NOT_FIT: "<span class='bad'>does not fit</span>", FAILED: "<span class='bad'>failed</span>"}
 
 
 def page(rows: Sequence[SweepRow]) -> bytes:
@@ -29,7 +24,7 @@ def page(rows: Sequence[SweepRow]) -> bytes:
     for program in programs:
         own = [row for row in rows if row.program == program]
         about = "Each point is one mesh shape; faster is lower, less memory is further left, a cross does not fit."
-        parts.append(section(program, about, _chart(own, colours) + _table(own)))
+        parts.append(section(program, about, _chart(own, colours) + from_terminal(rows_table(own, WIDE), len(own))))
     counted = f"{format_plural(len(programs), 'program')}, {format_plural(len(rows), 'point')}"
     return frame("Sweep", counted, "\n".join(parts))
 
@@ -51,24 +46,3 @@ def _chart(rows: Sequence[SweepRow], colours: dict[str, str]) -> str:
     front = front_line((row.peak_bytes or 0, row.step_seconds or 0.0) for row in done if row.status == FITS)
     legend = [[mesh, colour] for mesh, colour in colours.items() if any(row.mesh == mesh for row in done)]
     return plans_chart(points, limit, legend, front)
-
-
-def _table(rows: Sequence[SweepRow]) -> str:
-    return table(_HEADS, [_row(row) for row in rows], (2, 3, 4, 5, 6, 7))
-
-
-def _row(row: SweepRow) -> str:
-    figures = [row.step_seconds, row.compute_seconds, row.communication_seconds]
-    cells = [
-        *("" if figure is None else format_seconds(figure) for figure in figures),
-        "" if row.mfu is None else format_percent(row.mfu),
-        *("" if size is None else format_bytes(size) for size in (row.peak_bytes, row.limit_bytes)),
-    ]
-    numbers = "".join(f"<td class='n'>{escape(cell)}</td>" for cell in cells)
-    verdict = _VERDICTS.get(row.status, "breaks a bound")
-    seed = f" <span class='faint'>seed {row.seed}</span>" if row.seed else ""
-    return (
-        f"<tr{' class=best' if row.best else ''}><td>{escape(row.mesh)}</td><td>{escape(row.mesh_shape)}{seed}</td>"
-        f"{numbers}"
-        f"<td>{verdict}</td><td class='text'>{escape(row.error or row.summary)}</td></tr>"
-    )

@@ -1,5 +1,5 @@
-"""An on-disk cache of slow results in the user's cache folder. Results are plain data; the key is a hash of everything
-that they depend on.
+"""An on-disk cache of slow results in the user's cache folder. Results are dataclasses of plain data; the key is a hash
+of everything that they depend on.
 
 Files are written atomically; a file that cannot be read is ignored.
 """
@@ -11,40 +11,45 @@ import json
 import os
 import tempfile
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from toast_cli.inputs import typed
+
+Result = TypeVar("Result")
 
 _ENTRIES = 2_000  # in each folder; the ones used longest ago go first
 
 
-class Kept:
-    """A cache folder; with the folder `None`, nothing is stored."""
+class DiskCache(Generic[Result]):
+    """A folder of results of one type; with the folder `None`, nothing is stored."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, kind: type[Result]) -> None:
+        self._folder, self._kind = folder, kind
 
-    def find(self, key: str) -> dict[str, Any] | None:
-        """The cached facts of a key, or None."""
-        if self._folder is None:
+    def find(self, key: str) -> Result | None:
+        """The cached result of a key; None if there is none, or the key is empty."""
+        if self._folder is None or not key:
             return None
         path = self._folder / f"{key}.json"
         try:
-            facts = json.loads(path.read_bytes())
+            found: Result = typed(self._kind, json.loads(path.read_bytes()), "the result")
         except (OSError, ValueError):
             return None
         with suppress(OSError):
             os.utime(path)
-        return facts if isinstance(facts, dict) else None
+        return found
 
-    def keep(self, key: str, facts: dict[str, Any]) -> None:
-        """Stores facts under a key; does nothing if the folder cannot be written."""
-        if self._folder is None:
+    def store(self, key: str, result: Any) -> None:
+        """Stores a result under a key; does nothing if the key is empty or the folder cannot be written."""
+        if self._folder is None or not key:
             return
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
             with os.fdopen(descriptor, "w") as file:
-                json.dump(facts, file)
+                json.dump(asdict(result), file)
             Path(temporary).replace(self._folder / f"{key}.json")
             self._drop_oldest()
 
