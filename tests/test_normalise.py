@@ -363,7 +363,7 @@ def test_numbers_do_not_change(name: str) -> None:
 
 def test_what_a_program_does_not_hold_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, walks = CALLS["twice, with its own locations"][0], list[str]()
-    steps = ("with_static_shapes", "translate_leftovers", "refuse_foreign", "collective_notices")
+    steps = ("with_static_shapes", "legalize", "refuse_foreign", "collective_notices")
     for step in steps:
         told = getattr(normalise, step)
         monkeypatch.setattr(normalise, step, lambda *given, step=step, told=told: (walks.append(step), told(*given))[1])
@@ -371,7 +371,7 @@ def test_what_a_program_does_not_hold_is_not_looked_for(monkeypatch: pytest.Monk
     idle = f"""func.func public @main(%a: {T4}) -> {T4} {{
       %0 = "mhlo.copy"(%a) : ({T4}) -> {T4}
       return %0 : {T4} }}"""
-    assert names(normalised(idle).module) == [] and walks == ["translate_leftovers"]
+    assert names(normalised(idle).module) == [] and walks == ["legalize"]
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from toast_cli.emit.marks import Marks, Pin, hands_on
 from toast_cli.emit.reshards import Reshard
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.ops import BARRIER
-from toast_cli.xla import ir
+from toast_cli.xla import ir, main_function
 
 Undo = list[Callable[[], None]]
 
 PARTITIONS = "mhlo.num_partitions"
 REPLICAS = "mhlo.num_replicas"
-ADDED_BARRIER = "kept as it is scattered"  # by its location a barrier is told from those of the program
+ADDED_BARRIER = "kept as it is scattered"  # by its location a barrier is distinguished from those of the program
 
 
 class Notation(Protocol):
@@ -51,7 +51,7 @@ class Notation(Protocol):
 def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> Iterator[None]:
     """The module carries `marks` and states that it runs on `devices` partitions while the block runs."""
     undo: Undo = []
-    function = entry_function(module)
+    function = main_function(module)
     try:
         with module.context:
             count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), devices)
@@ -73,11 +73,6 @@ def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> It
     finally:
         for step in reversed(undo):
             step()
-
-
-def entry_function(module: Any) -> Any:
-    """The function `main`."""
-    return next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
 
 
 def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:

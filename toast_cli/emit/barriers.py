@@ -23,7 +23,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import axes_of, refines
 from toast_cli.program.model import Program, Window
 from toast_cli.program.ops import ADD, BARRIER, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, SLICE
-from toast_cli.xla import ir, operations_in, walk_ops
+from toast_cli.xla import ir, outer_operands, walk_ops
 
 CONSTANT = "stablehlo.constant"  # goes into the branch on the way to HLO
 CUSTOM_CALL, SHARDING = "stablehlo.custom_call", "mhlo.sharding"
@@ -70,10 +70,10 @@ def _is_added_up_converted(program: Program, value: int, converted: bool = False
 def _is_read_in_parts(program: Program, lowered: PartitionedProgram, value: int) -> bool:
     if program.ops[program.producer[value]].name == CARRY:
         return False
-    lies = lowered.shardings[value]
+    current = lowered.shardings[value]
     for use in program.users[value]:
-        wanted = lowered.required.get(use, lies)
-        if axes_of(wanted) > axes_of(lies) and refines(wanted, lies):
+        wanted = lowered.required.get(use, current)
+        if axes_of(wanted) > axes_of(current) and refines(wanted, current):
             return True
     return any(_takes_parts(program, op) for op, _ in program.users[value])
 
@@ -107,25 +107,15 @@ def keep_branch_operands(module: Any) -> None:
     for conditional in walk_ops(module, *CONDITIONALS):
         given = sorted(map(shape_of, conditional.results))
         for region in conditional.regions:
-            reads = reads_from_outside(region)
+            body = [view.operation for view in region.blocks[0].operations]
+            reads = [read for read in outer_operands(body) if not is_constant(read[2])]
             read = list(dict.fromkeys(value for _, _, value in reads))
             if not read or sorted(map(shape_of, read)) != given:
                 continue
-            if lie(read) != said_of(conditional) or any(is_constraint(reader) for reader, _, _ in reads):
+            if stated_shardings(read) != stated_sharding(conditional) or any(
+                is_constraint(reader) for reader, _, _ in reads
+            ):
                 put_behind_barrier(read[0], conditional.operands[0], region, reads)
-
-
-def reads_from_outside(region: Any) -> list[tuple[Any, int, Any]]:
-    """(operation, operand, value) for operands in a region that are defined outside it."""
-    made: set[Any] = set()
-    reads: list[tuple[Any, int, Any]] = []
-
-    for operation in [one for view in region.blocks[0].operations for one in operations_in(view)]:
-        made.update(operation.results)
-        for inner in operation.regions:
-            made.update(argument for block in inner.blocks for argument in block.arguments)
-        reads += [(operation, k, operand) for k, operand in enumerate(operation.operands)]
-    return [one for one in reads if one[2] not in made and not is_constant(one[2])]
 
 
 def is_constraint(operation: Any) -> bool:
@@ -140,7 +130,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
 
 
-def lie(values: list[Any]) -> str:
+def stated_shardings(values: list[Any]) -> str:
     """Their shardings in the notation for an operation with these results; empty for values without one."""
     each = []
     for value in values:
@@ -153,7 +143,7 @@ def lie(values: list[Any]) -> str:
     return each[0] if len(each) == 1 else "{" + ", ".join(each) + "}"
 
 
-def said_of(operation: Any) -> str:
+def stated_sharding(operation: Any) -> str:
     return str(operation.attributes[SHARDING].value) if SHARDING in operation.attributes else ""
 
 

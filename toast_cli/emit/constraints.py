@@ -48,7 +48,6 @@ class Constraint:
 def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[Constraint]:
     """The constraints in `marks`, without the shardings of arguments and results."""
     program = source.program
-    numbers = {handle: value for value, handle in enumerate(source.definitions)}
     paths = {argument.value: argument.path for argument in program.arguments}
     found: list[tuple[int, Constraint]] = []
 
@@ -61,7 +60,7 @@ def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) ->
 
     for pin in marks.pins:
         if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats the loop result's pin
-            value = numbers[pin.handle]
+            value = source.numbers[pin.handle]
             add("definition", program.producer[value], value, pin.shardings[-1], len(program.users[value]))
     for reshard in marks.reshards:
         for sharding, open in reshard.steps:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.emit.spmd.build import INDEX, Builder
 from toast_cli.emit.spmd.rules.ragged import group_bounds
 from toast_cli.frontend.ragged_dots import RaggedDot, general_ragged_dot, ragged_dot
 from toast_cli.program.ops import BLOCK_SCALED_DOT, CUSTOM_CALL, RAGGED_DOT
+from toast_cli.xla.build import INDEX, Builder
 
 CONVERTED = "mhlo.ragged_dot"
 
@@ -80,7 +80,7 @@ def _dense(build: Builder, operation: Any, at: RaggedDot) -> Any:
     if at.group >= 0:
         contracting = [[*contracting[0], 0], [*contracting[1], at.group]]
     elif not at.contracts_rows:
-        rows = _summed(build, rows)
+        rows = build.sum(rows, [0])
         batch[0], contracting[0] = list(at.left_batch), list(at.left_contracting)
     result = operation.results[0].type
     shape = tuple(result.shape)
@@ -109,17 +109,3 @@ def _of_each_group(build: Builder, left: Any, sizes: Any, at: RaggedDot) -> Any:
     inside = build.binary("and", build.compare("LE", first, row), build.compare("LT", row, end))
     spread = build.broadcast(left, shape, range(1, len(shape)))
     return build.select(inside, spread, build.constant(0, str(left.type.element_type), shape))
-
-
-def _summed(build: Builder, rows: Any) -> Any:
-    """The sum over groups."""
-    element = str(rows.type.element_type)
-    made = build.make(
-        "reduce",
-        [rows, build.constant(0, element)],
-        [build.type(element, tuple(rows.type.shape)[1:])],
-        regions=1,
-        dimensions=build.i64s([0]),
-    )
-    build.body(made.regions[0], [build.type(element, ())] * 2, lambda a, b: [build.binary("add", a, b)])
-    return made.results[0]

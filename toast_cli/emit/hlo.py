@@ -15,7 +15,7 @@ from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.barriers import keep_branch_operands
 from toast_cli.emit.dense_products import write_out_ragged
 from toast_cli.emit.marks import Marks, operation_marks
-from toast_cli.emit.misread import in_regions, lying
+from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.moved_views import reduced_behind_transposes
 from toast_cli.emit.propagate import read_sharding
 from toast_cli.emit.shardy import check_manual_regions
@@ -48,7 +48,7 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
 
     Raises `UsageError` for programs that only Shardy can partition.
     """
-    refuse_what_needs_shardy(source, lowered)
+    refuse_shardy_only(source, lowered)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)
     with (
@@ -76,7 +76,7 @@ def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
         write_out_ragged(module)
         keep_branch_operands(module)
         regions = dict(zip(xla.walk_ops(module, REGION), boundaries, strict=True))
-        say_constants(module, {region: at.manual for region, at in regions.items()}, lowered.axis_sizes)
+        replicate_shared_splats(module, {region: at.manual for region, at in regions.items()}, lowered.axis_sizes)
         for region, at in regions.items():
             flatten(region, at, lowered.axis_sizes)
         return bare_bytecode(module)
@@ -95,7 +95,7 @@ def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: i
     which may split further."""
     manual = frozenset(lowered.axis_names.index(axis) for axis in manual_axes(region))
     if number is not None:
-        return Boundary(*lying(lowered, number, source.program.ops[number]), manual)
+        return Boundary(*shardings_at(lowered, number, source.program.ops[number]), manual)
     in_shardings, out_shardings = (
         tuple(read_sharding(one, lowered.axis_names) for one in xla.sdy.TensorShardingPerValueAttr(at).shardings)
         for at in (region.attributes["in_shardings"], region.attributes["out_shardings"])
@@ -103,7 +103,7 @@ def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: i
     return Boundary(in_shardings, out_shardings, manual)
 
 
-def say_constants(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[int, ...]) -> None:
+def replicate_shared_splats(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[int, ...]) -> None:
     """Writes shardings of constants so that they survive the conversion to HLO.
 
     The conversion turns a splat into a constant and merges equal ones, dropping their shardings. If these differ, XLA's
@@ -349,7 +349,7 @@ class GspmdNotation:
         return added
 
 
-def refuse_what_needs_shardy(source: Source, lowered: PartitionedProgram) -> None:
+def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:
     """Refuses ragged dots and some collectives in partially manual regions, and nested manual regions."""
     check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     for number, op in enumerate(source.program.ops):

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from toast_cli.emit.annotate import Undo
 from toast_cli.emit.shardy import ShardyNotation, replace_by_region
-from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.deciding import Deciding
 from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.writer import Writer
@@ -24,7 +23,8 @@ from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY
-from toast_cli.xla import ir, operations_in
+from toast_cli.xla import ir, outer_operands
+from toast_cli.xla.build import Builder
 
 Edge = tuple[int, int]  # op number, operand position
 
@@ -61,7 +61,7 @@ def loops_in_regions(
             notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
             notation.prepare(source.module, regions.undo)
             for loop in numbers:
-                deciding = Deciding(replace(source, definitions=definitions), regions.behind)
+                deciding = Deciding(replace(source, definitions=definitions, also=regions.behind))
                 region, left = put_loop(source, lowered, loop, deciding, notation, regions)
                 for value, (result, sharding) in left.items():
                     hidden.discard(value)
@@ -75,6 +75,7 @@ def loops_in_regions(
             replace(
                 source,
                 definitions=definitions,
+                also=regions.behind,
                 operations=operations,
                 uses={use: place for use, place in source.uses.items() if use[0] not in inside}
                 | {edge: (use.operation, use.operand) for edge, (use, _) in regions.taken.items()},
@@ -129,7 +130,8 @@ def put_loop(
     )
     operation = source.use(number, 0).operation
     build = Builder(source.module.context)
-    entering = entering_values(operation)
+    # The outside values that the loop reads: its initial values, and those that its regions capture.
+    entering = list(dict.fromkeys(value for _, _, value in outer_operands([operation])))
     values = [deciding.value_of(handle) for handle in entering]
     in_shardings = [
         replicated(handle.type.rank) if value is None else lowered.shardings[value]
@@ -206,18 +208,3 @@ def resharded_outside(program: Program, lowered: PartitionedProgram, loop: int) 
     for use, by in completing.items():
         found.setdefault(tuple(by), []).append(use)
     return [Resharded(by[-1].value, by[-1].after or (), tuple(uses), by) for by, uses in found.items()]
-
-
-def entering_values(operation: Any) -> list[Any]:
-    """The outside values that a loop reads, without duplicates: its initial values, and values
-    captured by its regions."""
-    found: dict[Any, None] = dict.fromkeys(operation.operands)
-    own: set[Any] = set()
-
-    for inner in operations_in(operation):
-        own.update(argument for region in inner.regions for block in region.blocks for argument in block.arguments)
-        own.update(inner.results)
-        for operand in inner.operands:
-            if operand not in own:
-                found.setdefault(operand)
-    return list(found)

@@ -335,22 +335,10 @@ def made_by(program: Program, value: int) -> str:
 def sharding_finder(
     source: Source, lowered: PartitionedProgram, computed: dict[int, Sharding] | None = None
 ) -> Callable[[Any], Sharding]:
-    """A function from an op result to its sharding (the one it is computed in, given `computed`).
-
-    A loop-invariant value has no value number at the loop's result, nor inside: there its sharding is the one outside.
-    """
-    numbers = {handle: number for number, handle in enumerate(source.definitions)}
+    """A function from an op result to its sharding (the one it is computed in, given `computed`)."""
 
     def sharding_of(handle: Any) -> Sharding:
-        number = numbers.get(handle)
-        while number is None:
-            inside = isinstance(handle, ir.BlockArgument)  # of a loop around one that passes it on
-            handle = (
-                handle.owner.owner.operands[handle.arg_number]
-                if inside
-                else handle.owner.operands[handle.result_number]
-            )
-            number = numbers.get(handle)
+        number = source.numbers[handle]
         return (computed or {}).get(number, lowered.shardings[number])
 
     return sharding_of

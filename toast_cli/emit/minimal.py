@@ -30,9 +30,10 @@ from toast_cli.emit.marks import (
     sharding_finder,
     unneeded_values,
 )
-from toast_cli.emit.moved_views import lies_alike
+from toast_cli.emit.moved_views import keeps_sharding
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
 from toast_cli.emit.reshards import Reshard, all_reshards
+from toast_cli.emit.spmd.alignment import factor_axes
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
@@ -196,7 +197,7 @@ class Chooser:
         behind = transposed(self._program, value)
         if behind is None or (behind.op, 0) in self._lowered.required or behind.value in self.pinned:
             return value
-        same = behind.value in self._movable and lies_alike(self._lowered, value, behind)
+        same = behind.value in self._movable and keeps_sharding(self._lowered, value, behind)
         return behind.value if same else value
 
     def _neighbours(self, value: int) -> Iterator[int]:
@@ -256,11 +257,11 @@ def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cu
     if op.name == REDUCE:
         return cuts is not None
     arrays *= 2 if op.name == SQUARE else 1  # which XLA writes as a product of the array with itself
-    lie = {lowered.shardings[value] for value in arrays}
-    if not op.kind.elementwise or len(arrays) < 2 or len(lie) > 1:
+    own = {lowered.shardings[value] for value in arrays}
+    if not op.kind.elementwise or len(arrays) < 2 or len(own) > 1:
         return False
     (result,) = op.results
-    return cuts is None or totals or any(lowered.required.get(use) in lie for use in program.users[result])
+    return cuts is None or totals or any(lowered.required.get(use) in own for use in program.users[result])
 
 
 def cut_dimensions(have: Sharding, want: Sharding) -> list[int] | None:
@@ -329,12 +330,12 @@ def contested_values(
 
 
 def declining(
-    rule: Rule, shardings: Sequence[Sharding], silent: Sequence[bool], axis_sizes: Sequence[int]
+    rule: Rule, shardings: Sequence[Sharding], silent: Sequence[bool], axis_sizes: tuple[int, ...]
 ) -> tuple[bool, ...]:
     """[operands and results of an op] True for those that another one would shard further. silent: those that make no
     offer: they are recomputed for each use, in the sharding of the others."""
     split = [
-        factor_axes(rule, factors, sharding, axis_sizes)
+        factor_axes(factors, sharding, rule.sizes, axis_sizes)
         for factors, sharding in zip((*rule.operands, *rule.results), shardings, strict=True)
     ]
     offers: dict[int, set[Axes]] = {}
@@ -351,25 +352,3 @@ def declining(
 def declines(have: Sharding, offered: Sharding) -> bool:
     """True if a value in one sharding would need further, or different, axes to match the offered one."""
     return any(axes != own[: len(axes)] for own, axes in zip(have, offered, strict=True))
-
-
-def factor_axes(
-    rule: Rule, factors: tuple[tuple[int, ...], ...], sharding: Sharding, axis_sizes: Sequence[int]
-) -> dict[int, Axes]:
-    """The axes that split each factor of one array, the major factor of a dimension first. Empty for an array inside a
-    manual region, which has no sharding."""
-    found: dict[int, Axes] = {}
-    for dimension, axes in zip(factors, sharding or ((),) * len(factors), strict=True):
-        if len(dimension) == 1:  # at any size: the rule of a pad has the operand's size
-            found[dimension[0]] = axes
-            continue
-        left = list(axes)
-        for factor in dimension:
-            room, own = rule.sizes[factor], list[int]()
-            while left and room > 1 and room % axis_sizes[left[0]] == 0:
-                room //= axis_sizes[left[0]]
-                own.append(left.pop(0))
-            found[factor] = tuple(own)
-            if room > 1:
-                break
-    return found

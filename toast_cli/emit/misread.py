@@ -42,16 +42,14 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from toast_cli import xla
 from toast_cli.emit.annotate import Undo
 from toast_cli.emit.loops import loops_in_regions
 from toast_cli.emit.shardy import ShardyNotation, replace_by_region
 from toast_cli.emit.spmd.alignment import align
-from toast_cli.emit.spmd.build import Builder, identity
 from toast_cli.emit.spmd.completions import Completions, completions
 from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.moves import Devices, Mover
-from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
+from toast_cli.emit.spmd.rules.reducing import body_reducer
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.errors import UsageError
@@ -71,7 +69,8 @@ from toast_cli.program.ops import (
     REDUCE,
     SCATTER,
 )
-from toast_cli.xla import ir
+from toast_cli.xla import ir, splat_number
+from toast_cli.xla.build import Builder, identity
 
 
 @contextmanager
@@ -132,7 +131,7 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
         check = _CHECKS.get(op.name)
         if check is None or number in inside or not _has_elements(source, op):
             continue
-        in_shardings, out_shardings = lying(lowered, number, op)
+        in_shardings, out_shardings = shardings_at(lowered, number, op)
         over = align(op.rule, in_shardings, out_shardings, lowered.axis_sizes).partial
         if check(op, source.operations[number], in_shardings, over):
             found.append(number)
@@ -145,7 +144,7 @@ def _cuts_slice(source: Source, lowered: PartitionedProgram, number: int, op: Op
     (value,) = op.results
     wholes, taken = source.program.values[op.operands[0]].shape, source.program.values[value].shape
     partly = [1 < size < whole for size, whole in zip(taken, wholes, strict=True)]
-    unknown = [part and _constant(start) is None for part, start in zip(partly, starts, strict=True)]
+    unknown = [part and splat_number(start) is None for part, start in zip(partly, starts, strict=True)]
     uses = (lowered.required.get(use) for use in source.program.users[value])
     return any(axes and far for use in uses if use for axes, far in zip(use, unknown, strict=True))
 
@@ -158,8 +157,8 @@ def gathered_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[
         for number, op in enumerate(source.program.ops)
         if op.name in _GATHERED
         and number not in inside
-        and any(map(axes_of, itertools.chain(*lying(lowered, number, op))))
-        and _GATHERED[op.name](op, source.operations[number], lying(lowered, number, op)[0], lowered.axis_sizes)
+        and any(map(axes_of, itertools.chain(*shardings_at(lowered, number, op))))
+        and _GATHERED[op.name](op, source.operations[number], shardings_at(lowered, number, op)[0], lowered.axis_sizes)
     ]
 
 
@@ -170,7 +169,7 @@ def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
     for number, op in enumerate(source.program.ops):
         if op.name not in (GATHER, SCATTER) or op.results[0] in lowered.added:
             continue
-        in_shardings, out_shardings = lying(lowered, number, op)
+        in_shardings, out_shardings = shardings_at(lowered, number, op)
         others = out_shardings[0] if op.name == GATHER else in_shardings[2]
         rows, indices = axes_of(in_shardings[0]) - axes_of(others), axes_of(in_shardings[1])
         if rows and indices and busy - axes_of(in_shardings[0]) - indices - axes_of(others):
@@ -183,7 +182,7 @@ def complex_sums(source: Source, lowered: PartitionedProgram) -> list[int]:
     found = []
     for number, op in enumerate(source.program.ops):
         if op.name == REDUCE and source.program.values[op.results[0]].dtype.startswith("complex"):
-            in_shardings, out_shardings = lying(lowered, number, op)
+            in_shardings, out_shardings = shardings_at(lowered, number, op)
             if align(op.rule, in_shardings, out_shardings, lowered.axis_sizes).partial and _has_elements(source, op):
                 found.append(number)
     return found
@@ -212,7 +211,7 @@ def places(source: Source, numbers: list[int]) -> str:
     return f"{source.location(numbers[0])}{more}"
 
 
-def lying(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+def shardings_at(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
     """Shardings of an op's operands where it reads them, and of its results where it computes them."""
     in_shardings = tuple(lowered.required.get((number, k), lowered.shardings[v]) for k, v in enumerate(op.operands))
     return in_shardings, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
@@ -223,7 +222,7 @@ def refuse_uneven(source: Source, lowered: PartitionedProgram, numbers: Iterable
     program = source.program
     for number in numbers:
         op = program.ops[number]
-        in_shardings, out_shardings = lying(lowered, number, op)
+        in_shardings, out_shardings = shardings_at(lowered, number, op)
         for value, at in zip(op.operands + op.results, in_shardings + out_shardings, strict=True):
             if is_uneven(program.values[value], at):
                 raise UsageError(
@@ -245,7 +244,7 @@ def put_region(
     refuse_uneven(source, lowered, [number])
     program, sizes = source.program, lowered.axis_sizes
     op, operation = program.ops[number], source.operations[number]
-    in_shardings, computed = lying(lowered, number, op)
+    in_shardings, computed = shardings_at(lowered, number, op)
     out_shardings = tuple(lowered.shardings[value] for value in op.results)
     region = ir.Operation.create(
         "sdy.manual_computation", [result.type for result in operation.results], list(operation.operands),
@@ -300,7 +299,7 @@ def _starts_elsewhere(op: Op, operation: Any, in_shardings: tuple[Sharding, ...]
     reducer = body_reducer(operation.regions[0])
     start = operation.operands[1]
     neutral = None if reducer is None else identity(reducer, str(start.type.element_type))
-    return neutral is None or not is_constant(start, neutral)
+    return neutral is None or splat_number(start) != neutral
 
 
 def _in_groups(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
@@ -317,17 +316,10 @@ def _updates_several_pieces(op: Op, operation: Any, in_shardings: tuple[Sharding
     array, update, *starts = operation.operands
     for axes, whole, part, start in zip(in_shardings[0], array.type.shape, update.type.shape, starts, strict=True):
         if axes and 1 < part < whole:
-            piece, first = whole // shards((axes,), sizes), _constant(start)
+            piece, first = whole // shards((axes,), sizes), splat_number(start)
             if first is None or first // piece != (first + part - 1) // piece:
                 return True
     return False
-
-
-def _constant(value: Any) -> int | None:
-    """The integer that a constant holds; None for other values."""
-    if isinstance(value, ir.BlockArgument) or value.owner.name != "stablehlo.constant":
-        return None
-    return int(xla.constant_number(value.owner) or 0)
 
 
 # Op -> predicate: XLA gathers the operands of the sharded op, unless it rewrites it first. Takes the op, the operation,

@@ -62,33 +62,33 @@ def constraints_before_views(source: Source, lowered: PartitionedProgram, folded
         value = program.ops[number].operands[k]
         if (number, k) in lowered.required or remade[value] or not axes_of(lowered.shardings[value]):
             continue
-        if lies_alike_in_view(source, lowered, number):
+        if view_keeps_sharding(source, lowered, number):
             continue
         use = source.use(number, k)
         handle = use.operation.operands[use.operand]
         if not isinstance(handle, ir.BlockArgument):  # block arguments have a constraint
             wanted.setdefault((value, handle), {})[number, k] = use.operation
     for (value, _), operations in wanted.items():
-        lies = lowered.shardings[value]
+        current = lowered.shardings[value]
         for anchor, edges in by_anchor(operations):
             uses = tuple(source.use(*edge) for edge in edges)
             first = next(use for use in uses if use.operation == anchor)
-            yield Reshard(value, lies, lies, anchor, first, uses, tuple(edges))
+            yield Reshard(value, current, current, anchor, first, uses, tuple(edges))
 
 
-def lies_alike_in_view(source: Source, lowered: PartitionedProgram, number: int) -> bool:
+def view_keeps_sharding(source: Source, lowered: PartitionedProgram, number: int) -> bool:
     """True if an op reshapes an array and keeps each sharded dimension, or its major part, in place: the array keeps
     its sharding when the view is moved in front of its maker."""
     program = source.program
     op = program.ops[number]
     if op.name != RESHAPE:
         return False
-    lies = lowered.shardings[op.operands[0]]
+    current = lowered.shardings[op.operands[0]]
     read, made = (program.values[v].shape for v in (op.operands[0], op.results[0]))
-    last = max(dim for dim, axes in enumerate(lies) if axes)
+    last = max(dim for dim, axes in enumerate(current) if axes)
     if read[:last] != made[:last] or last >= len(made):
         return False
-    return made[last] % shards((lies[last],), lowered.axis_sizes) == 0
+    return made[last] % shards((current[last],), lowered.axis_sizes) == 0
 
 
 def views(program: Program, folded: Collection[int]) -> Iterator[Edge]:
@@ -147,7 +147,7 @@ def reduced_behind_transposes(
     required = dict(lowered.required)
     for value in lowered.computed:
         of = transposed(source.program, value)
-        if of is None or remade[of.value] or of.value in lowered.computed or not lies_alike(lowered, value, of):
+        if of is None or remade[of.value] or of.value in lowered.computed or not keeps_sharding(lowered, value, of):
             continue
         path = lowered.path(value)
         piece = local_shape(source.program.values[value].shape, path[-1], lowered.axis_sizes)
@@ -172,7 +172,7 @@ def tiles(shape: tuple[int, ...]) -> int:
     return prod(outer) * ceil(rows / _TILE[0]) * ceil(columns / _TILE[1])
 
 
-def lies_alike(lowered: PartitionedProgram, value: int, of: Transposed) -> bool:
+def keeps_sharding(lowered: PartitionedProgram, value: int, of: Transposed) -> bool:
     """True if the transposed value has the transposed sharding of the value."""
     return lowered.shardings[of.value] == turned(lowered.required.get((of.op, 0), lowered.shardings[value]), of)
 

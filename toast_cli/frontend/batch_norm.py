@@ -16,10 +16,12 @@ feature, r = 1 / sqrt(variance + epsilon), and sums over all dimensions but that
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
 from toast_cli.xla import ir
+from toast_cli.xla.build import Builder
 
 TRAINING, INFERENCE, GRADIENT = (
     "stablehlo.batch_norm_training",
@@ -28,66 +30,39 @@ TRAINING, INFERENCE, GRADIENT = (
 )
 
 
-class _Writer:
+class _Writer(Builder):
     """Writes operations in front of a batch normalisation."""
 
     def __init__(self, norm: Any) -> None:
-        self._norm = norm
-        self.kind = ir.RankedTensorType(norm.operands[0].type)
+        super().__init__(norm.context)
+        self.ip, self.location, self._norm = ir.InsertionPoint(norm), norm.location, norm
+        kind = norm.operands[0].type
+        self.dtype, self.shape = str(kind.element_type), tuple(kind.shape)
         self.feature = int(ir.IntegerAttr(norm.attributes["feature_index"]).value)
-        self.per_feature = ir.RankedTensorType.get([self.kind.shape[self.feature]], self.kind.element_type)
-        self._others = [d for d in range(self.kind.rank) if d != self.feature]
-        self.count = prod(self.kind.shape[d] for d in self._others)
-
-    def __call__(self, name: str, *operands: Any, kind: Any = None, **attributes: Any) -> Any:
-        return ir.Operation.create(
-            f"stablehlo.{name}",
-            results=[kind or operands[0].type],
-            operands=list(operands),
-            attributes=attributes,
-            loc=self._norm.location,
-            ip=ir.InsertionPoint(self._norm),
-        ).results[0]
-
-    def number(self, value: float, kind: Any) -> Any:
-        """A constant of this type; every element has this value."""
-        element = ir.FloatAttr.get(kind.element_type, value)
-        return self("constant", kind=kind, value=ir.DenseElementsAttr.get_splat(kind, element))
-
-    def converted(self, value: Any) -> Any:
-        """A per-feature vector, converted to the operand's element type."""
-        return value if value.type == self.per_feature else self("convert", value, kind=self.per_feature)
+        self._others = [d for d in range(len(self.shape)) if d != self.feature]
+        self.count = prod(self.shape[d] for d in self._others)
 
     def spread(self, value: Any) -> Any:
         """A per-feature vector, broadcast to the operand's shape."""
-        return self("broadcast_in_dim", value, kind=self.kind, broadcast_dimensions=_array([self.feature]))
+        return self.broadcast(value, self.shape, [self.feature])
 
-    def sum(self, value: Any) -> Any:
+    def total(self, value: Any) -> Any:
         """The sum over all dimensions but that of features."""
-        scalar = ir.RankedTensorType.get([], self.kind.element_type)
-        reduction = ir.Operation.create(
-            "stablehlo.reduce",
-            results=[self.per_feature],
-            operands=[value, self.number(0.0, scalar)],
-            attributes={"dimensions": _array(self._others)},
-            regions=1,
-            loc=self._norm.location,
-            ip=ir.InsertionPoint(self._norm),
-        )
-        block = ir.Block.create_at_start(reduction.regions[0], [scalar, scalar], [self._norm.location] * 2)
-        with ir.InsertionPoint(block), self._norm.location:
-            total = ir.Operation.create("stablehlo.add", results=[scalar], operands=list(block.arguments))
-            ir.Operation.create("stablehlo.return", operands=list(total.results))
-        return reduction.results[0]
+        return self.sum(value, self._others)
+
+    def mean(self, value: Any) -> Any:
+        """The mean over the same."""
+        total = self.total(value)
+        return self.binary("divide", total, self.filled(self.count, total))
+
+    def filled(self, value: float, like: Any) -> Any:
+        """A constant of the type of another value."""
+        return self.constant(value, self.dtype, tuple(like.type.shape))
 
     def widened(self, variance: Any) -> Any:
         """variance + epsilon"""
         epsilon = float(ir.FloatAttr(self._norm.attributes["epsilon"]).value)
-        return self("add", variance, self.number(epsilon, self.per_feature))
-
-
-def _array(numbers: list[int]) -> Any:
-    return ir.DenseI64ArrayAttr.get(numbers)
+        return self.binary("add", variance, self.filled(epsilon, variance))
 
 
 def written_out(norm: Any) -> list[Any]:
@@ -95,38 +70,36 @@ def written_out(norm: Any) -> list[Any]:
     write = _Writer(norm)
     x, *others = norm.operands
     ends = [others.pop()] if norm.name == GRADIENT else []  # the result's gradient, of the operand's shape
-    found = _FORMULAS[norm.name](write, x, *map(write.converted, others), *ends)
-    kinds = [result.type for result in norm.results]
-    return [v if v.type == kind else write("convert", v, kind=kind) for v, kind in zip(found, kinds, strict=True)]
+    found = _FORMULAS[norm.name](write, x, *[write.convert(value, write.dtype) for value in others], *ends)
+    return [write.convert(v, str(r.type.element_type)) for v, r in zip(found, norm.results, strict=True)]
 
 
 def _training(write: _Writer, x: Any, scale: Any, offset: Any) -> list[Any]:
-    count = write.number(write.count, write.per_feature)
-    mean = write("divide", write.sum(x), count)
-    of_squares = write("divide", write.sum(write("multiply", x, x)), count)
-    variance = write("subtract", of_squares, write("multiply", mean, mean))
+    mean = write.mean(x)
+    variance = write.binary(
+        "subtract", write.mean(write.binary("multiply", x, x)), write.binary("multiply", mean, mean)
+    )
     return [*_inference(write, x, scale, offset, mean, variance), mean, variance]
 
 
 def _inference(write: _Writer, x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> list[Any]:
-    centred = write("subtract", x, write.spread(mean))
-    normal = write("multiply", centred, write.spread(write("rsqrt", write.widened(variance))))
-    return [write("add", write("multiply", normal, write.spread(scale)), write.spread(offset))]
+    centred = write.binary("subtract", x, write.spread(mean))
+    normal = write.binary("multiply", centred, write.spread(write.unary("rsqrt", write.widened(variance))))
+    return [write.binary("add", write.binary("multiply", normal, write.spread(scale)), write.spread(offset))]
 
 
 def _gradient(write: _Writer, x: Any, scale: Any, mean: Any, variance: Any, gradient: Any) -> list[Any]:
+    multiply = partial(write.binary, "multiply")
     widened = write.widened(variance)
-    inverse = write("rsqrt", widened)
-    centred = write("subtract", x, write.spread(mean))
-    of_offset = write.sum(gradient)
-    along = write.sum(write("multiply", gradient, centred))
-    count = write.number(write.count, write.per_feature)
-    scaled = write("multiply", gradient, write.number(write.count, write.kind))
-    shifted = write("subtract", scaled, write.spread(of_offset))
-    turned = write("multiply", centred, write.spread(write("divide", along, widened)))
-    factor = write("divide", write("multiply", scale, inverse), count)
-    of_x = write("multiply", write("subtract", shifted, turned), write.spread(factor))
-    return [of_x, write("multiply", along, inverse), of_offset]
+    inverse = write.unary("rsqrt", widened)
+    centred = write.binary("subtract", x, write.spread(mean))
+    of_offset, along = write.total(gradient), write.total(multiply(gradient, centred))
+    scaled = multiply(gradient, write.filled(write.count, gradient))
+    shifted = write.binary("subtract", scaled, write.spread(of_offset))
+    turned = multiply(centred, write.spread(write.binary("divide", along, widened)))
+    factor = write.binary("divide", multiply(scale, inverse), write.filled(write.count, scale))
+    of_x = multiply(write.binary("subtract", shifted, turned), write.spread(factor))
+    return [of_x, multiply(along, inverse), of_offset]
 
 
 _FORMULAS: dict[str, Callable[..., list[Any]]] = {TRAINING: _training, INFERENCE: _inference, GRADIENT: _gradient}

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toast_cli.frontend.idle import splat_value
 from toast_cli.frontend.inline import moved_out, replace_operation
-from toast_cli.frontend.known_numbers import known_numbers
-from toast_cli.frontend.splats import make_constant
+from toast_cli.frontend.known_numbers import distinct, known_numbers
 from toast_cli.program.ops import BROADCAST_IN_DIM
-from toast_cli.xla import ir, run_passes, walk_ops
+from toast_cli.xla import ir, run_passes, splat_number, terminator, walk_ops
+from toast_cli.xla.build import Builder
 
 DROP_UNREAD = "func.func(trivial-dce)"
 CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
@@ -62,7 +61,7 @@ def is_zero(factor: Any) -> bool:
     maker = factor.owner
     scalar = maker.operands[0] if not isinstance(maker, ir.Block) and maker.name == BROADCAST_IN_DIM else factor
     found = known_numbers(scalar)
-    return found is not None and not found.any()
+    return found is not None and not distinct(found)[0].any()
 
 
 def drop_unread_results(module: Any) -> None:
@@ -78,10 +77,11 @@ def empty_unread_results(module: Any) -> int:
     for operation in walk_ops(module, CASE, IF):
         unread = [k for k, result in enumerate(operation.results) if not list(result.uses) and is_array(result)]
         for block in [region.blocks[0] for region in operation.regions] if unread else []:
-            last = block.operations[len(block.operations) - 1].operation
+            last = terminator(block)
             for k in unread:
-                if splat_value(last.operands[k]) != 0:
-                    last.operands[k] = make_constant(operation.results[k].type, 0, last)
+                if splat_number(last.operands[k]) != 0:
+                    kind = operation.results[k].type
+                    last.operands[k] = Builder.before(last).constant(0, str(kind.element_type), tuple(kind.shape))
                     emptied += 1
     return emptied
 
@@ -107,7 +107,7 @@ def outcome(operation: Any, number: int) -> list[Any]:
 def stated_number(value: Any) -> int | None:
     """The value of a splat of integers or booleans, if the program states it; looks through conversions and the clamp
     of `lax.switch`."""
-    stated = splat_value(value)
+    stated = splat_number(value)
     if stated is not None:
         return int(stated)
     owner = value.owner

@@ -32,7 +32,7 @@ PREFIX = "gspmd_axis_"
 MOST_AXES = 5
 
 
-def is_nameless(mesh: MeshAxes) -> bool:
+def has_invented_axes(mesh: MeshAxes) -> bool:
     return bool(mesh) and all(name.startswith(PREFIX) for name, _ in mesh)
 
 
@@ -77,7 +77,7 @@ def regions_on(module: Any, names: tuple[str, ...], sizes: tuple[int, ...]) -> I
     meshes = {
         str(op.attributes["sym_name"].value): op
         for op in walk_ops(module, "sdy.mesh")
-        if is_nameless(mesh_axes_of(op.attributes["mesh"]))
+        if has_invented_axes(mesh_axes_of(op.attributes["mesh"]))
     }
     before: list[tuple[Any, str, Any]] = []
 
@@ -161,7 +161,7 @@ def constraints_on(
     left_out: list[Kept] = []
     for record in records:
         axes = record.sharding.axes
-        if is_nameless(record.sharding.mesh):  # `check_manual_axes` has seen that they lie along the mesh
+        if has_invented_axes(record.sharding.mesh):  # `check_manual_axes` has seen that they lie along the mesh
             axes = axes_on(axes or (), record.sharding.mesh, axis_names, axis_sizes)
         else:
             check_axes(record, dict(zip(axis_names, axis_sizes, strict=True)))
@@ -222,7 +222,7 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
                 for s in value_shardings(region.attributes[name], meshes)
             ]
             for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
-                if is_nameless(mesh):
+                if has_invented_axes(mesh):
                     found_axes = [sharding.axes or () for sharding in shardings] + [(manual_axes(region),)]
                     if any(axes_on(axes, mesh, axis_names, axis_sizes) is None for axes in found_axes):
                         raise InputError(

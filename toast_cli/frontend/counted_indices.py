@@ -19,11 +19,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from toast_cli.frontend.idle import numbers, splat_value
+from toast_cli.frontend.idle import numbers
 from toast_cli.frontend.inline import replace_operation
-from toast_cli.frontend.known_numbers import known_numbers
+from toast_cli.frontend.known_numbers import distinct, known_numbers
 from toast_cli.xla import (
     PickedDimensions,
     attributes_of,
@@ -33,11 +32,9 @@ from toast_cli.xla import (
     walk_ops,
     with_picked_dimensions,
 )
+from toast_cli.xla.build import Builder
 
 PICKS = ("stablehlo.gather", "stablehlo.scatter")
-# Limits: operations that a search backwards from an index follows, and elements of a constant that is inspected.
-_STEPS = 16
-_MOST_COUNTED = 1 << 20
 
 Part = tuple[Any, int]  # a value, and its size along the index vector dimension
 
@@ -78,22 +75,17 @@ def spread(operation: Any) -> Any:
         vector=len(batch),
     )
     kinds = [ir.RankedTensorType.get([*batch, *kept], array.type.element_type) for array in arrays]
-    attributes = attributes_of(operation)
+    attributes, build = attributes_of(operation), Builder.before(operation)
     attributes[name] = with_picked_dimensions(attribute, after)
     if not gathers:
         operation.attributes[name] = attributes[name]
         operation.operands[place] = row.operands[0]
         for k, (array, kind) in enumerate(zip(arrays, kinds, strict=True)):
-            operation.operands[place + 1 + k] = _as(array, kind, operation)
+            operation.operands[place + 1 + k] = build.reshape(array, tuple(kind.shape))
         return operation
     (found,) = create(operation.name, [operation.operands[0], row.operands[0]], kinds, attributes, operation)
-    replace_operation(operation, [_as(found, arrays[0].type, operation)])
+    replace_operation(operation, [build.reshape(found, tuple(arrays[0].type.shape))])
     return found.owner.operation
-
-
-def _as(array: Any, kind: Any, before: Any) -> Any:
-    """A reshape to a type, in front of an operation."""
-    return create("stablehlo.reshape", [array], [kind], {}, before)[0]
 
 
 def share_batch(operation: Any) -> None:
@@ -124,7 +116,7 @@ def share_batch(operation: Any) -> None:
         counted=tuple(d for _, d in pairs),
         mapped=tuple(d for k, d in enumerate(picked.mapped) if k not in counted),
     )
-    operation.operands[place] = _joined(left, picked.vector, indices.type, operation)
+    operation.operands[place] = Builder.before(operation).concatenate(left, picked.vector)
     operation.attributes[name] = with_picked_dimensions(attribute, after)
 
 
@@ -151,8 +143,7 @@ def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> A
             places.append(next(slices))
         else:
             return None
-    dimensions = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get(places)}
-    return create("stablehlo.broadcast_in_dim", [gather.operands[0]], [result], dimensions, gather)[0]
+    return Builder.before(gather).broadcast(gather.operands[0], tuple(result.shape), places)
 
 
 def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict[int, tuple[int, int]]:
@@ -184,84 +175,18 @@ def _parts(indices: Any, vector: int) -> list[Part]:
     return [part for piece in owner.operands for part in _parts(piece, vector)]
 
 
-def _joined(parts: list[Any], dim: int, whole: Any, before: Any) -> Any:
-    """Concatenates index components in front of an operation. whole: type of the original indices."""
-    if len(parts) == 1:
-        return parts[0]
-    kind = ir.RankedTensorType(whole)
-    shape = list(kind.shape)
-    shape[dim] = len(parts)
-    dimension = {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)}
-    types = [ir.RankedTensorType.get(shape, kind.element_type)]
-    return create("stablehlo.concatenate", parts, types, dimension, before)[0]
-
-
 def counts_along(value: Any) -> int | None:
     """The dimension along which a value is an iota (0, 1, 2, …); None if there is none.
 
     A dimension of one element does not qualify.
     """
-    found = _seen_to_count(value, _STEPS)
-    return _computed_to_count(value) if found is None else found
-
-
-def _computed_to_count(value: Any) -> int | None:
-    """The same as `counts_along`, by evaluating an array that depends on no argument."""
     elements = known_numbers(value)
     if elements is None or elements.dtype == bool:
         return None
-    sizes = enumerate(elements.shape)
-    return next((d for d, size in sizes if size > 1 and bool((elements == _places(elements.shape, d)).all())), None)
-
-
-def _places(shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
-    """[shape] each element's index along one of the dimensions."""
-    return np.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
-
-
-def _seen_to_count(value: Any, steps: int) -> int | None:
-    """The same as `counts_along`, by following operations without evaluating them, for arrays of any size."""
-    owner = value.owner
-    if isinstance(owner, ir.Block) or not steps:
-        return None
-    shape = list(ir.RankedTensorType(value.type).shape)
-    dim: int | None = None
-    match owner.name:
-        case "stablehlo.iota":
-            dim = int(ir.IntegerAttr(owner.attributes["iota_dimension"]).value)
-        case "stablehlo.constant" if len(shape) == 1 and 1 < shape[0] <= _MOST_COUNTED:
-            literal = owner.attributes["value"]
-            counts = isinstance(literal, ir.DenseIntElementsAttr) and not literal.is_splat
-            dim = 0 if counts and list(literal) == list(range(shape[0])) else None
-        case "stablehlo.convert" if isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType):
-            dim = _seen_to_count(owner.operands[0], steps - 1)
-        case "stablehlo.broadcast_in_dim":
-            inner = _seen_to_count(owner.operands[0], steps - 1)
-            dim = None if inner is None else numbers(owner, "broadcast_dimensions")[inner]
-        case "stablehlo.transpose":
-            inner = _seen_to_count(owner.operands[0], steps - 1)
-            dim = None if inner is None else numbers(owner, "permutation").index(inner)
-        case "stablehlo.reshape":
-            inner = _seen_to_count(owner.operands[0], steps - 1)
-            dim = None if inner is None else _reshaped(list(owner.operands[0].type.shape), shape, inner)
-        case "stablehlo.select":
-            dim = _wrapped(owner, steps)
-    return dim if dim is not None and shape[dim] > 1 else None
-
-
-def _reshaped(before: list[int], after: list[int], dim: int) -> int | None:
-    """The dimension of a reshape's result that is dimension `dim` of its operand, unchanged; None if there is none."""
-    outer, size = prod(before[:dim]), before[dim]
-    return next((d for d, s in enumerate(after) if s == size and prod(after[:d]) == outer), None)
-
-
-def _wrapped(select: Any, steps: int) -> int | None:
-    """The dimension along which x is an iota, for Python's normalisation of negative indices, `x < 0 ? x + n : x`."""
-    asked, _, value = select.operands
-    question = asked.owner
-    if isinstance(question, ir.Block) or question.name != "stablehlo.compare":
-        return None
-    less = "LT" in str(question.attributes["comparison_direction"])
-    if not less or question.operands[0] != value or splat_value(question.operands[1]) != 0:
-        return None
-    return _seen_to_count(value, steps - 1)
+    for dim, size in enumerate(elements.shape):
+        found, wanted = distinct(
+            elements, np.arange(size).reshape([-1 if d == dim else 1 for d in range(elements.ndim)])
+        )
+        if size > 1 and np.array_equal(found, wanted):
+            return dim
+    return None

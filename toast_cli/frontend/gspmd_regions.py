@@ -17,6 +17,7 @@ import numpy as np
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.constraints import factored, manual_text, sharding_text
+from toast_cli.frontend.creation_order import sort_block
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.gspmd import MANUAL, MOST_DEVICES, REPLICATED, TILED, TileAssignment, mesh_axes, read_tiling
 from toast_cli.frontend.shardings import PARTITIONS, kind_of, unspecified_dims
@@ -63,7 +64,7 @@ def restore_gspmd_regions(module: Any, function: Any, path: str) -> None:
             copied: set[Any] = set()
             for body in bodies_in([view.operation for view in block.operations], block, path):
                 copied |= build(body, crossings, mesh, symbol, path)
-            put_in_order(block)
+            sort_block(block, by_number=False)
             for view in reversed(list(block.operations)):
                 if view.operation in copied and not any(list(result.uses) for result in view.operation.results):
                     view.operation.erase()
@@ -231,7 +232,7 @@ def build(body: Body, crossings: dict[Any, Crossing], mesh: MeshAxes, symbol: st
     for value in stated:
         if unstated(value) != value and not list(value.uses):
             value.owner.erase()
-    put_in_order(inside)
+    sort_block(inside, by_number=False)
     return copied
 
 
@@ -339,25 +340,3 @@ def drop_statements(inside: Any) -> None:
         for name in (GSPMD, SDY):
             if name in operation.attributes:
                 del operation.attributes[name]
-
-
-def put_in_order(block: Any) -> None:
-    """Sorts a block topologically, changing the order as little as possible."""
-    *operations, last = [view.operation for view in block.operations]
-    order: dict[Any, None] = {}
-    for operation in operations:
-        waiting = [operation]
-        while waiting:
-            missing = [] if waiting[-1] in order else missing_before(waiting[-1], block, order)
-            if missing:
-                waiting += missing
-            else:
-                order[waiting.pop()] = None
-    if list(order) != operations:
-        for operation in order:
-            operation.move_before(last)
-
-
-def missing_before(operation: Any, block: Any, order: dict[Any, None]) -> list[Any]:
-    makers = (value.owner for value in values_read(operation, block) if not isinstance(value, ir.BlockArgument))
-    return [maker.operation for maker in makers if maker.operation not in order]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from toast_cli.xla import ir
+from toast_cli.xla import ir, splat_number
 
 
 def unchanged_operand(operation: Any) -> Any | None:
@@ -54,7 +54,7 @@ def _all_there_is(concatenation: Any) -> Any | None:
 def _other_than_neutral(operation: Any, element: float, sides: tuple[int, ...]) -> Any | None:
     """The other operand, if all elements of one operand are neutral and that operand is on one of these sides."""
     for side in sides:
-        if splat_value(operation.operands[side]) == element:
+        if splat_number(operation.operands[side]) == element:
             return operation.operands[1 - side]
     return None
 
@@ -65,22 +65,7 @@ def _absorbing(operation: Any) -> Any | None:
     element = operation.results[0].type.element_type
     if not isinstance(element, ir.IntegerType) or element.width != 1:
         return None
-    return next((value for value in operation.operands if splat_value(value) == ABSORBING[operation.name]), None)
-
-
-def splat_value(handle: Any) -> float | None:
-    """The value of all elements of a constant splat, or of a broadcast one; None for anything else."""
-    owner = handle.owner
-    if not isinstance(owner, ir.Block) and owner.name == "stablehlo.broadcast_in_dim":
-        owner = owner.operands[0].owner
-    if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
-        return None
-    if not isinstance(handle.type.element_type, ir.FloatType | ir.IntegerType):
-        return None
-    literal = owner.attributes["value"]  # of other types the bindings cannot hand over
-    if not isinstance(literal, ir.DenseElementsAttr) or not literal.is_splat:
-        return None
-    return float(literal.get_splat_value().value)
+    return next((value for value in operation.operands if splat_number(value) == ABSORBING[operation.name]), None)
 
 
 def flips_nothing(operation: Any) -> bool:

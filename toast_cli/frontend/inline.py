@@ -14,7 +14,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.inputs import whole_number
 from toast_cli.program.ops import kind_of
-from toast_cli.xla import inline_function, ir, operations_in, walk_ops
+from toast_cli.xla import inline_function, ir, operations_in, outer_operands, walk_ops
 
 # Limit on operations after inlining. More come from calls that double at every level, not from a model. The environment
 # can raise it.
@@ -137,9 +137,8 @@ def copy_captured_constants(module: Any, path: str) -> None:
 
 
 def _close(operation: Any, block: Any, path: str) -> None:
-    inside = set(block.arguments)
+    own = set(block.arguments)
     copies: dict[Any, Any] = {}
-    captures: list[tuple[Any, int]] = []
     operations = [view.operation for view in block.operations]
     first = operations[0]
 
@@ -160,13 +159,9 @@ def _close(operation: Any, block: Any, path: str) -> None:
             copies.update(zip(maker.results, copy.results, strict=True))
         return copies[value]
 
-    for one in [one for operation in operations for one in operations_in(operation)]:
-        for nested in one.regions:
-            inside.update(argument for inner in nested.blocks for argument in inner.arguments)
-        captures += [(one, place) for place, operand in enumerate(one.operands) if operand not in inside]
-        inside.update(one.results)
-    for one, place in captures:
-        one.operands[place] = copied(one.operands[place])
+    for one, place, operand in outer_operands(operations):
+        if operand not in own:
+            one.operands[place] = copied(operand)
 
 
 def _is_pure(name: str) -> bool:

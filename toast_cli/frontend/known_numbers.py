@@ -10,6 +10,7 @@ or is made by an unsupported operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from toast_cli.xla import ir
 
 # Limits: operations evaluated for one value, and elements of the largest array among them.
 MOST_OPERATIONS = 64
-MOST_ELEMENTS = 1 << 16
+MOST_ELEMENTS = 1 << 20
 
 Array = NDArray[Any]
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
@@ -36,7 +37,7 @@ def known_numbers(value: Any) -> Array | None:
     while waiting:  # dependences, the last first
         handle = waiting[-1]
         maker = handle.owner
-        if isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_small(handle.type):
+        if isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_known(handle.type):
             return None
         missing = [operand for operand in maker.operands if operand not in places]
         if missing:
@@ -58,11 +59,22 @@ def known_numbers(value: Any) -> Array | None:
     return found[-1]
 
 
-def _is_small(kind: Any) -> bool:
-    """True if arrays of a type are small enough, and of a supported element type, to be evaluated here."""
-    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape or _dtype(kind.element_type) is None:
-        return False
-    return int(np.prod(kind.shape, dtype=np.int64)) <= MOST_ELEMENTS
+def distinct(*arrays: Array) -> list[Array]:
+    """Views of arrays, broadcast to one shape, with one element along dimensions in which all of them repeat."""
+    alike = np.broadcast_arrays(*arrays)
+    kept = tuple(slice(None if any(one.strides[dim] for one in alike) else 1) for dim in range(alike[0].ndim))
+    return [one[kept] for one in alike]
+
+
+def _is_small(shape: Sequence[int]) -> bool:
+    """True if an array of a shape may be written to memory."""
+    return prod(shape) <= MOST_ELEMENTS
+
+
+def _is_known(kind: Any) -> bool:
+    """True for types of arrays that can be evaluated here."""
+    shaped = isinstance(kind, ir.RankedTensorType) and kind.has_static_shape
+    return shaped and _dtype(kind.element_type) is not None
 
 
 def _dtype(element: Any) -> np.dtype[Any] | None:
@@ -79,6 +91,8 @@ def _shape(maker: Any) -> list[int]:
 
 def _iota(maker: Any, _: Sequence[Array]) -> Array | None:
     shape, dim = _shape(maker), int(ir.IntegerAttr(maker.attributes["iota_dimension"]).value)
+    if not _is_small(shape[dim : dim + 1]):
+        return None
     along = np.arange(shape[dim]).astype(_dtype(maker.results[0].type.element_type))
     return np.broadcast_to(along.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape)
 
@@ -88,8 +102,8 @@ def _constant(maker: Any, _: Sequence[Array]) -> Array | None:
     if not isinstance(literal, ir.DenseIntElementsAttr):
         return None
     if literal.is_splat:
-        return np.full(_shape(maker), literal.get_splat_value().value, _dtype(element))
-    return np.array(list(literal), _dtype(element)).reshape(_shape(maker))
+        return np.broadcast_to(np.array(literal.get_splat_value().value, _dtype(element)), _shape(maker))
+    return np.array(list(literal), _dtype(element)).reshape(_shape(maker)) if _is_small(_shape(maker)) else None
 
 
 def _broadcast(maker: Any, arrays: Sequence[Array]) -> Array:
@@ -106,31 +120,49 @@ def _slice(maker: Any, arrays: Sequence[Array]) -> Array:
     return arrays[0][tuple(slice(*bound) for bound in zip(*bounds, strict=True))]
 
 
-def _concatenate(maker: Any, arrays: Sequence[Array]) -> Array:
+def _reshape(maker: Any, arrays: Sequence[Array]) -> Array | None:
+    before, after = arrays[0].shape, _shape(maker)
+    is_view = [n for n in before if n > 1] == [n for n in after if n > 1]
+    return arrays[0].reshape(after) if is_view or _is_small(after) else None
+
+
+def _concatenate(maker: Any, arrays: Sequence[Array]) -> Array | None:
+    if not _is_small(_shape(maker)):
+        return None
     return np.concatenate(arrays, int(ir.IntegerAttr(maker.attributes["dimension"]).value))
 
 
-def _compare(maker: Any, arrays: Sequence[Array]) -> Array:
+def _compare(maker: Any, arrays: Sequence[Array]) -> Array | None:
     direction = str(maker.attributes["comparison_direction"]).removesuffix(">").split()[-1]
-    return _COMPARISONS[direction](*arrays)
+    return _elementwise(_COMPARISONS[direction])(maker, arrays)
 
 
 def _divide(_: Any, arrays: Sequence[Array]) -> Array | None:
     """Division that rounds towards zero, as in StableHLO."""
-    left, right = arrays
-    return None if not right.all() else ((left - np.fmod(left, right)) // right).astype(left.dtype)
+
+    def divided(left: Array, right: Array) -> Array:
+        return ((left - np.fmod(left, right)) // right).astype(left.dtype)
+
+    return _elementwise(divided)(_, arrays) if distinct(arrays[1])[0].all() else None
 
 
 def _remainder(_: Any, arrays: Sequence[Array]) -> Array | None:
-    return None if not arrays[1].all() else np.fmod(*arrays)
+    return _elementwise(np.fmod)(_, arrays) if distinct(arrays[1])[0].all() else None
 
 
-def _convert(maker: Any, arrays: Sequence[Array]) -> Array:
-    return arrays[0].astype(_dtype(maker.results[0].type.element_type))
+def _convert(maker: Any, arrays: Sequence[Array]) -> Array | None:
+    kind = _dtype(maker.results[0].type.element_type)
+    return _elementwise(lambda array: array.astype(kind))(maker, arrays)
 
 
-def _elementwise(function: Callable[..., Array]) -> Callable[[Any, Sequence[Array]], Array]:
-    return lambda _, arrays: function(*arrays)
+def _elementwise(function: Callable[..., Array]) -> Callable[[Any, Sequence[Array]], Array | None]:
+    """Evaluates a function on the elements that differ."""
+
+    def evaluated(maker: Any, arrays: Sequence[Array]) -> Array | None:
+        few = distinct(*arrays)
+        return np.broadcast_to(function(*few), _shape(maker)) if _is_small(few[0].shape) else None
+
+    return evaluated
 
 
 # Supported operation -> a function that evaluates it.
@@ -138,7 +170,7 @@ _COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
     "stablehlo.iota": _iota,
     "stablehlo.constant": _constant,
     "stablehlo.broadcast_in_dim": _broadcast,
-    "stablehlo.reshape": lambda maker, arrays: arrays[0].reshape(_shape(maker)),
+    "stablehlo.reshape": _reshape,
     "stablehlo.transpose": lambda maker, arrays: arrays[0].transpose(numbers(maker, "permutation")),
     "stablehlo.slice": _slice,
     "stablehlo.concatenate": _concatenate,

@@ -14,8 +14,8 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.inline import replace_operation
-from toast_cli.frontend.splats import make_filled
-from toast_cli.xla import create, holds_resource, ir, parse_module, walk_ops
+from toast_cli.xla import holds_resource, ir, parse_module, walk_ops
+from toast_cli.xla.build import Builder
 
 CONSTANT = "stablehlo.constant"
 # Custom call target that replaces a constant while HLO is converted; its line and column follow.
@@ -143,10 +143,9 @@ def _carried(loop: Any, number: int) -> Iterator[Any]:
 
 
 def _make_zero(constant: Any) -> None:
-    kind = constant.results[0].type
-    with constant.context, constant.location:
-        zeros = make_filled(ir.RankedTensorType.get(kind.shape, ir.F32Type.get()), 0, constant)
-        replace_operation(constant, create("stablehlo.convert", [zeros], [kind], {}, constant))
+    kind, build = constant.results[0].type, Builder.before(constant)
+    zeros = build.broadcast(build.constant(0, "f32"), tuple(kind.shape))
+    replace_operation(constant, [build.convert(zeros, str(kind.element_type))])
 
 
 def with_dense_constants(text: bytes) -> bytes:

@@ -21,9 +21,9 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.effects import NUMBERS, REGION
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.inline import replace_operation
-from toast_cli.frontend.splats import make_filled
 from toast_cli.program.ops import kind_of
 from toast_cli.xla import ir, operations_in, sdy, stablehlo
+from toast_cli.xla.build import Builder
 
 GROUPS, PAIRS, CHANNEL = "replica_groups", "source_target_pairs", "channel_handle"
 PARTITIONS, REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
@@ -66,15 +66,21 @@ def values_alone(operation: Any, partitions: int, replicas: int) -> list[Any] | 
     """The values that replace an operation's results; None if devices communicate or must know their number."""
     devices = partitions * replicas
     if operation.name in NUMBERS:
-        return [make_filled(operation.results[0].type, 0, operation)] if devices == 1 else None
+        return [zeros_for(operation)] if devices == 1 else None
     if PAIRS in operation.attributes:
         pairs = np.array(operation.attributes[PAIRS]).reshape(-1, 2)
         if not len(pairs):
-            return [make_filled(operation.results[0].type, 0, operation)]
+            return [zeros_for(operation)]
         return list(operation.operands) if (pairs[:, 0] == pairs[:, 1]).all() and len(pairs) >= devices else None
     if members(operation, partitions, replicas) > 1:
         return None
     return list(operation.operands)[: len(operation.results)]  # without roots of a collective_reduce
+
+
+def zeros_for(operation: Any) -> Any:
+    """Zeros in place of an operation's result."""
+    build, kind = Builder.before(operation), operation.results[0].type
+    return build.broadcast(build.constant(0, str(kind.element_type)), tuple(kind.shape))
 
 
 def members(operation: Any, partitions: int, replicas: int) -> int:

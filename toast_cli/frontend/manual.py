@@ -114,7 +114,7 @@ def restore_region(call: Any, path: str) -> None:
             part.erase()
 
 
-def settle_boundaries(module: Any) -> None:
+def close_boundaries(module: Any) -> None:
     """States how operands and results of manual regions are sharded over axes that a constraint or region in it names.
     Where the program leaves that open, Shardy propagates it out of the region. Calls must be inlined."""
     regions = [region for region in walk_ops(module, REGION) if _names_more(region)]

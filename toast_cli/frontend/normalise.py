@@ -28,9 +28,9 @@ from toast_cli.frontend.gspmd_regions import restore_gspmd_regions
 from toast_cli.frontend.inline import BODIES, copy_captured_constants, inline_calls
 from toast_cli.frontend.inner_products import PRODUCTS, rewrite_inner_products
 from toast_cli.frontend.left_out import left_out_notices
-from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
+from toast_cli.frontend.legalize import REWRITES, legalize
 from toast_cli.frontend.lone_collectives import collectives_outside, drop_lone_collectives, list_replica_groups
-from toast_cli.frontend.manual import restore_manual_regions, settle_boundaries
+from toast_cli.frontend.manual import close_boundaries, restore_manual_regions
 from toast_cli.frontend.mhlo import in_stablehlo
 from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, PARTITIONS, Kept, take_shardings
@@ -106,7 +106,7 @@ def normalise(
     drop_declarations(module)
     held = held_by(module)
     if any(name.startswith("mhlo.") for name in held.names):
-        translate_leftovers(module, path)
+        legalize(module, path)
         module = in_stablehlo(module, path)
         held = held_by(module)
     function = entry_function(module, path)
@@ -115,7 +115,7 @@ def normalise(
         module = with_static_shapes(module, function, path)
         function, held = entry_function(module, path), held_by(module)
     if not held.names.isdisjoint(REWRITES):
-        translate_leftovers(module, path)
+        legalize(module, path)
     flatten_tuples(module, inside=any(map(is_tuple, held.types)))
     restore_manual_regions(module, path)
     if any(kind_of(name).per_device for name in held.names):
@@ -142,7 +142,7 @@ def normalise(
         rewrite_shifts(module)
     if held.names.issuperset(PRODUCTS):
         rewrite_inner_products(module)
-    settle_boundaries(module)
+    close_boundaries(module)
     own = own_mesh(module, path)
     findings = take_shardings(module, function, path)
     notices += sharding_notices(findings.count, keep_shardings)
@@ -153,7 +153,7 @@ def normalise(
         bind_effects(module)
     if CUSTOM_CALL in held.names:
         notices += describe_kernels(module, kernels)
-    notices += settle_attributes(module, path)
+    notices += drop_device_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
     kept = tuple(findings.kept) if keep_shardings else ()
@@ -219,7 +219,7 @@ def region_notices(function: Any) -> list[str]:
     return [f"what {what} by hand stays as it is under every plan"] if count else []
 
 
-def settle_attributes(module: Any, path: str) -> list[str]:
+def drop_device_attributes(module: Any, path: str) -> list[str]:
     """Removes attributes of the devices that the program was lowered for. Returns notices."""
     attributes = module.operation.attributes
     for name in HLO_SETTINGS:

@@ -33,6 +33,7 @@ from toast_cli.program.ops import (
     TRANSPOSE,
 )
 from toast_cli.xla import ir, operations_in
+from toast_cli.xla.build import Builder
 
 Shape = tuple[int, ...]
 Widths = dict[int, int]  # dimension of an array -> elements of each of its parts
@@ -76,7 +77,7 @@ class _Rewriter:
         self._parted: dict[Any, Any] = {}  # value with the dimension merged -> the same value split
         self._reshapes: list[Any] = []
         self._read = {v for number in parts.ops for v in source.program.ops[number].operands}
-        self._numbers = {handle: value for value, handle in enumerate(source.definitions)}
+        self._numbers = source.numbers
         for number, positions in parts.ops.items():
             use = source.use(number, 0)
             if source.program.ops[number].name in (BARRIER, CARRY):
@@ -125,13 +126,11 @@ class _Rewriter:
     def _loop(self, original: Any) -> None:
         operation, passing = self._twins[original], self._passing[original]
         condition, body = (region.blocks[0] for region in original.regions)
-        for place, yielded in enumerate(body.operations[len(body.operations) - 1].operands):
-            if yielded == body.arguments[place]:  # it passes through unchanged, and is read in the loop or behind it
-                value = self._numbers.get(original.operands[place], -1)
-                for handle in (original.results[place], body.arguments[place], condition.arguments[place]):
-                    self._numbers[handle] = value
-                if value in self._parts.values and value in self._read:
-                    passing[place] = self._parts.values[value]
+        for place, yielded in enumerate(xla.terminator(body).operands):
+            value = self._numbers.get(original.operands[place], -1)
+            through = yielded == body.arguments[place]  # unchanged; it is read in the loop or behind it
+            if through and value in self._parts.values and value in self._read:
+                passing[place] = self._parts.values[value]
         inside = [region.blocks[0] for region in operation.regions]
         for place, widths in passing.items():
             self._read_parts(operation, place, widths)
@@ -140,9 +139,8 @@ class _Rewriter:
             self._take_apart(operation.results[place], widths, ir.InsertionPoint.after(operation))
         self._block(condition)
         self._block(body)
-        terminator = inside[1].operations[len(inside[1].operations) - 1].operation
         for place, widths in passing.items():
-            self._read_parts(terminator, place, widths)
+            self._read_parts(xla.terminator(inside[1]), place, widths)
 
     def _read_parts(self, operation: Any, place: int, widths: Widths) -> None:
         """Makes an operation read an operand with its dimensions split."""
@@ -261,9 +259,7 @@ def _dynamic_update_slice(operation: Any, shapes: list[Shape], widths: list[Widt
 
 def _in_parts_from(operation: Any, indices: list[Any], widths: Widths) -> list[Any]:
     """Start indices of a slice that is whole in every split dimension."""
-    kind = indices[0].type
-    value = ir.DenseElementsAttr.get_splat(kind, ir.IntegerAttr.get(kind.element_type, 0))
-    (zero,) = xla.create("stablehlo.constant", [], [kind], {"value": value}, operation)
+    zero = Builder.before(operation).constant(0, str(indices[0].type.element_type))
     return [n for dim, index in enumerate(indices) for n in ([zero, zero] if dim in widths else [index])]
 
 

@@ -12,12 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
-from toast_cli.frontend.rewritten import read_rewritten, retyped
+from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.splats import is_splat
 from toast_cli.program.model import Op
-from toast_cli.program.ops import RESHAPE, TRANSPOSE
-from toast_cli.xla import ir, operations_in
+from toast_cli.program.ops import RESHAPE
+from toast_cli.xla import ir, operations_in, terminator, walk_ops
+from toast_cli.xla.build import Builder
 
 Place = tuple[int, int]  # value, dimension
 Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension
@@ -83,18 +84,12 @@ def _notice(orders: dict[Place, NewOrder]) -> str:
 
 def _passing(source: Source, dims: Collection[int]) -> Iterator[tuple[Any, int, int]]:
     """(loop, operand, value) for these values that pass through a loop unchanged, outer loops first."""
-    numbers = {handle: value for value, handle in enumerate(source.definitions)}
-    for loop in operations_in(source.module.operation):
-        if loop.name != "stablehlo.while":
-            continue
-        condition, body = (region.blocks[0] for region in loop.regions)
-        for place, yielded in enumerate(body.operations[len(body.operations) - 1].operands):
-            if yielded == body.arguments[place]:
-                value = numbers.get(loop.operands[place], -1)
-                for handle in (loop.results[place], body.arguments[place], condition.arguments[place]):
-                    numbers[handle] = value
-                if value in dims:
-                    yield loop, place, value
+    for loop in walk_ops(source.module, "stablehlo.while"):
+        body = loop.regions[1].blocks[0]
+        for place, yielded in enumerate(terminator(body).operands):
+            value = source.numbers.get(loop.operands[place], -1)
+            if yielded == body.arguments[place] and value in dims:
+                yield loop, place, value
 
 
 class _Writer:
@@ -152,24 +147,8 @@ class _Writer:
             order += [len(shape) + list(before).index(part) for part in after]
             shape += [new.sizes[part] for part in before]
         at = ir.InsertionPoint.at_block_begin(handle.owner) if isinstance(handle.owner, ir.Block) else None
-        at = at or ir.InsertionPoint.after(handle.owner)
         read = handle if merge is None else merge.operands[0]
-        apart = self._made(RESHAPE, read, shape, at, handle.location)
-        attributes = {"permutation": ir.DenseI64ArrayAttr.get(order)}
-        turned = self._made(TRANSPOSE, apart, [shape[k] for k in order], at, handle.location, attributes)
-        return turned if parted else self._made(RESHAPE, turned, list(handle.type.shape), at, handle.location)
-
-    def _made(
-        self, name: str, read: Any, shape: list[int], at: Any, location: Any, attributes: dict[str, Any] | None = None
-    ) -> Any:
-        if name == RESHAPE and list(read.type.shape) == shape:
-            return read
-        made = ir.Operation.create(
-            name,
-            results=[retyped(read.type, tuple(shape))],
-            operands=[read],
-            attributes=attributes,
-            loc=location,
-            ip=at,
-        )
-        return made.results[0]
+        build = Builder(handle.context)
+        with build.at(at or ir.InsertionPoint.after(handle.owner), handle.location):
+            turned = build.transpose(build.reshape(read, tuple(shape)), order)
+            return turned if parted else build.reshape(turned, tuple(handle.type.shape))

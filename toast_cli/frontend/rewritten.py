@@ -35,9 +35,7 @@ def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) ->
 
 def read_from_outside(operations: Collection[Any]) -> list[Any]:
     """Values that operations, or those in their regions, read and do not make."""
-    within = [inner for operation in operations for inner in operations_in(operation)]
-    made = made_by(operations)
-    return list(dict.fromkeys(value for inner in within for value in inner.operands if value not in made))
+    return list(dict.fromkeys(value for _, _, value in xla.outer_operands(operations)))
 
 
 def made_by(operations: Iterable[Any]) -> set[Any]:

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from toast_cli.frontend.idle import numbers
-from toast_cli.frontend.splats import make_constant
-from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, PAD, SELECT, SLICE
-from toast_cli.xla import create, ir, walk_ops
+from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, PAD, SLICE
+from toast_cli.xla import ir, walk_ops
+from toast_cli.xla.build import INDEX, Builder
 
 CONSTANT = "stablehlo.constant"
 SHIFTED = frozenset({CONCATENATE, PAD, SLICE})
@@ -106,14 +106,15 @@ def _of_concatenation(operation: Any) -> Any | None:
     lengths = [piece.last - piece.first for piece in pieces]
     if lengths[0] == lengths[1]:  # halves, which a mesh can split
         return None
-    scalar = ir.RankedTensorType.get([], operation.results[0].type.element_type)
-    zero = make_constant(scalar, 0, operation)  # padding that no element of the result shows
+    build = Builder.before(operation)
+    zero = build.constant(0, str(operation.results[0].type.element_type))  # padding that no element of the result shows
     begins = [0, lengths[0]]
     shifted = [
         _moved(operation, piece, zero, dim, begin - piece.first) for piece, begin in zip(pieces, begins, strict=True)
     ]
-    operands = [_before(operation, dim, lengths[0]), *shifted]
-    return create(SELECT, operands, [operation.results[0].type], {}, operation)[0]
+    shape = _shape(operation.results[0])
+    places, first = build.iota(INDEX, (total,), 0), build.constant(lengths[0], INDEX, (total,))
+    return build.select(build.broadcast(build.compare("LT", places, first), shape, [dim]), *shifted)
 
 
 def _beside_constant(operation: Any, dim: int, piece: Piece, other: Any, place: int) -> Any | None:
@@ -163,9 +164,9 @@ def _element(handle: Any, before: Any) -> Any | None:
     value = owner.attributes["value"]
     if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
         return None
-    kind = ir.RankedTensorType.get([], handle.type.element_type)
-    scalar = {"value": ir.DenseElementsAttr.get_splat(kind, value.get_splat_value())}
-    return create(CONSTANT, [], [kind], scalar, before)[0]
+    build = Builder.before(before)
+    kind = build.like(handle, ())
+    return build.one("constant", [], kind, value=ir.DenseElementsAttr.get_splat(kind, value.get_splat_value()))
 
 
 def _edges(padding: Any) -> tuple[list[int], list[int]]:
@@ -186,30 +187,10 @@ def _pad(operation: Any, array: Any, element: Any, low: Sequence[int], interior:
     high = [total - n - first for total, n, first in zip(made.shape, inside, low, strict=True)]
     if not any(low) and not any(high) and not any(interior):
         return array
-    attributes = {
-        "edge_padding_low": ir.DenseI64ArrayAttr.get(list(low)),
-        "edge_padding_high": ir.DenseI64ArrayAttr.get(high),
-        "interior_padding": ir.DenseI64ArrayAttr.get(list(interior)),
-    }
-    return create(PAD, [array, element], [made], attributes, operation)[0]
+    return Builder.before(operation).pad(array, element, low, high, interior)
 
 
 def _moved(operation: Any, piece: Piece, element: Any, dim: int, by: int) -> Any:
     """The piece's array, shifted by this many elements along a dimension of the operation's result."""
     rank = len(_shape(piece.array))
     return _pad(operation, piece.array, element, [by if d == dim else 0 for d in range(rank)], [0] * rank)
-
-
-def _before(operation: Any, dim: int, count: int) -> Any:
-    """A mask of the operation's result: true for the first `count` elements along a dimension."""
-    shape = _shape(operation.results[0])
-    integer, boolean = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(1)
-    line = ir.RankedTensorType.get([shape[dim]], integer)
-    iota = {"iota_dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)}
-    places = create("stablehlo.iota", [], [line], iota, operation)[0]
-    limit = make_constant(line, count, operation)
-    less = {"comparison_direction": ir.Attribute.parse("#stablehlo<comparison_direction LT>")}
-    kind = ir.RankedTensorType.get([shape[dim]], boolean)
-    near = create("stablehlo.compare", [places, limit], [kind], less, operation)
-    along = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([dim])}
-    return create(BROADCAST_IN_DIM, near, [ir.RankedTensorType.get(list(shape), boolean)], along, operation)[0]

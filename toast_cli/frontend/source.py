@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from toast_cli import xla
@@ -44,6 +45,7 @@ class Source:
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
         kernels: what the user says of hand-written ones.
         own_mesh: axes of the mesh for which the program states shardings, with their sizes; see `Normalised`.
+        also: further values of the module that stand for a value of the program, and its number.
     """
 
     path: str
@@ -58,6 +60,20 @@ class Source:
     frames: str = USERS
     kernels: Table | None = None
     own_mesh: tuple[tuple[str, int], ...] = ()
+    also: dict[Any, int] = field(default_factory=dict)
+
+    @cached_property
+    def numbers(self) -> dict[Any, int]:
+        """Value of the module -> its number in the program. What a loop carries, or passes on unchanged, has the same
+        number in the loop and behind it."""
+        found = {handle: value for value, handle in enumerate(self.definitions)} | self.also
+        for loop in xla.walk_ops(self.module, "stablehlo.while"):
+            condition, body = (region.blocks[0] for region in loop.regions)
+            for k, yielded in enumerate(xla.terminator(body).operands):
+                value = found.get(loop.operands[k] if yielded == body.arguments[k] else loop.results[k])
+                if value is not None:
+                    found.update(dict.fromkeys((loop.results[k], body.arguments[k], condition.arguments[k]), value))
+        return found
 
     def use(self, op: int, position: int) -> Use:
         """The use of operand `position` of program op `op` in the module (a `while` init, a

@@ -40,26 +40,8 @@ def is_splat(operation: Any) -> bool:
     return operation.name == _CONSTANT and xla.constant_number(operation) is not None
 
 
-def make_constant(kind: Any, number: float, before: Any) -> Any:
-    """A constant in front of an operation, every element of which is this number."""
-    element = kind.element_type
-    with element.context, before.location:
-        if isinstance(element, ir.ComplexType):
-            return splat_of(f"({float(number)},0.0)", kind, ir.InsertionPoint(before))
-        attribute = ir.FloatAttr if isinstance(element, ir.FloatType) else ir.IntegerAttr
-        value = ir.DenseElementsAttr.get_splat(kind, attribute.get(element, number))
-        return xla.create(_CONSTANT, [], [kind], {"value": value}, before)[0]
-
-
 def splat_of(number: str, kind: Any, at: Any) -> Any:
-    """The same of a number as text (see `xla.constant_number`), also of a complex one, which Python cannot hold."""
+    """A constant at an insertion point; every element is one number, given as text (see `xla.constant_number`)."""
     made = ir.Operation.parse(f'"{_CONSTANT}"() {{value = dense<{number}> : {kind}}} : () -> {kind}')
     at.insert(made)
     return made.results[0]
-
-
-def make_filled(kind: Any, number: float, before: Any) -> Any:
-    """The same as a scalar that is broadcast."""
-    scalar = make_constant(ir.RankedTensorType.get([], kind.element_type, loc=before.location), number, before)
-    dimensions = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([], context=kind.context)}
-    return xla.create(BROADCAST_IN_DIM, [scalar], [kind], dimensions, before)[0]

@@ -15,7 +15,7 @@ PER_BUFFER = frozenset({"tf.aliasing_output", "mhlo.sharding", "sdy.sharding"})
 
 
 def flatten_tuples(module: Any, *, inside: bool) -> None:
-    """Removes every tuple. Call this after `translate_leftovers`: then no operation with regions takes or returns one.
+    """Removes every tuple. Call this after `legalize`: then no operation with regions takes or returns one.
 
     inside: True if any operation returns a tuple; function signatures are checked here.
     """

@@ -61,18 +61,18 @@ class Left:
     """The deferred reduction of a sum that each trip adds to a carry.
 
     Attributes:
-        at: sharding at the end of the sum. lies: sharding in which it is added to the carry; finer than `at` where each
-            trip reduce-scatters it. axes: mesh axes over which it then stays partial.
+        at: sharding at the end of the sum. added_as: sharding in which it is added to the carry; finer than `at` where
+            each trip reduce-scatters it. axes: mesh axes over which it then stays partial.
     """
 
     at: Sharding
-    lies: Sharding
+    added_as: Sharding
     axes: tuple[int, ...]
 
     @property
     def scattered(self) -> Partial | None:
-        """The reduce-scatter of each trip, from `at` to `lies`; None if there is none."""
-        return Partial(self.at, self.lies, ()) if self.at != self.lies else None
+        """The reduce-scatter of each trip, from `at` to `added_as`; None if there is none."""
+        return Partial(self.at, self.added_as, ()) if self.at != self.added_as else None
 
 
 def find_accumulations(program: Program, can_be_term: Sequence[bool]) -> tuple[Accumulation, ...]:
@@ -160,15 +160,15 @@ def left_open(
         if maker is not None and (maker.shardings[0] != wanted or axes_of(wanted) != axes_of(carried)):
             return ()
     found: list[Left] = []
-    for (steps, iteration_of), lies in zip(sums, first, strict=True):
-        left = _left(steps, iteration_of, lies)
-        if left is None or axes_of(lies) != axes_of(carried) or (found and left.axes != found[0].axes):
+    for (steps, iteration_of), added_as in zip(sums, first, strict=True):
+        left = _left(steps, iteration_of, added_as)
+        if left is None or axes_of(added_as) != axes_of(carried) or (found and left.axes != found[0].axes):
             return ()
         found.append(left)
     return tuple(found)
 
 
-def _left(steps: Steps, iteration_of: Callable[[int], Iteration], lies: Sharding) -> Left | None:
+def _left(steps: Steps, iteration_of: Callable[[int], Iteration], added_as: Sharding) -> Left | None:
     """The deferred reduction of one sum; None if nothing is deferred, or if a term is resharded or partial
     otherwise."""
     waiting: list[tuple[Sharding, Sharding, frozenset[int]]] = []  # as made; while partial; over axes
@@ -189,10 +189,10 @@ def _left(steps: Steps, iteration_of: Callable[[int], Iteration], lies: Sharding
     if len(waiting) != 1:
         return None
     _, at, over = waiting[0]
-    cut = axes_of(lies).difference(axes_of(at))
-    if not refines(lies, at) or not cut <= over:
+    cut = axes_of(added_as).difference(axes_of(at))
+    if not refines(added_as, at) or not cut <= over:
         return None
-    return Left(at, lies, tuple(sorted(over - cut))) if over - cut else None
+    return Left(at, added_as, tuple(sorted(over - cut))) if over - cut else None
 
 
 def partial_carry(carry: Iteration, left: tuple[Left, ...]) -> Iteration:

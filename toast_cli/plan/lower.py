@@ -160,13 +160,13 @@ class _Lowering:
         ops, steps = self._program.ops, {each.end: each.steps for each in self._problem.sums}
         for end, (left, one) in self._open.items():
             (carried,) = ops[one.carry].results
-            over = tuple(sorted({*left.axes, *axes_of(left.lies).difference(axes_of(left.at))}))
+            over = tuple(sorted({*left.axes, *axes_of(left.added_as).difference(axes_of(left.at))}))
             values = [ops[step.op].results[0] for step in steps[end]]
             for value in values:
                 added[value], partial[value] = carried, over
                 shardings[value] = without(shardings[value], over)
                 computed.pop(value, None)
-            shardings[end] = left.lies
+            shardings[end] = left.added_as
             if left.scattered is not None:
                 computed[end] = left.at
             for use in one.first:
@@ -188,13 +188,13 @@ class _Lowering:
     ) -> None:
         """Records the sharding of a carry that is reduced after its loop, if all its readers agree on one."""
         uses = readers(self._program, carried)
-        lies = self._made[carried]
+        current = self._made[carried]
         cut = cut_by_readers(over, [self._iterations[op].cut(k) for op, k in uses])
         if not cut:
             return
         op, position = uses[0]
-        wanted = split_further(lies, self._iterations[op].operands[position], axes_of(cut))
-        computed[carried], shardings[carried] = lies, wanted
+        wanted = split_further(current, self._iterations[op].operands[position], axes_of(cut))
+        computed[carried], shardings[carried] = current, wanted
         for use in self._program.users[carried]:
             sharding = self._iterations[use[0]].operands[use[1]]
             required.pop(use, None)

@@ -250,16 +250,16 @@ def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cu
     if scattered and ((later and not how.beside) or (len(over_dims) > 1 and not how.apart)):
         yield Hop(ALL_REDUCE, tuple(sorted({*scattered, *later})), 1 / shards(at, sizes), at, at)
         return
-    lies, fraction = at, 1 / shards(at, sizes)
+    current, fraction = at, 1 / shards(at, sizes)
     for axes in scattered_in(_over(at, to), sizes) if how.apart else [scattered]:
         if axes:
-            known, fraction = split_further(lies, to, axes), fraction / shards((axes,), sizes)
-            yield Hop(REDUCE_SCATTER, tuple(sorted(axes)), fraction, lies, known)
-            lies = known
+            known, fraction = split_further(current, to, axes), fraction / shards((axes,), sizes)
+            yield Hop(REDUCE_SCATTER, tuple(sorted(axes)), fraction, current, known)
+            current = known
     if len(cut) == 1 and taken.issuperset(reduced):
-        yield Hop(REDUCE_SCATTER, later, fraction / shards((later,), sizes), lies, None)
+        yield Hop(REDUCE_SCATTER, later, fraction / shards((later,), sizes), current, None)
     elif later:
-        yield Hop(ALL_REDUCE, later, fraction, lies, lies)
+        yield Hop(ALL_REDUCE, later, fraction, current, current)
 
 
 def in_steps(op: Op) -> bool:
@@ -305,22 +305,22 @@ def gathers_terms(op: Op) -> bool:
     return op.name == REDUCE and (len(op.results) > 1 or op.detail not in REDUCERS)
 
 
-def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding], lies: Sharding | None = None) -> Cuts:
+def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding], current: Sharding | None = None) -> Cuts:
     """The reduced axes by which all readers split the value alike, per dimension, major to minor: each device keeps one
     shard of the total.
 
     Args:
         wanted: shardings that its readers require of it, or of a view of it.
-        lies: its current sharding. Where the readers need such an axis in place of those that now split the dimension,
-            the value is resharded, and the axis is not returned.
+        current: its present sharding. Where the readers need such an axis in place of those that now split the
+            dimension, the value is resharded, and the axis is not returned.
     """
     different = set(wanted)
     if len(different) != 1:
         return ()
     (sharding,) = different
     moved: set[int] = set()
-    if lies is not None and len(lies) == len(sharding) and not axes_of(lies) <= axes_of(sharding):
-        for have, want in zip(lies, sharding, strict=True):
+    if current is not None and len(current) == len(sharding) and not axes_of(current) <= axes_of(sharding):
+        for have, want in zip(current, sharding, strict=True):
             if want[: len(have)] != have:
                 moved.update(want)
     return by_dimension([axis for axis in reduced if axis not in moved], sharding)

@@ -115,8 +115,8 @@ class PartitionedProgram:
         one_by_one = refinements(self.computed[value], self.shardings[value])
         if len(one_by_one) == 2:
             return one_by_one
-        told = value in self.convolved and len(one_by_one) > 3
+        constrained = value in self.convolved and len(one_by_one) > 3
         over = [axes[len(have) :] for have, axes in zip(one_by_one[0], one_by_one[-1], strict=True)]
         ends = accumulate(map(len, scattered_in(over, self.axis_sizes)))
         steps = (one_by_one[0], *(one_by_one[end] for end in ends))
-        return steps[1:] if len(steps) > 2 and not told and in_mesh_order(steps[1]) else steps
+        return steps[1:] if len(steps) > 2 and not constrained and in_mesh_order(steps[1]) else steps

@@ -108,10 +108,10 @@ def is_uneven(value: Value, sharding: Sharding) -> bool:
     )
 
 
-def written_part(value: Value, *lies: Sharding | None) -> float:
+def written_part(value: Value, *shardings: Sharding | None) -> float:
     """The fraction of a padded array that a collective moves: only dimensions that are split in one of these shardings
     are padded."""
     if value.written is None:
         return 1.0
-    split = [any(at is not None and at[dim] for at in lies) for dim in range(len(value.shape))]
+    split = [any(at is not None and at[dim] for at in shardings) for dim in range(len(value.shape))]
     return prod(own / size for own, size, padded in zip(value.written, value.shape, split, strict=True) if not padded)

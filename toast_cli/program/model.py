@@ -56,8 +56,8 @@ class Rule:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        said = self.reduction, self.need_replication, self.permutation, self.uneven
-        object.__setattr__(self, "_hash", hash((self.sizes, self.operands, self.results, *said)))
+        rest = self.reduction, self.need_replication, self.permutation, self.uneven
+        object.__setattr__(self, "_hash", hash((self.sizes, self.operands, self.results, *rest)))
 
     def __hash__(self) -> int:
         return self._hash

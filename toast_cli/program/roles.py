@@ -61,11 +61,11 @@ def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
     sides = _sides_of_products(program)
     updates = _updates(program, sides)
     carried = _carried(program, sides, updates)
-    told = _told(program, sides, carried, updates)
+    known = _known(program, sides, carried, updates)
     if carried:
-        told = {n: role for n, role in told.items() if not _among_data(program, n, told, carried)}
+        known = {n: role for n, role in known.items() if not _among_data(program, n, known, carried)}
     otherwise = [STATE if number in carried else INPUTS for number in range(len(program.arguments))]
-    roles = _spread(program, told, otherwise)
+    roles = _spread(program, known, otherwise)
     return ROLES, tuple(ROLES.index(role) for role in roles)
 
 
@@ -223,7 +223,7 @@ def _sources(op: Op) -> Sequence[int]:
 # ---------------------------------------------------------------- evidence of single arguments
 
 
-def _told(
+def _known(
     program: Program, sides: list[tuple[int, ...]], carried: set[int], updates: dict[int, set[int]]
 ) -> dict[int, str]:
     """Argument number -> role, for arguments with evidence of their own."""
@@ -236,25 +236,25 @@ def _told(
     hidden = {n for found in sides if updated.intersection(found) for n in found if n in carried} - updated
     other_state = carried & (whole_numbers | _overwritten(program) | hidden)
     replacement = carried_results(program)
-    told: dict[int, str] = {}
+    known: dict[int, str] = {}
     for n in carried:
         value = program.values[program.arguments[n].value]
         if n in other_state:
-            told[n] = STATE
+            known[n] = STATE
         elif needed is not None and n not in needed:
             # An argument whose update only uses arguments that no result depends on is a weight that nothing reads.
             others = updates.get(replacement[n], set()) - {n}
             if not others or others & needed:
-                told[n] = STATE
+                known[n] = STATE
         elif n in read or (needed is not None and n in updated and value.shape):
-            told[n] = WEIGHTS
+            known[n] = WEIGHTS
         elif value.shape:
-            told[n] = STATE
-    trained = {n for n, role in told.items() if role == WEIGHTS} if needed is not None else carried - other_state
+            known[n] = STATE
+    trained = {n for n, role in known.items() if role == WEIGHTS} if needed is not None else carried - other_state
     weights, data = weights_and_data(program, trained, whole_numbers - carried | other_state)
-    told.update((n, INPUTS) for n in data - carried)
-    told.update((n, WEIGHTS) for n in weights - carried)
-    return told
+    known.update((n, INPUTS) for n in data - carried)
+    known.update((n, WEIGHTS) for n in weights - carried)
+    return known
 
 
 def _counts(dtype: str) -> bool:
@@ -262,13 +262,13 @@ def _counts(dtype: str) -> bool:
     return dtype.startswith(("i", "ui")) and dtype not in ("i8", "i4", "i2", "ui8", "ui4", "ui2")
 
 
-def _among_data(program: Program, number: int, told: dict[int, str], carried: set[int]) -> bool:
+def _among_data(program: Program, number: int, known: dict[int, str], carried: set[int]) -> bool:
     """Whether an argument that products read like a weight is in fact an array of the batch: a mask, coordinates.
 
     It is not carried while others are, and an input in the same subtree has the same leading dimension.
     """
     around = argument_path(program, number)[:-1]
-    if number in carried or told[number] != WEIGHTS or not around:
+    if number in carried or known[number] != WEIGHTS or not around:
         return False
 
     def elements(n: int) -> tuple[int, ...]:
@@ -276,7 +276,7 @@ def _among_data(program: Program, number: int, told: dict[int, str], carried: se
 
     return any(
         role == INPUTS and argument_path(program, n)[:-1] == around and elements(n) == elements(number)
-        for n, role in told.items()
+        for n, role in known.items()
     )
 
 
@@ -334,7 +334,7 @@ def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
 # ---------------------------------------------------------------- roles of subtrees
 
 
-def _spread(program: Program, told: dict[int, str], otherwise: list[str]) -> list[str]:
+def _spread(program: Program, known: dict[int, str], otherwise: list[str]) -> list[str]:
     """[arguments] role of its subtree of paths; `otherwise` if the subtree has no evidence."""
     roles = list(otherwise)
     paths = [argument_path(program, n) for n in range(len(program.arguments))]
@@ -344,8 +344,8 @@ def _spread(program: Program, told: dict[int, str], otherwise: list[str]) -> lis
         """(role of most bytes, fraction of the other roles)."""
         votes: dict[str, int] = defaultdict(int)
         for n in numbers:
-            if n in told:
-                votes[told[n]] += sizes[n]
+            if n in known:
+                votes[known[n]] += sizes[n]
         if not votes:
             return "", 0.0
         most = max(ROLES, key=lambda role: votes[role])

@@ -14,6 +14,7 @@ from toast_cli.xla.attributes import location_name as location_name
 from toast_cli.xla.attributes import picked_dimensions as picked_dimensions
 from toast_cli.xla.attributes import shape_and_element_type as shape_and_element_type
 from toast_cli.xla.attributes import sharding_rule as sharding_rule
+from toast_cli.xla.attributes import splat_number as splat_number
 from toast_cli.xla.attributes import with_picked_dimensions as with_picked_dimensions
 from toast_cli.xla.conversions import full_hlo_text as full_hlo_text
 from toast_cli.xla.conversions import hlo_boundary_leaves as hlo_boundary_leaves
@@ -35,12 +36,14 @@ from toast_cli.xla.modules import main_function as main_function
 from toast_cli.xla.modules import make_context as make_context
 from toast_cli.xla.modules import module_name as module_name
 from toast_cli.xla.modules import operations_in as operations_in
+from toast_cli.xla.modules import outer_operands as outer_operands
 from toast_cli.xla.modules import parse_kernel as parse_kernel
 from toast_cli.xla.modules import parse_module as parse_module
 from toast_cli.xla.modules import parse_portable_artifact as parse_portable_artifact
 from toast_cli.xla.modules import remove_sharding_rules as remove_sharding_rules
 from toast_cli.xla.modules import run_passes as run_passes
 from toast_cli.xla.modules import stablehlo_version as stablehlo_version
+from toast_cli.xla.modules import terminator as terminator
 from toast_cli.xla.modules import walk_ops as walk_ops
 from toast_cli.xla.modules import write_bytecode as write_bytecode
 from toast_cli.xla.modules import write_portable_artifact as write_portable_artifact

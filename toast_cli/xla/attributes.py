@@ -9,6 +9,7 @@ from typing import Any
 from toast_cli.xla.native import ir, sdy, stablehlo
 
 _FULL_OF = re.compile(r'dense<([^\["<>]+)>')
+_COMPLEX = re.compile(r"\(([-+.\de]+),([-+.\de]+)\)", re.IGNORECASE)
 
 
 def sharding_rule(attribute: Any) -> tuple[Any, ...]:
@@ -116,6 +117,21 @@ def constant_number(operation: Any) -> str | None:
         text = str(value) if isinstance(value, ir.DenseElementsAttr) and value.is_splat else ""
     found = _FULL_OF.search(text)
     return found[1] if found else None
+
+
+def splat_number(value: Any) -> Any | None:
+    """The number that all elements of a constant, or of a broadcast constant, are; None for other values."""
+    owner = value.owner
+    while not isinstance(owner, ir.Block) and owner.name == "stablehlo.broadcast_in_dim":
+        owner = owner.operands[0].owner
+    if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
+        return None
+    kind = owner.results[0].type.element_type
+    if isinstance(kind, ir.ComplexType):
+        found = _COMPLEX.fullmatch(constant_number(owner) or "")
+        return complex(float(found[1]), float(found[2])) if found else None
+    literal = owner.attributes["value"] if isinstance(kind, ir.FloatType | ir.IntegerType) else None
+    return literal.get_splat_value().value if isinstance(literal, ir.DenseElementsAttr) and literal.is_splat else None
 
 
 def holds_resource(constant: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from toast_cli.xla.attributes import shape_and_element_type
@@ -125,6 +125,19 @@ def operations_in(root: Any, *, outside: str = "") -> list[Any]:
 
     root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
+
+
+def terminator(block: Any) -> Any:
+    """The last operation of a block."""
+    return block.operations[len(block.operations) - 1].operation
+
+
+def outer_operands(operations: Iterable[Any]) -> list[tuple[Any, int, Any]]:
+    """(operation, operand number, value) of what operations, and those nested in them, read and do not make."""
+    within = [inner for operation in operations for inner in operations_in(operation)]
+    made = {value for inner in within for value in inner.results}
+    made.update(value for inner in within for region in inner.regions for block in region for value in block.arguments)
+    return [(one, k, value) for one in within for k, value in enumerate(one.operands) if value not in made]
 
 
 def create(name: str, operands: list[Any], results: list[Any], attributes: dict[str, Any], before: Any) -> list[Any]:

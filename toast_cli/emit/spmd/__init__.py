@@ -8,7 +8,7 @@ program.
 `writer` walks the program; `rules` has a local rule for each family of ops (others are computed replicated);
 `alignment` derives the shardings of an op's arrays from its factors; `moves` writes reshards and reductions;
 `completions` reads from the plan which collectives complete which value; `devices` computes replica groups; `deciding`
-finds values that only determine trip counts; `build` makes operations.
+finds values that only determine trip counts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 
 from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, mark_boundary
 from toast_cli.emit.shardy import ShardyNotation, written
-from toast_cli.emit.spmd.bound import is_bound, is_region
 from toast_cli.emit.spmd.writer import Writer
 from toast_cli.errors import UsageError
+from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.xla import ir, main_function
+from toast_cli.program.ops import RNG
+from toast_cli.xla import ir, main_function, terminator
 
 
 def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = False) -> bytes:
@@ -57,11 +58,11 @@ def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
 
 
 def refuse_bound(source: Source) -> None:
-    """Raises `UsageError` for the first op that cannot be inside a region: a manual region, or an op that runs on one
-    device."""
+    """Raises `UsageError` for the first op that cannot be inside a region: a manual region, an op that runs on one
+    device, or a random number generator, which would differ between devices."""
     for number, op in enumerate(source.program.ops):
-        if is_bound(source, number, op):
-            shard_map = is_region(op)
+        shard_map = op.name == "sdy.manual_computation"
+        if shard_map or op.name == RNG or is_placed(source.operations[number]):
             placed = "what runs on one device (a host callback, an infeed, stablehlo.rng)"
             what = "manual regions of its own (shard_map)" if shard_map else placed
             raise UsageError(
@@ -88,7 +89,7 @@ def manual_region(
         ip=ir.InsertionPoint(entry),
     )
     block.append_to(region.regions[0])
-    last = block.operations[len(block.operations) - 1].operation
+    last = terminator(block)
     ir.Operation.create("func.return", operands=list(region.results), loc=last.location, ip=ir.InsertionPoint(entry))
     original = main_function(source.module).regions[0].blocks[0]
     out_shardings = Writer(source, lowered, block).write(original, block)

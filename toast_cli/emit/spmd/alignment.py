@@ -52,8 +52,8 @@ def align(
     axes: FactorAxes = {}
     spent: set[int] = set()
     for factors, sharding in zip((*rule.results, *rule.operands), (*results, *operands), strict=True):
-        for factor, found in _factor_axes(factors, sharding, rule.sizes, sizes).items():
-            if factor not in whole and factor not in axes and not spent & set(found):
+        for factor, found in factor_axes(factors, sharding, rule.sizes, sizes).items():
+            if found and factor not in whole and factor not in axes and not spent & set(found):
                 axes[factor] = found
                 spent |= set(found)
     arrays = (*rule.operands, *rule.results)
@@ -66,25 +66,23 @@ def align(
     return Alignment(in_shardings, out_shardings, axes, partial)
 
 
-def _factor_axes(
+def factor_axes(
     dims: ValueFactors, sharding: Sharding, factor_sizes: tuple[int, ...], sizes: tuple[int, ...]
 ) -> FactorAxes:
-    """Factor -> the axes that split it in one array; axes that cross the boundary of a factor, and those after them,
-    are left out."""
+    """Factor -> the axes that split it in one array, the major factor of a dimension first; factors behind one that is
+    not split completely are left out. Empty for an array inside a manual region, which has no sharding."""
     found: FactorAxes = {}
-    for factors, axes in zip(dims, sharding, strict=True):
-        if len(factors) == 1:
-            if axes:
-                found[factors[0]] = axes
+    for factors, axes in zip(dims, sharding or ((),) * len(dims), strict=True):
+        if len(factors) == 1:  # at any size: the rule of a pad has the operand's size
+            found[factors[0]] = axes
             continue
         waiting = list(axes)
         for factor in factors:
-            left, own = factor_sizes[factor], []
+            left, own = factor_sizes[factor], list[int]()
             while waiting and left % sizes[waiting[0]] == 0:
                 left //= sizes[waiting[0]]
                 own.append(waiting.pop(0))
-            if own:
-                found[factor] = tuple(own)
+            found[factor] = tuple(own)
             if left > 1:
                 break
     return found

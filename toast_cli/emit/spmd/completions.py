@@ -87,8 +87,8 @@ def lies_as_cut(
             return {}
         views.append(op)
         at = op.results[0]
-    lies, want = lowered.shardings[at], wanted.pop()
-    sharding = cut_towards(lies, want, axes - axes_of(lies), program.values[at].shape, sizes)
+    current, want = lowered.shardings[at], wanted.pop()
+    sharding = cut_towards(current, want, axes - axes_of(current), program.values[at].shape, sizes)
     if sharding is None:
         return {}
     found = {at: (sharding, uses)}
@@ -104,14 +104,14 @@ def lies_as_cut(
 
 
 def cut_towards(
-    lies: Sharding, want: Sharding, axes: set[int], shape: tuple[int, ...], sizes: tuple[int, ...]
+    current: Sharding, want: Sharding, axes: set[int], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Sharding | None:
     """The sharding of an array after slicing by further axes from which the reshard to `want` is cheapest; None if they
     split it unevenly."""
     best: tuple[float, int, Sharding] | None = None
     order = [axis for dims in want for axis in dims if axis in axes]
     for places in product(range(len(shape)), repeat=len(order)):
-        at = [list(have) for have in lies]
+        at = [list(have) for have in current]
         for axis, dim in zip(order, places, strict=True):
             at[dim].append(axis)
         sharding = tuple(map(tuple, at))

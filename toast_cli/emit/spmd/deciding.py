@@ -6,12 +6,10 @@ Leaves: the operations of the module to keep although they correspond to no op o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from toast_cli.frontend.source import Source
-from toast_cli.xla import ir, walk_ops
+from toast_cli.xla import ir, terminator, walk_ops
 
 LOOP = "stablehlo.while"
 
@@ -19,22 +17,17 @@ LOOP = "stablehlo.while"
 class Deciding:
     """Answers questions about the operations and values of the module in `source`, as long as its operands do not
     change.
-
-    also: numbers of values of the program that have further handles.
     """
 
-    def __init__(self, source: Source, also: Mapping[Any, int] = MappingProxyType({})) -> None:
+    def __init__(self, source: Source) -> None:
         producer = source.program.producer
         self._numbers: dict[Any, list[int]] = {}
         for number, operation in enumerate(source.operations):
             self._numbers.setdefault(operation, []).append(number)
-        self._values = {handle: value for value, handle in enumerate(source.definitions) if producer[value] >= 0}
-        self._values.update(also)
-        self._passed: set[tuple[Any, int]] = set()
+        self._values = {handle: value for handle, value in source.numbers.items() if producer[value] >= 0}
         self._kept: set[tuple[Any, int]] = set()
         self._running: set[Any] = set()
         self._loops = walk_ops(source.module.operation, LOOP)
-        self._name_arguments(source)
         self._find(source)
 
     def ops_of(self, operation: Any) -> list[int]:
@@ -52,26 +45,12 @@ class Deciding:
 
     def is_passed(self, loop: Any, position: int) -> bool:
         """True if a loop passes a value through unchanged."""
-        return (loop, position) in self._passed
+        body = loop.regions[1].blocks[0]
+        return bool(terminator(body).operands[position] == body.arguments[position])
 
     def is_kept(self, loop: Any, position: int) -> bool:
         """True if a loop must carry a value that the program does not have."""
         return (loop, position) in self._kept
-
-    def _name_arguments(self, source: Source) -> None:
-        """Maps loop arguments to value numbers, outer loops first, so that the initial values are mapped already."""
-        for loop in self._loops:
-            condition, body = (region.blocks[0] for region in loop.regions)
-            yielded = terminator(body).operands
-            for k, init in enumerate(loop.operands):
-                if yielded[k] == body.arguments[k]:
-                    self._passed.add((loop, k))
-                    value = self._values.get(init)
-                else:
-                    value = self._values.get(loop.results[k])
-                if value is not None:
-                    for handle in (loop.results[k], body.arguments[k], condition.arguments[k]):
-                        self._values[handle] = value
 
     def _find(self, source: Source) -> None:
         """Finds everything that the conditions of needed loops depend on."""
@@ -103,8 +82,3 @@ class Deciding:
             terminator(body).operands[position],
             terminator(condition).operands[0],
         ]
-
-
-def terminator(block: Any) -> Any:
-    """The last operation of a block."""
-    return block.operations[len(block.operations) - 1].operation

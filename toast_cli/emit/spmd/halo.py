@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.devices import groups, places
 from toast_cli.emit.spmd.moves import Devices
 from toast_cli.plan.halo import Permute
+from toast_cli.xla.build import Builder
 
 Range = tuple[int, int]  # from, to (excluded)
 

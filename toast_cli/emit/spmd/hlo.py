@@ -19,7 +19,7 @@ from toast_cli.emit.hlo import (
     GspmdNotation,
     bare_bytecode,
     flatten,
-    refuse_what_needs_shardy,
+    refuse_shardy_only,
     with_host_memory,
     with_partitions,
 )
@@ -37,7 +37,7 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     with Shardy accepts.
     """
     refuse_bound(source)
-    refuse_what_needs_shardy(source, lowered)
+    refuse_shardy_only(source, lowered)
     with source.module.context, ir.Location.unknown():
         module = source.module.operation.clone()
         function = main_function(module)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from toast_cli.emit.spmd.build import INDEX, Builder
 from toast_cli.emit.spmd.devices import Piece, groups, places, senders
 from toast_cli.plan.partials import ALL_REDUCE, REDUCE_SCATTER
 from toast_cli.plan.partitioned import Collective
 from toast_cli.plan.reshard import EXCHANGE, GATHER, SLICE, route, ways_of
 from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.xla import ir
+from toast_cli.xla.build import INDEX, Builder
 
 
 class Scopes:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toast_cli.emit.spmd.alignment import Alignment, align
-from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.moves import Devices, Mover, Scopes
 from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.program.model import Op, Program, Value
 from toast_cli.xla import ir
+from toast_cli.xla.build import Builder
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ class Site:
 
     def alignment(self, splits: frozenset[int] = frozenset(), keeps: frozenset[int] = frozenset()) -> Alignment:
         """The feasible split that is nearest to the operands' shardings and the wanted ones; see `align`."""
-        lying = tuple([p.sharding for p in self.operands])
-        return align(self.op.rule, lying, self.wanted, self.sizes, splits, keeps)
+        current = tuple([p.sharding for p in self.operands])
+        return align(self.op.rule, current, self.wanted, self.sizes, splits, keeps)
 
     def bring(self, k: int, sharding: Sharding) -> Piece:
         """Reshards operand k."""

@@ -12,11 +12,9 @@ from typing import Any
 
 from toast_cli.emit.barriers import added_up_converted
 from toast_cli.emit.spmd.alignment import align
-from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.completions import completions
 from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.moves import Devices, Mover, Scopes
-from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
@@ -25,7 +23,8 @@ from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.program.model import Op
 from toast_cli.program.ops import ADD, CARRY, REDUCE
 from toast_cli.program.rematerialised import remade_values
-from toast_cli.xla import ir
+from toast_cli.xla import ir, splat_number
+from toast_cli.xla.build import Builder
 
 
 class Values:
@@ -87,7 +86,7 @@ class Values:
             return piece
         return self._mover.to(piece, wanted, self._program.values[value].shape, self.scopes)
 
-    def settle(self, value: int, piece: Piece, operation: Any) -> None:
+    def complete(self, value: int, piece: Piece, operation: Any) -> None:
         """Completes a value and reshards it to its final sharding, behind the operation that made it."""
         self.pieces[value] = piece
         target, shape = self.lowered.shardings[value], self._program.values[value].shape
@@ -141,7 +140,7 @@ class Values:
             return [replace(piece, partial=first.partial, reducer=first.reducer) for piece in pieces]
         return pieces
 
-    def lying(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
+    def resharded(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
         """The piece of a value in another sharding."""
         return self._mover.to(piece, wanted, self._program.values[value].shape)
 
@@ -164,7 +163,7 @@ class Values:
         pieces = [self.pieces[value] for value in op.operands if value in self.pieces]
         if op.name == ADD:
             return len(pieces) == 2 and len({(frozenset(p.partial), p.sharding, p.reducer) for p in pieces}) == 1
-        return op.name != REDUCE or is_constant(pieces[-1].handle, 0)
+        return op.name != REDUCE or splat_number(pieces[-1].handle) == 0
 
     def _complete_late(self, value: int) -> Piece:
         """Completes a partial value that no addition has consumed."""
@@ -198,14 +197,14 @@ class Values:
             (piece,) = self.computed(op, operation, operands, (wanted,))
         if piece.sharding != wanted:
             with self._behind(piece.handle, operation):
-                piece = self.lying(value, piece, wanted)
+                piece = self.resharded(value, piece, wanted)
         self._made[value, wanted] = piece
         return piece
 
     def _remade_operand(self, value: int, wanted: Sharding) -> Piece:
         if value not in self.pieces:
             return self._remake(value, wanted)
-        return self.lying(value, self.pieces[value], wanted)
+        return self.resharded(value, self.pieces[value], wanted)
 
 
 def remade_operands(op: Op, wanted: Sharding, sizes: tuple[int, ...]) -> tuple[Sharding, ...]:

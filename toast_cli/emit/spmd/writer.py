@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.deciding import Deciding
 from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.moves import Devices
-from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.values import Values
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.program.ops import ARGUMENT
-from toast_cli.xla import ir
+from toast_cli.xla import ir, splat_number, terminator
+from toast_cli.xla.build import Builder
 
 BARRIER = "stablehlo.optimization_barrier"
 
@@ -134,7 +133,7 @@ class Writer:
         operands = [self._values.operand(number, k) for k in range(len(op.operands))]
         wanted = tuple([self._lowered.computed.get(value, self._lowered.shardings[value]) for value in op.results])
         for value, piece in zip(op.results, self._values.computed(op, operation, operands, wanted), strict=True):
-            self._values.settle(value, piece, operation)
+            self._values.complete(value, piece, operation)
 
     def _keep_whole(self, original: Any, operation: Any) -> None:
         """Writes an operation that only determines trip counts; it is replicated."""
@@ -153,7 +152,7 @@ class Writer:
             result.set_type(piece.handle.type)
             if number is not None:
                 (value,) = self._program.ops[number].results
-                self._values.settle(value, Piece(result, piece.sharding), operation)
+                self._values.complete(value, Piece(result, piece.sharding), operation)
 
     def _return(self, operation: Any, numbers: list[int]) -> None:
         """Writes the end of the program."""
@@ -203,13 +202,13 @@ class Writer:
                 self._end_of_loop(before, block, carries if region == operation.regions[1] else None, loose)
         self._values.pieces.update(outside)
         for k, number in carries.items():
-            self._values.settle(self._carried(number), self._in_loop(number, operation.results[k]), operation)
+            self._values.complete(self._carried(number), self._in_loop(number, operation.results[k]), operation)
         for k in loose:
             self._loose[original.results[k]] = operation.results[k]
 
     def _end_of_loop(self, original: Any, block: Any, carries: dict[int, int] | None, loose: list[int]) -> None:
         """Writes the terminator of a loop's condition (`carries` None) or body."""
-        old, last = (b.operations[len(b.operations) - 1].operation for b in (original, block))
+        old, last = map(terminator, (original, block))
         self._at(last)
         for k, handle in enumerate(old.operands):
             if carries is None or k in loose:
@@ -223,7 +222,7 @@ class Writer:
         operation.operands[0] = self._whole(original.operands[0])
         for branch, (old, region) in enumerate(zip(original.regions, operation.regions, strict=True)):
             before, block = old.blocks[0], region.blocks[0]
-            last = block.operations[len(block.operations) - 1].operation
+            last = terminator(block)
             with self._values.scopes.within():
                 self._block(before, list(block.operations))
                 self._at(last)
@@ -262,7 +261,7 @@ class Writer:
         array, sharding = self._program.values[self._carried(number)], self._own(number)
         shape = local_shape(array.shape, sharding, self._lowered.axis_sizes)
         nothing = self._build.broadcast(self._build.constant(0, array.dtype), shape)
-        if is_constant(init, 0):
+        if splat_number(init) == 0:
             return Piece(nothing, sharding)
         piece = self._to_own(number, 0)
         return Piece(self._devices.on_first(left.axes, piece.handle, nothing), sharding)
@@ -274,7 +273,7 @@ class Writer:
             return self._values.pieces[self._program.ops[number].operands[1]]
         piece = self._values.operand(number, position)
         value = self._program.ops[number].operands[position]
-        return piece if piece.sharding == target else self._values.lying(value, piece, target)
+        return piece if piece.sharding == target else self._values.resharded(value, piece, target)
 
     def _whole(self, handle: Any) -> Any:
         """The replicated value in the copy of a value of the original module."""
@@ -282,4 +281,4 @@ class Writer:
         if value is None:
             return self._loose[handle]
         rank = len(self._program.values[value].shape)
-        return self._values.lying(value, self._values.anywhere(value), replicated(rank)).handle
+        return self._values.resharded(value, self._values.anywhere(value), replicated(rank)).handle

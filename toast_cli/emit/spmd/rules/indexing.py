@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.emit.spmd.build import identity
 from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.rules.reducing import body_reducer, start_once
 from toast_cli.emit.spmd.site import Site
+from toast_cli.xla.build import identity
 
 # Index types for computing: signed, and wide enough.
 _SIGNED = {"ui32": "i64", "i64": "i64", "ui64": "i64"}

@@ -6,11 +6,9 @@ Elementwise ops, contractions, transposes, reshapes whose splits match, broadcas
 
 from __future__ import annotations
 
-import re
 from math import prod
 from typing import Any
 
-from toast_cli import xla
 from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.site import Site
 from toast_cli.kernels.local import run_on_part
@@ -69,14 +67,6 @@ def splat(operation: Any) -> Any | None:
     except TypeError:
         return None
     return literal.get_splat_value() if isinstance(literal, ir.DenseElementsAttr) and literal.is_splat else None
-
-
-def complex_splat(operation: Any) -> complex | None:
-    """The value of a complex splat constant; None for other constants."""
-    if not str(operation.results[0].type.element_type).startswith("complex<"):
-        return None
-    found = re.fullmatch(r"\(([-+.\de]+),([-+.\de]+)\)", xla.constant_number(operation) or "", re.IGNORECASE)
-    return complex(float(found[1]), float(found[2])) if found else None
 
 
 def iota(site: Site) -> list[Piece]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toast_cli.emit.spmd.build import INDEX, Builder
 from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.ragged_dots import RaggedDot, group_factor, ragged_dot
 from toast_cli.plan.sharding import shards
+from toast_cli.xla.build import INDEX, Builder
 
 
 def ragged(site: Site) -> list[Piece]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toast_cli.emit.spmd.build import identity
 from toast_cli.emit.spmd.devices import Piece, groups
-from toast_cli.emit.spmd.rules.plain import complex_splat, splat
 from toast_cli.emit.spmd.site import Site
 from toast_cli.program.ops import REDUCERS
-from toast_cli.xla import ir
+from toast_cli.xla import splat_number
+from toast_cli.xla.build import identity
 
 
 def reduce(site: Site) -> list[Piece]:
@@ -49,23 +48,11 @@ def body_reducer(region: Any) -> str | None:
 def start_once(site: Site, k: int, reducer: str, axes: tuple[int, ...]) -> None:
     """Replaces initial value k by the neutral element on all devices along `axes` but one."""
     neutral = identity(reducer, site.operand(k).dtype)
-    if neutral is None or is_constant(site.operands[k].handle, neutral):
+    if neutral is None or splat_number(site.operands[k].handle) == neutral:
         return
     piece = site.operands[k]
     nothing = site.build.constant(neutral, site.operand(k).dtype, site.local(k))
     site.operands[k] = Piece(site.devices.on_first(axes, piece.handle, nothing), piece.sharding)
-
-
-def is_constant(handle: Any, value: float) -> bool:
-    """True if all elements of a constant, or of a broadcast constant, are `value`."""
-    while not isinstance(handle, ir.BlockArgument) and handle.owner.name == "stablehlo.broadcast_in_dim":
-        handle = handle.owner.operands[0]
-    if isinstance(handle, ir.BlockArgument) or handle.owner.name != "stablehlo.constant":
-        return False
-    element = splat(handle.owner)
-    if element is None:
-        return complex_splat(handle.owner) == value
-    return hasattr(element, "value") and float(element.value) == value
 
 
 def again(site: Site, found: list[Piece], axes: tuple[int, ...]) -> list[Piece]:

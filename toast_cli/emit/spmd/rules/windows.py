@@ -16,12 +16,13 @@ import numpy as np
 from toast_cli.emit.spmd.alignment import Alignment
 from toast_cli.emit.spmd.devices import Piece, groups
 from toast_cli.emit.spmd.halo import Stretch, exchange, filled, from_whole
-from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
+from toast_cli.emit.spmd.rules.reducing import body_reducer
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.windows import convolution_dims
-from toast_cli.plan.halo import Permute, exchanged, permutes
+from toast_cli.plan.halo import Permute, exchanged, permutes, stretches
 from toast_cli.plan.sharding import shards
 from toast_cli.program.model import Window
+from toast_cli.xla import splat_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +195,15 @@ def given_stretches(
     windows = {window.operand_dim: window for window in site.op.windows}
     impossible = {f for dim, w in windows.items() for f in rule.operands[0][dim] if not can_split(w, site, f)}
     impossible |= {f for window in summed for f in rule.operands[0][window.operand_dim]}
-    lying = [piece.sharding for piece in site.operands]
+    current = [piece.sharding for piece in site.operands]
     at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
     tiles, needed = {}, [list(sharding) for sharding in at.operands]
     sent: dict[int, tuple[Permute, ...] | None] = {}
     for dim, window in windows.items():
-        axes = lying[0][dim] if window in summed else at.operands[0][dim]
+        axes = current[0][dim] if window in summed else at.operands[0][dim]
         if axes:
             parts = shards((axes,), site.sizes)
-            tiles[dim] = summed_tile(window, axes, parts) if window in summed else tile_of(window, axes, parts)
+            tiles[dim] = tile_of(window, axes, parts, summed=window in summed)
             if window in summed:
                 needed[0][dim], needed[1][window.kernel_dim] = axes, axes
             sent[dim] = exchanged(window, parts, summed=window in summed)
@@ -212,7 +213,7 @@ def given_stretches(
     for k in range(arrays):
         handle = stretched(site, site.operands[k].handle, [tile.need for tile in tiles.values()], list(sent.values()))
         value = site.operands[fill + k].handle if fill is not None else None
-        if value is not None and not is_constant(value, 0):
+        if value is not None and splat_number(value) != 0:
             for tile in tiles.values():
                 handle = filled(site.build, site.devices, handle, tile.need, value)
         site.operation.operands[k] = handle
@@ -254,25 +255,18 @@ def can_split(window: Window, site: Site, factor: int) -> bool:
     )
 
 
-def tile_of(window: Window, axes: tuple[int, ...], parts: int) -> Tile:
-    """The range that each of `parts` devices needs for its part of the results."""
+def tile_of(window: Window, axes: tuple[int, ...], parts: int, *, summed: bool = False) -> Tile:
+    """The range that each of `parts` devices needs for its part of the results; `summed`: for all results, with its
+    part of the kernel."""
+    ranges = stretches(window, parts, summed=summed) or ((0, 0),)
+    first, length = ranges[0][0], max(0, ranges[0][1] - ranges[0][0])
+    pitch = ranges[1][0] - first if len(ranges) > 1 else 0
     own = window.outputs // parts
-    begin = -window.low  # in elements including holes
-    span = window.stride * (own - 1) + (window.size - 1) * window.spread + 1
-    first = -(-begin // window.dilation)
-    low = first * window.dilation - begin
-    length = max(0, -(-(span - low) // window.dilation))
+    # In elements including holes and padding.
+    span = length if summed else window.stride * (own - 1) + (window.size - 1) * window.spread + 1
+    low = window.low + first * window.dilation
     high = span - low - ((length - 1) * window.dilation + 1)
-    pitch = window.stride * own // window.dilation
     return Tile(Stretch(window.operand_dim, axes, window.inputs, first, pitch, length), low, high, span)
-
-
-def summed_tile(window: Window, axes: tuple[int, ...], parts: int) -> Tile:
-    """The range that each of `parts` devices needs for all results, with its part of the kernel."""
-    own = window.size // parts
-    length = (own - 1) * window.spread + 1 + (window.outputs - 1) * window.stride
-    need = Stretch(window.operand_dim, axes, window.inputs, -window.low, own * window.spread, length)
-    return Tile(need, 0, 0, length)
 
 
 def repad(site: Site, tiles: dict[int, Tile], dims: int) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from toast_cli.xla import ir
+from toast_cli.xla.native import ir
 
 Shape = tuple[int, ...]
 INDEX = "i32"
@@ -28,6 +28,13 @@ class Builder:
         self._types: dict[tuple[str, Shape], Any] = {}
         self._elements: dict[str, Any] = {}
         self._channels = 0
+
+    @classmethod
+    def before(cls, operation: Any) -> Self:
+        """A builder in front of an operation, with its location."""
+        build = cls(operation.context)
+        build.ip, build.location = ir.InsertionPoint(operation), operation.location
+        return build
 
     @contextmanager
     def at(self, ip: Any, location: Any = None) -> Iterator[None]:
@@ -130,9 +137,12 @@ class Builder:
         return value if kind == value.type else self.one("convert", [value], kind)
 
     def reshape(self, value: Any, shape: Shape) -> Any:
-        return self.one("reshape", [value], self.like(value, shape))
+        kind = self.like(value, shape)
+        return value if value.type == kind else self.one("reshape", [value], kind)
 
     def transpose(self, value: Any, order: Sequence[int]) -> Any:
+        if list(order) == sorted(order):
+            return value
         shape = tuple(value.type.shape[dim] for dim in order)
         return self.one("transpose", [value], self.like(value, shape), permutation=self.i64s(order))
 
@@ -204,6 +214,14 @@ class Builder:
 
     def iota(self, dtype: str, shape: Shape, dim: int) -> Any:
         return self.one("iota", [], self.type(dtype, shape), iota_dimension=self.i64(dim))
+
+    def sum(self, value: Any, dims: Sequence[int]) -> Any:
+        """The sum over dimensions."""
+        shape = tuple(size for dim, size in enumerate(value.type.shape) if dim not in dims)
+        zero, kind = self.constant(0, str(value.type.element_type)), self.like(value, shape)
+        made = self.make("reduce", [value, zero], [kind], regions=1, dimensions=self.i64s(dims))
+        self._reduces(made, value, "add")
+        return made.results[0]
 
     def like(self, value: Any, shape: Shape) -> Any:
         """The type of an array of this shape with the elements of `value`."""
@@ -336,4 +354,4 @@ def _literal(value: float | bool, dtype: str) -> str:
         return hex(bits if value < 0 else bits - (1 << (width - 1)))
     if dtype == "i1":
         return "true" if value else "false"
-    return str(int(value)) if dtype.lstrip("u").startswith("i") else f"{float(value):e}"
+    return str(int(value)) if dtype.lstrip("u").startswith("i") else f"{float(value):.17e}"

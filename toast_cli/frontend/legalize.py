@@ -33,7 +33,8 @@ from toast_cli.frontend.idle import (
 )
 from toast_cli.frontend.inline import moved_out, replace_operation
 from toast_cli.frontend.ragged_dots import general_ragged_dot
-from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, walk_ops
+from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, terminator, walk_ops
+from toast_cli.xla.build import Builder
 
 # Operations that only wrap their one region: the region's block replaces them.
 FENCES = ("mhlo.fusion", "sdy.named_computation")
@@ -58,7 +59,7 @@ CHLO_COMPOSITES = frozenset({"chlo.top_k", *(f"chlo.{name}" for name in CHLO_TWI
 Values = list[Any]
 
 
-def translate_leftovers(module: Any, path: str) -> None:
+def legalize(module: Any, path: str) -> None:
     """Rewrites every operation in `REWRITES`, inner ones first.
 
     Raises `InputError` for a fusion whose operands or results have other types than its body's: the conversion does not
@@ -86,7 +87,7 @@ def drop_if_unread(operation: Any) -> None:
 def fits_its_body(operation: Any) -> bool:
     """True if the operand and result types are those of the one block's arguments and terminator."""
     block = operation.regions[0].blocks[0]
-    yielded = block.operations[len(block.operations) - 1].operands
+    yielded = terminator(block).operands
     pairs = ((block.arguments, operation.operands), (yielded, operation.results))
     return all([value.type for value in inner] == [value.type for value in outer] for inner, outer in pairs)
 
@@ -156,12 +157,11 @@ def plain_bitcast(operation: Any) -> Values | None:
             return None
         same_shape = ir.RankedTensorType.get(source.shape, target.element_type)
         (value,) = create("stablehlo.bitcast_convert", [value], [same_shape], {}, operation)
-    value = transpose(value, layout_of(operation, "source_layout", source.rank)[::-1], operation)
+    build = Builder.before(operation)
+    outward = layout_of(operation, "source_layout", source.rank)[::-1]
     order = layout_of(operation, "result_layout", target.rank)[::-1]
-    flat = ir.RankedTensorType.get([target.shape[d] for d in order], target.element_type)
-    if value.type != flat:
-        (value,) = create("stablehlo.reshape", [value], [flat], {}, operation)
-    return [transpose(value, [order.index(d) for d in range(target.rank)], operation)]
+    flat = build.reshape(build.transpose(value, outward), tuple(target.shape[d] for d in order))
+    return [build.transpose(flat, [order.index(d) for d in range(target.rank)])]
 
 
 def element_bits(kind: Any) -> int:
@@ -175,15 +175,6 @@ def layout_of(operation: Any, name: str, rank: int) -> list[int]:
     if name in operation.attributes:
         return list(ir.DenseIntElementsAttr(operation.attributes[name]))
     return list(range(rank))[::-1]
-
-
-def transpose(value: Any, order: list[int], before: Any) -> Any:
-    """The value with dimension `order[k]` as its k-th; the value itself if the order is the identity."""
-    if order == sorted(order):
-        return value
-    kind = ir.RankedTensorType(value.type)
-    moved = ir.RankedTensorType.get([kind.shape[d] for d in order], kind.element_type)
-    return create("stablehlo.transpose", [value], [moved], {"permutation": ir.DenseI64ArrayAttr.get(order)}, before)[0]
 
 
 def general_product(operation: Any) -> Values:
