@@ -278,6 +278,22 @@ def test_results_that_leave_merged(tmp_path: Path) -> None:
     assert set_apart(source.program, dimensions, [(5,)]) is source.program
 
 
+def scaled_groups(weights: Any, x: Any) -> Any:
+    """Weights in fewer bits, whose scales are those of 20 groups of 6 rows; the product sums over all rows."""
+    numbers, scales, first = weights
+    whole = (numbers.astype(jnp.float32).reshape(20, 6, H) * scales[:, None]).reshape(120, H)
+    return jnp.tanh(x @ first) @ whole
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "spmd"])
+def test_groups_that_shards_cross_are_made_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    shapes = (arg(120, H, dtype=jnp.int8), arg(20, H), arg(D, 120)), arg(1, D)
+    program = saved(tmp_path, scaled_groups, *shapes)
+    options = ["--mesh", MESH, "--mesh-shape", "data=8", "--pin", "*2=None,data", "--format", form, "--verify", "cpu"]
+    assert run_toast("partition", program, *options, "--iterations", "50") == 0
+    assert "verdict of XLA: agreed" in " ".join(capsys.readouterr().out.split())
+
+
 def heads(weights: Any, x: Any) -> Any:
     """Five heads of a width of 16."""
     q, k, v = ((x @ w).reshape(*x.shape[:2], T, B) for w in weights[:3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from programs import arg, program_of
 
+from toast_cli.frontend import load
 from toast_cli.pipeline import Request, partition
 from toast_cli.program.roles import carried_results, undonated
 
@@ -100,3 +102,13 @@ def test_results_without_names_replace_arguments_in_order() -> None:
     )
     assert carried_results(nameless) == (0, 1, 2, -1)
     assert undonated(nameless) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("debug_info", [True, False])
+def test_donated_arguments_are_tied_to_the_results_that_update_them(tmp_path: Path, debug_info: bool) -> None:
+    """`jax.buffer_donor` names no result: JAX writes it where arguments have a sharding and results do not yet."""
+    lowered = jax.jit(train, donate_argnums=(0, 1)).lower(PARAMS, MOMENTS, arg(N, D))
+    text = lowered.as_text(debug_info=debug_info)
+    path = tmp_path / "step.mlir"
+    path.write_text(re.sub(r"tf.aliasing_output = \d+ : i32", "jax.buffer_donor = true", text))
+    assert [argument.aliased_result for argument in load(str(path)).program.arguments] == [0, 1, 2, 3, -1]

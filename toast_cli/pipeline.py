@@ -214,7 +214,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
                 tried, plans = [best.evaluator.problem.mesh], min(plans, request.iterations or plans)
                 asked = replace(request, search=SearchName.mcts, iterations=plans)
             reading = analysed(variant, meshes)
-            if variant.program.parted:
+            if variant.program.parted and not request.even:
                 reading = with_uneven_shards(reading, meshes)
             return search_readings([reading], SearchSpace(asked, tried, wishes, start=start), tell)[0]
 

@@ -134,7 +134,7 @@ def readings_of(
     reordered = _reordered(source, meshes)
     rewritten = with_parts(reordered or source) or reordered
     other = written if rewritten is None else analysed(fitted(rewritten), meshes)
-    other = with_uneven_shards(other, meshes)
+    other = other if request.even else with_uneven_shards(other, meshes)
     if not other[0].program.parted:
         return [written]
     return [other] if wanted else [written, other]

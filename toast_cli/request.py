@@ -118,7 +118,7 @@ def _option(
 @dataclass(frozen=True)
 class Request:
     """A user's request. `content` is the program's bytes if it is not in a file; `parted`: True to split fused products
-    and reorder merged dimensions, False not to (None: the better of both)."""
+    and reorder merged dimensions, False not to (None: the better of both); `even`: no uneven shards."""
 
     program: str
     mesh: str
@@ -248,6 +248,7 @@ class Request:
     )
     content: bytes | None = field(default=None, repr=False)
     parted: bool | None = None
+    even: bool = False
     plan: str | None = _option(
         None,
         "--plan",

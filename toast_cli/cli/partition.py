@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +104,8 @@ def partition(
     outputs = (program_target, report_target, plan_target, page_target, trace_target)
     targets = [target for target in outputs if target is not None]
     check_targets(targets, [program, mesh])
-    request = options.make_request(program, mesh, given)
+    of_one_device = chosen in (Format.spmd, Format.spmd_hlo)
+    request = replace(options.make_request(program, mesh, given), even=of_one_device)
 
     from toast_cli import pipeline
     from toast_cli.report.json_file import to_bytes

@@ -45,6 +45,7 @@ from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, only_moves
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, OP_KINDS, RAGGED_DOT, RESULT, kind_of
 from toast_cli.program.rematerialised import with_sums_whole
+from toast_cli.program.roles import with_donated_buffers
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
@@ -362,7 +363,7 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
         reader.notices.append(f"if you know how {name} is split: --kernels FILE with {line}")
     reader.drop_dead_ops()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
-    return with_sums_whole(only_moves(program)), reader
+    return with_donated_buffers(with_sums_whole(only_moves(program))), reader
 
 
 def read_arguments(function: Any) -> tuple[Argument, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, JOIN
@@ -73,8 +74,8 @@ def carried_results(program: Program) -> tuple[int, ...]:
     """[arguments] number of the result that replaces the argument in the next step; -1 for none.
 
     It is the result that reuses the argument's buffer, else an update of the argument with its type and its path in the
-    user's tree, without the parameter's name. If nothing is donated and names do not match, results are in the order of
-    the arguments that they replace.
+    user's tree, without the parameter's name. If no result is known to reuse a buffer and names do not match, results
+    are in the order of the arguments that they replace.
     """
     found = [argument.aliased_result for argument in program.arguments]
     taken = {number for number in found if number >= 0}
@@ -91,9 +92,18 @@ def carried_results(program: Program) -> tuple[int, ...]:
             source = next((n for n in likely if found[n] < 0 and program.arguments[n].value in updated), -1)
             if source >= 0:
                 found[source] = k
-    for k, n in _undonated(program, found):
+    for k, n in _in_order(program, found):
         found[n] = k
     return tuple(found)
+
+
+def with_donated_buffers(program: Program) -> Program:
+    """The program with the result that reuses each donated argument's buffer, where only the donation is written
+    (`jax.buffer_donor`, as JAX writes it where results have no sharding yet) and the result is an update of it."""
+    if not any(argument.donated and argument.aliased_result < 0 for argument in program.arguments):
+        return program
+    pairs = zip(program.arguments, carried_results(program), strict=True)
+    return replace(program, arguments=tuple(replace(a, aliased_result=k) if a.donated else a for a, k in pairs))
 
 
 def optimizer_state(program: Program) -> list[int]:
@@ -119,10 +129,11 @@ def undonated(program: Program) -> list[int]:
     return [n for n, k in enumerate(carried_results(program)) if k >= 0]
 
 
-def _undonated(program: Program, found: list[int]) -> Iterator[tuple[int, int]]:
-    """(result, argument) pairs of a step that donates nothing: the first unmatched argument of its type that the result
-    updates. found: [arguments] the results that are known."""
-    if any(argument.donated for argument in program.arguments):
+def _in_order(program: Program, found: list[int]) -> Iterator[tuple[int, int]]:
+    """(result, argument) pairs of a step that does not say which results reuse buffers: the first unmatched argument of
+    its type that the result updates, a donated one if any is. found: [arguments] the results that are known."""
+    donated = {n for n, argument in enumerate(program.arguments) if argument.donated}
+    if donated and all(found[n] >= 0 for n in donated):
         return
     sides = _sides_of_products(program)
     updates = _updates(program, sides)
@@ -130,7 +141,7 @@ def _undonated(program: Program, found: list[int]) -> Iterator[tuple[int, int]]:
     known, replaced = {*found}, {n for n, k in enumerate(found) if k >= 0}
     for k, arguments in updates.items():
         kind = program.values[program.results[k].value]
-        for n in sorted((arguments & handed_on) - replaced) if k not in known else ():
+        for n in sorted((arguments & (donated or handed_on)) - replaced) if k not in known else ():
             if program.values[program.arguments[n].value] == kind:
                 replaced.add(n)
                 yield k, n

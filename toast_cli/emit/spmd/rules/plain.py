@@ -13,14 +13,27 @@ from toast_cli.emit.spmd.devices import Piece
 from toast_cli.emit.spmd.site import Site
 from toast_cli.kernels.local import run_on_part
 from toast_cli.plan.sharding import local_shape, replicated, shards
+from toast_cli.program.model import Rule
+from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.xla import ir
+
+# Ops that can be told to make only a part of a dimension that no operand has.
+_MAKES_DIMENSIONS = frozenset({BROADCAST_IN_DIM, "stablehlo.custom_call"})
 
 
 def plain(site: Site) -> list[Piece]:
     """The same operation on shards."""
-    at = site.alignment()
+    keeps = frozenset() if site.op.name in _MAKES_DIMENSIONS else _made(site.op.rule)
+    at = site.alignment(keeps=keeps)
     site.bring_all(at.operands)
     return site.localise(at.results, at.partial)
+
+
+def _made(rule: Rule) -> frozenset[int]:
+    """Factors that only results have, such as a reshape's whose splits do not match: a shard cannot be made of what a
+    device has of the operands."""
+    read = {factor for dims in rule.operands for factors in dims for factor in factors}
+    return frozenset(range(len(rule.sizes))) - read
 
 
 def whole(site: Site) -> list[Piece]:
