@@ -15,7 +15,7 @@ from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.fusion_rules import written_parts
 from toast_cli.compiler.gpu_libraries import ScatterStart, scatter_starts
 from toast_cli.compiler.kernel import Kernel
-from toast_cli.compiler.kernels import kernels
+from toast_cli.compiler.kernels import Form, kernels
 from toast_cli.compiler.layouts import Sides, Tiling, dims_of_rows, paddings, returned_products, tile_of, tilings
 from toast_cli.compiler.liveness import Lives, find_lives
 from toast_cli.compiler.on_chip import elapsed_seconds
@@ -61,9 +61,9 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     tiled = tilings(program, tile, chosen="tile-dimensions" in profile.passes, rows=rows)
     stored = materialised(program, free, profile)
     written = materialised(program, free, profile, most=False)
-    done = kernels(
-        program, written, free, profile, paddings(program, tiled, tile), written_parts(program, written, profile)
-    )
+    tiled_rows = {value: tiled[value] for value in rows if not tiled[value].copies}
+    form = Form(paddings(program, tiled, tile), written_parts(program, written, profile), tiled_rows)
+    done = kernels(program, written, free, profile, form)
     parts = written_parts(program, stored, profile)
     lives = find_lives(program, stored, free, profile, parts)
     return Compilation(

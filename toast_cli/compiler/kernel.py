@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from toast_cli.compiler.layouts import Tiling
+
+Rows = tuple[tuple[int, ...], Tiling]  # shape and tiling of an array whose rows run along given dimensions
 
 
 @dataclass(slots=True)
@@ -15,6 +19,8 @@ class Side:
         part of these bytes in temporaries. widest: bytes of the largest of those, as they count in `reuse_widths`.
         staying: the part of these bytes in arrays that stay in on-chip memory while the loop runs, if all arrays that
             the loop keeps there fit; beside: bytes of all those, see `loop_residency`.
+        rows: the part of these bytes in arrays whose rows run along given dimensions, see `dims_of_rows`: a device that
+            has a part of each row reads and writes whole tiles.
     """
 
     bytes: int = 0
@@ -26,6 +32,7 @@ class Side:
     widest: float = 0.0
     staying: float = 0.0
     beside: float = 0.0
+    rows: dict[Rows, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

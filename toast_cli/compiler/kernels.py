@@ -10,12 +10,14 @@ another's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from toast_cli.compiler.arithmetic import op_arithmetic, scatter_start_bytes
 from toast_cli.compiler.fusion_rules import expansions
 from toast_cli.compiler.kernel import Kernel, Side
+from toast_cli.compiler.layouts import Tiling
 from toast_cli.compiler.merged_kernels import Hosts, join_rows, let_reductions_ride
 from toast_cli.compiler.on_chip import is_scalar, loop_residency, reuse_widths
 from toast_cli.compiler.profile import CompilerProfile
@@ -23,22 +25,34 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 
 
+class Form(NamedTuple):
+    """How values lie in memory.
+
+    Attributes:
+        padding: [values] padded elements over elements, see `layouts`; scales bytes, elements and flops.
+        parts: [values] fraction of bits that is stored, see `written_parts`; scales bytes.
+        rows: tilings by value, see `Side.rows`.
+    """
+
+    padding: list[float]
+    parts: list[float]
+    rows: Mapping[int, Tiling]
+
+
 def kernels(
     program: Program,
     stored: list[bool],
     free: tuple[bool, ...],
     profile: CompilerProfile,
-    padding: list[float] | None = None,
-    parts: list[float] | None = None,
+    form: Form | None = None,
 ) -> list[Kernel | None]:
     """[ops] the kernels of a program. Arguments, carries, results and collectives have none; manual regions are priced
     separately.
 
-    padding: [values] padded elements over elements, see `layouts`; scales bytes, elements and flops. parts: [values]
-    fraction of bits that is stored, see `written_parts`; scales bytes.
+    form: of the values in memory; default: as they are.
     """
     ones = [1.0] * len(program.values)
-    grouping = _Grouping(program, stored, free, profile, padding or ones, parts or ones)
+    grouping = _Grouping(program, stored, free, profile, form or Form(ones, ones, {}))
     scalars_free = "resident-kernels" in profile.passes
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None:
@@ -67,10 +81,10 @@ class _Grouping:
     """Collects kernels. found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory."""
 
     def __init__(
-        self, program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile,
-        padding: list[float], parts: list[float],
-    ) -> None:  # fmt: skip
-        self._program, self._free, self._padding, self._parts = program, free, padding, parts
+        self, program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, form: Form
+    ) -> None:
+        self._program, self._free = program, free
+        self._padding, self._parts, self._rows = padding, parts, _ = form
         self._taken = list(stored)  # and contractions that are written because a kernel can contain only one
         self._joins = "multi-output-fusion" in profile.passes
         self._hosts = Hosts(program, alone="library-products" in profile.passes)
@@ -129,6 +143,8 @@ class _Grouping:
             finish.passing += side.passing
             finish.staying += side.staying
             finish.widest, finish.beside = max(finish.widest, side.widest), max(finish.beside, side.beside)
+            for array, size in side.rows.items():
+                finish.rows[array] = finish.rows.get(array, 0) + size
 
     def _arithmetic(self, op: Op) -> float:
         return op_arithmetic(self._program, op, self._cost, self._atomic)
@@ -176,6 +192,9 @@ class _Grouping:
         stays, beside = (0.0, 0.0) if takes else self._residency.of_read(value, reader)
         size = round(size * stays) if stays else size
         side.bytes += size
+        if value in self._rows and len(it.shape) == len(self._program.values[reader.operands[position]].shape):
+            array = it.shape, self._rows[value]
+            side.rows[array] = side.rows.get(array, 0) + size
         maker = self._program.ops[self._program.producer[value]].name
         if stays:
             side.staying, side.beside = side.staying + size, beside
@@ -203,9 +222,10 @@ class _Grouping:
         stays, beside = self._residency.of_yield(program, value)
         if stays:
             return Side(size, elements, staying=size, beside=beside)
+        rows = {(it.shape, self._rows[value]): size} if value in self._rows else {}
         if any(program.ops[user].name == RESULT for user, _ in program.users[value]):
-            return Side(size, elements)
-        return Side(size, elements, passing=size, widest=min(size, self._widths[value]))
+            return Side(size, elements, rows=rows)
+        return Side(size, elements, passing=size, widest=min(size, self._widths[value]), rows=rows)
 
 
 class Making(NamedTuple):

@@ -6,7 +6,7 @@ Enters: a `Problem` and the `Compilation` of its program. Leaves: `ArrayItem`s w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from toast_cli.compiler.space_to_batch import Images
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.reshard import runs_by_region
 from toast_cli.program.regions import Region, all_readings, readings
 
 NO_REGION = -1
@@ -90,6 +91,12 @@ class ArrayItem:
     values: tuple[int, ...]
     making: Making | None
     as_made: bool
+
+    def runs_of(self, places: Sequence[int], *, ahead: bool) -> float:
+        """How often one array is moved in one run for the readers at `places`. ahead: of loops, see `Copy`."""
+        served = [self.readers[place] for place in places]
+        stops = [(r.ahead_region, r.ahead_runs) if ahead else (r.region, r.runs) for r in served]
+        return sum(runs_by_region(stops).values())
 
     def can_be_ahead(self, place: int) -> bool:
         """Whether under some plan the copy for the reader at `place` is made completely ahead of loops."""

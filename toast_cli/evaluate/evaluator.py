@@ -25,6 +25,7 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.array_kernels import ArrayKernels
 from toast_cli.evaluate.buckets import TICK, Bucket, Key, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
 from toast_cli.evaluate.expected_step import Placed, Windows
@@ -91,10 +92,13 @@ class Evaluator:
         regions = region_prices(problem, self.profile, corrections)
         self._pricer = Pricer(problem, self.items, corrections, regions)
         self._work = WorkPricer(problem, self.profile, regions)
+        self._arrays = ArrayKernels(problem, self.profile)
         self._holdings = Buffers(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
         self._rows = IterationMemo(problem)
-        self._sharing = ShareMemo(self._pricer, self._work, self._holdings, self.timeline, self.profile.asynchronous)
+        self._sharing = ShareMemo(
+            self._pricer, self._work, self._arrays, self._holdings, self.timeline, self.profile.asynchronous
+        )
         self._buckets = make_buckets(self.items, self._rows)
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets that depend on it
         for number, bucket in enumerate(self._buckets):
@@ -368,9 +372,10 @@ class Evaluator:
         for work in bucket.work:
             yield from self._work.uses(work, lowered[work.pattern])
         for read in bucket.neighbours:
-            yield from self._work.exchange_uses(self._pricer.neighbour_collectives(read, lowered))
+            yield from self._arrays.exchange_uses(self._pricer.neighbour_collectives(read, lowered))
         for item in bucket.arrays:
-            yield from self._work.unsliced_uses(item, *self._pricer.lies(item, lowered))
+            copies = self._pricer.copies(item, lowered)
+            yield from self._arrays.uses(item, *self._pricer.lies(item, lowered), copies)
 
     def _bucket_collectives(self, bucket: Bucket, rows: list[int]) -> Iterator[CollectiveUse]:
         lowered = self._lower(bucket, rows)

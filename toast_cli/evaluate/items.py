@@ -15,7 +15,7 @@ from toast_cli.compiler.arithmetic import arithmetic
 from toast_cli.compiler.collectives import reductions_each
 from toast_cli.compiler.compilation import Compilation, compile_program
 from toast_cli.compiler.convolutions import packs_result
-from toast_cli.compiler.kernel import Kernel
+from toast_cli.compiler.kernel import Kernel, Rows
 from toast_cli.compiler.kernel import Side as KernelSide
 from toast_cli.compiler.liveness import Lives
 from toast_cli.compiler.profile import CompilerProfile
@@ -40,7 +40,8 @@ class Side(NamedTuple):
     Attributes:
         read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
             written. flops: elementwise. passing, staying, beside, widest: see `kernel.Side`.
-        packed: part of `through` that counts though it stays on the chip, see `PixelProducts`.
+        packed: part of `through` that counts though it stays on the chip, see `PixelProducts`. rows: arrays whose rows
+            run along given dimensions -> their part of these bytes, see `kernel.Side`.
     """
 
     read: float = 0.0
@@ -51,6 +52,7 @@ class Side(NamedTuple):
     beside: float = 0.0
     widest: float = 0.0
     packed: float = 0.0
+    rows: tuple[tuple[Rows, float], ...] = ()
 
 
 NOTHING = Side()
@@ -206,6 +208,7 @@ def _work(
             s.staying,
             s.beside,
             float(s.widest),
+            rows=_parts_of_rows(s),
         )
         for s in kernel.operands
     )
@@ -220,6 +223,7 @@ def _work(
             s.beside,
             float(s.widest),
             profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
+            _parts_of_rows(s),
         )
         for s in kernel.results
     )
@@ -230,6 +234,11 @@ def _work(
         0 if kernel.rides else 1,
         float(kernel.unfinished),
     )
+
+
+def _parts_of_rows(side: KernelSide) -> tuple[tuple[Rows, float], ...]:
+    every = side.bytes + side.read or sum(side.rows.values())  # a merged reduction reads nothing itself
+    return tuple((array, size / every) for array, size in side.rows.items())
 
 
 def _write_bytes(attained: Attained, side: KernelSide) -> float:

@@ -1,12 +1,12 @@
 """Compute time of a work item's ops on one device, given their iteration.
 
 Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes; for manual regions see
-`manual_regions`, for communication `pricing`.
+`manual_regions`, for communication `pricing`, for arrays between ops `array_kernels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, prod
 
@@ -19,21 +19,21 @@ from toast_cli.compiler.gpu_libraries import (
     gradient_slowdown,
     terms_of_whole_images,
 )
+from toast_cli.compiler.kernel import Rows
 from toast_cli.compiler.layouts import growth as tiled_growth
 from toast_cli.compiler.layouts import tile_of
 from toast_cli.compiler.on_chip import has_small_windows, kept_bytes, kernel_starts
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage, convolved_images
 from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size
-from toast_cli.cost.model import CollectiveUse, KernelUse
+from toast_cli.cost.model import KernelUse
 from toast_cli.cost.roofline import kernel_seconds
-from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.items import WorkItem
 from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.hardware import matrix_rate
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding, refines, shards
+from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import DTYPE_BITS, HandWritten
 from toast_cli.program.ops import RAGGED_DOT, REDUCE
@@ -58,7 +58,6 @@ class WorkPricer:
         self._kept_bytes = kept_bytes(profile)
         self._on_chip = profile.on_chip
         self._starts = kernel_starts(profile)
-        self._counts_residents = "resident-kernels" in profile.passes
         self._sizes = problem.mesh.sizes
         self._libraries = "library-products" in profile.passes
         self._copies: dict[int, tuple[int, ...]] = {}
@@ -66,6 +65,7 @@ class WorkPricer:
         self._profile = profile
         self._images: dict[int, tuple[ConvolvedImage, ...]] = {}
         self._pixels: dict[int, PixelProducts | None] = {}
+        self._growths: dict[tuple[tuple[tuple[Rows, float], ...], Sharding], float] = {}
 
     def seconds(self, work: WorkItem, iteration: Iteration) -> float:
         """Compute seconds of all ops of the item, each on its local shape."""
@@ -287,11 +287,15 @@ class WorkPricer:
         memory, bytes read from on-chip memory) of a kernel's operands."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = most = vector = transfers = kept = 0.0
-        for (read, through, flops, passing, staying, beside, widest, _), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, _, rows), sharding in zip(
             work.operands, iteration.operands, strict=True
         ):
             if read or flops:
                 count = shards(sharding, sizes)
+                if rows and (wasted := self._rows_growth(rows, sharding)) != 1.0:
+                    read, through, flops, passing, widest = (
+                        wasted * size for size in (read, through, flops, passing, widest)
+                    )
                 if widest <= limit * count:
                     read -= passing
                     kept += passing / count
@@ -309,10 +313,14 @@ class WorkPricer:
         of a kernel's results, which have these shardings. cramped: its windows are small."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
-        for (read, through, flops, passing, staying, beside, widest, packed), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, packed, rows), sharding in zip(
             work.results, shardings, strict=True
         ):
             count = shards(sharding, sizes)
+            if rows and (wasted := self._rows_growth(rows, sharding)) != 1.0:
+                read, through, flops, passing, widest = (
+                    wasted * size for size in (read, through, flops, passing, widest)
+                )
             vector += flops / count
             lies = 0.0
             if staying and (spared := self._spared(beside, count)):
@@ -328,6 +336,18 @@ class WorkPricer:
                 out += packed / count
                 kept += passing / count
         return reads, out, vector, transfers, kept
+
+    def _rows_growth(self, rows: tuple[tuple[Rows, float], ...], sharding: Sharding) -> float:
+        """The factor by which tiles that hold a part of each row increase the bytes and flops of one side."""
+        key = rows, sharding
+        found = self._growths.get(key)
+        if found is None:
+            found, tile = 1.0, tile_of(self._profile)
+            for (shape, tiling), part in rows:
+                here = tiled_growth(self._local(shape, sharding), tiling.dims, tile, lanes=tiling.lanes)
+                found += part * (here / tiled_growth(shape, tiling.dims, tile, lanes=tiling.lanes) - 1.0)
+            self._growths[key] = found
+        return found
 
     def _spared(self, beside: float, count: int) -> float:
         """The fraction of device-memory time saved by arrays that a loop keeps on the chip; 0 if they do not all fit.
@@ -352,44 +372,6 @@ class WorkPricer:
         seconds = self.seconds(work, iteration)
         if seconds:
             yield KernelUse(work.ops, work.kind.name, work.runs, *self._size(work, iteration), seconds)
-
-    def exchange_uses(self, sent: Iterable[CollectiveUse]) -> Iterator[KernelUse]:
-        """The kernels in loops that slice halos out and insert received ones, see `Starts`."""
-        if not self._counts_residents:
-            return
-        ops = self._problem.program.ops
-        rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
-        for use in sent:
-            if ops[use.op].loop >= 0:
-                moved = 2.0 * use.bytes
-                seconds = use.count * (self._starts.vector + moved / rate)
-                yield KernelUse((use.op,), ops[use.op].name, use.count, 0.0, use.count * moved, seconds)
-
-    def unsliced_uses(self, item: ArrayItem, made: Sharding, read: Sequence[Sharding]) -> Iterator[KernelUse]:
-        """The kernel that computes a whole array in sharding `made`, if readers take different shards of it; the shards
-        themselves count with the readers.
-
-        Args:
-            read: [readers] sharding that each takes.
-        """
-        if item.making is None:
-            return
-        taken, sizes = {*read, made} if item.as_made else {*read}, self._sizes
-        finest = max([shards(at, sizes) for at in taken if at != made and refines(at, made)], default=0)
-        if not finest or len(taken) == 1:
-            return
-        ops, pieces = self._problem.program.ops, shards(made, sizes)
-        makers = [self._problem.program.producer[value] for value in item.values]
-        part, size = 1.0 / pieces - 1.0 / finest, float(item.bytes)
-        flops, moved = (0.0, size) if made in taken else (item.making.flops, size + item.making.read)
-        if size <= self._kept_bytes * pieces:
-            moved = self._on_the_chip(moved)
-        seconds = kernel_seconds(self._problem.mesh.chip, self._elementwise, "", 0.0, flops * part, moved * part, 0.0)
-        runs = len(makers) * ops[makers[0]].trips
-        if seconds:
-            yield KernelUse(
-                tuple(makers), ops[makers[0]].name, runs, runs * flops * part, runs * size * part, runs * seconds
-            )
 
     def _size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""

@@ -19,6 +19,7 @@ from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import BY_HAND, INSIDE, CollectiveUse
 from toast_cli.dimensions import analyse
 from toast_cli.dimensions.model import Dimensions
+from toast_cli.evaluate.array_kernels import ArrayKernels
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers
 from toast_cli.evaluate.items import Items, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -82,6 +83,7 @@ class _Region:
         self._items = make_items(self._problem, profile)
         self._pricer = Pricer(self._problem, self._items, corrections, within)
         self._kernels = WorkPricer(self._problem, profile, within)
+        self._arrays = ArrayKernels(self._problem, profile)
         self._groups = _groups(self._problem, pattern)
         self._known: dict[Plan, RegionPrice] = {}
 
@@ -110,9 +112,9 @@ class _Region:
         lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
         kernels = [use for item in items.work for use in self._kernels.uses(item, lowered[item.pattern])]
         for read in items.neighbours:
-            kernels += self._kernels.exchange_uses(pricer.neighbour_collectives(read, lowered))
+            kernels += self._arrays.exchange_uses(pricer.neighbour_collectives(read, lowered))
         for item in items.arrays:
-            kernels += self._kernels.unsliced_uses(item, *pricer.lies(item, lowered))
+            kernels += self._arrays.uses(item, *pricer.lies(item, lowered), pricer.copies(item, lowered))
         sent = [use for number, one in self._region.exchanges.items() for use in self._exchanged(number, one, lowered)]
         sent += [replace(use, reason=INSIDE) if use.reason != BY_HAND else use for use in self._partitioned(lowered)]
         held = _peak(items, Buffers(problem, items, pricer), pricer, lowered) - self._boundary_bytes(lowered)

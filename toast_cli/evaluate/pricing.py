@@ -36,7 +36,7 @@ from toast_cli.plan.partials import (
 )
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import GATHER, Copy, ReshardStep, copies_of, moves_of, reshard_steps, runs_by_region
+from toast_cli.plan.reshard import GATHER, Copy, ReshardStep, copies_of, moves_of, reshard_steps
 from toast_cli.plan.sharding import Sharding, axes_of, shards, split_further, written_part
 from toast_cli.program.ops import ARGUMENT
 
@@ -253,10 +253,8 @@ class Pricer:
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between the producer of an array and its readers."""
         for step, before, after, places, ahead in moves_of(made, copies):
-            served = [item.readers[place] for place in places]
-            stops = [(r.ahead_region, r.ahead_runs) if ahead else (r.region, r.runs) for r in served]
-            runs = sum(runs_by_region(stops).values())
-            op = reader_op(self._problem, item, served[0].pattern, served[0].position)
+            first = item.readers[places[0]]
+            op = reader_op(self._problem, item, first.pattern, first.position)
             value = item.values[0]
             fraction = step.fraction * written_part(self._problem.program.values[value], before, after)
             written = (step.kind, item.bytes * fraction)
@@ -265,7 +263,7 @@ class Pricer:
                 split = [d for d, axes in enumerate(before) if axes]
                 size *= gathered_part(self._profile, self._problem.program, value, split)
             kind = self._as_emitted(step, value, shards(made, self._sizes))
-            waited_for, count = item.waited_for, runs * len(item.values)
+            waited_for, count = item.waited_for, item.runs_of(places, ahead=ahead) * len(item.values)
             seconds = count * self._seconds_of(kind, size, step.axes)
             yield CollectiveUse(kind, step.axes, size, count, seconds, op, value, waited_for, written, "reshard")
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.array_kernels import ArrayKernels
 from toast_cli.evaluate.buckets import Bucket, Share, Vector, ticks
 from toast_cli.evaluate.buffers import Buffers, Kind
 from toast_cli.evaluate.items import WorkItem
@@ -41,9 +42,16 @@ class ShareMemo:
     """
 
     def __init__(
-        self, pricer: Pricer, work: WorkPricer, holdings: Buffers, timeline: Timeline, asynchronous: Collection[str]
+        self,
+        pricer: Pricer,
+        work: WorkPricer,
+        arrays: ArrayKernels,
+        holdings: Buffers,
+        timeline: Timeline,
+        asynchronous: Collection[str],
     ) -> None:
-        self._pricer, self._work, self._holdings, self._timeline = pricer, work, holdings, timeline
+        self._pricer, self._work, self._arrays, self._holdings = pricer, work, arrays, holdings
+        self._timeline = timeline
         self._asynchronous = asynchronous
         self._of_work: dict[tuple[int, int], tuple[float, Sent]] = {}
         self._of_sums: dict[tuple[int | Sharding, ...], Sent] = {}
@@ -142,7 +150,7 @@ class ShareMemo:
         found = self._of_neighbours.get(key)
         if found is None:
             sent = list(self._pricer.neighbour_collectives(item, lowered))
-            cutting = sum([use.seconds for use in self._work.exchange_uses(sent)])
+            cutting = sum([use.seconds for use in self._arrays.exchange_uses(sent)])
             found = self._of_neighbours[key] = (cutting, self._sent(sent))
         return found
 
@@ -164,7 +172,7 @@ class ShareMemo:
             seconds = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else UNSENT
             rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
             memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
-            making = sum([use.seconds for use in self._work.unsliced_uses(item, made, shardings)])
+            making = sum([use.seconds for use in self._arrays.uses(item, made, shardings, copies)])
             found = (making, seconds, rest, memory) if copies or rest or memory or making else NOTHING
             self._of_arrays[key] = found
         return found
