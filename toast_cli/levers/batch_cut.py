@@ -121,14 +121,14 @@ class CutRules:
         if LATER in known:
             return dict.fromkeys(op.results, LATER)
         if SUM in known:
-            return dict.fromkeys(op.results, SUM if _is_linear(op, known, self._program) else LATER)
-        zero = (op.name in _ONE_TO_ONE and set(known) == {ZERO}) or op.detail == "zero"
+            return dict.fromkeys(op.results, SUM if _is_linear(op, known, self._program, SUM) else LATER)
+        zero = op.detail == "zero" or (ZERO in known and _is_linear(op, known, self._program, ZERO))
         return dict.fromkeys(op.results, ZERO if zero else WHOLE)
 
     def _joined(self, number: int, op: Op, known: list[State], final: bool) -> dict[int, State]:
         if not known:
             return {}
-        cuts = {s for s in known if isinstance(s, Cut)}
+        cuts = {s for s in known if isinstance(s, Cut)} | {self._narrowed[v] for v in op.results if v in self._narrowed}
         if len(cuts) > 1 or (cuts and (SUM in known or LATER in known)):
             raise WholeBatchError(number, "carries the batch in two ways")
         if cuts:
@@ -249,30 +249,29 @@ def can_be_cut(op: Op) -> bool:
     return (op.kind.elementwise or op.name in _CUTTABLE) and not op.opaque and not op.one_device
 
 
-def _is_linear(op: Op, read: list[State], program: Program) -> bool:
-    """Whether an op is linear: the sum of its results over all parts equals its result for the summed operands."""
-    dtypes = [program.values[v].dtype for v in (*op.operands, *op.results)]
-    result = dtypes[-1]
-    sums = [s == SUM for s in read]
-    terms = [s in (SUM, ZERO) for s in read]
+def _is_linear(op: Op, read: list[State], program: Program, of: State) -> bool:
+    """Whether an op is linear in the operands with this state, so that its result has that state too. SUM: the sum of
+    its results over all parts equals its result for the summed operands. ZERO: its result is zero. A loop's sum starts
+    as zero, so each op that keeps sums must keep zeros as well."""
+    result = program.values[op.results[-1]].dtype
+    sums = [s == of for s in read]
+    terms = [s in (of, ZERO) for s in read]
     if len(op.results) != 1:
         return False
     if op.name == CONVERT:
-        return result.startswith(("f", "bf", "complex"))
-    if op.name in _ONE_TO_ONE:
-        return True
-    if op.name in (ADD, "stablehlo.subtract", CONCATENATE, PAD):
+        return result.startswith(("f", "bf", "complex")) or of == ZERO
+    if op.name in _ONE_TO_ONE or op.name in (ADD, "stablehlo.subtract", CONCATENATE, PAD):
         return all(terms)
     if op.name in _PRODUCTS:
-        return sum(sums) == 1
+        return sum(sums) == 1 or of == ZERO
     if op.name == "stablehlo.divide":
         return sums == [True, False] and not result.startswith(("i", "ui"))
     if op.name == SELECT:
-        return not sums[0] and all(terms[1:])
+        return read[0] != SUM and all(terms[1:])
     if op.name == REDUCE:
         return op.detail == "add" and len(read) == 2 and sums[0] and read[1] == ZERO
     if op.name in (DYNAMIC_SLICE, GATHER):
-        return not any(sums[1:])
+        return sums[0] and SUM not in read[1:]
     if op.name == DYNAMIC_UPDATE_SLICE:
-        return all(terms[:2]) and not any(sums[2:])
-    return op.name == SCATTER and op.detail == "add" and len(read) == 3 and terms[0] and terms[2] and not sums[1]
+        return all(terms[:2]) and SUM not in read[2:]
+    return op.name == SCATTER and op.detail == "add" and len(read) == 3 and terms[0] and terms[2] and read[1] != SUM
