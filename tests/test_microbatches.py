@@ -90,6 +90,49 @@ def barred(p: Params, x: Any, y: Any) -> Any:
     return jnp.mean((x[:, :8] - y) ** 2)
 
 
+def dropped_in_layers(impl: str = "threefry2x32", merged: bool = False, unrolled: bool = False) -> Any:
+    """Layers with dropout by a key each; the backward pass draws the same numbers again."""
+
+    def loss(p: Params, x: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            h = jax.nn.relu(x @ w[0])
+            h = h.reshape(-1, h.shape[-1]) if merged else h
+            return (h * jax.random.bernoulli(w[1], 0.5, h.shape)).reshape(x.shape), None
+
+        keys = jax.random.split(jax.random.key(7, impl=impl), 3)
+        x, _ = lax.scan(jax.checkpoint(layer), x, (p["w"], keys), unroll=3 if unrolled else 1)
+        return jnp.mean(x**2)
+
+    return step(loss)
+
+
+def by_example(p: Params, x: Any) -> Any:
+    """Layers that know the number of each example, as a complex and as a real number."""
+    places = jnp.arange(16)
+
+    def layer(x: Any, w: Any) -> Any:
+        row = jnp.abs(lax.iota(jnp.complex64, 16) * (1 + 2j)) + places[::-1] / 10
+        return jnp.tanh((x + row[:, None]) @ w), None
+
+    return jnp.mean(lax.scan(layer, x, p["w"])[0] ** 2)
+
+
+def scan_of_scans(p: Params, x: Any) -> Any:
+    """Groups of layers, with a sum that shrinks from group to group."""
+
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ w), None
+
+    def group(state: Any, ws: Any) -> Any:
+        x, total = state
+        x, _ = lax.scan(jax.checkpoint(layer), x, ws)
+        return (x, total * 0.5 + jnp.sum(x, 0)), None
+
+    (x, total), _ = lax.scan(group, (x, jnp.zeros(16)), p["w"])
+    return jnp.mean(x**2) + jnp.sum(total)
+
+
+STACK = {"w": arg(3, 16, 16)}
 LAYERS = {"q": arg(3, 16, 16), "i": arg(3, 16, 64), "o": arg(3, 64, 16)}
 
 
@@ -124,6 +167,12 @@ SAME = {
         (DENSE, arg(16, 16), arg(16, 8)),
     ),
     "a column overwritten": (lambda p, x: overwritten(p, x, 0, (16, 1)), (arg(16, 8), arg(16, 16))),
+    "dropout in a scan": (dropped_in_layers(), (STACK, arg(16, 4, 16))),
+    "dropout in a scan, examples and tokens as one": (dropped_in_layers(merged=True), (STACK, arg(16, 4, 16))),
+    "dropout in a scan by a bit generator": (dropped_in_layers("unsafe_rbg"), (STACK, arg(16, 4, 16))),
+    "dropout in layers one after the other": (dropped_in_layers(unrolled=True), (STACK, arg(16, 4, 16))),
+    "numbers of examples in a scan": (step(by_example), (STACK, arg(16, 16))),
+    "a scan of scans": (step(scan_of_scans), ({"w": arg(2, 3, 16, 16)}, arg(16, 16))),
 }
 WITHOUT_SUMS = ("results with examples", "a column overwritten")
 REFUSED = {

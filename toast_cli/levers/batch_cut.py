@@ -13,7 +13,7 @@ Enters: an op and the states of its operands. Leaves: the states of its results,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -30,6 +30,7 @@ from toast_cli.program.ops import (
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
+    IOTA,
     JOIN,
     PAD,
     REDUCE,
@@ -41,6 +42,7 @@ from toast_cli.program.ops import (
 )
 
 CONSTANT = "stablehlo.constant"
+_BY_NUMBER = "reads several examples, or some of them by number"
 WHOLE, ZERO, SUM, LATER = "whole", "zero", "sum", "later"
 _ONE_TO_ONE = frozenset(
     [
@@ -90,7 +92,8 @@ class CutRules:
 
     Attributes:
         states: [values] None where nothing is known yet; filled in by the caller.
-        narrowed: values computed in the loop that depend on no example, of which the loop computes one part at a time.
+        narrowed: values computed in the loop that depend on no example, of which the loop computes one part at a time;
+            None where it computes them as a whole, although it reads one part at a time. The rules find out which.
         read_cut: called for each operand (op, position) that is whole but read one part at a time.
     """
 
@@ -99,7 +102,7 @@ class CutRules:
         program: Program,
         parts: int,
         states: list[State | None],
-        narrowed: Mapping[int, Cut],
+        narrowed: dict[int, Cut | None],
         read_cut: Callable[[int, int, Cut], None],
     ) -> None:
         self._program, self._parts, self._states = program, parts, states
@@ -116,19 +119,20 @@ class CutRules:
             return {}
         if any(isinstance(s, Cut) for s in known):
             return self._through(number, op, known, final)
-        if set(op.results) & self._narrowed.keys():
-            return self._narrow(number, op, final)
+        cut = self._narrowed.get(op.results[0])
+        if cut is not None and (made := self._narrow(number, op, cut, final)):
+            return made
         if LATER in known:
             return dict.fromkeys(op.results, LATER)
         if SUM in known:
-            return dict.fromkeys(op.results, SUM if _is_linear(op, known, self._program) else LATER)
-        zero = (op.name in _ONE_TO_ONE and set(known) == {ZERO}) or op.detail == "zero"
+            return dict.fromkeys(op.results, SUM if _is_linear(op, known, self._program, SUM) else LATER)
+        zero = op.detail == "zero" or (ZERO in known and _is_linear(op, known, self._program, ZERO))
         return dict.fromkeys(op.results, ZERO if zero else WHOLE)
 
     def _joined(self, number: int, op: Op, known: list[State], final: bool) -> dict[int, State]:
         if not known:
             return {}
-        cuts = {s for s in known if isinstance(s, Cut)}
+        cuts = {s for s in known if isinstance(s, Cut)} | {it for it in map(self._narrowed.get, op.results) if it}
         if len(cuts) > 1 or (cuts and (SUM in known or LATER in known)):
             raise WholeBatchError(number, "carries the batch in two ways")
         if cuts:
@@ -161,7 +165,7 @@ class CutRules:
             or any(w.operand_dim in windows for w in op.windows)
             or _is_numbered(op, place[0])
         ):
-            raise WholeBatchError(number, "reads several examples, or some of them by number")
+            raise WholeBatchError(number, _BY_NUMBER)
         factor, inner = place
         for p, state in enumerate(read):
             value = op.operands[p]
@@ -176,19 +180,27 @@ class CutRules:
             made[value] = result if result is not None else self._added_up(number, op, read, factor)
         return made
 
-    def _narrow(self, number: int, op: Op, final: bool) -> dict[int, State]:
-        """State of a narrowed result: the op reads only the corresponding part of its operands."""
+    def _narrow(self, number: int, op: Op, cut: Cut, final: bool) -> dict[int, State]:
+        """State of a narrowed result: the op reads only the corresponding part of its operands. Empty where it cannot;
+        then the loop computes the whole result."""
         (value,) = op.results
-        program, rule, cut = self._program, op.rule, self._narrowed[value]
+        program, rule = self._program, op.rule
         place = self._located(rule.results[0], rule.sizes, program.values[value].shape, cut)
-        if place is None or place[0] in rule.need_replication | rule.permutation or _is_numbered(op, place[0]):
-            raise WholeBatchError(number, "reads several examples, or some of them by number")
-        for p, operand in enumerate(op.operands):
-            part = self._cut(number, rule.operands[p], rule.sizes, program.values[operand].shape, *place)
-            if part is not None and any(w.operand_dim == part.dim for w in op.windows if p == 0):
-                raise WholeBatchError(number, "reads several examples, or some of them by number")
+        try:
+            if place is None or place[0] in rule.need_replication | rule.permutation or _is_numbered(op, place[0]):
+                raise WholeBatchError(number, _BY_NUMBER)
+            parts = [
+                self._cut(number, rule.operands[p], rule.sizes, program.values[operand].shape, *place)
+                for p, operand in enumerate(op.operands)
+            ]
+            if any(part is not None and w.operand_dim == part.dim for part in parts[:1] for w in op.windows):
+                raise WholeBatchError(number, _BY_NUMBER)
+        except WholeBatchError:
+            self._narrowed[value] = None
+            return {}
+        for position, part in enumerate(parts):
             if part is not None and final:
-                self._read_cut(number, p, part)
+                self._read_cut(number, position, part)
         return {value: cut}
 
     def _added_up(self, number: int, op: Op, read: list[State], factor: int) -> State:
@@ -231,7 +243,7 @@ class CutRules:
             return None
         held = factors[dims[0]]
         if len(dims) > 1 or prod(sizes[f] for f in held) != shape[dims[0]]:
-            raise WholeBatchError(number, "reads several examples, or some of them by number")
+            raise WholeBatchError(number, _BY_NUMBER)
         return Cut(dims[0], inner * prod(sizes[f] for f in held[held.index(factor) + 1 :]))
 
 
@@ -249,30 +261,34 @@ def can_be_cut(op: Op) -> bool:
     return (op.kind.elementwise or op.name in _CUTTABLE) and not op.opaque and not op.one_device
 
 
-def _is_linear(op: Op, read: list[State], program: Program) -> bool:
-    """Whether an op is linear: the sum of its results over all parts equals its result for the summed operands."""
-    dtypes = [program.values[v].dtype for v in (*op.operands, *op.results)]
-    result = dtypes[-1]
-    sums = [s == SUM for s in read]
-    terms = [s in (SUM, ZERO) for s in read]
+def can_be_narrowed(op: Op) -> bool:
+    """Whether a part of an op's result can be computed by itself, where it depends on no example."""
+    return (can_be_cut(op) or op.name in (CARRY, JOIN, IOTA)) and len(op.results) == 1
+
+
+def _is_linear(op: Op, read: list[State], program: Program, of: State) -> bool:
+    """Whether an op is linear in the operands with this state, so that its result has that state too. SUM: the sum of
+    its results over all parts equals its result for the summed operands. ZERO: its result is zero. A loop's sum starts
+    as zero, so each op that keeps sums must keep zeros as well."""
+    result = program.values[op.results[-1]].dtype
+    sums = [s == of for s in read]
+    terms = [s in (of, ZERO) for s in read]
     if len(op.results) != 1:
         return False
     if op.name == CONVERT:
-        return result.startswith(("f", "bf", "complex"))
-    if op.name in _ONE_TO_ONE:
-        return True
-    if op.name in (ADD, "stablehlo.subtract", CONCATENATE, PAD):
+        return result.startswith(("f", "bf", "complex")) or of == ZERO
+    if op.name in _ONE_TO_ONE or op.name in (ADD, "stablehlo.subtract", CONCATENATE, PAD):
         return all(terms)
     if op.name in _PRODUCTS:
-        return sum(sums) == 1
+        return sum(sums) == 1 or of == ZERO
     if op.name == "stablehlo.divide":
         return sums == [True, False] and not result.startswith(("i", "ui"))
     if op.name == SELECT:
-        return not sums[0] and all(terms[1:])
+        return read[0] != SUM and all(terms[1:])
     if op.name == REDUCE:
         return op.detail == "add" and len(read) == 2 and sums[0] and read[1] == ZERO
     if op.name in (DYNAMIC_SLICE, GATHER):
-        return not any(sums[1:])
+        return sums[0] and SUM not in read[1:]
     if op.name == DYNAMIC_UPDATE_SLICE:
-        return all(terms[:2]) and not any(sums[2:])
-    return op.name == SCATTER and op.detail == "add" and len(read) == 3 and terms[0] and terms[2] and not sums[1]
+        return all(terms[:2]) and SUM not in read[2:]
+    return op.name == SCATTER and op.detail == "add" and len(read) == 3 and terms[0] and terms[2] and read[1] != SUM

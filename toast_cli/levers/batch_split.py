@@ -25,7 +25,7 @@ from toast_cli.levers.batch_cut import (
     NeedsSumError,
     State,
     WholeBatchError,
-    can_be_cut,
+    can_be_narrowed,
 )
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import (
@@ -35,6 +35,7 @@ from toast_cli.program.ops import (
     CONVERT,
     JOIN,
     RESULT,
+    RNG,
 )
 
 # Least fraction of the flops of products of inputs, and of the flops on examples and their sums, inside the loop.
@@ -48,8 +49,9 @@ class Split:
     Attributes:
         states: [values]. inside: statements in the loop. after: statements after it; all others are before it.
         read_cut: values computed before the loop that it reads one part at a time.
-        remade: (op, operand) whose value the loop recomputes with fewer elements -> its cut. leaving: values computed
-        inside that are read after the loop, or are results.
+        remade: (op, operand) whose value the loop recomputes with fewer elements -> its cut. sliced: (op, operand)
+        whose value the loop computes as a whole and reads one part of -> its cut. leaving: values computed inside that
+        are read after the loop, or are results.
     """
 
     parts: int
@@ -58,6 +60,7 @@ class Split:
     after: frozenset[int]
     read_cut: dict[int, Cut]
     remade: dict[tuple[int, int], Cut]
+    sliced: dict[tuple[int, int], Cut]
     leaving: tuple[int, ...]
 
 
@@ -82,20 +85,20 @@ class Statements:
 def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> Split:
     """The split of a step along a dimension of an argument. Raises `WholeBatchError` if an op needs all examples."""
     seeds, forced = {statements.program.arguments[argument].value: Cut(dim)}, set[int]()
-    narrowed: dict[int, Cut] = {}
-    for _ in range(len(statements.program.ops) + 1):
-        known = (set(seeds), set(narrowed))
+    narrowed: dict[int, Cut | None] = {}
+    for _ in range(2 * len(statements.program.ops) + 1):
+        known = (set(seeds), dict(narrowed))
         try:
             split = _Splitter(statements, seeds, narrowed, forced, parts).split()
         except WholeBatchError as error:
-            if (seeds.keys() - known[0]) or (narrowed.keys() - known[1]):
+            if (seeds.keys() - known[0]) or narrowed != known[1]:
                 continue
             more = _cheap(statements, error.value) - forced if isinstance(error, NeedsSumError) else None
             if not more:
                 raise
             forced |= more
         else:
-            if not (seeds.keys() - known[0]) and not (narrowed.keys() - known[1]):
+            if not (seeds.keys() - known[0]) and narrowed == known[1]:
                 return split
     raise AssertionError("a value is asked for again and again")
 
@@ -137,7 +140,12 @@ class _Splitter:
     """
 
     def __init__(
-        self, statements: Statements, seeds: dict[int, Cut], narrowed: dict[int, Cut], forced: set[int], parts: int
+        self,
+        statements: Statements,
+        seeds: dict[int, Cut],
+        narrowed: dict[int, Cut | None],
+        forced: set[int],
+        parts: int,
     ) -> None:
         self._statements, self._program = statements, statements.program
         self._seeds, self._narrowed, self._forced, self._parts = seeds, narrowed, forced, parts
@@ -145,6 +153,8 @@ class _Splitter:
         self._rules = CutRules(self._program, parts, self._states, narrowed, self._read_cut)
         self._place: dict[int, str] = {}  # statement -> "before", "inside", "after"; undecided for linear ops
         self._remade: dict[tuple[int, int], Cut] = {}
+        self._sliced: dict[tuple[int, int], Cut] = {}
+        self._narrowing: list[int] = []  # ops of values found to be narrowed
         self._ops: dict[int, list[int]] = defaultdict(list)
         for number, statement in enumerate(statements.of_op):
             self._ops[statement].append(number)
@@ -162,6 +172,9 @@ class _Splitter:
             else:
                 self._statement(statement, open_)
         self._settle(open_)
+        for value, cut in self._narrowed.items():
+            if cut is not None and self._states[value] != cut:
+                self._narrowed[value] = None
         inside = frozenset(s for s, place in self._place.items() if place == "inside")
         work, most = {"inside": 0.0, "after": 0.0, "before": 0.0}, (0.0, -1)  # (flops, op) before the loop
         on_inputs = _readers(program, self._statements.inputs)
@@ -186,7 +199,7 @@ class _Splitter:
         )
         after = frozenset(s for s, place in self._place.items() if place == "after")
         states = [WHOLE if state is None else state for state in self._states]
-        return Split(self._parts, states, inside, after, dict(self._seeds), self._remade, leaving)
+        return Split(self._parts, states, inside, after, dict(self._seeds), self._remade, self._sliced, leaving)
 
     def _made(self, value: int) -> int:
         return self._statements.of_op[self._program.producer[value]]
@@ -224,7 +237,7 @@ class _Splitter:
             self._inside(statement)
         elif later or SUM in read:
             self._fill(ops, LATER, "after")
-        elif inner and any(v in self._narrowed for n in ops for v in program.ops[n].results):
+        elif inner and any(self._narrowed.get(v) for n in ops for v in program.ops[n].results):
             self._inside(statement)
         elif inner:
             self._fill(ops, WHOLE, "inside")
@@ -275,12 +288,25 @@ class _Splitter:
         if self._statements.read_directly(number, position) and _can_be_made_smaller(maker, cut, program):
             self._remade[number, position] = cut
             return
-        before = self._place.get(self._made(value)) == "before"
-        if not before and not (can_be_cut(maker) and len(maker.results) == 1):
-            raise WholeBatchError(program.producer[value], "makes something for the whole batch in each part's loop")
-        known = self._seeds if before else self._narrowed
-        if known.setdefault(value, cut) != cut:
-            raise WholeBatchError(program.producer[value], "is read in two ways")
+        if self._place.get(self._made(value)) == "before":
+            if self._seeds.setdefault(value, cut) != cut:
+                raise WholeBatchError(program.producer[value], "is read in two ways")
+            return
+        if value not in self._narrowed and can_be_narrowed(maker):
+            self._narrowed[value] = cut
+            self._narrow_operands(program.producer[value])
+        if self._narrowed.get(value) != cut:
+            if maker.name == RNG or maker.one_device:
+                raise WholeBatchError(program.producer[value], "would run again for each part")
+            self._sliced[number, position] = cut
+
+    def _narrow_operands(self, number: int) -> None:
+        """Lets an op whose result is narrowed read parts of its operands, and so on."""
+        self._narrowing.append(number)
+        if len(self._narrowing) == 1:
+            for op in self._narrowing:  # grows in the loop
+                self._rules.result(op, final=True)
+            self._narrowing.clear()
 
     def _settle(self, open_: list[int]) -> None:
         """Places linear ops on sums: inside if the loop needs them or if that does not enlarge its results; else after

@@ -24,6 +24,7 @@ from toast_cli.program.ops import (
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
+    IOTA,
     RESHAPE,
     SLICE,
     TRANSPOSE,
@@ -85,6 +86,50 @@ class LoopWriter:
         attributes = {name: maker.attributes[name] for name in maker.attributes if name != "sdy.sharding_rule"}
         return self._create(maker.name, operands, kind, at, attributes)
 
+    def _read_parts(self, index: Any) -> None:
+        """Lets ops read one part of what the loop computes as a whole, and an iota count what is in the part."""
+        inside = made_by(self._inside)
+        iotas = (n for n, op in enumerate(self._program.ops) if op.name == IOTA)
+        for number in iotas:
+            operation, cut = self._reader.operations[number], self._split.states[self._program.ops[number].results[0]]
+            counts = operation.result in inside and isinstance(cut, Cut)
+            if counts and ir.IntegerAttr(operation.attributes["iota_dimension"]).value == cut.dim:
+                self._count_in_part(operation, cut, index)
+        for (number, position), cut in self._split.sliced.items():
+            operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
+            handle, at = operation.operands[operand], ir.InsertionPoint(operation)
+            shape = tuple(handle.type.shape)
+            apart = self._create(RESHAPE, [handle], retyped(handle.type, self._split_shape(shape, cut)), at)
+            zero = self._create(CONSTANT, [], index.type, at, {"value": _splat(index.type, 0)})
+            row = [1 if d == cut.dim + 1 else size for d, size in enumerate(apart.type.shape)]
+            starts = [index if d == cut.dim + 1 else zero for d in range(len(row))]
+            sizes = {"slice_sizes": ir.DenseI64ArrayAttr.get(row)}
+            piece = self._create(DYNAMIC_SLICE, [apart, *starts], retyped(handle.type, row), at, sizes)
+            part = retyped(handle.type, self._cut_shape(shape, cut))
+            operation.operands[operand] = self._create(RESHAPE, [piece], part, at)
+
+    def _count_in_part(self, iota: Any, cut: Cut, index: Any) -> None:
+        """Replaces an iota along the batch by the numbers of one part's examples."""
+        result = iota.results[0]
+        shape, at = tuple(result.type.shape), ir.InsertionPoint.after(iota)
+        apart = (*shape[: cut.dim], shape[cut.dim] // cut.inner, cut.inner, *shape[cut.dim + 1 :])
+        kind = retyped(result.type, apart)
+
+        def scaled(counted: Any, by: int) -> Any:
+            factor = splat_of(f"({by}.0,0.0)" if isinstance(kind.element_type, ir.ComplexType) else str(by) if isinstance(kind.element_type, ir.IntegerType) else f"{by}.0", kind, at)
+            return self._create("stablehlo.multiply", [counted, factor], kind, at)
+
+        def along(dim: int) -> Any:
+            attribute = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)
+            return self._create(IOTA, [], kind, at, {"iota_dimension": attribute})
+
+        own = self._create(CONVERT, [index], ir.RankedTensorType.get([], kind.element_type), at)
+        none = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])}
+        first = scaled(self._create(BROADCAST_IN_DIM, [own], kind, at, none), cut.inner)
+        steps = self._create(ADD, [scaled(along(cut.dim), self._split.parts * cut.inner), first], kind, at)
+        numbers = self._create(ADD, [steps, along(cut.dim + 1)], kind, at)
+        result.replace_all_uses_with(self._create(RESHAPE, [numbers], result.type, at))
+
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
@@ -127,6 +172,7 @@ class LoopWriter:
             for operation in self._inside:
                 operation.move_before(last)
                 _walk(operation, lambda it: _replace_operands(it, twins))
+            self._read_parts(index)
             end = ir.InsertionPoint(last)
             yielded = [
                 self._added(handle, state, held, index, zero_index, end)
