@@ -20,6 +20,8 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import Copy, moves_of
 from toast_cli.plan.sharding import Sharding, refines, shards
 
+COPY = "copy"  # the name of a kernel that lays an array out anew
+
 
 class ArrayKernels:
     """Prices the kernels around the arrays of one problem."""
@@ -96,7 +98,7 @@ class ArrayKernels:
                 moved += padded + sent
             runs = len(makers) * item.runs_of(places, ahead=ahead)
             seconds = self._seconds(0.0, moved)
-            yield KernelUse(makers, self._problem.program.ops[makers[0]].name, runs, 0.0, runs * moved, runs * seconds)
+            yield KernelUse(makers, COPY, runs, 0.0, runs * moved, runs * seconds)
 
     def _bytes(self, item: ArrayItem, sharding: Sharding, lane: int) -> tuple[float, float]:
         """Bytes of one device's part of the array, and of the same in tiles that have its rows in the lanes."""
