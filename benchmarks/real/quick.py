@@ -38,6 +38,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
+from toast_cli.program.ops import GATHER, SCATTER
 from toast_cli.promised import CollectiveFacts
 from toast_cli.report.build import collective_facts
 from toast_cli.tactics import strategies
@@ -252,12 +253,21 @@ def predict(points: list[Point], folder: Path, without: Iterable[str] = ()) -> t
                 stale += 1
                 continue
             measured = not MEASURED.isdisjoint(point)
-            rows.append(row_of(point, evaluator.exact_cost(plan) if measured else None, problem))
+            predicted = evaluator.exact_cost(plan) if measured else None
+            rows.append(
+                row_of(point, predicted, problem, lookup_seconds(evaluator, plan) if "compute" in point else 0.0)
+            )
     return rows, stale
 
 
-def row_of(point: Point, predicted: Cost | None, problem: Problem) -> Row:
-    """What is predicted of a point beside what was measured; what was not is nan. predicted: where anything was."""
+def lookup_seconds(evaluator: Evaluator, plan: Plan) -> float:
+    """Seconds of gathers and scatters, whose transfers the compiler's estimate leaves out."""
+    return sum(use.seconds for use in evaluator.kernels(plan) if use.name in (GATHER, SCATTER))
+
+
+def row_of(point: Point, predicted: Cost | None, problem: Problem, lookups: float) -> Row:
+    """What is predicted of a point beside what was measured; what was not is nan. predicted: where anything was.
+    lookups: see `lookup_seconds`."""
     program, gib, nan = PROGRAMS[point["program"]], 2.0**30, float("nan")
     needed_bytes, compute, communication, exposed = (
         point.get(field, nan) for field in ("needed_bytes", "compute", "communication", "exposed")
@@ -268,7 +278,7 @@ def row_of(point: Point, predicted: Cost | None, problem: Problem) -> Row:
         "plan": point["plan"], "predicted_gib": peak / gib, "needed_gib": needed_bytes / gib,
         "limit_gib": problem.mesh.limit_bytes / gib, "error": peak / needed_bytes - 1, "share": point.get("share", nan),
         "own_share": _known(point, "own_share"),
-        "step": predicted.step_seconds / (compute + exposed) - 1 if predicted else nan,
+        "step": (predicted.step_seconds - lookups) / (compute + exposed) - 1 if predicted else nan,
         "exposed": (predicted.step_seconds - predicted.busy_seconds) / exposed - 1
         if predicted and exposed > LEAST else nan,
         "hidden": 1 - exposed / communication if communication > 0 else nan,

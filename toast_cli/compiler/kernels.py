@@ -192,7 +192,7 @@ class _Grouping:
         stays, beside = (0.0, 0.0) if takes else self._residency.of_read(value, reader)
         size = round(size * stays) if stays else size
         side.bytes += size
-        if value in self._rows and len(it.shape) == len(self._program.values[reader.operands[position]].shape):
+        if value in self._rows:
             array = it.shape, self._rows[value]
             side.rows[array] = side.rows.get(array, 0) + size
         maker = self._program.ops[self._program.producer[value]].name

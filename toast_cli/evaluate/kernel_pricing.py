@@ -344,6 +344,8 @@ class WorkPricer:
         if found is None:
             found, tile = 1.0, tile_of(self._profile)
             for (shape, tiling), part in rows:
+                if len(shape) != len(sharding):
+                    continue  # reshaped on the way
                 here = tiled_growth(self._local(shape, sharding), tiling.dims, tile, lanes=tiling.lanes)
                 found += part * (here / tiled_growth(shape, tiling.dims, tile, lanes=tiling.lanes) - 1.0)
             self._growths[key] = found
