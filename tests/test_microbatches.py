@@ -233,6 +233,14 @@ def test_what_is_alike_for_all_examples_is_made_in_the_loop() -> None:
     assert zeros and set(zeros) == {outer}
 
 
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_random_bits_are_made_for_one_part_at_a_time(unrolled: bool) -> None:
+    found = with_microbatches(source_of(dropped_in_layers(unrolled=unrolled), STACK, arg(16, 4, 16)), 4)
+    assert isinstance(found, Source)
+    mixed = [line.rpartition(" : ")[2] for line in str(found.module).splitlines() if "stablehlo.xor" in line]
+    assert "tensor<4x4x16xui32>" in mixed and "tensor<16x4x16xui32>" not in mixed
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_op_that_forbids_it_is_named(name: str) -> None:
     run, shapes, said = REFUSED[name]

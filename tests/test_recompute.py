@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from toast_cli.levers.block_graph import BlockGraph
 from toast_cli.levers.keep import EqualValues
 from toast_cli.levers.minimum_cut import least_kept
 from toast_cli.levers.segment_cuts import Lifetimes, checkpoints
-from toast_cli.request import Recompute
+from toast_cli.pipeline import partition
+from toast_cli.readings import Reading, search_readings
+from toast_cli.request import Ask, Recompute, Request
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import input_sets
 
@@ -363,6 +366,36 @@ def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
     assert code == 0 and found["program"]["recompute"] == "all" and found["confirmation"]["chosen"]
     code, found = report_of(deep, tmp_path, *fast, *options, "--fit", "as-written")
     assert code == 3 and found["confirmation"]["rejected"]
+
+
+class RefusesAll(Refuses):
+    """A compiler for which nothing fits."""
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        return Compiled("out of memory", "exceeds HBM")
+
+
+def test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("toast_cli.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesAll())
+    code, found = report_of(deep, tmp_path, "--iterations", "60", "--ask", "always")
+    assert code == 3 and found["confirmation"]["rejected"]
+    assert found["program"]["recompute"] or found["program"]["microbatches"] > 1
+
+
+def test_a_search_that_the_user_ends_is_followed_by_no_other(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*arguments: Any) -> list[Reading]:
+        (found,) = search_readings(*arguments)
+        assert not searched, "a variant is searched"
+        searched.append(found)
+        return [replace(found, result=replace(found.result, stopped="interrupted"))]
+
+    searched: list[Reading] = []
+    monkeypatch.setattr("toast_cli.pipeline.search_readings", ended)
+    request = Request(deep, "v5e-8", iterations=60, memory_limit=200 * 2**20, ask=Ask.never)
+    assert partition(request, annotated=False).result.plan == searched[0].result.plan
 
 
 class RefusesOneVariant(Refuses):

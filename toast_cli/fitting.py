@@ -20,12 +20,16 @@ from toast_cli.quantities import format_bytes
 from toast_cli.readings import PARTED, Reading
 from toast_cli.request import Offload, Recompute
 
-# Plans of a search that only tells whether a variant may fit and how long its step is.
-_GLANCE = 250
-# A variant that needs at most this much of the memory at a glance is searched to the end.
-_NEAR = 1.1
-# A variant is left out where it would need more of the memory than this even if microbatches divided all but arguments.
-_HOPELESS = 1.2
+# Plans that tell how long a variant's step is and how much memory it needs: the best plan of another variant and the
+# strategies. They are mostly within a few per cent of a whole search, which takes many times as long.
+_GLANCE = 30
+# A variant that needs at most this much of the memory at a glance is searched with so many plans.
+_NEAR, _LONGER = 1.1, 500
+# Plans with which the chosen variant is searched, at most. They begin at a good one.
+_LAST = 3000
+# A variant is left out where it would need more of the memory than this if microbatches divided all but arguments and
+# sums of gradients.
+_HOPELESS = 1.1
 # More microbatches are tried while twice as many need at most this share of the memory.
 _WORTH_MORE = 0.98
 
@@ -43,6 +47,8 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
     Args:
         room: bytes that a plan may need where that is less than the memory limit: a compiler refused `best`.
     """
+    if best.result.stopped == "interrupted":
+        return best
     trials = _Trials(best, search, room)
     fitting = trials.fitting()
     fitting += trials.offloading(min((one.result.cost.step_seconds for one in fitting), default=inf))
@@ -52,7 +58,7 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
     reference = best.evaluator.cost(())
     taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
     if taken.result.stopped == "iterations" and not trials.interrupted:
-        whole = search(taken.source, taken, None)
+        whole = search(taken.source, taken, None if best.experts else _LAST)  # with several mesh shapes, on each
         taken = whole if trials.fits(whole) else taken
     return _noted(taken, "made to fit", best.result.cost)
 
@@ -89,55 +95,74 @@ class _Trials:
         parts, least = batch_parts(self._source), inf
         numbers = (1,) if isinstance(parts, str) else (1, *parts)
         for before, number, following in zip((1, *numbers), numbers, (*numbers[1:], None), strict=False):
-            found = self._looked_at(number)
-            if fit := [k for k, one in found.items() if self.fits(one)]:
-                less = self._looked_at(following, min(fit)) if following and not self.interrupted else {}
-                return [one for one in (*found.values(), *less.values()) if self.fits(one)]
-            if not found:
+            one = self._of_least_memory(number)
+            if one is not None and self.fits(one[1]):
+                return self._faster(one, number, following)
+            if one is None:
                 continue
-            (one,) = found.values()
-            peak, ratio = one.result.cost.peak_bytes, number / before
+            peak, ratio = one[1].result.cost.peak_bytes, number / before
             if peak <= self._allowed:
-                self.whys.append(f"with {options_of(one.source)} it breaks another bound")
+                self.whys.append(f"with {options_of(one[1].source)} it breaks another bound")
                 return []
-            self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
+            self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one[1].source)}")
             at_best = (ratio * peak - least) / (ratio - 1) if least < inf else 0.0  # linear in the size of a part
-            if self.interrupted or peak > _WORTH_MORE * least or at_best > _HOPELESS * self._allowed:
+            if self.interrupted or peak > _WORTH_MORE * least or at_best > _NEAR * self._allowed:
                 return []
             least = peak if number > 1 else inf
         if isinstance(parts, str):
             self.whys.append(f"--microbatches: {parts}")
         elif least == inf and not any("--microbatches" in why for why in self.whys):
-            needed = min(self._least_bytes(k, numbers[-1]) for k in self._costs)
-            self.whys.append(f"with --microbatches {numbers[-1]} it would need at least {format_bytes(needed)}")
+            needed = min(self._expected_bytes(k, numbers[-1]) for k in self._costs)
+            self.whys.append(f"with --microbatches {numbers[-1]} it would need about {format_bytes(needed)}")
         return []
 
-    def _looked_at(self, number: int, first: int | None = None) -> dict[int, Reading]:
-        """The readings with so many microbatches under the policies that may fit, or under the first ones if others
-        fit already. If none does yet, the one that may need least goes first, and its failure is that of all."""
-        policies = [k for k in range(len(self._policies))[:first] if number > 1 or k]
-        found: dict[int, Reading] = {}
-        for k in sorted(policies, key=lambda k: (k not in self._costs, self._least_bytes(k, number), -k)):
-            if self._least_bytes(k, number) > _HOPELESS * self._allowed:
-                continue
-            program = self._program(k)
-            if program is None:
-                continue
-            variant = program if number == 1 else with_microbatches(program, number)
-            if isinstance(variant, str):
-                self.whys.append(f"{options_of(program)} --microbatches {number}: {variant}".strip())
-                continue
-            one, leads = self._search(variant, self._last, _GLANCE), first is None and not found
-            if leads and not self.fits(one) and one.result.cost.peak_bytes <= _NEAR * self._allowed:
-                one = self._search(variant, one, None)
-            found[k] = self._last = one
-            self._tried.append(one)
-            if number == 1:
-                self._costs[k] = one.result.cost
-            self.interrupted = one.result.stopped == "interrupted"
-            if self.interrupted or (leads and not self.fits(one)):
+    def _of_least_memory(self, number: int) -> tuple[int, Reading] | None:
+        """The policy that needs least memory with so many microbatches, and its reading; None if none is near."""
+        policies = [k for k in range(len(self._policies)) if number > 1 or k]
+        for k in sorted(policies, key=lambda k: (k not in self._costs, self._expected_bytes(k, number), -k)):
+            if self._expected_bytes(k, number) <= _HOPELESS * self._allowed:
+                one = self._looked_at(k, number)
+                if one is not None and not self.fits(one) and one.result.cost.peak_bytes <= _NEAR * self._allowed:
+                    one = self._search(one.source, one, _LONGER)
+                if one is not None:
+                    return k, one
+        return None
+
+    def _faster(self, first: tuple[int, Reading], number: int, following: int | None) -> list[Reading]:
+        """The variants that fit, where `first` is the first that does: also those with as many microbatches that
+        recompute less, down to the first that does not fit, and those with the next number of microbatches that
+        recompute still less, from the first that is not slower."""
+        found = [first[1]]
+        lightest = first[0]
+        for k in range(first[0] - 1, -1 if number > 1 else 0, -1):
+            one = None if self.interrupted else self._looked_at(k, number)
+            if one is not None and not self.fits(one):
                 break
+            if one is not None:
+                found, lightest = [*found, one], k
+        for k in range(lightest) if following else ():
+            one = None if self.interrupted else self._looked_at(k, following or number)
+            if one is not None and one.result.cost.step_seconds >= min(it.result.cost.step_seconds for it in found):
+                break
+            if one is not None and self.fits(one):
+                return [*found, one]
         return found
+
+    def _looked_at(self, k: int, number: int) -> Reading | None:
+        """The reading under a policy with so many microbatches, after a few plans; None if there is none."""
+        program = self._program(k)
+        if program is None:
+            return None
+        variant = program if number == 1 else with_microbatches(program, number)
+        if isinstance(variant, str):
+            self.whys.append(f"{options_of(program)} --microbatches {number}: {variant}".strip())
+            return None
+        one = self._last = self._search(variant, self._last, _GLANCE)
+        self._tried.append(one)
+        if number == 1:
+            self._costs[k] = one.result.cost
+        self.interrupted = one.result.stopped == "interrupted"
+        return one
 
     def offloading(self, seconds: float) -> list[Reading]:
         """A variant that fits only because it offloads residuals, with a step of less than `seconds`, if there is one:
@@ -174,13 +199,13 @@ class _Trials:
                 self.whys.append(f"--recompute {policy}: {made}")
         return self._programs[k]
 
-    def _least_bytes(self, k: int, parts: int) -> float:
-        """A lower bound on the peak under a policy with so many microbatches: arguments, the sums of gradients, and a
-        part of the rest. A policy that is not searched yet may need as little as any other."""
+    def _expected_bytes(self, k: int, parts: int) -> float:
+        """About the least peak under a policy with so many microbatches: arguments, the sums of gradients, and a part
+        of the rest. A policy that is not searched yet may need as little as any other."""
         if k not in self._costs:
-            return 0.0 if parts == 1 else min(self._least_bytes(known, parts) for known in self._costs)
+            return 0.0 if parts == 1 else min(self._expected_bytes(known, parts) for known in self._costs)
         arguments, peak = self._costs[k].argument_bytes, self._costs[k].peak_bytes
-        return peak if parts == 1 else max(self._sums * arguments, arguments + (peak - arguments) / parts)
+        return peak if parts == 1 else self._sums * arguments + (peak - arguments) / parts
 
 
 def _policies(program: Program) -> tuple[Recompute | None, ...]:

@@ -47,7 +47,7 @@ from toast_cli.readings import (
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts
 from toast_cli.report.model import Report
-from toast_cli.request import Ask, Fit, SearchName
+from toast_cli.request import Ask, Effort, Fit, SearchName
 from toast_cli.request import Request as Request
 from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from toast_cli.plan.partitioned import PartitionedProgram
 
 # Where a compiler refuses a variant of the program, the next one needs at most this fraction of its predicted memory.
-_LESS = 0.95
+# That many variants follow, at most.
+_LESS, _ATTEMPTS = 0.95, 3
 
 
 @dataclass(frozen=True)
@@ -208,10 +209,12 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved, gives_up), tell)
 
         def again(variant: Source, like: Reading, plans: int | None) -> Reading:
-            """A variant's best plan: of all, or of a few on the best mesh. like: has a plan to try first."""
+            """A variant's best plan: of all, or of a few on the best mesh. like: has a plan to try first. plans: with
+            medium effort."""
             tried, asked, start = meshes, request, saved_plan(like.evaluator.problem, like.result.plan)
             if plans is not None:
-                tried, plans = [best.evaluator.problem.mesh], min(plans, request.iterations or plans)
+                most, effort = request.iterations or PLANS[request.effort], PLANS[request.effort] / PLANS[Effort.medium]
+                tried, plans = [best.evaluator.problem.mesh], min(int(max(1.0, effort) * plans), most)
                 asked = replace(request, search=SearchName.mcts, iterations=plans)
             reading = analysed(variant, meshes)
             if variant.program.parted and not request.even:
@@ -238,15 +241,16 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
     if ask is not None:
         with _timed("confirm" if request.confirm else "ask", timings, tell):
             best, confirmation = ask(best, plans, others)
-            if rewrites and confirmation.rejected:
-                refused, room = best, best.surely_fitting_bytes
+            room, attempts = best.surely_fitting_bytes, _ATTEMPTS if rewrites else 0
+            while confirmation.rejected and attempts and best.result.stopped != "interrupted":
                 if options_of(best.source):  # of less memory than the refused variant
-                    refused, room = as_written, min(room, _LESS * best.result.cost.peak_bytes)
-                rewritten = made_to_fit(refused, again, room)
-                if rewritten.result is not refused.result:
-                    best, confirmation = ask(rewritten, [rewritten.result.plan], [])
-                elif refused is best:
-                    best = rewritten
+                    room = min(room, _LESS * best.result.cost.peak_bytes)
+                rewritten, attempts = made_to_fit(as_written, again, room), attempts - 1
+                if rewritten.result is as_written.result:
+                    notices = tuple(dict.fromkeys((*rewritten.source.notices, *best.source.notices)))
+                    best = replace(best, source=replace(best.source, notices=notices))
+                    break
+                best, confirmation = ask(rewritten, [rewritten.result.plan], [])
             if best.source is not source:
                 source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
             result = best.result

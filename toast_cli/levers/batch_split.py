@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from toast_cli.levers.batch_cut import (
     CONSTANT,
@@ -82,18 +83,23 @@ class Statements:
     inputs: frozenset[int] = frozenset()
 
 
-def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> Split:
-    """The split of a step along a dimension of an argument. Raises `WholeBatchError` if an op needs all examples."""
+def split_batch(statements: Statements, argument: int, dim: int, parts: int, counts: bool = True) -> Split:
+    """The split of a step along a dimension of an argument. Raises `WholeBatchError` if an op needs all examples.
+
+    counts: True to compute in the loop what is computed from the numbers of examples alone, such as random masks.
+    """
     seeds, forced = {statements.program.arguments[argument].value: Cut(dim)}, set[int]()
     narrowed: dict[int, Cut | None] = {}
     for _ in range(2 * len(statements.program.ops) + 1):
         known = (set(seeds), dict(narrowed))
         try:
-            split = _Splitter(statements, seeds, narrowed, forced, parts).split()
+            split = _Splitter(statements, seeds, narrowed, forced, parts, counts).split()
         except WholeBatchError as error:
             if (seeds.keys() - known[0]) or narrowed != known[1]:
                 continue
             more = _cheap(statements, error.value) - forced if isinstance(error, NeedsSumError) else None
+            if not more and counts and narrowed:
+                return split_batch(statements, argument, dim, parts, counts=False)
             if not more:
                 raise
             forced |= more
@@ -146,14 +152,16 @@ class _Splitter:
         narrowed: dict[int, Cut | None],
         forced: set[int],
         parts: int,
+        counts: bool,
     ) -> None:
-        self._statements, self._program = statements, statements.program
+        self._statements, self._program, self._counts = statements, statements.program, counts
         self._seeds, self._narrowed, self._forced, self._parts = seeds, narrowed, forced, parts
         self._states: list[State | None] = [None] * len(self._program.values)
         self._rules = CutRules(self._program, parts, self._states, narrowed, self._read_cut)
         self._place: dict[int, str] = {}  # statement -> "before", "inside", "after"; undecided for linear ops
         self._remade: dict[tuple[int, int], Cut] = {}
         self._sliced: dict[tuple[int, int], Cut] = {}
+        self._tried = dict(narrowed)
         self._narrowing: list[int] = []  # ops of values found to be narrowed
         self._ops: dict[int, list[int]] = defaultdict(list)
         for number, statement in enumerate(statements.of_op):
@@ -172,7 +180,7 @@ class _Splitter:
             else:
                 self._statement(statement, open_)
         self._settle(open_)
-        for value, cut in self._narrowed.items():
+        for value, cut in self._tried.items():
             if cut is not None and self._states[value] != cut:
                 self._narrowed[value] = None
         inside = frozenset(s for s, place in self._place.items() if place == "inside")
@@ -216,7 +224,10 @@ class _Splitter:
                 states[value] = self._seeds.get(value, WHOLE)
             return
         cut, later = any(isinstance(s, Cut) for s in read), LATER in read
-        inner = any(self._place.get(self._made(v)) == "inside" and states[v] in (WHOLE, ZERO) for v in outside)
+        narrowed = any(self._narrowed.get(v) for n in ops for v in program.ops[n].results)
+        inner = narrowed or any(
+            self._place.get(self._made(v)) == "inside" and states[v] in (WHOLE, ZERO) for v in outside
+        )
         if cut and later:
             reads = [(n, v) for n in ops for v in program.ops[n].operands]
             reads += [(ops[0], v) for v in self._statements.deciding[statement]]
@@ -237,7 +248,7 @@ class _Splitter:
             self._inside(statement)
         elif later or SUM in read:
             self._fill(ops, LATER, "after")
-        elif inner and any(self._narrowed.get(v) for n in ops for v in program.ops[n].results):
+        elif narrowed:
             self._inside(statement)
         elif inner:
             self._fill(ops, WHOLE, "inside")
@@ -288,7 +299,7 @@ class _Splitter:
         if self._statements.read_directly(number, position) and _can_be_made_smaller(maker, cut, program):
             self._remade[number, position] = cut
             return
-        if self._place.get(self._made(value)) == "before":
+        if self._place.get(self._made(value)) == "before" and not self._is_counted(value):
             if self._seeds.setdefault(value, cut) != cut:
                 raise WholeBatchError(program.producer[value], "is read in two ways")
             return
@@ -299,6 +310,20 @@ class _Splitter:
             if maker.name == RNG or maker.one_device:
                 raise WholeBatchError(program.producer[value], "would run again for each part")
             self._sliced[number, position] = cut
+
+    def _is_counted(self, value: int) -> bool:
+        """Whether a large array is computed from iotas and much smaller arrays, so that each part can make its own."""
+        program = self._program
+        most = prod(program.values[value].shape) / self._parts
+        found, stack = {value}, [value] if self._counts else []
+        while stack:
+            op = program.ops[program.producer[stack.pop()]]
+            if op.name == ARGUMENT or not (can_be_narrowed(op) or op.detail in ("splat", "zero")):
+                return False
+            new = [v for v in op.operands if v not in found and prod(program.values[v].shape) > most]
+            found.update(new)
+            stack += new
+        return self._counts and not found & self._seeds.keys()
 
     def _narrow_operands(self, number: int) -> None:
         """Lets an op whose result is narrowed read parts of its operands, and so on."""

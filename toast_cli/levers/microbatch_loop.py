@@ -89,19 +89,19 @@ class LoopWriter:
     def _read_parts(self, index: Any) -> None:
         """Lets ops read one part of what the loop computes as a whole, and an iota count what is in the part."""
         inside = made_by(self._inside)
-        iotas = (n for n, op in enumerate(self._program.ops) if op.name == IOTA)
-        for number in iotas:
+        for number in (n for n, op in enumerate(self._program.ops) if op.name == IOTA):
             operation, cut = self._reader.operations[number], self._split.states[self._program.ops[number].results[0]]
-            counts = operation.result in inside and isinstance(cut, Cut)
-            if counts and ir.IntegerAttr(operation.attributes["iota_dimension"]).value == cut.dim:
+            if not isinstance(cut, Cut) or operation.result not in inside:
+                continue
+            if ir.IntegerAttr(operation.attributes["iota_dimension"]).value == cut.dim:
                 self._count_in_part(operation, cut, index)
         for (number, position), cut in self._split.sliced.items():
             operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
             handle, at = operation.operands[operand], ir.InsertionPoint(operation)
             shape = tuple(handle.type.shape)
             apart = self._create(RESHAPE, [handle], retyped(handle.type, self._split_shape(shape, cut)), at)
-            zero = self._create(CONSTANT, [], index.type, at, {"value": _splat(index.type, 0)})
-            row = [1 if d == cut.dim + 1 else size for d, size in enumerate(apart.type.shape)]
+            zero = self._constant(index.type, 0, at)
+            row = tuple(1 if d == cut.dim + 1 else size for d, size in enumerate(apart.type.shape))
             starts = [index if d == cut.dim + 1 else zero for d in range(len(row))]
             sizes = {"slice_sizes": ir.DenseI64ArrayAttr.get(row)}
             piece = self._create(DYNAMIC_SLICE, [apart, *starts], retyped(handle.type, row), at, sizes)
@@ -116,7 +116,7 @@ class LoopWriter:
         kind = retyped(result.type, apart)
 
         def scaled(counted: Any, by: int) -> Any:
-            factor = splat_of(f"({by}.0,0.0)" if isinstance(kind.element_type, ir.ComplexType) else str(by) if isinstance(kind.element_type, ir.IntegerType) else f"{by}.0", kind, at)
+            factor = self._constant(kind, by, at)
             return self._create("stablehlo.multiply", [counted, factor], kind, at)
 
         def along(dim: int) -> Any:
@@ -262,13 +262,15 @@ class LoopWriter:
 
     def _zeros(self, kind: Any, at: Any) -> Any:
         scalar = ir.RankedTensorType.get([], kind.element_type)
-        if isinstance(kind.element_type, ir.ComplexType):
-            zero = splat_of("(0.0,0.0)", scalar, at)
-        else:
-            zero = self._create(CONSTANT, [], scalar, at, {"value": _splat(scalar, 0)})
+        zero = self._constant(scalar, 0, at)
         if not kind.rank:
             return zero
         return self._create(BROADCAST_IN_DIM, [zero], kind, at, {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])})
+
+    def _constant(self, kind: Any, number: int, at: Any) -> Any:
+        if isinstance(kind.element_type, ir.ComplexType):
+            return splat_of(f"({number}.0,0.0)", kind, at)
+        return self._create(CONSTANT, [], kind, at, {"value": _splat(kind, number)})
 
     def _create(
         self, name: str, operands: list[Any], kind: Any, at: Any, attributes: dict[str, Any] | None = None
