@@ -27,6 +27,7 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "pieces": lambda: jnp.concatenate([jax.lax.iota("int32", 9)[2:8:2], jnp.array([7, 5], "int32")]),
     "negative indices": lambda: jnp.where((i := jax.lax.iota("int32", 6) - 2) < 0, i + 6, i),
     "truth": lambda: ~((jax.lax.iota("int32", 6) > 1) & (jax.lax.iota("int32", 6) != 4)),
+    "rows that repeat, however many": lambda: jax.lax.broadcasted_iota("int32", (3, MOST_ELEMENTS, 1), 0) * 2 + 1,
     "bounds": lambda: jnp.clip(jax.lax.iota("int32", 9), 2, 5) | 8,
 }
 UNKNOWN: dict[str, Callable[[Any], Any]] = {

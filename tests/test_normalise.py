@@ -122,6 +122,8 @@ IMAGE = "tensor<1x8x8x4xf32>"
 NEUTRAL = f"""%none = stablehlo.constant dense<0.0> : {IMAGE}
   %z1 = stablehlo.constant dense<1.0> : tensor<f32>
   %one = stablehlo.broadcast_in_dim %z1, dims = [] : (tensor<f32>) -> {IMAGE}
+  %ones = stablehlo.broadcast_in_dim %z1, dims = [] : (tensor<f32>) -> tensor<4xf32>
+  %spread = stablehlo.broadcast_in_dim %ones, dims = [3] : (tensor<4xf32>) -> {IMAGE}
 """
 PADS = f"({IMAGE}, tensor<f32>) -> {IMAGE}"
 IDLE = {
@@ -158,6 +160,7 @@ IDLE = {
     "subtracted from nothing": (f"stablehlo.subtract %none, %a : {IMAGE}", False),
     "added to itself": (f"stablehlo.add %a, %a : {IMAGE}", False),
     "once": (f"stablehlo.multiply %one, %a : {IMAGE}", True),
+    "once, by a number that is broadcast twice": (f"stablehlo.multiply %spread, %a : {IMAGE}", True),
     "nothing of it": (f"stablehlo.multiply %none, %a : {IMAGE}", False),
     "a shift": (
         f"stablehlo.pad %a, %z, low = [0, 1, 0, 0], high = [0, -1, 0, 0], interior = [0, 0, 0, 0] : {PADS}",

@@ -192,17 +192,17 @@ def flatten(region: Any, at: Boundary, sizes: tuple[int, ...]) -> None:
     region.erase()
 
 
-def call(where: Any, target: str, value: Any, kind: Any, sharding: str) -> Any:
-    """The result of a custom call on a value, with a sharding."""
+def call(where: Any, target: str, value: Any, kind: Any, sharding: str, location: Any = None) -> Any:
+    """The result of a custom call on a value, with a sharding; at the value's location if none is given."""
     made = ir.Operation.create(
         CUSTOM_CALL,
         results=[kind],
         operands=[value],
         attributes={
-            "call_target_name": ir.StringAttr.get(target),
-            GspmdNotation.attribute: ir.StringAttr.get(sharding),
+            "call_target_name": ir.StringAttr.get(target, value.context),
+            GspmdNotation.attribute: ir.StringAttr.get(sharding, value.context),
         },
-        loc=value.location,
+        loc=location or value.location,
         ip=where,
     )
     return made.results[0]
@@ -313,19 +313,8 @@ class GspmdNotation:
         """A `Sharding` custom call; a value made from constants is recomputed in the sharding instead."""
         if value in self._remade:
             return self._made_again(value, sharding, where)
-        return [
-            ir.Operation.create(
-                CUSTOM_CALL,
-                results=[value.type],
-                operands=[value],
-                attributes={
-                    "call_target_name": ir.StringAttr.get(CONSTRAINT_TARGET, self._context),
-                    self.attribute: self.of_value(sharding),
-                },
-                loc=location,
-                ip=where,
-            )
-        ]
+        self.written.add(self._text(sharding))
+        return [call(where, CONSTRAINT_TARGET, value, value.type, self._text(sharding), location).owner.operation]
 
     def _made_again(self, value: Any, sharding: Sharding, where: Any) -> list[Any]:
         copies: dict[Any, Any] = {}

@@ -18,7 +18,7 @@ from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.xla import ir, write_bytecode
+from toast_cli.xla import declare_mesh, free_symbol, ir, write_bytecode
 
 
 def write_shardy(source: Source, lowered: PartitionedProgram, marks: Marks, *, binary: bool = False) -> bytes:
@@ -50,23 +50,15 @@ class ShardyNotation:
         self._mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes_text(axis_names, axis_sizes)}]>", self._context)
         meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
         same = [op.attributes["sym_name"].value for op in meshes if op.attributes["mesh"] == self._mesh]
-        taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
-        names = ("mesh", *(f"mesh_{k}" for k in range(len(taken))))
         self._declared = bool(same)
-        self._symbol = same[0] if same else next(name for name in names if name not in taken)
+        self._symbol = same[0] if same else free_symbol(module, "mesh")
         self._values: dict[tuple[Sharding, frozenset[int]], Any] = {}
         self._operations: dict[tuple[Sharding, ...], Any] = {}
 
     def prepare(self, module: Any, undo: Undo) -> None:
         """Declares the mesh, unless the program already declares the same one for its manual regions."""
         if not self._declared:
-            added = ir.Operation.create(
-                "sdy.mesh",
-                attributes={"sym_name": ir.StringAttr.get(self._symbol, self._context), "mesh": self._mesh},
-                loc=ir.Location.unknown(self._context),
-                ip=ir.InsertionPoint.at_block_begin(module.body),
-            )
-            undo.append(added.erase)
+            undo.append(declare_mesh(module, self._symbol, self._mesh).erase)
 
     def _text(self, sharding: Sharding, open: frozenset[int] = frozenset()) -> str:
         dimensions = (

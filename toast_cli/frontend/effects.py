@@ -10,9 +10,9 @@ from typing import Any
 
 from toast_cli.errors import UsageError
 from toast_cli.program.ops import kind_of
-from toast_cli.xla import ir, operations_in
+from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in
 
-CUSTOM_CALL, REGION, MESH = "stablehlo.custom_call", "sdy.manual_computation", "sdy.mesh"
+CUSTOM_CALL, REGION = "stablehlo.custom_call", "sdy.manual_computation"
 EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.send", CUSTOM_CALL})
 SHARDING = "sdy.sharding"
 NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
@@ -34,17 +34,9 @@ def bind_effects(module: Any) -> None:
     ]
     if not found:
         return
-    taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
-    name = next(name for k in range(len(taken) + 1) if (name := f"maximal_mesh_{k}") not in taken)
-    with module.context, ir.Location.unknown():
-        ir.Operation.create(
-            MESH,
-            attributes={
-                "sym_name": ir.StringAttr.get(name),
-                "mesh": ir.Attribute.parse("#sdy.mesh<[], device_ids=[0]>"),
-            },
-            ip=ir.InsertionPoint.at_block_begin(module.body),
-        )
+    name = free_symbol(module, "maximal_mesh_0")
+    with module.context:
+        declare_mesh(module, name, ir.Attribute.parse("#sdy.mesh<[], device_ids=[0]>"))
         for operation in found:
             places = ", ".join([f"<@{name}, []>"] * max(1, len(operation.results)))
             operation.attributes[SHARDING] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{places}]>")

@@ -22,7 +22,7 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.gspmd import MANUAL, MOST_DEVICES, REPLICATED, TILED, TileAssignment, mesh_axes, read_tiling
 from toast_cli.frontend.shardings import PARTITIONS, kind_of, unspecified_dims
 from toast_cli.frontend.statements import GSPMD, SDY, MeshAxes
-from toast_cli.xla import ir, operations_in, walk_ops
+from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in, walk_ops
 
 ENTRANCE, EXIT, STATEMENT = "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"
 HINT = "lower the program with the Shardy partitioner (jax_use_shardy_partitioner, the default since jax 0.7)"
@@ -59,7 +59,8 @@ def restore_gspmd_regions(module: Any, function: Any, path: str) -> None:
     crossings = {call: read_crossing(call, path) for call in calls}
     mesh = common_mesh(module, list(crossings.values()), path)
     with module.context, ir.Location.unknown():
-        symbol = declare_mesh(module, mesh)
+        axes, symbol = ", ".join(f'"{name}"={size}' for name, size in mesh), free_symbol(module, "gspmd")
+        declare_mesh(module, symbol, ir.Attribute.parse(f"#sdy.mesh<[{axes}]>"))
         for block in dict.fromkeys(call.operation.block for call in calls):
             copied: set[Any] = set()
             for body in bodies_in([view.operation for view in block.operations], block, path):
@@ -121,18 +122,6 @@ def by_hand(local: TileAssignment, devices: int) -> TileAssignment:
     """One dimension, split over the manual devices: all of them for `{manual}`."""
     parts = np.arange(devices, dtype=np.int64)[:, None] if local.kind == MANUAL else local.by_hand
     return TileAssignment(REPLICATED, (1,)) if parts is None else TileAssignment(TILED, parts.shape[:1], parts)
-
-
-def declare_mesh(module: Any, mesh: MeshAxes) -> str:
-    """The symbol of the `sdy.mesh` of the regions."""
-    taken = {str(op.attributes["sym_name"]) for op in module.body.operations if "sym_name" in op.attributes}
-    names = ("gspmd", *(f"gspmd_{k}" for k in range(len(taken))))
-    symbol = next(name for name in names if f'"{name}"' not in taken)
-    axes = ", ".join(f'"{name}"={size}' for name, size in mesh)
-    named = {"sym_name": ir.StringAttr.get(symbol), "mesh": ir.Attribute.parse(f"#sdy.mesh<[{axes}]>")}
-    start = ir.InsertionPoint.at_block_begin(module.body)
-    ir.Operation.create("sdy.mesh", attributes=named, ip=start)
-    return symbol
 
 
 # ---------------------------------------------------------------- bodies

@@ -16,7 +16,7 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.inline import callee_name
 from toast_cli.frontend.shardings import kind_of
 from toast_cli.frontend.statements import FRONTEND, frontend_texts
-from toast_cli.xla import ir, run_passes, sdy, walk_ops
+from toast_cli.xla import declare_mesh, ir, run_passes, sdy, walk_ops
 
 BODY_PREFIXES = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")
 ENTRANCE, EXIT = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
@@ -51,13 +51,10 @@ def declare_meshes(module: Any, path: str) -> None:
     if MESHES not in texts:
         return
     declared = {op.attributes["sym_name"].value for op in module.body.operations if op.operation.name == "sdy.mesh"}
-    start = ir.InsertionPoint.at_block_begin(module.body)
     for item in foreign.parsed(texts[MESHES], MESHES, ir.DictAttr, place):
         mesh = foreign.of_kind(item.attr, MESHES, sdy.MeshAttr, place)
-        if item.name in declared:  # jaxlib 0.12 already declares them
-            continue
-        named = {"sym_name": ir.StringAttr.get(item.name), "mesh": mesh}
-        ir.Operation.create("sdy.mesh", attributes=named, ip=start)
+        if item.name not in declared:  # jaxlib 0.12 already declares them
+            declare_mesh(module, item.name, mesh)
 
 
 def restore_region(call: Any, path: str) -> None:

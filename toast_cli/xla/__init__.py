@@ -29,7 +29,9 @@ from toast_cli.xla.conversions import sharding_devices as sharding_devices
 from toast_cli.xla.conversions import stablehlo_to_hlo_text as stablehlo_to_hlo_text
 from toast_cli.xla.modules import attributes_of as attributes_of
 from toast_cli.xla.modules import create as create
+from toast_cli.xla.modules import declare_mesh as declare_mesh
 from toast_cli.xla.modules import element_types as element_types
+from toast_cli.xla.modules import free_symbol as free_symbol
 from toast_cli.xla.modules import inline_function as inline_function
 from toast_cli.xla.modules import like as like
 from toast_cli.xla.modules import main_function as main_function

@@ -174,6 +174,19 @@ def remove_sharding_rules(module: Any) -> None:
     run_passes(module, "func.func(sdy-drop-sharding-rules)")
 
 
+def free_symbol(module: Any, name: str) -> str:
+    """The name, or `name_0`, `name_1`, …: the first that no symbol of the module has."""
+    taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
+    return next(one for one in (name, *(f"{name}_{k}" for k in range(len(taken)))) if one not in taken)
+
+
+def declare_mesh(module: Any, symbol: str, mesh: Any) -> Any:
+    """A new `sdy.mesh` at the beginning of the module. mesh: its attribute."""
+    named = {"sym_name": ir.StringAttr.get(symbol, module.context), "mesh": mesh}
+    start = ir.InsertionPoint.at_block_begin(module.body)
+    return ir.Operation.create("sdy.mesh", attributes=named, loc=ir.Location.unknown(module.context), ip=start)
+
+
 def main_function(module: Any) -> Any:
     """The entry function."""
     return next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
