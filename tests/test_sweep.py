@@ -341,7 +341,7 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     """SIGKILL after the first point; run again, the sweep does what is left, and no more."""
     sample = Path(__file__).parent.parent / "sample_models" / "mlp_tiny.mlir"
     command = [sys.executable, "-m", "toast_cli", "sweep", str(sample), "--mesh", "v4-32"]
-    command += ["--seeds", "0-4", "--iterations", "20", "--jsonl", "out.jsonl"]
+    command += ["--seeds", "0-2", "--iterations", "20", "--jsonl", "out.jsonl"]
     out = tmp_path / "out.jsonl"
     running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while running.poll() is None and not (out.exists() and out.stat().st_size):
@@ -350,11 +350,11 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     running.wait()
     first = out.read_bytes()
     done = first.count(b"\n")
-    assert running.returncode == -signal.SIGKILL and 1 <= done < 5
+    assert running.returncode == -signal.SIGKILL and 1 <= done < 3
     again = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert f"note: {done} of 5 points are done already" in again.stderr
-    assert out.read_bytes().startswith(first) and out.read_bytes().count(b"\n") == 5
-    assert again.stdout.count("v4-32") == 5 and again.stdout.count("★") == 1
+    assert f"note: {done} of 3 points are done already" in again.stderr
+    assert out.read_bytes().startswith(first) and out.read_bytes().count(b"\n") == 3
+    assert again.stdout.count("v4-32") == 3 and again.stdout.count("★") == 1
 
 
 def test_workers_run_in_parallel_and_survive_each_other() -> None:

@@ -376,7 +376,7 @@ def test_a_python_file_runs_only_when_it_is_named(tmp_path: Path, capsys: pytest
 
 def test_the_report_says_which_decisions_come_from_tactics(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    options = ["--tactic", "fsdp:data", "--tactic", "search:model", "--json", str(report)]
+    options = ["--tactic", "fsdp:data", "--tactic", "search:model", "--iterations", "200", "--json", str(report)]
     assert run(["partition", str(SMALL["mlp_tiny"]), "--mesh", "v4-32", *options]) == 0
     facts = json.loads(report.read_text())["plan"]
     assert facts["tactics"] == ["fsdp:data", "search:model"]
@@ -411,7 +411,7 @@ def test_shapes_on_which_a_tactic_does_not_apply_are_left_out(capsys: pytest.Cap
         "--tactic",
         "megatron:model",
     ]
-    assert run(["partition", str(SMALL["t2b_tiny"]), *options, "--iterations", "40", "--quiet"]) == 0
+    assert run(["partition", str(SMALL["mlp_tiny"]), *options, "--iterations", "40", "--quiet"]) == 0
     assert "batch over data" in capsys.readouterr().out
 
 
@@ -453,7 +453,7 @@ def test_an_idle_axis_is_remarked_on_with_the_reason(capsys: pytest.CaptureFixtu
     assert run(["partition", str(SMALL["t2b_tiny"]), "--mesh", "v4-32", "--strategy", "fsdp:data"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "mesh axis model (2) is not used: no tactic uses it, and the search was not allowed to" in shown
-    options = ["--subject-to", "communication[model]<=0", "--tactic", "data-parallel:data"]
+    options = ["--subject-to", "communication[model]<=0", "--tactic", "data-parallel:data", "--iterations", "200"]
     assert run(["partition", str(SMALL["mlp_tiny"]), "--mesh", "v4-32", *options]) == 0
     assert "mesh axis model (2) is not used: splitting over it pays nowhere" in capsys.readouterr().out
 

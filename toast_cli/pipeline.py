@@ -45,7 +45,7 @@ from toast_cli.readings import (
     with_uneven_shards,
 )
 from toast_cli.report.alternatives import alternative_facts
-from toast_cli.report.build import build_report, constraint_facts
+from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.request import Ask, Effort, Fit, SearchName
 from toast_cli.request import Request as Request
@@ -118,8 +118,7 @@ class Outcome:
             else:
                 written = in_fork(lambda: write(self.source, lowered, format, annotate))
         analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
-        constraints = constraint_facts(written.constraints)
-        report = replace(self.report, constraints=constraints, analysis=analysis, timings=timings)
+        report = replace(self.report, constraints=list(written.constraints), analysis=analysis, timings=timings)
         return Emitted(written.content, report)
 
     def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:

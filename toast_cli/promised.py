@@ -1,4 +1,5 @@
-"""What a report promises, as plain data: the part of it that is compared with XLA's compiled program."""
+"""What a report promises, as plain data: its collectives and constraints, which other steps make or compare with XLA's
+compiled program."""
 
 from __future__ import annotations
 
@@ -25,6 +26,29 @@ class CollectiveFacts:
         if not self.written_kind:
             return self
         return replace(self, kind=self.written_kind, bytes=self.written_bytes, written_kind="", written_bytes=0)
+
+
+@dataclass(frozen=True)
+class ConstraintFacts:
+    """One constraint in the written program, beside the shardings of arguments and results.
+
+    Attributes:
+        place: "definition" (the value has this sharding from its definition on), "use" (these uses need it), or
+            "kernel" (a hand-written kernel runs on shards, as `line` states in JAX).
+        location: source location of the operation that makes the value, or that uses it. type: of the value.
+        name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
+        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`. explicit: what to write in its place
+            on a mesh of explicit axes: `x = jax.sharding.reshard(x, P("data", None))`, or for the product that makes
+            the value `out_sharding=P("data", None)`; empty for kernels.
+    """
+
+    place: str
+    location: str
+    type: str
+    name: str
+    uses: int
+    line: str
+    explicit: str = ""
 
 
 @dataclass(frozen=True)

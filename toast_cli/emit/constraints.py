@@ -1,11 +1,10 @@
 """Lists the constraints of a written program for people: their places and the equivalent lines of JAX.
 
-Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `Constraint`, in program order.
+Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `ConstraintFacts`, in
+program order.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from toast_cli.emit.marks import Marks
 from toast_cli.emit.specs import boundary_specs, entry_text, snippet, spec_text, words
@@ -15,6 +14,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.program.model import Value
+from toast_cli.promised import ConstraintFacts
 from toast_cli.xla import ir
 
 UNCONSTRAINED = "P.UNCONSTRAINED"
@@ -22,41 +22,20 @@ UNCONSTRAINED = "P.UNCONSTRAINED"
 KERNEL = "kernel"
 
 
-@dataclass(frozen=True)
-class Constraint:
-    """One constraint in the written program, beside the shardings of arguments and results.
-
-    Attributes:
-        place: "definition" (the value has this sharding from its definition on), "use" (these uses need it), or
-            "kernel" (it runs on shards; see `kernel_lines`).
-        location: source location of the operation that makes the value, or that uses it. type: of the value.
-        name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
-        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.
-        explicit: what to write in its place on a mesh of explicit axes: `x = jax.sharding.reshard(x, P("data", None))`,
-            or `out_sharding=P("data", None)` for the product that makes the value.
-    """
-
-    place: str
-    location: str
-    type: str
-    name: str
-    uses: int
-    line: str
-    explicit: str = ""
-
-
-def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[Constraint]:
+def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[ConstraintFacts]:
     """The constraints in `marks`, without the shardings of arguments and results."""
     program = source.program
     paths = {argument.value: argument.path for argument in program.arguments}
-    found: list[tuple[int, Constraint]] = []
+    found: list[tuple[int, ConstraintFacts]] = []
 
     def add(place: str, op: int, value: int, sharding: Sharding, uses: int, open: frozenset[int] = frozenset()) -> None:
         line = constraint_line(sharding, lowered.axis_names, open)
         spec, kind = _spec(sharding, lowered.axis_names), str(program.values[value])
         by_product = place == "definition" and program.ops[op].kind.contraction
         explicit = f"out_sharding={spec}" if by_product else f"x = jax.sharding.reshard(x, {spec})"
-        found.append((op, Constraint(place, source.location(op), kind, paths.get(value, ""), uses, line, explicit)))
+        found.append(
+            (op, ConstraintFacts(place, source.location(op), kind, paths.get(value, ""), uses, line, explicit))
+        )
 
     for pin in marks.pins:
         if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats the loop result's pin
@@ -82,11 +61,11 @@ def _spec(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] 
     return f"P({', '.join(entries)})"
 
 
-def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint]:
+def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[ConstraintFacts]:
     """One line per kernel. Its operands and results are the kernel's, without integer indices and masks, and without
     unused results."""
     program = source.program
-    found: dict[tuple[str, str], Constraint] = {}
+    found: dict[tuple[str, str], ConstraintFacts] = {}
     split = [
         number
         for number, op in enumerate(program.ops)
@@ -107,7 +86,7 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
             f"out_specs={', '.join(out_specs) or 'P()'}, check_vma=False)"
         )
         place = source.location(number)
-        one = Constraint(KERNEL, place, str(program.values[(made or op.operands)[0]]), "", 1, line)
+        one = ConstraintFacts(KERNEL, place, str(program.values[(made or op.operands)[0]]), "", 1, line)
         found.setdefault((place, line), one)
     return list(found.values())
 

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from toast_cli.emit.annotate import is_added_barrier
-from toast_cli.emit.constraints import Constraint, constraints_of, kernel_lines
+from toast_cli.emit.constraints import constraints_of, kernel_lines
 from toast_cli.emit.marks import Marks, argument_marks, is_read, pinnable_values, pinned_marks, unneeded_values
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.misread import in_regions
@@ -27,6 +27,7 @@ from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
+from toast_cli.promised import ConstraintFacts
 from toast_cli.quantities import format_count, format_plural
 from toast_cli.xla import ir, make_context, operations_in, parse_module
 
@@ -44,7 +45,7 @@ class Written:
     """A file's content, the constraints in it, and notes on deviations from the plan."""
 
     content: bytes
-    constraints: tuple[Constraint, ...] = ()
+    constraints: tuple[ConstraintFacts, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -4,12 +4,11 @@ Leaves: facts."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import inf, prod
 
 from toast_cli.compiler.profiles import find_profile, version_note
 from toast_cli.cost.model import BY_HAND, Cost
-from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, side_texts, summary
 from toast_cli.frontend.source import Source
@@ -32,7 +31,6 @@ from toast_cli.report.model import (
     BaselineFacts,
     BoundFacts,
     CollectiveFacts,
-    ConstraintFacts,
     DecisionFacts,
     DimensionAxes,
     GoalFacts,
@@ -220,11 +218,6 @@ def _baseline(one: Expert, mesh: Mesh) -> BaselineFacts:
 def other_shape(of: Mesh, mesh: Mesh) -> dict[str, int]:
     """The axes of a mesh; empty for `mesh` itself."""
     return {} if of == mesh else dict(zip(of.names, of.sizes, strict=True))
-
-
-def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]:
-    """The constraints of a written program."""
-    return [ConstraintFacts(**vars(constraint)) for constraint in constraints]
 
 
 # Counts this close to an integer are rounded: sums of fractions for branches.

@@ -12,6 +12,7 @@ from typing import Any
 
 from toast_cli import promised
 from toast_cli.promised import CollectiveFacts as CollectiveFacts
+from toast_cli.promised import ConstraintFacts as ConstraintFacts
 
 SCHEMA = "toast.report/1"
 # Whether a plan fits in memory.
@@ -130,28 +131,6 @@ def strategy_label(name: str, axes: str, mesh: Mapping[str, int]) -> str:
     """A strategy's name in tables: `fsdp:model,data on data=4,model=2`."""
     shape = ",".join(f"{axis}={size}" for axis, size in mesh.items())
     return f"{axes or name} on {shape}" if shape else axes or name
-
-
-@dataclass(frozen=True)
-class ConstraintFacts:
-    """One constraint in the written program, beside the shardings of arguments and results.
-
-    Attributes:
-        place: "definition" (the value has this sharding from its definition on), "use" (these uses need it), or
-            "kernel" (a hand-written kernel runs on shards, as `line` states in JAX).
-        location: source location of the operation that makes the value, or that uses it. type: of the value.
-        name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
-        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`. explicit: the same on a mesh of explicit axes;
-            empty for kernels.
-    """
-
-    place: str
-    location: str
-    type: str
-    name: str
-    uses: int
-    line: str
-    explicit: str = ""
 
 
 @dataclass(frozen=True)
