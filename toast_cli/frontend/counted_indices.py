@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from toast_cli.frontend.idle import numbers, splat_value
 from toast_cli.frontend.inline import replace_operation
-from toast_cli.frontend.known_numbers import known_numbers
+from toast_cli.frontend.known_numbers import before_loops, known_numbers
 from toast_cli.xla import (
     PickedDimensions,
     attributes_of,
@@ -221,7 +221,7 @@ def _places(shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
 
 def _seen_to_count(value: Any, steps: int) -> int | None:
     """The same as `counts_along`, by following operations without evaluating them, for arrays of any size."""
-    owner = value.owner
+    owner = before_loops(value).owner
     if isinstance(owner, ir.Block) or not steps:
         return None
     shape = list(ir.RankedTensorType(value.type).shape)
