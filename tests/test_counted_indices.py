@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from normalised_programs import main_of, names, normalised
 
 from toast_cli import xla
@@ -160,3 +165,21 @@ def test_a_diagonal_has_one_part_left() -> None:
     found = normalised(text).module
     assert "operand_batching_dims = [0]" in str(found) and "start_index_map = [1]" in str(found)
     assert names(found).count("gather") == 1
+
+
+def test_counting_outside_of_loops() -> None:
+    """JAX hands what a loop reads to the loop's body as a value that each trip returns unchanged."""
+
+    def walk(table: jax.Array, start: jax.Array, step: int) -> jax.Array:
+        rows = jnp.arange(5)
+
+        def trip(_: int, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            at, shifted = carried
+            return lax.fori_loop(0, 3, lambda _, at: table[rows, at] + table[shifted, at], at), shifted + step
+
+        return lax.fori_loop(0, 4, trip, (start, rows))[0]
+
+    shapes = jax.ShapeDtypeStruct((5, 7), jnp.int32), jax.ShapeDtypeStruct((5,), jnp.int32)
+    for step, expected in ((0, 2), (1, 1)):
+        module = normalised(jax.jit(partial(walk, step=step)).lower(*shapes).as_text())
+        assert str(main_of(module.module)).count("operand_batching_dims = [0]") == expected

@@ -389,6 +389,12 @@ def bonded(batch: Any, w: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
 
 
+def neighbours(points: Any, w: Any) -> Any:
+    """Each point reads the points that are nearest to it."""
+    nearest = jax.lax.top_k(jnp.einsum("bnd,bmd->bnm", points, points), 3)[1]
+    return step(jax.vmap(lambda x, i: x[i])(points, nearest).max(2), w)
+
+
 W = {"a": arg(D, F), "b": arg(F, D)}
 ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...], list[str]]] = [
     ("a step that donates nothing", step, (arg(B, D), W), (), [INPUTS, WEIGHTS, WEIGHTS]),
@@ -413,6 +419,7 @@ ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...],
     ("a replay buffer", replayed, (arg(V, D), arg(2, dtype=jnp.uint32), W), (2,), [INPUTS, INPUTS, WEIGHTS, WEIGHTS]),
     ("a graph's bonds", bonded, ({"atoms": arg(B, S, D), "bonds": arg(B, S, S)}, W), (1,),
      [INPUTS, INPUTS, WEIGHTS, WEIGHTS]),
+    ("nearest neighbours", neighbours, (arg(B, S, D), W), (1,), [INPUTS, WEIGHTS, WEIGHTS]),
     ("look-up", lambda t, i: t[i], (arg(V, D), arg(B, dtype=jnp.int32)), (), [WEIGHTS, INPUTS]),
 ]  # fmt: skip
 

@@ -100,6 +100,18 @@ def test_sequences_of_different_lengths_leave_doubt() -> None:
     assert tokens_of(found) == 0
 
 
+def test_a_table_of_pages_holds_no_tokens() -> None:
+    def decode(cache: jax.Array, pages: jax.Array, weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        query = x @ weights
+        cache = cache.at[pages[:, 0], 0].set(query)
+        keys = cache[pages].reshape(4, 8 * 16, 32)
+        scores = jax.nn.softmax(jnp.einsum("bd,btd->bt", query, keys))
+        return jnp.einsum("bt,btd->bd", scores, keys), cache
+
+    shapes = arg(64, 16, 32), arg(4, 8, dtype=jnp.int32), arg(32, 32), arg(4, 32)
+    assert tokens_of(problem_of(source_of(decode, *shapes, donate=(0,)), round_mesh(data=2))) == 0
+
+
 def test_tokens_per_second_beside_the_step_time() -> None:
     report = partition(Request("sample_models/t2b_tiny.mlirbc.zst", "v4-32", strategy="megatron")).report
     seconds = report.predicted.step_seconds

@@ -36,7 +36,7 @@ def known_numbers(value: Any) -> Array | None:
     waiting = [value]
     while waiting:  # dependences, the last first
         handle = waiting[-1]
-        maker = handle.owner
+        maker = before_loops(handle).owner
         if isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_known(handle.type):
             return None
         missing = [operand for operand in maker.operands if operand not in places]
@@ -57,6 +57,19 @@ def known_numbers(value: Any) -> Array | None:
                 return None
             found.append(made)
     return found[-1]
+
+
+def before_loops(value: Any) -> Any:
+    """What a value is before the loops that pass it to their bodies unchanged; other values as they are."""
+    while isinstance(value.owner, ir.Block):
+        loop = value.owner.owner.operation
+        if loop.name != "stablehlo.while":
+            return value
+        body, number = loop.regions[1].blocks[0], ir.BlockArgument(value).arg_number
+        if body.operations[len(body.operations) - 1].operands[number] != body.arguments[number]:
+            return value
+        value = loop.operands[number]
+    return value
 
 
 def distinct(*arrays: Array) -> list[Array]:

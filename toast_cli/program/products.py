@@ -27,7 +27,8 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
     """(weights, data): arguments classified by the products and look-ups that read them, including the given ones.
 
     A factor of data is a weight (a frozen one, if others are trained). A factor of weights only is data, and so is an
-    array whose rows random numbers pick. Of two otherwise unknown factors, the right one is the weight, unless the left
+    array whose rows random numbers pick. A look-up by indices that the table itself determines (nearest neighbours)
+    says nothing. Of two otherwise unknown factors, the right one is the weight, unless the left
     one is in a subtree of other weights.
 
     Args:
@@ -39,14 +40,17 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
     made_of = [0] * len(program.values)  # [values] bit set of the arguments each depends on, or of the two above
     for n, argument in enumerate(program.arguments):
         made_of[argument.value] = noise if program.values[argument.value].dtype == _KEY else 1 << n
+    determined_by = list(made_of)  # [values] bit set of the arguments, also those behind products
     pairs: list[tuple[int, int]] = []
     paired = 0  # bit set of all arguments in `pairs`
     for op in program.ops:
         sides = [made_of[v] for v in op.operands]
         made = 0
-        for bits in sides:
+        determined = 0
+        for bits, value in zip(sides, op.operands, strict=True):
             made |= bits
-        if op.name in READERS:
+            determined |= determined_by[value]
+        if op.name in READERS and not (op.name == GATHER and determined_by[op.operands[1]] & sides[0]):
             picked_at_random = op.name == GATHER and sides[1] == noise
             for mine, other in ((0, 1), (1, 0)) * 2:
                 unknown = sides[mine] & ~(is_weight | is_data | noise)
@@ -69,6 +73,7 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
                 made = activation
         for value in op.results:
             made_of[value] |= made
+            determined_by[value] |= determined
     everything = activation - 1
     weights, found = _numbers(is_weight & everything), _numbers(is_data & everything)
     roots = {argument_path(program, n)[0] for n in weights}
