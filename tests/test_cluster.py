@@ -131,4 +131,4 @@ def what_arrived(shipped: cluster.Shipped) -> tuple[int, PointFailure]:
 def test_a_process_that_dies_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     number, result = cluster.run_shipped(cluster.Shipped(3, SweepPoint(Request("m.mlir", "v4-32")), b"", None))
-    assert (number, result) == (3, PointFailure("the process on the worker ended with code 1"))
+    assert (number, result) == (3, PointFailure("the process died (exit code 1)"))

@@ -6,10 +6,6 @@ Programs and specifications travel with the points, so the workers need toast an
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from toast_cli.cli.sweep_points import SweepPoint, run_point
-from toast_cli.cli.workers import PointFailure, failure_of
-from toast_cli.errors import InputError, MissingExtraError, ToastError, UsageError
+from toast_cli.cli.workers import PointFailure, run_alone
+from toast_cli.errors import InputError, MissingExtraError, UsageError
 from toast_cli.inputs import PROGRAM_BYTES, read_file
 
 if TYPE_CHECKING:
@@ -82,39 +78,10 @@ def run_shipped(shipped: Shipped) -> tuple[int, SweepRow | PointFailure]:
         program = _unpacked(Path(folder, "program"), request.program, shipped.program)
         mesh = _unpacked(Path(folder, "mesh"), request.mesh, shipped.mesh)
         local = replace(shipped.point, request=replace(request, program=program, mesh=mesh))
-        result = _in_process(local, Path(folder))
+        result = run_alone(local, run_point)
     if isinstance(result, PointFailure):
         return shipped.number, replace(result, reason=result.reason.replace(program, request.program))
     return shipped.number, replace(result, program=request.program, mesh=request.mesh)
-
-
-def _in_process(point: SweepPoint, folder: Path) -> SweepRow | PointFailure:
-    (folder / "point").write_bytes(pickle.dumps(point))
-    environment = {**os.environ, "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
-    command = [sys.executable, "-m", "toast_cli.cli.cluster", str(folder)]
-    ran = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, errors="replace")
-    try:
-        result: SweepRow | PointFailure = pickle.loads((folder / "result").read_bytes())
-    except (OSError, EOFError, pickle.UnpicklingError):
-        last = (ran.stderr.strip().splitlines() or [""])[-1]
-        return PointFailure(f"the process on the worker ended with code {ran.returncode}: {last}".removesuffix(": "))
-    return result
-
-
-def work_in(folder: Path) -> None:
-    """In the process on the worker: reads the point from the folder and writes the result beside it."""
-    from toast_cli.process import end_with_parent
-
-    end_with_parent()
-    point: SweepPoint = pickle.loads((folder / "point").read_bytes())
-    result: SweepRow | PointFailure
-    try:
-        result = run_point(point)
-    except ToastError as error:
-        result = failure_of(error)
-    except Exception as error:
-        result = PointFailure(f"internal error: {type(error).__name__}: {error}")
-    (folder / "result").write_bytes(pickle.dumps(result))
 
 
 def _ship(number: int, point: SweepPoint) -> Shipped:
@@ -180,8 +147,3 @@ def _missing(engine: str) -> MissingExtraError:
 
 
 CONNECT_SECONDS = 10
-
-if __name__ == "__main__":
-    from toast_cli.cli import cluster  # under its own name, by which pickled points refer to it
-
-    cluster.work_in(Path(sys.argv[1]))

@@ -1,18 +1,21 @@
-"""Runs independent items in processes of their own: items and a function go in, results or reasons come out.
+"""Calls a function for each of several items, each in a process of its own: items and a function go in, results or
+reasons come out.
 
 One process per item, so that a crash, or full memory, affects no other item.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import pickle
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from toast_cli.cli.exits import debug_wanted
 from toast_cli.errors import ToastError
@@ -20,6 +23,8 @@ from toast_cli.process import end_with_parent
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+_CHILD = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from toast_cli.cli.workers import serve; serve()"
 
 
 @dataclass(frozen=True)
@@ -30,73 +35,69 @@ class PointFailure:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class _Done(Generic[Result]):
-    """Wraps a worker's result, so that any result can be told from a failure."""
-
-    result: Result
-
-
 def run_all(
     items: Sequence[Task], work: Callable[[Task], Result], jobs: int
 ) -> Iterator[tuple[int, Result | PointFailure]]:
-    """Runs `work` on every item, `jobs` at a time; yields (number of the item, its result) as each is done.
+    """Runs `work` on every item, `jobs` at a time; yields (number of the item, its result) as each is done. If the
+    caller stops early, the workers are ended. See `run_alone`."""
+    children: set[subprocess.Popen[bytes]] = set()
+    with ThreadPoolExecutor(jobs) as pool:
+        numbers = {pool.submit(run_alone, item, work, children): number for number, item in enumerate(items)}
+        try:
+            for done in as_completed(numbers):
+                yield numbers[done], done.result()
+        finally:
+            for waiting in numbers:
+                waiting.cancel()
+            for child in list(children):
+                child.kill()
 
-    `work` is a function of a module (workers import it by name); items and results are picklable. If the caller stops
-    early, the workers are ended.
+
+def run_alone(
+    item: Task, work: Callable[[Task], Result], children: set[subprocess.Popen[bytes]] | None = None
+) -> Result | PointFailure:
+    """The result of `work` on one item, in a new process.
+
+    `work` is a function of a module (the process imports it by name); item and result are picklable.
+
+    Args:
+        children: holds the process while it runs.
     """
-    context = multiprocessing.get_context("spawn")
-    running: dict[Connection, tuple[int, BaseProcess]] = {}
-    waiting = list(enumerate(items))[::-1]
+    environment = {"JAX_PLATFORMS": "cpu", **os.environ}
+    command = [sys.executable, "-c", _CHILD, os.pathsep.join(sys.path), str(os.getpid())]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    running = set() if children is None else children
+    running.add(child)
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                number, item = waiting.pop()
-                ours, theirs = context.Pipe(duplex=False)
-                process: BaseProcess = context.Process(target=_work_on, args=(theirs, work, item), daemon=True)
-                process.start()
-                theirs.close()  # the worker holds the only other end, so its death reads as the end of the stream
-                running[ours] = (number, process)
-            for ready in wait(list(running)):
-                assert isinstance(ready, Connection)
-                number, ended = running.pop(ready)
-                yield number, _collect(ready, ended)
+        answer, _ = child.communicate(pickle.dumps((work, item)))
     finally:
-        for connection, (_, unfinished) in running.items():
-            unfinished.terminate()
-            unfinished.join()
-            connection.close()
-
-
-def _collect(connection: Connection, process: BaseProcess) -> Any:
-    """The worker's answer, or, if its end of the pipe closed without one, how it died."""
+        running.discard(child)
     try:
-        sent = connection.recv()
-    except EOFError:
-        sent = None
-    connection.close()
-    process.join()
-    if isinstance(sent, _Done):
-        return sent.result
-    return (
-        sent if isinstance(sent, PointFailure) else PointFailure(f"the process died ({_cause(process.exitcode or 0)})")
-    )
+        result: Result | PointFailure = pickle.loads(answer)
+    except (EOFError, pickle.UnpicklingError):
+        return PointFailure(f"the process died ({_cause(child.returncode)})")
+    return result
 
 
-def _work_on(connection: Connection, work: Callable[[Task], Result], item: Task) -> None:
-    """In the worker: does the work and sends the result."""
+def serve() -> None:
+    """In the process: reads the task from stdin and writes its result to stdout. What the task prints goes to
+    stderr."""
     # Ctrl-C reaches every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    end_with_parent(None if parent is None else parent.pid)
+    end_with_parent(int(sys.argv[2]))
+    task, answers = sys.stdin.buffer.read(), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    work, item = pickle.loads(task)
     try:
-        connection.send(_Done(work(item)))
+        result: Any = work(item)
     except ToastError as error:
-        connection.send(failure_of(error))
+        result = failure_of(error)
     except Exception as error:
         if debug_wanted([]):
             traceback.print_exc()
-        connection.send(PointFailure(f"internal error: {type(error).__name__}: {error}"))
+        result = PointFailure(f"internal error: {type(error).__name__}: {error}")
+    with answers:
+        pickle.dump(result, answers)
 
 
 def failure_of(error: ToastError) -> PointFailure:
