@@ -106,6 +106,16 @@ def dropped_in_layers(impl: str = "threefry2x32", merged: bool = False, unrolled
     return step(loss)
 
 
+def rescaled(p: Params, x: Any) -> Any:
+    """Layers with random factors, divided by their mean over the whole batch."""
+
+    def layer(x: Any, w: Any) -> Any:
+        kept = jax.random.bernoulli(w[1], 0.5, x.shape)
+        return jnp.tanh(x @ w[0]) * kept / jnp.mean(kept), None
+
+    return jnp.mean(lax.scan(layer, x, (p["w"], jax.random.split(jax.random.key(7), 3)))[0] ** 2)
+
+
 def by_example(p: Params, x: Any) -> Any:
     """Layers that know the number of each example, as a complex and as a real number."""
     places = jnp.arange(16)
@@ -171,6 +181,7 @@ SAME = {
     "dropout in a scan, examples and tokens as one": (dropped_in_layers(merged=True), (STACK, arg(16, 4, 16))),
     "dropout in a scan by a bit generator": (dropped_in_layers("unsafe_rbg"), (STACK, arg(16, 4, 16))),
     "dropout in layers one after the other": (dropped_in_layers(unrolled=True), (STACK, arg(16, 4, 16))),
+    "random factors and their mean": (step(rescaled), (STACK, arg(16, 16))),
     "numbers of examples in a scan": (step(by_example), (STACK, arg(16, 16))),
     "a scan of scans": (step(scan_of_scans), ({"w": arg(2, 3, 16, 16)}, arg(16, 16))),
 }

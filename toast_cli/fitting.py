@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from toast_cli.cost.model import Cost
+from toast_cli.errors import UsageError
 from toast_cli.frontend import Source
 from toast_cli.levers import batch_parts, with_microbatches, with_offload, with_recompute
 from toast_cli.program.host_memory import is_transfer
@@ -20,9 +21,9 @@ from toast_cli.quantities import format_bytes
 from toast_cli.readings import PARTED, Reading
 from toast_cli.request import Offload, Recompute
 
-# Plans that tell how long a variant's step is and how much memory it needs: the best plan of another variant and the
-# strategies. They are mostly within a few per cent of a whole search, which takes many times as long.
-_GLANCE = 30
+# Plans that tell about how long a variant's step is and how much memory it needs: the best plan of another variant, the
+# strategies, and what local search makes of the best of these.
+GLANCE = 60
 # A variant that needs at most this much of the memory at a glance is searched with so many plans.
 _NEAR, _LONGER = 1.1, 500
 # Plans with which the chosen variant is searched, at most. They begin at a good one.
@@ -157,10 +158,21 @@ class _Trials:
         if isinstance(variant, str):
             self.whys.append(f"{options_of(program)} --microbatches {number}: {variant}".strip())
             return None
-        one = self._last = self._search(variant, self._last, _GLANCE)
-        self._tried.append(one)
-        if number == 1:
-            self._costs[k] = one.result.cost
+        one = self._glance(variant, self._last)
+        if one is not None:
+            self._last = one
+            self._tried.append(one)
+            if number == 1:
+                self._costs[k] = one.result.cost
+        return one
+
+    def _glance(self, variant: Source, like: Reading) -> Reading | None:
+        """A variant's reading after a few plans; None if what the user asks for does not apply to it."""
+        try:
+            one = self._search(variant, like, GLANCE)
+        except UsageError as error:
+            self.whys.append(f"{options_of(variant)}: {error.where}: {error.what}")
+            return None
         self.interrupted = one.result.stopped == "interrupted"
         return one
 
@@ -176,10 +188,11 @@ class _Trials:
             variant = with_offload(like.source, Offload.residuals)
             if isinstance(variant, str) or self._least_transfer_seconds(variant) > seconds:
                 continue
-            one = self._search(variant, like, _GLANCE)
+            one = self._glance(variant, like)
+            if one is None:
+                continue
             found.append(one)
             self.whys.append(f"it needs {format_bytes(one.result.cost.peak_bytes)} with {options_of(variant)}")
-            self.interrupted = one.result.stopped == "interrupted"
             if self.interrupted or len(found) == _OFFLOADED:
                 break
         return [one for one in found if self.fits(one)]

@@ -24,7 +24,7 @@ from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.fitting import made_faster, made_to_fit, options_of
+from toast_cli.fitting import GLANCE, made_faster, made_to_fit, options_of
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
@@ -218,7 +218,8 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             reading = analysed(variant, meshes)
             if variant.program.parted and not request.even:
                 reading = with_uneven_shards(reading, meshes)
-            return search_readings([reading], SearchSpace(asked, tried, wishes, start=start), tell)[0]
+            few = plans is not None and plans <= GLANCE
+            return search_readings([reading], SearchSpace(asked, tried, wishes, start=start, tree=not few), tell)[0]
 
         as_written = best
         if rewrites and best.exceeds_memory:

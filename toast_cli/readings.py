@@ -51,7 +51,8 @@ class SearchSpace:
 
     Attributes:
         meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan. gives_up:
-            whether a search may end early where hardly any plan fits. start: a plan to try first.
+            whether a search may end early where hardly any plan fits. start: a plan to try first. tree: whether a
+            search tree comes before local search.
     """
 
     request: Request
@@ -60,6 +61,7 @@ class SearchSpace:
     saved: SavedPlan | None = None
     gives_up: bool = False
     start: SavedPlan | None = None
+    tree: bool = True
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
         request.effort,
         KEPT if request.wanted > 1 else 0,
         space.gives_up,
+        space.tree,
     )
     if count > 1 and not (request.iterations is None and request.budget_seconds is None):
         settings = settings.part(1.0 / count)

@@ -83,13 +83,11 @@ class Statements:
     inputs: frozenset[int] = frozenset()
 
 
-def split_batch(statements: Statements, argument: int, dim: int, parts: int, counts: bool = True) -> Split:
-    """The split of a step along a dimension of an argument. Raises `WholeBatchError` if an op needs all examples.
-
-    counts: True to compute in the loop what is computed from the numbers of examples alone, such as random masks.
-    """
+def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> Split:
+    """The split of a step along a dimension of an argument. Raises `WholeBatchError` if an op needs all examples."""
     seeds, forced = {statements.program.arguments[argument].value: Cut(dim)}, set[int]()
     narrowed: dict[int, Cut | None] = {}
+    counts = True
     for _ in range(2 * len(statements.program.ops) + 1):
         known = (set(seeds), dict(narrowed))
         try:
@@ -98,11 +96,11 @@ def split_batch(statements: Statements, argument: int, dim: int, parts: int, cou
             if (seeds.keys() - known[0]) or narrowed != known[1]:
                 continue
             more = _cheap(statements, error.value) - forced if isinstance(error, NeedsSumError) else None
-            if not more and counts and narrowed:
-                return split_batch(statements, argument, dim, parts, counts=False)
-            if not more:
+            if not more and any(narrowed.values()):  # an op may need one of these as a whole
+                counts, narrowed = False, dict.fromkeys(narrowed)
+            elif not more:
                 raise
-            forced |= more
+            forced |= more or set()
         else:
             if not (seeds.keys() - known[0]) and narrowed == known[1]:
                 return split
@@ -142,7 +140,8 @@ class _Splitter:
     Args:
         seeds: arguments, and values computed before the loop, that are read one part at a time. narrowed: see
         `CutRules`. Both grow where an op reads more values so; then the split must be found again. forced: ops to run
-        before the loop.
+        before the loop. counts: whether what is computed from the numbers of examples alone, such as random bits, is
+        computed in the loop.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ PATIENCE, HOPELESS = 600, 1.5
 class Budget:
     """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound. asked:
     whether the user wants it to end. keep: number of best plans in the result. gives_up: whether to end early where
-    hardly any plan will fit (see `PATIENCE`).
+    hardly any plan will fit (see `PATIENCE`). tree: whether a search tree comes before local search.
     """
 
     evaluations: int | None = None
@@ -41,6 +41,7 @@ class Budget:
     asked: Callable[[], bool] = lambda: False
     keep: int = 0
     gives_up: bool = False
+    tree: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,11 @@ class Incumbent:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._start
+
+    @property
+    def grows_tree(self) -> bool:
+        """Whether a search tree comes before local search."""
+        return self._budget.tree
 
     @property
     def used(self) -> float:

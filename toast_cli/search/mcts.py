@@ -60,11 +60,12 @@ def explore(incumbent: Incumbent, rng: np.random.Generator) -> None:
     """Improves the incumbent until a plateau; raises OutOfBudget when its budget ends before."""
     moves = Moves(incumbent.problem, incumbent.evaluator.seconds_between)
     local = LocalSearch(incumbent, moves, rng)
-    tree, idle = TreeSearch(incumbent, moves, local, rng), 0
-    while len(incumbent.seen) < TREE and idle < IDLE:
-        before = len(incumbent.seen)
-        tree.simulate()
-        idle = 0 if len(incumbent.seen) > before else idle + 1
+    if incumbent.grows_tree:
+        tree, idle = TreeSearch(incumbent, moves, local, rng), 0
+        while len(incumbent.seen) < TREE and idle < IDLE:
+            before = len(incumbent.seen)
+            tree.simulate()
+            idle = 0 if len(incumbent.seen) > before else idle + 1
     local.run()
 
 

@@ -32,7 +32,7 @@ class Settings:
 
     Attributes:
         evaluations: plans to evaluate, at most; seconds: of wall time. If both are None, `effort` decides. keep: number
-            of best plans in the result. gives_up: as in `Budget`.
+            of best plans in the result. gives_up, tree: as in `Budget`.
     """
 
     name: str = SearchName.mcts
@@ -42,10 +42,11 @@ class Settings:
     effort: str = Effort.medium
     keep: int = 0
     gives_up: bool = False
+    tree: bool = True
 
     def budget(self) -> Budget:
         if self.evaluations is not None or self.seconds is not None:
-            return Budget(self.evaluations, self.seconds, keep=self.keep, gives_up=self.gives_up)
+            return Budget(self.evaluations, self.seconds, keep=self.keep, gives_up=self.gives_up, tree=self.tree)
         if self.name == SearchName.exact:
             return Budget(None, EXACT_SECONDS, keep=self.keep)
         return Budget(PLANS[self.effort], None, keep=self.keep, gives_up=self.gives_up)
