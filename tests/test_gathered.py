@@ -34,6 +34,8 @@ IMAGE, WIDE, BY_CHANNEL = arg(8, 8, 4, 32), arg(3, 3, 4, 64), arg(3, 3, 1, 32)
 # what, function, arguments, how many of its ops XLA gathers everything for
 CASES: list[tuple[str, Any, tuple[Any, ...], int]] = [
     ("top_k", lambda x: lax.top_k(x, 2), (arg(16, 64),), 1),
+    ("Fourier", lambda x: jnp.fft.irfft(2 * jnp.fft.fft(x)), (arg(16, 64),), 2),
+    ("Fourier in two dimensions", lambda x: jnp.fft.rfft2(x).real, (arg(8, 16, 32),), 1),
     ("sort", lambda x: lax.sort(x, dimension=1), (arg(16, 64),), 0),
     ("convolution", convolution(1), (IMAGE, arg(3, 3, 32, 32)), 0),
     ("grouped convolution", gradients(8), (IMAGE, WIDE), 2),

@@ -116,6 +116,16 @@ def switched(w: Any, x: Any) -> Any:
     return jax.grad(lambda w: jnp.sum(jax.lax.scan(layer, x, w)[0] ** 2))(w)
 
 
+def with_capacity(w: Any, x: Any) -> Any:
+    """Experts compute a fixed number of tokens each; each token is written to the next free place of its expert."""
+    expert = jnp.argmax(x @ w["router"], 1)
+    chosen = jax.nn.one_hot(expert, E)
+    place = jnp.take_along_axis(jnp.cumsum(chosen, 0), expert[:, None], 1)[:, 0].astype(jnp.int32)
+    buffer = jnp.zeros((E, S, D)).at[expert, place].add(x, mode="drop")
+    out = jnp.einsum("ecf,efd->ecd", jax.nn.relu(jnp.einsum("ecd,edf->ecf", buffer, w["up"])), w["down"])
+    return out.at[expert, place].get(mode="fill", fill_value=0)
+
+
 def picked_experts(w: Any, x: Any) -> Any:
     """Each token reads the weights of its two experts, as in decoding."""
     gate, index = jax.lax.top_k(jax.nn.softmax(x @ w["router"]), 2)
@@ -198,6 +208,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
     "a mixture in a loop": (
         switched, ({"down": arg(3, E, F, D), "router": arg(3, D, E), "up": arg(3, E, D, F)}, arg(B, S, D)),
         {(0, 1): "experts", (2, 1): "experts", (3, 0): "batch"},
+    ),
+    "a mixture with capacity": (
+        with_capacity, ({"down": arg(E, F, D), "router": arg(D, E), "up": arg(E, D, F)}, arg(B, D)),
+        {(0, 0): "experts", (2, 0): "experts", (2, 2): "ff"},
     ),
     "a mixture that decodes": (
         picked_experts, ({"down": arg(E, F, D), "router": arg(D, E), "up": arg(E, D, F)}, arg(B, D)),

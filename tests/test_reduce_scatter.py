@@ -226,6 +226,14 @@ def test_what_is_only_transposed() -> None:
     assert transposed(twice, product.results[0]) is None
 
 
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", "all-reduce"), ("bfloat16", "reduce-scatter")])
+def test_sums_of_f16_are_not_scattered(dtype: str, kind: str) -> None:
+    arguments = arg(4096, 1024, dtype=jnp.dtype(dtype)), arg(1024, 4096, dtype=jnp.dtype(dtype))
+    case = case_of(lambda x, w: x @ w, *arguments, mesh=round_mesh(data=4), profile=TILED)
+    plan = (case.shard("x.1", "data"), case.shard("x.0", "data"))
+    assert [promised.kind for promised in collective_facts(case.source, case.evaluator, plan)] == [kind]
+
+
 def test_dimensions_of_size_one_are_transposed_like_any_other() -> None:
     program = case_of(lambda x: jnp.tanh(jnp.tanh(x).transpose(1, 0, 2)), arg(32, 1, 1)).program
     (first, _) = (op for op in program.ops if op.name == "stablehlo.tanh")

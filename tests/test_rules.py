@@ -198,11 +198,10 @@ def test_ops_that_act_on_one_dimension_can_be_split_along_the_other(run: Any) ->
     assert not lowered.required
 
 
-def test_a_fourier_transform_is_computed_whole() -> None:
-    """XLA's partitioner gathers what goes into one, although Shardy's rule lets the batch through."""
-    problem = problem_of(source_of(lambda x: jnp.fft.fft(x).real, arg(16, 8)), round_mesh(data=4))
-    (number,) = (n for n, op in enumerate(problem.program.ops) if op.name == "stablehlo.fft")
-    assert problem.patterns[problem.op_pattern[number]].groups == ()
+def test_a_fourier_transform_is_split_along_its_batch_only() -> None:
+    program = source_of(lambda x: jnp.fft.rfft2(x).real, arg(16, 12, 8)).program
+    (rule,) = (op.rule for op in program.ops if op.name == "stablehlo.fft")
+    assert rule.operands == rule.results and rule.need_replication == {1, 2}
 
 
 def test_only_rules_that_shardy_populates_are_taken_off_again() -> None:

@@ -89,7 +89,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Plan, dict[str, i
     "while data says": (while_data_says, (X,), [("x.0", "data")], {"all_reduce": 1}),
     "top of rows": (lambda x: lax.top_k(x, 3), (X,), [("x.0", "data")], {}),
     "sorted columns": (lambda x: lax.sort(x, dimension=0), (X,), [("x.1", "model")], {}),
-    "nobody's": (lambda x: jnp.fft.fft(x).real, (X,), [], {}),
+    "Fourier": (lambda x: jnp.fft.irfft(2 * jnp.fft.rfft(x)), (X,), [("x.0", "data"), ("x.1", "model")],
+                {"all_gather": 1}),
 }  # fmt: skip
 
 

@@ -12,8 +12,9 @@ v6e:
   neither rows nor columns nor the outermost one cannot be scattered.
 * Columns that are not scattered themselves are taken in equal parts of 32 to 228 tiles a stream, or an all-reduce
   stays: a vocabulary of 30,522 takes 239 tiles, a prime; 50,257 takes 3 x 131. (Right for 34 of 40 vocabularies.)
-* Vectors, matrices of fewer rows than a tile has, and pieces inside a dimension of size 1 stay all-reduces. So does
-  what is summed over a whole slice, of three dimensions or a square one of at least 4 x 4, which uses all links.
+* Vectors, matrices of fewer rows than a tile has, pieces inside a dimension of size 1, and f16 (with which no TPU
+  computes) stay all-reduces. So does what is summed over a whole slice, of three dimensions or a square one of at least
+  4 x 4, which uses all links.
 
 Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's
 piece has the fewest tiles. A gradient takes, of orders with as few tiles after the first reduction, the one with the
@@ -247,6 +248,8 @@ class ScatterFates:
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
         if len(dims) != 1:
             return not dims
+        if value.dtype == "f16" and "tiled-reduce-scatter" in self._profile.passes:
+            return False
         long, sides = self._as_read(number, result)
         arrays = self._updated_with_lookups(number, result)
         if not (updates or any(sides)):

@@ -289,6 +289,7 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
             target, updates = look.slots([form.operands[0], form.operands[-1]])
             summed = {s for s in updates - target if kinds[s] is SlotKind.REDUCTION}
             rows = target - updates
+            evidence.routed |= look.named(rows) & evidence.stacked  # rows are written to computed places: dispatch
             of_table = look.named(rows) & weights or look.named(summed) & evidence.sorted  # it is the gradient of one
             if not of_table and len(form.operands[-1]) == 2 and summed and look.given:
                 evidence.vote(look.named(summed), "edges")

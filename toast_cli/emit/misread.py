@@ -15,6 +15,8 @@ Others have correct results but other collectives than planned:
 * `top_k`, and a convolution with groups of several channels, however they are split: all operands are gathered, the
   batch included (a depthwise convolution has one channel in a group, and is split everywhere). XLA:TPU first rewrites
   both into ops that its partitioner can split, XLA:GPU `top_k` alone (8 of 4,096 and 2 of 64 on H100), XLA:CPU neither.
+* A Fourier transform, however it is split: its operand is gathered, the batch included (XLA's fft_handler.cc splits
+  only transforms along the sharded dimension, over all devices).
 * A convolution with batch groups that are split over one axis, and the images of a group over another.
 * A `dynamic_update_slice` of part of a sharded dimension: the whole array is gathered along it, unless the update is
   known to be within one shard (one row, or constant starts).
@@ -64,6 +66,7 @@ from toast_cli.program.ops import (
     CONVOLUTION,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
+    FFT,
     GATHER,
     RAGGED_DOT,
     REDUCE,
@@ -200,7 +203,7 @@ def misread_note(source: Source, lowered: PartitionedProgram) -> str:
     if gathered:
         what = f"XLA's partitioner gathers all that {places(source, gathered)} reads, though the plan splits it"
         ops = [source.program.ops[number] for number in gathered]
-        rewritten = any(op.name != DYNAMIC_UPDATE_SLICE and op.kernel is None for op in ops)
+        rewritten = any(op.name not in (DYNAMIC_UPDATE_SLICE, FFT) and op.kernel is None for op in ops)
         return f"{what}, unless the compiler rewrites it first, as XLA:TPU does" if rewritten else what
     return ""
 
@@ -328,6 +331,7 @@ _GATHERED: dict[str, Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], 
     CONVOLUTION: _in_groups,
     DYNAMIC_UPDATE_SLICE: _updates_several_pieces,
     "chlo.top_k": lambda op, *_: True,
+    FFT: lambda op, *_: True,
     CUSTOM_CALL: lambda op, *_: op.kernel is not None or op.detail in ("TopK", "mhlo.topk"),
 }
 # Op -> predicate: XLA partitions the op wrongly. Takes op, operation, operands' shardings, axes it is partial over.

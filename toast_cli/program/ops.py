@@ -77,8 +77,7 @@ class OpKind:
             `fuses_operands`.
         no_arithmetic: it counts no flops; implied for further ops, see `computes_nothing`.
         per_device: it communicates, or its result depends on the device.
-        whole: XLA computes it whole on every device from whole operands (a Fourier transform too, despite Shardy's rule
-            for it: fft_handler.cc).
+        whole: XLA computes it whole on every device from whole operands.
         windowed: an element of its result depends on a window of its first operand, see `Op.windows`.
     """
 
@@ -246,7 +245,7 @@ stablehlo.batch_norm_grad
 stablehlo.batch_norm_inference
 stablehlo.batch_norm_training
 stablehlo.cholesky
-stablehlo.fft                       whole
+stablehlo.fft
 stablehlo.rng
 stablehlo.rng_bit_generator
 stablehlo.sort

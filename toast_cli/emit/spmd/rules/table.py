@@ -11,7 +11,7 @@ from toast_cli.emit.spmd.site import LocalRule
 from toast_cli.program.ops import BLOCK_SCALED_DOT, RAGGED_DOT, OpKind
 
 _SAME_ON_PIECES = """
-broadcast_in_dim cholesky concatenate dot_general map optimization_barrier reshape sort
+broadcast_in_dim cholesky concatenate dot_general fft map optimization_barrier reshape sort
 transpose triangular_solve
 """
 
