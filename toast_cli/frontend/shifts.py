@@ -6,6 +6,7 @@ pads, all arrays have 64 elements, and devices send each other only the elements
 `plan.halo`):
 
     slice(pad(x))                 a pad of x
+    slice(concatenate(x, zeros))  a pad of x, if it is as long as x
     pad(slice(x))                 a pad of x, if the elements that the slice removes are not visible
     concatenate(zeros, slice(x))  a pad of x
     concatenate(slice(x, 61..64), slice(x, 0..61))
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from toast_cli.frontend.idle import numbers
-from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, PAD, SLICE
+from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, CONVERT, PAD, SLICE
 from toast_cli.xla import ir, walk_ops
 from toast_cli.xla.build import INDEX, Builder
 
@@ -57,9 +58,11 @@ def rewrite_shifts(module: Any) -> None:
 
 
 def _of_slice(operation: Any) -> Any | None:
-    """Rewrites a slice that removes only padding."""
+    """Rewrites a slice that removes only padding, or as much of an array beside a constant as the constant is long."""
     padding = _made_by(operation.operands[0], PAD)
-    if padding is None or any(n != 1 for n in numbers(operation, "strides")):
+    if padding is None:
+        return _of_extended(operation)
+    if any(n != 1 for n in numbers(operation, "strides")):
         return None
     low, high = _edges(padding)
     padded = _shape(operation.operands[0])
@@ -69,6 +72,24 @@ def _of_slice(operation: Any) -> Any | None:
         return None
     edges = [low[dim] - starts[dim] for dim in range(len(padded))]
     return _pad(operation, padding.operands[0], padding.operands[1], edges, numbers(padding, "interior_padding"))
+
+
+def _of_extended(operation: Any) -> Any | None:
+    """Rewrites a slice of an array beside a constant (`jnp.diff(x, append=0)`) that is as long as the array."""
+    beside = _made_by(operation.operands[0], CONCATENATE)
+    plain = isinstance(operation.results[0].type.element_type, ir.FloatType | ir.IntegerType)
+    if beside is None or not plain or len(beside.operands) != 2 or any(n != 1 for n in numbers(operation, "strides")):
+        return None
+    dim = ir.IntegerAttr(beside.attributes["dimension"]).value
+    for place, array in enumerate(beside.operands):
+        other = beside.operands[1 - place]
+        if _shape(array) == _shape(operation.results[0]) and _element(array, operation) is None:
+            element = _element(other, operation)
+            begin = _shape(other)[dim] if place == 1 else 0
+            first = numbers(operation, "start_indices")[dim]
+            whole = Piece(array, 0, _shape(array)[dim])
+            return None if element is None else _moved(operation, whole, element, dim, begin - first)
+    return None
 
 
 def _of_padding(operation: Any) -> Any | None:
@@ -159,6 +180,9 @@ def _element(handle: Any, before: Any) -> Any | None:
         return None
     if owner.name == BROADCAST_IN_DIM and not _shape(owner.operands[0]):
         return owner.operands[0]
+    if owner.name == CONVERT:
+        inner, build = _element(owner.operands[0], before), Builder.before(before)
+        return None if inner is None else build.one("convert", [inner], build.like(handle, ()))
     if owner.name != CONSTANT:
         return None
     value = owner.attributes["value"]
