@@ -81,3 +81,21 @@ def test_what_a_loop_carries_is_said_before_a_use_is_closed() -> None:
         closed = [chooser._closed(reshard) for reshard in carried]
     assert closed
     assert [(one.through, one.open) for one in closed] == [((one.start,), frozenset()) for one in carried]
+
+
+def scaled_twice(n: jax.Array, a: jax.Array, b: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return a * jax.lax.rsqrt(n)[:, None], (b * jax.lax.rsqrt(n)[:, None]) @ w
+
+
+def test_values_that_xla_merges_get_a_pin_each() -> None:
+    """Where layers of a graph network scale by the same degrees, but split features in another order, XLA:TPU made one
+    array of the scales, and gathered the updates of scatters whole: 15 % of the bytes were as promised."""
+    of = case_of(scaled_twice, arg(8), arg(8, 16), arg(8, 16), arg(16, 4))
+    a, b = of.group("a.1"), of.group("b.1")
+    lowered = of.lowered((Shard(a, 0), Shard(b, 1)))
+    merged = [of.source.program.values[v].shape for v in minimal.merged_values(of.source, lowered)]
+    assert merged == [(8, 16), (8, 16)]
+    pinned = [pin.shardings[0] for pin in choose_marks(of.source, lowered).marks.pins]
+    assert ((), (0,)) in pinned
+    assert ((), (1,)) in pinned
+    assert not list(minimal.merged_values(of.source, of.lowered((Shard(a, 0), Shard(b, 0)))))

@@ -311,7 +311,7 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
         threading.Event().wait(60)
 
     monkeypatch.setattr(xla, "compile_ahead", compile_ahead)
-    monkeypatch.setattr(xla, "tpu_devices", lambda topology, megacore: [topology, megacore, "a third"])
+    monkeypatch.setattr(xla, "tpu_devices", lambda topology, megacore, slices: [topology, megacore, "a third"])
     (tmp_path / PROGRAM).write_bytes(PRODUCT.replace(b"RESULT", b""))
     target = CompilationTarget("tpu", "v4:1x2x1", 2, megacore=True)
     request = {"form": "stablehlo", "devices": 8, "shardy": True, "target": asdict(target)}

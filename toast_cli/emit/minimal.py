@@ -12,7 +12,7 @@ similar layers go wrong one after another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,9 +38,10 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program, Rule
-from toast_cli.program.ops import CARRY, JOIN, PAD, REDUCE, SLICE, SQUARE
+from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, CUSTOM_CALL, JOIN, PAD, REDUCE, RESULT, RNG, SLICE, SQUARE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
+from toast_cli.xla import attributes_of
 
 MAX_ROUNDS = 10
 # From this round on, values similar to a pinned one are pinned with it.
@@ -49,6 +50,9 @@ ALIKE_FROM_ROUND = 1
 # of the operations is wrong: fixing them one by one costs a round each.
 EVERYTHING_FROM_ROUND = 6
 FEW = 1 / 1000
+
+# Ops that XLA does not merge with another of their kind.
+_UNEQUAL = frozenset({ARGUMENT, BARRIER, CARRY, CUSTOM_CALL, JOIN, RESULT, RNG})
 
 Axes = tuple[int, ...]
 
@@ -95,7 +99,7 @@ class Chooser:
         # XLA removes unread loop results before it propagates: then less constrains values resharded ahead of loops.
         beside = {one.value for one in self.reshards if one.ahead}
         beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold)}
-        beside |= {*scattered_terms(self._program, lowered)}
+        beside |= {*scattered_terms(self._program, lowered), *merged_values(source, lowered)}
         self.pinned = self._twofold | {v for v in beside if v in self._movable}
         # Shardy takes a fully specified constraint at one use of a loop-carried value to hold for later uses, too.
         self.pinned |= {
@@ -327,6 +331,38 @@ def contested_values(
         for k, value in enumerate(values):
             if found[key][k] and (number, k) not in at_use:
                 yield value
+
+
+def merged_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
+    """Values that are computed alike, but not sharded alike: XLA:TPU merges them before it propagates, so that the
+    sharding of one reaches the uses of the others unless each has a pin.
+
+    Of attributes, only those of operations without operands are compared: a pin too many does no harm."""
+    program, remade = source.program, remade_values(source.program)
+    first = list(range(len(program.values)))  # value -> the first that is equal to it
+    known: dict[Hashable, tuple[int, ...]] = {}
+    alike: dict[int, list[int]] = {}
+    for number, op in enumerate(program.ops):
+        if op.name in _UNEQUAL or op.kind.per_device or op.region is not None:
+            continue
+        facts = () if op.operands else _attributes(source.operations[number])
+        shapes = tuple((program.values[v].shape, program.values[v].dtype) for v in op.results)
+        operands = tuple(first[v] for v in op.operands)
+        before = known.setdefault((op.name, op.detail, operands, shapes, op.loop, op.branches, facts), op.results)
+        for value, equal in zip(op.results, before, strict=True):
+            first[value] = equal
+            if not remade[value]:
+                alike.setdefault(equal, []).append(value)
+    for values in alike.values():
+        if len({lowered.shardings[value] for value in values}) > 1:
+            yield from values
+
+
+def _attributes(operation: Any) -> Hashable:
+    try:
+        return tuple(attributes_of(operation).items())
+    except TypeError:  # complex numbers, which Python cannot hold
+        return str(operation)
 
 
 def declining(
