@@ -174,7 +174,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             what = f"unknown {flag.removeprefix('--')} {word!r}"
             raise UsageError(what, where=flag, hint=f"choose from {', '.join(known)}")
     if request.certify and parse_goal(request.minimise).minimise != FASTEST.minimise:
-        raise UsageError("only step times are proven", where="--certify", hint="leave --minimise away, or --certify")
+        raise UsageError("only step times are proven", where="--certify", hint="leave out --minimise, or --certify")
     timings: dict[str, float] = {}
     tell = progress or (lambda *_: None)
     with _timed("spec", timings, tell):
