@@ -102,7 +102,7 @@ def points(name: str, options: argparse.Namespace, known: set[tuple[str, str]]) 
             "program": name, "memory": memory, "lever": options_of(outcome.source) or "none",
             "fits": outcome.result.fits, "times": seconds / before, "predicted_peak": cost.peak_bytes,
             "predicted_step": cost.step_seconds,
-            "why": next((it for it in outcome.source.notices if it.startswith("not made to fit")), ""),
+            "why": next((it for it in outcome.source.notices if it.startswith("cannot be made to fit")), ""),
         }  # fmt: skip
         if outcome.result.fits:
             row |= compiled(outcome, options.compile_seconds)

@@ -4,7 +4,7 @@
     python -m benchmarks.golden record build/now.json --quick     # tiny twins on one mesh: less than one
     python -m benchmarks.golden compare build/before.json build/now.json
 
-A case is a program, a mesh and a plan. The plan is an expert strategy, or what MCTS finds with a seed and a fixed
+A case is a program, a mesh and a plan. The plan is a known strategy, or what MCTS finds with a seed and a fixed
 number of iterations. A record holds for each case the report without durations, and a digest (SHA-256) of every form
 written. All of it is exact: two runs of one version are equal in any process. A strategy that does not apply is
 recorded with the reason. `compare` prints what differs, once for all cases that differ alike, and exits with 1 when

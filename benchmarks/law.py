@@ -1,6 +1,6 @@
 """The law of one meaning: the evaluator, the lowered program, the report and XLA:CPU name the same collectives.
 
-One row for each tiny twin, mesh and plan: every expert strategy that applies, products of two tactics (of three on a
+One row for each tiny twin, mesh and plan: every known strategy that applies, products of two tactics (of three on a
 mesh of three axes), and the plan that a search finds. Compared are kind, axes, bytes and count, loops counted, as the
 partitioner writes them. The first three must agree exactly. XLA's module is read right after partitioning, from a child
 process with as many virtual devices as the mesh has, and agrees where no kind and axes differ by more than 1 % of what

@@ -1,6 +1,6 @@
-"""How good the plans are that the search finds: against the best expert strategy, over several seeds.
+"""How good the plans are that the search finds: against the best known strategy, over several seeds.
 
-One row for each program and mesh: the fastest expert strategy that fits (`toast_cli.tactics`) and the search with its
+One row for each program and mesh: the fastest known strategy that fits (`toast_cli.tactics`) and the search with its
 default budget for each seed. `speed-up` is the expert's step time over the worst seed's, `spread` how much slower the
 worst seed's plan is than the best's. Exits with 1 when a seed found worse than the expert, or nothing that fits where
 an expert fits.
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         for mesh in options.mesh:
             rows.append(measure(name, program, dimensions, mesh, options))
             note(NOTE.format_map(rows[-1]))
-    show("search against the best expert strategy that fits", COLUMNS, rows, {"worse": "red", "does not fit": "red"})
+    show("search against the best known strategy that fits", COLUMNS, rows, {"worse": "red", "does not fit": "red"})
     write_json(options.json, rows)
     if options.write:
         put_between(options.write, START, END, page(rows))
@@ -86,7 +86,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
 
 
 def best_expert(problem: Problem) -> tuple[str, float]:
-    """Name and milliseconds of the fastest expert strategy that fits; ("none fits", inf) where none does."""
+    """Name and milliseconds of the fastest known strategy that fits; ("none fits", inf) where none does."""
     evaluator = Evaluator(problem)
     costs = {"unsharded": evaluator.exact_cost(()), **{one.label: one.cost for one in experts(evaluator)[0].values()}}
     fitting = {name: c.step_seconds * 1e3 for name, c in costs.items() if c.peak_bytes <= problem.mesh.limit_bytes}
@@ -106,7 +106,7 @@ def page(rows: list[Row]) -> list[str]:
         table.setdefault(row["program"], {"program": row["program"]})[row["mesh"]] = cell
     columns = {"program": "{program}"} | {mesh: f"{{{mesh}}}" for mesh in meshes}
     return [
-        f"In {len(rows) - len(fitting)} of {len(rows)} cases no expert strategy fits. In the others the search is more "
+        f"In {len(rows) - len(fitting)} of {len(rows)} cases no known strategy fits. In the others the search is more "
         f"than 2 % better in {sum(gain > 1.02 for gain in gains)}; the median speed-up is {median(gains):.2f}, the "
         f"geometric mean {geometric_mean(gains):.2f}. Seeds agree within 1 % in {agreeing}.",
         "",

@@ -4,7 +4,7 @@ does it take to write?
     python -m benchmarks.spmd mlp_tiny scan_tiny
     python -m benchmarks.spmd --mesh h100-8:data=4,model=2 a100-16:data=4,model=4 --numbers
 
-One row for each program, mesh and plan: the expert strategies and the plan that a search finds. `promised` and
+One row for each program, mesh and plan: the known strategies and the plan that a search finds. `promised` and
 `written` are bytes that each device sends; `share` is the part of the larger that is the same in kind and axes. Below
 each row stand the collectives that make a difference: kind, axes, bytes of the result on each device, and how many runs
 too many (or too few) were written. Collectives are counted as they are written, before any compiler sees them. `--any

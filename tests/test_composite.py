@@ -40,7 +40,7 @@ def sharded(case: Case, plan: Plan) -> set[str]:
 
 
 def experts(case: Case) -> dict[str, Cost]:
-    """Expert strategies that fit."""
+    """Known strategies that fit."""
     costs = {name: case.evaluator.exact_cost(plan) for name, plan in strategies(case.problem).items()}
     return {name: cost for name, cost in costs.items() if cost.peak_bytes <= case.problem.mesh.limit_bytes}
 

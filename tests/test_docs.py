@@ -283,7 +283,7 @@ def test_the_site_has_every_commands_help(site_hooks: Any) -> None:
 
 
 def quick_commands() -> list[tuple[str, ...]]:
-    """Of all pages, the commands that only look, at the ready specifications or at a small sample model."""
+    """Of all pages, the commands that only look, at the built-in specifications or at a small sample model."""
     found = {tuple(words) for page in PAGES for script in blocks(page, "sh", "") for words in commands(script)}
     looking = [words for words in found if words[:1] in {("mesh",), ("tactics",), ("inspect",)} and "…" not in words]
     return sorted(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from toast_cli.cli.app import run
 from toast_cli.errors import SpecError
-from toast_cli.hardware import available_specs, find_preset, is_ready, load_spec, parse_spec
+from toast_cli.hardware import available_specs, find_preset, load_spec, needs_no_file, parse_spec
 from toast_cli.hardware.chips import presets
 from toast_cli.hardware.generated import PLANES, generate, slice_torus
 
@@ -55,7 +55,7 @@ MADE = {
 def test_machines_made_from_names(name: str) -> None:
     spec = load_spec(name)
     assert (spec.dimension_text(), str(spec.mesh())) == MADE[name]
-    assert spec.description and is_ready(spec.name)
+    assert spec.description and needs_no_file(spec.name)
     assert load_spec(spec.name).mesh() == spec.mesh()
 
 
@@ -63,7 +63,7 @@ SAME = [("h100:64", "h100-64"), ("v5litepod-16", "v5e-16"), ("1xV4-32", "v4-32")
 
 
 @pytest.mark.parametrize(("typed", "ready"), SAME)
-def test_other_spellings_of_ready_ones(typed: str, ready: str) -> None:
+def test_other_spellings_of_built_in_ones(typed: str, ready: str) -> None:
     assert load_spec(typed) == load_spec(ready)
 
 
@@ -98,11 +98,11 @@ WRONG = [
     ("h100:12", "12 GPUs do not fill hosts of 8", "nearest: h100-8, h100-16"),
     ("2xh100:12", "12 GPUs do not fill hosts of 8", "nearest: 2xh100-8, 2xh100-16"),
     ("h100:0", "0 GPUs do not fill hosts of 8", "nearest: h100-8"),
-    ("v5p:512", "a TPU slice has Google Cloud's name", "write v5p-512"),
+    ("v5p:512", "TPU slices use Google Cloud's names", "write v5p-512"),
     ("0xv5p-512", "a machine has 1 to", ""),
     ("9999999xh100:999999992", "a machine has 1 to", ""),
-    ("h101:64", "neither a file nor a ready one", 'did you mean "h100-64"?'),
-    ("v5p", "neither a file nor a ready one", "others by chip and number, e.g. v5p-512"),
+    ("h101:64", "neither a file nor a built-in one", 'did you mean "h100-64"?'),
+    ("v5p", "neither a file nor a built-in one", "others by chip and number, e.g. v5p-512"),
 ]
 
 
@@ -111,7 +111,7 @@ def test_names_of_no_machine(name: str, what: str, hint: str, capsys: pytest.Cap
     assert run(["mesh", "show", name]) == 2
     said = capsys.readouterr().err
     assert what in said and hint in said and f'no mesh specification "{name}"' in said
-    assert not is_ready(name)
+    assert not needs_no_file(name)
 
 
 @given(st.from_regex(r"([0-9]{1,3}x)?(v[2-6][ep]?|tpu7x|h100|a100(-40)?)[-:][0-9]{1,5}", fullmatch=True))

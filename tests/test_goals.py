@@ -44,12 +44,12 @@ def test_goals_are_read(minimise: list[str], subject_to: list[str], goal: Goal) 
 @pytest.mark.parametrize(
     ("minimise", "subject_to", "what", "hint"),
     [
-        (["speed"], [], "unknown figure 'speed'", "step_time"),
+        (["speed"], [], "unknown metric 'speed'", "step_time"),
         (["step_time", "step_time"], [], "step_time is given twice", "once"),
         (["peak_memory[data]"], [], "has no meaning", "communication[AXIS]"),
         (["communication[]"], [], "has no meaning", "communication[AXIS]"),
         ([], ["peak_memory"], "cannot read", "24GiB"),
-        ([], ["memory<=1GiB"], "unknown figure 'memory'", "peak_memory"),
+        ([], ["memory<=1GiB"], "unknown metric 'memory'", "peak_memory"),
         ([], ["peak_memory<=20ms"], "not an amount of memory", "28GiB"),
         ([], ["step_time<=20GiB"], "not a time", "0.5 ms"),
         ([], ["peak_memory>=24GiB"], "cannot read", "<="),

@@ -158,7 +158,7 @@ def test_bodies_share_nothing() -> None:
     assert "mhlo.sharding" not in text and "custom_call" not in text
     assert not [op for op in source.program.ops if op.opaque]
     (note,) = source.notices
-    assert note == "what 2 manual regions (shard_map) do by hand stays as it is under every plan"
+    assert note == "2 manual regions (shard_map) stay as written under every plan"
 
 
 WHOLE = '"{devices=[2,1,4]<=[8] last_tile_dim_replicate}"} : (tensor<8x4xf32>) -> tensor<8x4xf32>'

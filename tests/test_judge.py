@@ -46,7 +46,7 @@ CHOICES: list[tuple[Spec | None, tuple[str, ...], str | None, str | type[ToastEr
     (MY_TPU, ALL, None, "", "libtpu has no topology for mine"),
     (MY_TPU, ALL, "cpu", "", "libtpu has no topology for mine"),
     (MY_TPU, ALL, "tpu", UsageError, ""),
-    (OWN, ALL, None, "", "mine is no chip that XLA's compiler for GPUs can be told about"),
+    (OWN, ALL, None, "", "XLA's GPU compiler has no target description of mine"),
     (None, ALL, None, "", ""),
     (None, ALL, "cpu", "", ""),
 ]

@@ -81,7 +81,7 @@ WRONG = [
     (
         "chip: v4\ntopology:\n  torus: [2, 2]\naxes:\n  data: {size: 2, over: x}\n  model: {size: 2, over: x}\n",
         5,
-        "cannot be laid on x=2 x y=2",
+        "cannot be mapped onto x=2 x y=2",
         "leave out `over`",
     ),
     (

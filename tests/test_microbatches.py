@@ -292,7 +292,7 @@ def test_it_is_chosen_only_where_nothing_else_fits(wide: str, tmp_path: Path) ->
     out.unlink()
     code, stopped = run(2**16)
     assert code == 3 and stopped["program"]["microbatches"] == 1 and not out.exists()
-    assert any(note.startswith("not made to fit") for note in stopped["analysis"]["notes"])
+    assert any(note.startswith("cannot be made to fit") for note in stopped["analysis"]["notes"])
 
 
 def test_a_saved_plan_and_a_report_say_how_many_parts(wide: str, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_saved_plan_whose_parts_cannot_be_is_an_error(tmp_path: Path, capsys: 
     plan.write_text(json.dumps(facts | {"decisions": [], "microbatches": 4}))
     assert toast("partition", str(program), *mesh, "--plan", str(plan)) == 2
     said = capsys.readouterr().err
-    assert f"error: {plan}: the batch cannot be run in 4 parts" in said and "--microbatches 1" in said
+    assert f"error: {plan}: the batch cannot be run in 4 microbatches" in said and "--microbatches 1" in said
     assert toast("partition", str(program), *mesh, "--plan", str(plan), "--microbatches", "1") == 0
     plan.write_text(json.dumps(facts | {"decisions": [], "microbatches": 0}))
     assert toast("partition", str(program), *mesh, "--plan", str(plan)) == 2

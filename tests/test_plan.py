@@ -1,4 +1,4 @@
-"""Plan semantics: each well-known strategy comes out of the same few rules, with the collectives it is known for.
+"""Plan semantics: each known strategy comes out of the same few rules, with the collectives it is known for.
 
 Every array is f32 (4 bytes an element). `bytes` are of the result on one device, see `CollectiveUse`.
 """

@@ -207,7 +207,7 @@ def test_manual_regions_stay_and_pin_their_boundary(form: str) -> None:
         (region.results[0], ((), ("model",)), ()),
     ]
     (notice,) = outcome.notices
-    assert notice.startswith("what a manual region (shard_map) does by hand")
+    assert notice.startswith("a manual region (shard_map) stays as written")
     assert '"data"=4, "model"=2' in str(outcome.module)
     check_manual_axes(outcome.module, ("data", "model", "one"), (4, 2, 1))
     for names_, sizes, hint in [

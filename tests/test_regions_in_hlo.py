@@ -87,7 +87,7 @@ def test_as_planned(function: Any) -> None:
 
 
 REFUSED = {
-    "gathers or exchanges": lambda x, w: x @ lax.all_gather(w, "model", axis=1, tiled=True),
+    "all-gather, all-to-all or broadcast in it": lambda x, w: x @ lax.all_gather(w, "model", axis=1, tiled=True),
     "in another one": lambda x, w: x @ w * lax.axis_index("model"),
 }
 

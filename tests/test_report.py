@@ -89,7 +89,7 @@ def test_shorten_location_without_a_pass() -> None:
 
 
 REPORT_80 = """\
-program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
+program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a step
 mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable per device
 strategy   batch over data; heads over model; weights sharded over data (ZeRO-3)
 
@@ -152,7 +152,7 @@ def test_words_of_a_plan(found: str, expected: str) -> None:
 
 # The same program where it does not fit, down to where the two reports are alike again.
 TOO_LARGE_120 = """\
-program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
+program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a step
 mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable per device
 strategy   batch over data; heads over model; weights sharded over data (ZeRO-3)
 

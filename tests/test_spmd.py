@@ -152,7 +152,7 @@ MESHES = {8: ("h100-8", {"data": 4, "model": 2}), 16: ("a100-16", {"data": 4, "m
     ),
 )
 def test_collectives_are_the_promised_ones(name: str, devices: int) -> None:
-    """One for one, by kind, axes and bytes, under every expert strategy and under plans drawn at random."""
+    """One for one, by kind, axes and bytes, under every known strategy and under plans drawn at random."""
     source, _ = sample(name)
     problem = evaluator_of(source, *MESHES[devices]).problem
     for label, plan in {**strategies(problem), **random_plans(problem, 4)}.items():

@@ -473,6 +473,14 @@ def test_strategies_are_called_as_people_call_them() -> None:
     assert named == STRATEGY_NAMES
 
 
+def test_two_kinds_over_the_same_devices_are_in_brackets() -> None:
+    """`a + b 4 × c 2` would read as a, and b over 4."""
+    of = problem("t2b_tiny")
+    number = {group.name: k for k, group in enumerate(of.dimensions.groups)}
+    plan = Shard(number["ff"], 0), Shard(number["batch"], 0), Shard(number["heads"], 1)
+    assert summary(of, of.canonical(plan)).startswith("(data-parallel + tensor) 4 × tensor 2: ")
+
+
 STRATEGY_NAMES = {
     "data-parallel": "data-parallel 8",
     "zero2": "data-parallel 8",

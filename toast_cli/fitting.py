@@ -54,7 +54,7 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
     fitting = trials.fitting()
     fitting += trials.offloading(min((one.result.cost.step_seconds for one in fitting), default=inf))
     if not fitting:
-        notice = f"not made to fit: {'; '.join(trials.whys)}"
+        notice = f"cannot be made to fit: {'; '.join(trials.whys)}"
         return replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
     reference = best.evaluator.cost(())
     taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
@@ -103,7 +103,7 @@ class _Trials:
                 continue
             peak, ratio = one[1].result.cost.peak_bytes, number / before
             if peak <= self._allowed:
-                self.whys.append(f"with {options_of(one[1].source)} it breaks another bound")
+                self.whys.append(f"with {options_of(one[1].source)} it breaks a --subject-to bound")
                 return []
             self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one[1].source)}")
             at_best = (ratio * peak - least) / (ratio - 1) if least < inf else 0.0  # linear in the size of a part

@@ -5,7 +5,9 @@
                                            ▼
                                 emit ──► report
 
-`partition` takes a `Request` and returns an `Outcome`; every arrow above is one frozen value.
+`partition` takes a `Request` and returns an `Outcome`. Frozen values travel along the arrows; the `Evaluator` beside
+the search keeps memos. Two steps are not drawn: where no plan fits, `fitting` rewrites the program and searches again,
+and `ask_compiler` lets a compiler choose between the best plans.
 """
 
 from __future__ import annotations
@@ -102,7 +104,8 @@ class Outcome:
         return self.problem.notices
 
     def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> Emitted:
-        """The program as "stablehlo" (text), "bytecode", "jax_export", "hlo", "spmd", "specs" (JSON) or "python".
+        """The program as "stablehlo" (text), "bytecode", "jax_export", "hlo", "spmd", "spmd-hlo", "specs" (JSON) or
+        "python".
 
         Args:
             annotate: what carries a sharding in StableHLO: "minimal", "full" or "arguments".
@@ -174,7 +177,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             what = f"unknown {flag.removeprefix('--')} {word!r}"
             raise UsageError(what, where=flag, hint=f"choose from {', '.join(known)}")
     if request.certify and parse_goal(request.minimise).minimise != FASTEST.minimise:
-        raise UsageError("only step times are proven", where="--certify", hint="leave --minimise away, or --certify")
+        raise UsageError("only step times are proven", where="--certify", hint="leave out --minimise, or --certify")
     timings: dict[str, float] = {}
     tell = progress or (lambda *_: None)
     with _timed("spec", timings, tell):

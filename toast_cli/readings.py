@@ -171,7 +171,7 @@ def _applied(source: Source, found: Source | str, flag: str, saved: SavedPlan | 
     if isinstance(found, str) and saved is not None:
         return replace(source, notices=(*source.notices, f"{saved.path}: {what}"))
     if isinstance(found, str):
-        raise UsageError(what, where=flag, hint="leave it away")
+        raise UsageError(what, where=flag, hint="leave it out")
     return found
 
 
@@ -180,9 +180,9 @@ def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
     found = with_microbatches(source, parts)
     if isinstance(found, str):
         raise UsageError(
-            f"the batch cannot be run in {parts} parts with the same numbers: {found}",
+            f"the batch cannot be run in {parts} microbatches with the same numbers: {found}",
             where=saved.path if saved else "--microbatches",
-            hint="run the batch as a whole with --microbatches 1" if saved else "try another number, or leave it away",
+            hint="run the batch as a whole with --microbatches 1" if saved else "try another number, or leave it out",
         )
     return found
 

@@ -184,8 +184,8 @@ class Request:
         None,
         "--kernels",
         OptionKind.TEXT,
-        "What hand-written kernels do: a YAML file with name, rule and flops of each, for those that toast cannot read "
-        "itself.",
+        "What hand-written kernels do: a YAML file with each one's name, sharding rule and flops, where toast cannot "
+        "read them itself.",
         "FILE",
     )
     names: tuple[str, ...] = _option(
@@ -211,7 +211,7 @@ class Request:
         OptionKind.TEXTS,
         "What to minimise: step_time (default), peak_memory, communication, communication[AXIS], compute or "
         "argument_memory; given twice, the second decides between plans that are equal in the first.",
-        "FIGURE",
+        "METRIC",
         also="--minimize",
     )
     subject_to: tuple[str, ...] = _option(
@@ -269,7 +269,7 @@ class Request:
         1,
         "--top",
         OptionKind.WHOLE,
-        "Report the K best plans that differ in what devices do, not only the best, which is the one that is written.",
+        "Report the K best plans with different kernels or collectives, not only the best; only the best is written.",
         "K",
         least=1,
         in_projects=False,
@@ -278,7 +278,7 @@ class Request:
         0,
         "--confirm",
         OptionKind.WHOLE,
-        "Compile the N best plans that differ and experts' strategies; take the best by the compiler's figures.",
+        "Compile the N best distinct plans and the known strategies; take the one the compiler rates best.",
         "N",
         in_python=False,
     )
@@ -301,24 +301,23 @@ class Request:
         Ask.never.value,
         "--ask",
         Ask,
-        "Ask the chip's compiler, where it is installed, whether the plan fits: auto (only where that is not sure, or "
-        "the plan would be refused), always or never.",
+        "Ask the chip's compiler, where it is installed, whether the plan fits: auto (only if the prediction is not "
+        "sure, or says no), always or never.",
         in_python=False,
     )
     as_written: bool = _option(
         False,
         "--as-written",
         OptionKind.FLAG,
-        "Do not consider splitting fused projections (QKV, gate+up) into their parts, merging dimensions in another "
-        "order, or uneven shards.",
+        "Do not split fused projections (QKV, gate+up), reorder merged dimensions or use uneven shards (--fit "
+        "as-written differs).",
     )
     fit: str = _option(
         Fit.auto.value,
         "--fit",
         Fit,
-        "Where no plan fits in memory: stop, or compute values again in the backward pass, run the batch in parts and "
-        "keep saved values in host memory (auto); fastest: also keep products that the program computes again, where "
-        "there is room.",
+        "Where no plan fits in memory: stop (as-written), or recompute activations, use microbatches and offload "
+        "residuals (auto); fastest: also save matrix products that the program recomputes, where there is room.",
         in_projects=False,
         in_python=False,
     )
@@ -326,7 +325,7 @@ class Request:
         None,
         "--microbatches",
         OptionKind.WHOLE,
-        "Run the batch in N parts one after the other, and add up their gradients.",
+        "Run the batch in N microbatches one after the other, and add up their gradients.",
         "N",
         least=1,
         in_projects=False,
@@ -337,7 +336,7 @@ class Request:
         None,
         "--recompute",
         Recompute,
-        "What the backward pass computes again: all that it reads of layers, or all but products (with weights).",
+        "What the backward pass recomputes of layers: everything, all but products, or all but products with weights.",
         in_projects=False,
         in_python=False,
     )
@@ -346,7 +345,7 @@ class Request:
         None,
         "--offload",
         Offload,
-        "What is in host memory while it is not needed: what a loop over layers saves for the backward pass, optimizer "
+        "What to offload to host memory while it is not needed: residuals (saved by a scan over layers), optimizer "
         "state, or both.",
         in_projects=False,
         in_python=False,

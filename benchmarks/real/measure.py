@@ -1,6 +1,6 @@
 """Predicted beside compiled, for programs of published packages that `benchmarks.real.lower` has lowered.
 
-For each program, mesh and plan (the search's and the expert strategies') one row of JSON is appended to `--table`:
+For each program, mesh and plan (the search's and the known strategies') one row of JSON is appended to `--table`:
 collectives promised and compiled (share of bytes that agree in kind and axes), peak memory, step time, wall time of
 the command. Points that the table has already are left alone. `--show` prints the table and its summary: the figures
 that this project is judged by, the worst ten rows and what is wrong with them. XLA:TPU and XLA:GPU compile ahead of

@@ -1,4 +1,4 @@
-"""`toast compare`: all expert strategies that apply to a program, beside what the search finds."""
+"""`toast compare`: all known strategies that apply to a program, and what the search finds."""
 
 from __future__ import annotations
 

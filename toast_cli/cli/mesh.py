@@ -1,4 +1,4 @@
-"""`toast mesh`: the ready mesh specifications listed, one shown in full, a file checked."""
+"""`toast mesh`: lists the built-in specifications, shows one in full, checks a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 mesh_app = typer.Typer(
     name="mesh",
-    help="Mesh specifications: list the ready ones, show one, check a file.",
+    help="Mesh specifications: list the built-in ones, show one, check a file.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -31,7 +31,7 @@ MOST_DRAWN = 16
 
 @mesh_app.command("list")
 def list_specs() -> None:
-    """List the ready specifications, usable by name.
+    """List the built-in specifications, usable by name.
 
     Others are made from a chip and a number: v5p-512, h100:64 (64 GPUs in hosts of 8), 2xv5p-512 (two slices).
     """
@@ -47,10 +47,10 @@ def show_spec(
         typer.Argument(metavar="NAME", help="A name from `toast mesh list`, a chip and its number, or a YAML file."),
     ],
     mesh_shape: Annotated[
-        str | None, typer.Option(metavar="SHAPE", help="Axes to lay on it instead, e.g. data=4,model=4.")
+        str | None, typer.Option(metavar="SHAPE", help="Mesh axes to use instead, e.g. data=4,model=4.")
     ] = None,
 ) -> None:
-    """Show one in full.
+    """Show a specification in full.
 
     Chip figures with their sources, topology, axes and what collectives cost on them.
     """
@@ -63,7 +63,7 @@ def show_spec(
 
 @mesh_app.command("validate")
 def validate_spec(file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file.")]) -> None:
-    """Check a file.
+    """Check a specification.
 
     Errors name the line and what is allowed there; the exit code is then 2.
     """
@@ -74,7 +74,7 @@ def validate_spec(file: Annotated[Path, typer.Argument(metavar="FILE", help="A Y
     if file.is_dir():
         raise SpecError("is a directory", where=str(file), hint="give the YAML file in it")
     if not file.exists():
-        raise SpecError("no such file", where=str(file), hint="`toast mesh show NAME` shows a ready specification")
+        raise SpecError("no such file", where=str(file), hint="`toast mesh show NAME` shows a built-in specification")
     spec = load_spec(str(file))
     mesh = spec.mesh()
     chosen = "" if spec.axes else " (chosen by the tool)"

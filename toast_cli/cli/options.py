@@ -25,7 +25,7 @@ Command = TypeVar("Command", bound=Callable[..., int])
 
 
 def complete_spec(incomplete: str) -> list[str]:
-    """Shell completions: ready specifications, and YAML files and folders, with this prefix."""
+    """Shell completions: built-in specifications, and YAML files and folders, with this prefix."""
     from glob import escape
     from pathlib import Path
 
@@ -154,7 +154,7 @@ def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
     if request.plan is not None and (request.tactics or request.strategy):
         raise UsageError("is a plan already", where="--plan", hint="give it without --tactic and --strategy")
     if request.top > 1 and (request.strategy is not None or (request.plan is not None and not request.complete)):
-        raise UsageError("without a search there is one plan", where="--top", hint="leave it away")
+        raise UsageError("without a search there is one plan", where="--top", hint="leave it out")
     if request.confirm == 0 and (request.confirm_with is not None or request.confirm_seconds is not None):
         raise UsageError(
             "there is nothing to confirm",

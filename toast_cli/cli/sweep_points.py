@@ -92,7 +92,7 @@ def key_of(request: Request, program_digest: str, mesh_digest: str) -> str:
 
 
 def _digest(path: str) -> str:
-    """Hash of a file's content; empty if there is no such file (a ready specification, or nothing)."""
+    """Hash of a file's content; empty if there is no such file (a built-in specification, or nothing)."""
     try:
         if not Path(path).is_file():  # reading a pipe would consume its content
             return ""

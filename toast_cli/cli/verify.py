@@ -36,7 +36,7 @@ def verify(
     ] = None,
     mesh: Annotated[
         str | None,
-        options.spec("Hardware to compile for; of a report for a ready one it is known."),
+        options.spec("Hardware to compile for; not needed with a report for a built-in mesh."),
     ] = None,
     compiler: Annotated[
         CompilerName | None,
@@ -80,10 +80,10 @@ def verify(
 
 
 def _ready_machine(promises: Promises | None) -> str | None:
-    """The name of the report's machine, if that is a ready specification."""
-    from toast_cli.hardware import is_ready, load_spec
+    """The name of the report's machine, if that is a built-in specification."""
+    from toast_cli.hardware import load_spec, needs_no_file
 
-    if promises is None or not is_ready(promises.machine):
+    if promises is None or not needs_no_file(promises.machine):
         return None
     return promises.machine if load_spec(promises.machine).devices == prod(promises.axes.values()) else None
 

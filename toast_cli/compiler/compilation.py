@@ -1,4 +1,5 @@
-"""The plan-independent result of compilation: all that is known before any sharding.
+"""What the compiler rules of this package say of a program before any sharding: which values are written to memory,
+which ops form kernels, when values are alive. Nothing is compiled.
 
 Enters: a program and a chip. Leaves: a `Compilation`.
 """
@@ -27,7 +28,7 @@ from toast_cli.program.model import Program
 
 @dataclass(frozen=True)
 class Compilation:
-    """The plan-independent result of compilation.
+    """What is known of a program before any sharding.
 
     Attributes:
         stored, tiled: [values] whether each is written to memory, and its possible tilings. parts: [values] fraction of

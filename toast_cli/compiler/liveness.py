@@ -1,10 +1,11 @@
 """Liveness of each stored value.
 
-Time runs in half steps: op n reads and writes at 2n, or sooner where the scheduler moves it, see `schedule`; an operand
-that an in-place op (elementwise, update of a slice) reads for the last time is freed at 2n - 1, so that its result can
-reuse the buffer; for an update, only the updated operand. A value that is fused into its readers is read when they are.
-A value read inside a loop but made outside stays until the loop ends; a carried value is live from the loop's start to
-its last read in the body, then the body's yield reuses its buffer, and after the loop it is live until its last read.
+Time runs in ticks, two per op: op n reads and writes at 2n, or sooner where the scheduler moves it, see `schedule`; an
+operand that an in-place op (elementwise, update of a slice) reads for the last time is freed at 2n - 1, so that its
+result can reuse the buffer; for an update, only the updated operand. A value that is fused into its readers is read
+when they are. A value read inside a loop but made outside stays until the loop ends; a carried value is live from the
+loop's start to its last read in the body, then the body's yield reuses its buffer, and after the loop it is live until
+its last read.
 
 Enters: a program and which values are stored. Leaves: `Lives`.
 """

@@ -16,16 +16,20 @@ v6e:
   computes) stay all-reduces. So does what is summed over a whole slice, of three dimensions or a square one of at least
   4 x 4, which uses all links.
 
-Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's
-piece has the fewest tiles. A gradient takes, of orders with as few tiles after the first reduction, the one with the
-fewest after the last one, then the one in which the product is read; orders that differ by less than a hundredth count
-as equal. Where pieces of rows would lie across tiles, and what is left are whole tiles, the product (unless it is
-batched) is copied to have the scattered dimension outermost (91 % right of 771 products with an update behind them). A
-tied table's gradient is ordered as what it updates where that are three arrays (AdamW's), else by the first reduction
-alone (86 of 90 FSDP steps). Elsewhere (in loops, between layers) columns are the last dimension, unless that is a
-transpose's and each device would get half a pair of bf16 tiles of it, and rows that were longer before they were
-scattered are preferred. Arrays that are no products are in row-major order, or as what they update, or as the product
-they are added to (gradients of a table that a loop looks up and multiplies by).
+Tiles depend on the order of an array's dimensions in memory:
+
+* A product has rows from one operand and columns from the other, in the order in which each device's piece has the
+  fewest tiles; orders that differ by less than 1 % count as equal. Of equal ones, a gradient takes the order with the
+  fewest tiles after the last reduction, then the one in which it is read.
+* Where pieces of rows would cross the borders of tiles, and the other dimensions are whole tiles, a product that is not
+  batched is copied, with the scattered dimension outermost. (Both rules: 91 % right of 771 products with an update
+  after them.)
+* A tied table's gradient has the order of what it updates if that is three arrays (AdamW's), else the order that suits
+  the first reduction. (Right in 86 of 90 FSDP steps.)
+* Elsewhere (in loops, between layers) columns are the last dimension, unless the product is transposed and each device
+  would get half a pair of bf16 tiles of it. Rows that were longer before they were scattered are preferred.
+* An array that is no product is row-major, or has the order of what it updates, or of the product that it is added to
+  (the gradients of a table that a loop looks up and multiplies by).
 
 Enters: a mesh and a local array, or a problem and an op. Leaves: whether a reduce-scatter of it stays one.
 """

@@ -7,8 +7,8 @@ has it. But nothing is fused where the form changes or windows reach into other 
 
 * what a convolution reads of an array is written, and, if the array has the form itself, once more with what windows
   reach;
-* a norm that ends the form is written at its steps, in the type it computes in: one in groups at all of them (a single
-  image need not change its form for that); one that is added to what has not the form, after the first.
+* a norm after which the form ends writes intermediates in the type it computes in: a group norm three of them (none for
+  a single image), a norm that is added to an array without the form two.
 
 Cutting and reassembling takes dozens of kernels, in sum `PASSES` passes through either array.
 

@@ -1,4 +1,4 @@
-"""Selects the plans to compile: the best that a search found, and experts' strategies."""
+"""Selects the plans to compile: the best that a search found, and the known strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles the best plans and the expert strategies, and takes the best by the compiler's figures.
+"""Compiles the best plans and the known strategies, and takes the best by the compiler's figures.
 
 A round handles the candidates in two steps. XLA's partitioner, which takes seconds, lists the collectives of each
 written program; candidates that are then clearly slower than the best are deferred. The others are compiled for the

@@ -18,8 +18,8 @@ class SlotKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An op's rule with its factors cut into *slots*, one per dimension class. Forms are dictionary keys for every op,
-    so the hash is stored.
+    """An op's rule with its factors cut into sub-factors, *slots*, one per dimension class. Forms are dictionary keys
+    for every op, so the hash is stored.
 
     Attributes:
         sizes: [slots] elements along each.

@@ -42,7 +42,7 @@ FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
 }
 
 # These formats hold only shardings, not the program.
-WITHOUT_NUMBERS = ("specs", "python")
+SHARDINGS_ONLY = ("specs", "python")
 # These formats hold the program of one device, whose shards all have one size.
 OF_ONE_DEVICE = ("spmd", "spmd-hlo")
 
@@ -59,7 +59,7 @@ def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
 
 def _refuse_unwritable(source: Source, format: str) -> None:
     """Raises `ToastError` if no file of this format can hold the program, or if XLA would refuse the file."""
-    if format in WITHOUT_NUMBERS:
+    if format in SHARDINGS_ONLY:
         return
     refuse_left_out(source.module, source.path)
 
@@ -75,7 +75,7 @@ def write(source: Source, lowered: PartitionedProgram, format: str, annotate: st
     if format in ("stablehlo", "bytecode"):
         _refuse_unwritable(source, format)
         return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
-    note = misread_note(source, lowered) if format in WITHOUT_NUMBERS else ""
+    note = misread_note(source, lowered) if format in SHARDINGS_ONLY else ""
     if format in ("hlo", "spmd-hlo") and xla.walk_ops(source.module, RAGGED_DOT):
         note = "products of ragged groups are written out, each group with all rows: in HLO XLA has no others"
     return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

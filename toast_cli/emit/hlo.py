@@ -351,7 +351,7 @@ def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:
         elif len(xla.walk_ops(operation, REGION)) > 1:
             what = "a manual region (shard_map) in another one (axis_index in a shard_map over some axes is one)"
         elif some and xla.walk_ops(operation, *NOT_OVER_SOME_AXES):
-            what = "a manual region (shard_map) over some axes that gathers or exchanges by hand"
+            what = "a manual region (shard_map) over some axes with an all-gather, all-to-all or broadcast in it"
         if what:
             raise UsageError(
                 f"{what} cannot be written as HLO text without Shardy",

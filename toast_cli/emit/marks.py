@@ -2,7 +2,7 @@
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in either
 dialect. `docs/explanation/emitting.md` describes how each compiler treats a sharding on an operation, and why Shardy's
-form needs pins instead.
+form needs constraints.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Buffers of an array item in device memory under a plan: their bytes and live intervals.
 
 * the arrays themselves, where they are written to memory;
-* copies in other shardings, live from the first to the last reader of each. A loop gathers in each iteration, on some
-  chips arrays from outside of it first of all (see `copy_made_at`). A copy that is no larger than the array, or that a
-  loop slices, is made before the loops that read it (see `reshard.hops_ahead`) and lives until they end; so does a copy
-  that the plan gathers before them;
+* copies in other shardings, live from the first to the last reader of each. A loop gathers in each iteration; on some
+  chips it gathers loop-invariant arrays first, at its start (see `copy_made_at`). A copy that is no larger than the
+  array, or that a loop slices, is made before the loops that read it (see `reshard.hops_ahead`) and lives until they
+  end; so does a copy that the plan gathers before them;
 * partial results: a kernel whose reduction is split over an axis writes its partial result, even if a consumer would be
   fused with it. The reduced array then lives, at its own size, until its readers in program order, because gradients'
   reductions are combined and scheduled late, or until copies are made of it for them. A result that is waited for and

@@ -1,9 +1,10 @@
-"""Evaluates plans incrementally: an item's cost depends only on the iterations of the op patterns around it.
+"""Evaluates plans incrementally: the cost of an item (an array or a kernel) depends only on the shardings of the ops
+that make and read it.
 
-Items whose patterns the same decisions affect form one bucket; a bucket's share of the cost is memoised by the rows
-(see `iteration_memo`) of those patterns. A plan is evaluated as a change to an earlier one: only buckets with a changed
-row are looked up again. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives and the
-arrays alive at the peak.
+Items that the same decisions affect form one bucket. What a bucket adds to the cost is remembered for each combination
+of those shardings, which are numbered (see `iteration_memo`). A plan is evaluated as a change to an earlier one: only
+buckets in which a sharding changed are looked up again. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen
+plan its collectives and the arrays alive at the peak.
 
 A worked example: the docstring of `toast_cli.plan`.
 """

@@ -52,7 +52,7 @@ def explain_saved(study: Study) -> Explanation:
     if any(item.costs for item in items):
         sentences.append(
             "recompute: seconds a step to compute the array again from the others (--recompute); offload: seconds of "
-            "transfers to host memory and back, beside computing (--offload)."
+            "transfers to host memory and back, which overlap with compute (--offload)."
         )
     return study.explanation("saved memory", sentences, listed="saved for the backward pass", items=items[:_LISTED])
 

@@ -124,7 +124,7 @@ def _name(problem: Problem, work: dict[tuple[int, int], float], gathered: frozen
             fully = _FSDP if axis in gathered else _DATA
             kind = " + ".join(fully if one == _DATA else one for one in called)
             factors[kind] = factors.get(kind, 1) * size
-    return " × ".join(f"{kind} {count}" for kind, count in factors.items())
+    return " × ".join(f"({kind}) {count}" if " + " in kind else f"{kind} {count}" for kind, count in factors.items())
 
 
 def _called(problem: Problem, group: int) -> str:

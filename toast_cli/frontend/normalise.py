@@ -215,8 +215,8 @@ def collective_notices(function: Any) -> list[str]:
 def region_notices(function: Any) -> list[str]:
     """A notice that no plan changes manual regions."""
     count = len(walk_ops(function, MANUAL_REGION))
-    what = "a manual region (shard_map) does" if count == 1 else f"{count} manual regions (shard_map) do"
-    return [f"what {what} by hand stays as it is under every plan"] if count else []
+    what = "a manual region (shard_map) stays" if count == 1 else f"{count} manual regions (shard_map) stay"
+    return [f"{what} as written under every plan"] if count else []
 
 
 def drop_device_attributes(module: Any, path: str) -> list[str]:

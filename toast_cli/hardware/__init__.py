@@ -5,8 +5,8 @@
 """
 
 from toast_cli.hardware.catalogue import available_specs as available_specs
-from toast_cli.hardware.catalogue import is_ready as is_ready
 from toast_cli.hardware.catalogue import load_spec as load_spec
+from toast_cli.hardware.catalogue import needs_no_file as needs_no_file
 from toast_cli.hardware.chips import chip_names as chip_names
 from toast_cli.hardware.chips import find_preset as find_preset
 from toast_cli.hardware.chips import matrix_rate as matrix_rate

@@ -1,4 +1,4 @@
-"""Finds specifications: a path or the name of a ready one in, a `Spec` out."""
+"""Finds specifications: a path or the name of a built-in one in, a `Spec` out."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ EXAMPLES = "e.g. v5p-512, h100:64, 2xv5e-256"
 
 
 def load_spec(name_or_path: str) -> Spec:
-    """The specification in that file, the ready one of that name (`v4-32` or `v4-32.yaml`), or one generated from the
-    name (`v5p-512`, `h100:64`, `2xv5p-512`).
+    """The specification in that file, the built-in one of that name (`v4-32` or `v4-32.yaml`), or one generated from
+    the name (`v5p-512`, `h100:64`, `2xv5p-512`).
 
     A file of that path has precedence. Raises SpecError for an unknown name or an invalid file.
     """
     path = Path(name_or_path)
     if _is_a_file(path):
         return parse_spec(_read(name_or_path), name_or_path)
-    ready = _ready_files()
+    built_in = _built_in_files()
     name = canonical(name_or_path.removesuffix(".yaml"))
-    if name in ready:
-        return parse_spec(ready[name].read_text(encoding="utf-8"), ready[name].name)
+    if name in built_in:
+        return parse_spec(built_in[name].read_text(encoding="utf-8"), built_in[name].name)
     if path.name and _is_a_folder(path):
         raise SpecError("is a directory", where=name_or_path, hint="give a YAML file or a name from `toast mesh list`")
     text = generate(name_or_path)
     if text is not None:
         return parse_spec(text, name)
     raise SpecError(
-        f'no mesh specification "{name_or_path}", neither a file nor a ready one',
+        f'no mesh specification "{name_or_path}", neither a file nor a built-in one',
         hint=f"{nearest(path.name.removesuffix('.yaml'), available_specs())}; others by chip and number, {EXAMPLES}; "
         "see `toast mesh list`",
     )
@@ -59,19 +59,19 @@ def _is_a_folder(path: Path) -> bool:
 
 
 def available_specs() -> list[str]:
-    """Names of the ready specifications, by chip and size."""
-    return sorted(_ready_files(), key=_natural)
+    """Names of the built-in specifications, by chip and size."""
+    return sorted(_built_in_files(), key=_natural)
 
 
-def is_ready(name: str) -> bool:
+def needs_no_file(name: str) -> bool:
     """True if a specification of that name needs no file of the user's."""
     try:
-        return name in _ready_files() or generate(name) is not None
+        return name in _built_in_files() or generate(name) is not None
     except SpecError:
         return False
 
 
-def _ready_files() -> dict[str, Traversable]:
+def _built_in_files() -> dict[str, Traversable]:
     """Name -> packaged file."""
     folder = files("toast_cli.hardware") / "specs"
     return {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}

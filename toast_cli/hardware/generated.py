@@ -50,7 +50,7 @@ def generate(name: str) -> str | None:
         return None
     count, slices = int(matched["count"]), int(matched["slices"] or 1)
     if preset.torus_rank and matched["joint"] == ":":
-        raise _error(name, "a TPU slice has Google Cloud's name", f"write {chip}-{count}")
+        raise _error(name, "TPU slices use Google Cloud's names, with a dash", f"write {chip}-{count}")
     if not slices or count * slices > MOST_DEVICES:
         raise _error(name, f"a machine has 1 to {MOST_DEVICES:,} devices", "give other numbers")
     head = f"name: {canonical(name)}\nchip: {preset.chip.name}\n"
@@ -93,7 +93,7 @@ def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
     network = f"  network: {{hosts: {hosts}}}\n" if hosts > 1 else ""
     axes = f"axes: {{data: {hosts}, model: {host}}}\n" if hosts > 1 else _axes(divisors(host), host)
     head = f"description: {about}{', the network between' if hosts > 1 else ''}\ntopology:\n  switch: {host}\n{network}"
-    # As in the ready specifications: JAX takes 75 % by default, XLA_PYTHON_CLIENT_MEM_FRACTION sets it.
+    # As in the built-in specifications: JAX takes 75 % by default, XLA_PYTHON_CLIENT_MEM_FRACTION sets it.
     return f"{head}{axes}memory_fraction: 0.9\n"
 
 

@@ -38,7 +38,7 @@ def gpu_target_text(chip: Chip) -> str:
     silicon = SILICON.get(chip.name)
     if silicon is None:
         raise UsageError(
-            f"{chip.name} is no chip that XLA's compiler for GPUs can be told about", where="--compiler gpu",
+            f"XLA's GPU compiler has no target description of {chip.name}", where="--compiler gpu",
             hint=f"known: {', '.join(SILICON)}; --compiler cpu works for any",
         )  # fmt: skip
     return "\n".join(_lines(chip, silicon)) + "\n"

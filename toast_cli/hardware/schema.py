@@ -138,7 +138,7 @@ def _read_axes(entry: YamlValue, spec: Spec) -> tuple[AxisRequest, ...]:
         raise entry.error(f"axes {text} are {count} devices; the topology has {spec.devices}", hint)
     if lay_out([r.size for r in requests], spec.dimensions, [r.over for r in requests]) is None:
         raise entry.error(
-            f"axes {text} cannot be laid on {spec.dimension_text()} the way `over` says",
+            f"axes {text} cannot be mapped onto {spec.dimension_text()} as `over` says",
             "the sizes of the axes over a dimension multiply to its size; or leave out `over`",
         )
     return requests

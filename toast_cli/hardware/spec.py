@@ -82,9 +82,9 @@ class Spec:
         links = lay_out([request.size for request in requests], self.dimensions, [request.over for request in requests])
         if links is None:
             raise SpecError(
-                f"axes {shape_text({r.name: r.size for r in requests})} cannot be laid on {self.dimension_text()}",
+                f"axes {shape_text({r.name: r.size for r in requests})} cannot be mapped onto {self.dimension_text()}",
                 where=self.source if shape is None else where,
-                hint="leave out `over` and the tool lays them itself" if shape is None else "choose another shape",
+                hint="leave out `over`, and toast maps them itself" if shape is None else "choose another shape",
             )
         axes = tuple(Axis(request.name, request.size, link) for request, link in zip(requests, links, strict=True))
         return Mesh(self.name, self.chip, axes, self.limit_bytes if memory_limit is None else memory_limit)

@@ -154,7 +154,7 @@ def _described(call: Any, said: UserKernel | None) -> Description:
             products = _told(said, said.flops, numbers), 0.0
         moved = _told(said, said.bytes, numbers) if said.bytes else kernel.bytes
         kernel = replace(kernel, products=products[0], vector=products[1], bytes=moved)
-        return kernel, rule, f"{said.where} says nothing else that can be done"
+        return kernel, rule, f"{said.where} has no rule that lets a dimension be split"
     return kernel, rule, f"{why}; if you know better, --kernels FILE with {suggestion(name, operands, results)}"
 
 

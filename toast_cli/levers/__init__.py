@@ -1,8 +1,8 @@
-"""Levers: other programs that compute the same in less memory, or in less time.
+"""Memory rewrites ("levers"): equivalent programs that need less memory, or less time.
 
 * `recompute`: values that the forward pass saves are computed again in the backward pass.
 * `keep`: products that the program computes again are saved instead.
-* `microbatches`: the batch runs in parts, one after the other.
+* `microbatches`: the batch runs in microbatches, one after the other.
 * `offload`: residuals or optimizer state are in host memory while they are not needed.
 
 Enters: a `Source` and what to do (the options `--recompute`, `--microbatches` and `--offload`). Leaves: another
@@ -10,8 +10,7 @@ Enters: a `Source` and what to do (the options `--recompute`, `--microbatches` a
 searched and written like the user's own, so nothing behind a lever knows of it. `toast_cli.fitting` chooses levers
 where no plan fits in memory (`--fit auto`), or also where one makes the step faster (`--fit fastest`).
 
-A new lever is a function `with_NAME(source, …) -> Source | str` here, a fact in `program.model.Program` that names it
-for reports and saved plans, and a row among the candidates of `toast_cli.fitting`.
+`CONTRIBUTING.md` has the recipe for a new one.
 """
 
 from toast_cli.levers.microbatches import batch_parts, with_microbatches

@@ -69,7 +69,7 @@ def with_microbatches(source: Source, parts: int) -> Source | str:
         LoopWriter(xla.main_function(copy), found.reader, found.statements, found.split).run()
         sums = any(found.split.states[value] == SUM for value in found.split.leaving)
     added = ", with their gradients added up" if sums else ""
-    notice = f"the batch is run in {parts} parts one after the other{added}: the program has it"
+    notice = f"the batch is run in {parts} microbatches one after the other{added}: the program has it"
     return read_rewritten(source, copy, notice, microbatches=parts)
 
 

@@ -50,12 +50,12 @@ def with_recompute(source: Source, policy: Recompute) -> Source | str:
         found += _recompute_scans(copy, policy)
         found += recompute_segments(block, weights, policy)
         if not found:
-            return "the program saves nothing from a forward to a backward pass that this policy computes again"
+            return "the program saves nothing from a forward to a backward pass that this policy recomputes"
         erase_unread(block)
     places = Counter(place_text(str(location), source.frames, source.text_file) for location in found)
     place = next((f" at {text}" for text, _ in places.most_common() if text), "")
     notice = (
-        f"the backward pass computes again what it reads of the forward pass{_IN_WORDS[policy]}: the program written "
+        f"the backward pass recomputes what it needs of the forward pass{_IN_WORDS[policy]}: the program written "
         f"has it; in JAX it is jax.checkpoint(layer{_IN_JAX[policy]}) for the layers{place}"
     )
     return read_rewritten(source, copy, notice, recompute=policy.value)

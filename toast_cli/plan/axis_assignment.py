@@ -1,10 +1,10 @@
 """Assigns mesh axes to the slots of one op, decision by decision, and decides where its partial results are scattered.
 
 For every op and every mesh axis, the first decision whose group has an eligible slot in that op wins the axis there.
-Eligible: the shards divide every extent, the op does not need the slot whole, it is on the chosen side of its conflict,
-and every slot that is major to it in some dimension is already fully split. If an axis splits a reduced slot, the op's
-results are partial over it; they are reduce-scattered where a decision wants that axis on one of their own dimensions,
-and all-reduced otherwise.
+Eligible: the shards divide every extent, the op does not need the slot whole, and every slot that is major to it in
+some dimension is already fully split. Where a conflict gives the group several slots, those on the preferred side are
+tried first. If an axis splits a reduced slot, the op's results are partial over it; they are reduce-scattered where a
+decision wants that axis on one of their own dimensions, and all-reduced otherwise.
 
 `Replicate` frees axes that other decisions would take, so it is applied before all `Shard`s. An assignment is then
 never undone, and the state of an op after the first decisions of a plan is all that later ones depend on. There are few
@@ -273,7 +273,7 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
-    """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the op
+    """Slots of the decision's group, the preferred side of a conflict first; none where the decision leaves the op
     alone."""
     slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
     if decision.unless == SUMMED and any(pattern.form.kinds[slot] in SUMS for slot in slots):

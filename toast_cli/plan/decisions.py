@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 NOWHERE = -1
-# In place of a side: the decision does not apply to ops that take part in the conflict.
+# In place of a side in `Shard.sides`: the decision does not apply to ops that take part in the conflict.
 ASIDE = -1
 # In place of a group in `Shard.unless`: the decision does not apply to ops that sum over its own group.
 SUMMED = -2
@@ -15,8 +15,11 @@ LOOK_UPS = -3
 
 
 class Shard(NamedTuple):
-    """Splits class group `group` over mesh axis `axis`; sides: [the group's resolutions] the side taken in each
-    conflict, or `ASIDE`.
+    """Splits class group `group` over mesh axis `axis`.
+
+    sides: one entry for each kind of conflict that the group has (`Group.resolutions`; a conflict is an op or array
+    that has a class of the group twice): the preferred side, which axis assignment tries first, or `ASIDE`. An empty
+    tuple prefers side 0 everywhere.
 
     Three fields restrict a decision to a part of the program and leave the axis to later decisions elsewhere. `ASIDE`
     exempts the ops of one kind of conflict: the sequence has the axis everywhere but in attention, where the heads have

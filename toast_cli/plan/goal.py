@@ -1,4 +1,4 @@
-"""Goals: the figures of a plan to minimise, the most important first, and upper bounds on others.
+"""Goals: the metrics of a plan to minimise, the most important first, and upper bounds on others.
 
 Enters: `--minimise` and `--subject-to` as people write them. Leaves: a `Goal`. `cost` computes the figures of a plan;
 `search.objective` compares plans by them.
@@ -75,13 +75,13 @@ FASTEST = Goal()
 
 
 def parse_goal(minimise: Iterable[str] = (), subject_to: Iterable[str] = ()) -> Goal:
-    """The goal these options state. Raises UsageError for unknown figures and limits that cannot be read."""
+    """The goal these options state. Raises UsageError for unknown metrics and limits that cannot be read."""
     figures = [
         _figure(part.strip(), "--minimise") for text in minimise for part in text.split(",")
     ]  # "a,b" is as good as two options
     doubled = next((f for k, f in enumerate(figures) if f in figures[:k]), None)
     if doubled is not None:
-        raise UsageError(f"{doubled} is given twice", where="--minimise", hint="give each figure once")
+        raise UsageError(f"{doubled} is given twice", where="--minimise", hint="give each metric once")
     return Goal(tuple(figures) or (STEP_TIME,), tuple(_bound(text) for text in subject_to))
 
 
@@ -89,12 +89,12 @@ def _figure(text: str, where: str) -> Figure:
     matched = _FIGURE.fullmatch(text)
     if matched is None or matched[1] not in FIGURES:
         raise UsageError(
-            f"unknown figure {text!r}", where=where, hint=f"choose from {', '.join(FIGURES)}, communication[AXIS]"
+            f"unknown metric {text!r}", where=where, hint=f"choose from {', '.join(FIGURES)}, communication[AXIS]"
         )
     name, axis = matched[1], matched[2]
     if axis is not None and (name != "communication" or not axis.strip()):
         raise UsageError(
-            f"{text!r} has no meaning", where=where, hint="communication[AXIS] is the one figure that takes an axis"
+            f"{text!r} has no meaning", where=where, hint="communication[AXIS] is the one metric that takes an axis"
         )
     return Figure(name, (axis or "").strip())
 

@@ -1,9 +1,10 @@
-"""Un-mirroring: lets the first and the last of a group of mirrored classes be decided apart from the others.
+"""Untying layers: lets the first and the last class of a group be decided separately from the others.
 
-A group holds the classes that look alike, one per layer (every layer's d_ff). Enters: a problem and the groups to
-un-mirror.
-Leaves: the same problem with the first class, and the last where there are three or more, as groups of their own; the
-others keep their group's number, so a plan for the one problem is easily made one for the other.
+A group holds classes that are sharded alike, one per layer (every layer's d_ff).
+
+Enters: a problem and the groups to untie. Leaves: the same problem with the first class, and the last where there are
+three or more, as groups of their own; the others keep their group's number, so a plan for the one problem is easily
+made one for the other.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
 
 
 def _baselines(evaluator: Evaluator, found_seconds: float, elsewhere: Mapping[str, Expert]) -> dict[str, BaselineFacts]:
-    """The well-known strategies, each on the axes and mesh shape that suit it best; if all of them are far slower than
+    """The known strategies, each on the axes and mesh shape that suit it best; if all of them are far slower than
     the plan found, also the best few of the usual pairs, if they are faster."""
     unsharded = Expert("unsharded", "", (), evaluator.exact_cost((), learn=False), evaluator.problem.mesh)
     found = {"unsharded": unsharded, **_best(evaluator, baselines(evaluator.problem), elsewhere)}

@@ -24,8 +24,8 @@ from toast_cli.report.model import CollectiveFacts, Report
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
 _NUMBER = re.compile(r"(?<=[/_])\d+")
-# Prefix of the place of collectives that the program states itself.
-BY_HAND = "by hand: "
+# Prefix of the place of collectives in manual regions.
+BY_HAND = "manual: "
 
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`Comparison`: every expert strategy that applies beside the search's result. Enters: an evaluator and the search's
+"""`Comparison`: every known strategy that applies, and the search's result. Enters: an evaluator and the search's
 plan. Leaves: facts. JSON schema "toast.compare/1"; field names are stable.
 """
 

@@ -190,7 +190,7 @@ def blocks(found: Inspection, width: int, verbose: bool) -> list[RenderableType]
         Text("program", style.LABEL),
         f"{found.name} ({found.format}): {format_plural(found.ops, 'op')}, "
         f"{format_plural(found.arguments, 'argument')} of "
-        f"{format_bytes(found.argument_bytes)}{donated}, {format_flops(found.flops)} a run",
+        f"{format_bytes(found.argument_bytes)}{donated}, {format_flops(found.flops)} a step",
     )
     for notice in found.notices:
         head.add_row(Text("note", style.LABEL), notice)

@@ -96,12 +96,12 @@ class PredictedFacts:
     limit_bytes: int
     fits: bool
     mfu: float
-    step_seconds_lower: float = 0.0  # with all kinds of collectives beside computing
+    step_seconds_lower: float = 0.0  # with all kinds of collectives asynchronous
     peak_location: str = ""
     live_at_peak: list[LiveValue] = field(default_factory=list)
     tokens_per_second: float = 0.0  # of all devices together; 0 if the number of tokens is unknown
     host_bytes: int = 0  # peak bytes of one device's arrays in the host's memory
-    transfer_seconds: float = 0.0  # of transfers between the two memories, beside compute
+    transfer_seconds: float = 0.0  # of transfers between the two memories, which overlap with compute
     peak_error: float = 0.0  # nine of ten predicted peaks are within this relative error
     hfu: float = 0.0  # as `mfu`, including rematerialisation
     step_seconds_upper: float = 0.0  # with nothing overlapped; 0: as `step_seconds`

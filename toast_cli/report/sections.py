@@ -66,7 +66,7 @@ def header(report: Report) -> RenderableType:
     lines = _labelled()
     lines.add_row(
         "program",
-        _lead(program.name, f"{format_plural(program.ops, 'op')}, {arguments}, {format_flops(program.flops)} a run"),
+        _lead(program.name, f"{format_plural(program.ops, 'op')}, {arguments}, {format_flops(program.flops)} a step"),
     )
     mesh_text = _lead(mesh.name, f"{format_plural(mesh.devices, 'device')} ({mesh.chip}), ")
     lines.add_row("mesh", mesh_text.append_text(style.with_axes(shape, list(mesh.axes))).append(f", {limit}"))
@@ -174,7 +174,7 @@ def prediction(report: Report, width: int) -> RenderableType:
     add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
 
     if predicted.host_bytes:
-        moved = f"transfers {format_seconds(predicted.transfer_seconds)}, beside computing"
+        moved = f"transfers {format_seconds(predicted.transfer_seconds)}, which overlap with compute"
         add("host memory", format_bytes(predicted.host_bytes), [], moved)
 
     useful = TextPart(predicted.mfu, "█", style.GOOD)

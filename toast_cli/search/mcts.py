@@ -1,7 +1,7 @@
 """Monte Carlo Tree Search over plans, as in automap (arXiv:2112.02958) and TOAST (arXiv:2508.15010), then local search.
 
-Expert plans are evaluated first, then the tree grows; local search improves the best plan and restarts from the best
-few, until a plateau (see `local`). The budget only decides where the search ends, so a larger one never leads to a
+The known strategies are evaluated first; then the tree grows; local search improves the best plan and restarts from the
+best few, until a plateau (see `local`). The budget only decides where the search ends, so a larger one never leads to a
 worse plan.
 
 A node is a plan in canonical order, so plans that are reached by different orders of equivalent decisions are one node.

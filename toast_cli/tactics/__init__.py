@@ -1,4 +1,4 @@
-"""Named tactics that fix part of a plan, and the expert strategies made of them; both depend only on the analysis.
+"""Named tactics that fix part of a plan, and the known strategies made of them; both depend only on the analysis.
 
 Enters: a `Problem`, and tactics as users name them. Leaves: fixed decisions of every plan, or whole plans. The latter
 are baselines in the report and starting points of the search.

@@ -1,4 +1,4 @@
-"""Prefers a well-known plan over one that is predicted to be only slightly faster.
+"""Prefers a known strategy over one that is predicted to be only slightly faster.
 
 Enters: an `Evaluator` and a `SearchResult`. Leaves: the result with the preferred plan. The prediction error exceeds a
 gain of `MARGIN`, while a known strategy is well tested in compilers and easy to check. So the fastest strategy within

@@ -1,4 +1,4 @@
-"""Expert strategies: combinations of tactics over all mesh axes, as experts write them by hand.
+"""Known strategies: the combinations of tactics over all mesh axes that people use (FSDP, Megatron, …).
 
 Enters: a `Problem`. Leaves: plans by name; `--strategy` accepts each name.
 """

@@ -150,7 +150,7 @@ def _kernel(one: KernelPoint) -> list[str]:
 
 
 def strategies_chart(report: Report) -> str:
-    """The plan beside expert strategies: memory to the right, time upwards."""
+    """The plan and the known strategies: memory to the right, time upwards."""
     predicted = report.predicted
     rows = [
         (strategy_label(name, one.axes, one.mesh), one.peak_bytes, one.step_seconds, one.fits)

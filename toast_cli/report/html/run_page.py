@@ -64,7 +64,7 @@ def page(report: Report, drawn: Pictures) -> bytes:
             charts.roofline_chart(drawn),
         ),
         section(
-            "Beside expert strategies",
+            "Compared with known strategies",
             "Faster is lower, less memory is further left; a cross does not fit.",
             charts.strategies_chart(report),
         ),

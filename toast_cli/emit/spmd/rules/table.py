@@ -1,4 +1,5 @@
-"""The local rule for each kind of op. An op that is not listed is computed replicated."""
+"""The per-device lowering of each kind of op. Of ops that are not listed, elementwise ones and those of CHLO are
+computed on shards, all others replicated."""
 
 from __future__ import annotations
 
@@ -39,6 +40,6 @@ RULES: dict[str, LocalRule] = {
 
 
 def rule_of(kind: OpKind) -> LocalRule:
-    """The local rule of an op."""
+    """The per-device lowering of an op."""
     found = RULES.get(kind.name)
     return found or (plain if kind.elementwise or kind.name.startswith("chlo.") else whole)
