@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from normalised_programs import main_of, names, normalised
+from normalised_programs import main_of, names, normalised, parsed
 
 from toast_cli import xla
+from toast_cli.frontend.counted_indices import counts_along
 
 # What indices of [5, 1] count along dimension 0 are made of: as JAX up to 0.4.30 and as PyTorch/XLA write it.
 COUNTS = {
@@ -183,3 +184,12 @@ def test_counting_outside_of_loops() -> None:
     for step, expected in ((0, 2), (1, 1)):
         module = normalised(jax.jit(partial(walk, step=step)).lower(*shapes).as_text())
         assert str(main_of(module.module)).count("operand_batching_dims = [0]") == expected
+
+
+def test_indices_that_are_all_alike_are_not_counted() -> None:
+    """However many: these would not fit in memory."""
+    kind = "tensor<1099511627776xi32>"
+    text = f"func.func @main() -> {kind} {{ %z = stablehlo.constant dense<0> : {kind}\n return %z : {kind} }}"
+    module = parsed(text)
+    (returned,) = xla.terminator(module.body.operations[0].regions[0].blocks[0]).operands
+    assert counts_along(returned) is None

@@ -182,6 +182,10 @@ SAME = {
     "dropout in a scan by a bit generator": (dropped_in_layers("unsafe_rbg"), (STACK, arg(16, 4, 16))),
     "dropout in layers one after the other": (dropped_in_layers(unrolled=True), (STACK, arg(16, 4, 16))),
     "random factors and their mean": (step(rescaled), (STACK, arg(16, 16))),
+    "a Fourier transform of each example": (
+        step(lambda p, x, y: dense(p, jnp.abs(jnp.fft.fft(x)), y)),
+        (DENSE, arg(16, 16), arg(16, 8)),
+    ),
     "numbers of examples in a scan": (step(by_example), (STACK, arg(16, 16))),
     "a scan of scans": (step(scan_of_scans), ({"w": arg(2, 3, 16, 16)}, arg(16, 16))),
 }
@@ -197,6 +201,11 @@ REFUSED = {
         step(lambda p, x, y: jnp.mean((scanned_by_its_maximum(p, x) - y) ** 2)),
         (arg(3, 16, 16), arg(16, 16), arg(16, 16)),
         "reduce at",
+    ),
+    "a Fourier transform along the batch": (
+        step(lambda p, x, y: dense(p, jnp.abs(jnp.fft.fft(x @ p["a"] @ p["a"].T, axis=0)), y)),
+        (DENSE, arg(16, 16), arg(16, 8)),
+        "fft at",
     ),
     "statistics of the batch": (step(normalised), (DENSE, arg(16, 16), arg(16, 8)), "subtract at"),
     "odd": (step(dense), (DENSE, arg(15, 16), arg(15, 8)), "no 4 equal parts"),

@@ -143,6 +143,14 @@ def test_what_tells_ops_of_one_name_apart(run: Any, name: str, detail: str) -> N
     assert [program.ops[n].detail for n in find(program, name)] == [detail]
 
 
+def test_a_program_with_an_unknown_kernel_keeps_its_name() -> None:
+    def solved(x: jax.Array) -> jax.Array:
+        return jax.ffi.ffi_call("mystery", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    source = source_of(solved, arg(64, 64))
+    assert source.program.name == "solved" and any("mystery" in notice for notice in source.notices)
+
+
 def test_scalars_and_arrays_of_one_or_no_element() -> None:
     program = program_of(lambda s, x, y, z: (s + 1.0, x @ y, z.reshape(6)), arg(), arg(4, 0), arg(0, 3), arg(1, 6))
     assert [str(program.values[r.value]) for r in program.results] == ["f32[]", "f32[4,3]", "f32[6]"]

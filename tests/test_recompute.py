@@ -385,17 +385,39 @@ def test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried(
     assert found["program"]["recompute"] or found["program"]["microbatches"] > 1
 
 
-def test_a_search_that_the_user_ends_is_followed_by_no_other(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [1, 2, 4, 5])
+def test_a_search_that_the_user_ends_is_followed_by_no_other(
+    number: int, deep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth search is the longer look at a variant that nearly fits."""
+
     def ended(*arguments: Any) -> list[Reading]:
         (found,) = search_readings(*arguments)
-        assert not searched, "a variant is searched"
         searched.append(found)
-        return [replace(found, result=replace(found.result, stopped="interrupted"))]
+        assert len(searched) <= number, "another variant is searched"
+        stopped = "interrupted" if len(searched) == number else found.result.stopped
+        return [replace(found, result=replace(found.result, stopped=stopped))]
 
     searched: list[Reading] = []
     monkeypatch.setattr("toast_cli.pipeline.search_readings", ended)
-    request = Request(deep, "v5e-8", iterations=60, memory_limit=200 * 2**20, ask=Ask.never)
-    assert partition(request, annotated=False).result.plan == searched[0].result.plan
+    request = Request(deep, "v5e-8", iterations=60, memory_limit=150 * 2**20, ask=Ask.never)
+    found = partition(request, annotated=False)
+    assert len(searched) == number and found.result.stopped == "interrupted"
+
+
+def test_an_exact_search_ends_with_an_exact_search_of_the_chosen_variant(
+    deep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recorded(readings: Any, space: Any, *rest: Any) -> list[Reading]:
+        searches.append(space.request.search)
+        return search_readings(readings, replace(space, request=replace(space.request, search="mcts")), *rest)
+
+    searches: list[str] = []
+    monkeypatch.setattr("toast_cli.pipeline.search_readings", recorded)
+    limit = 700 * 2**20
+    request = Request(deep, "v5e-8", search="exact", iterations=60, memory_limit=limit, ask=Ask.never)
+    assert partition(request, annotated=False).source.program.recompute
+    assert searches[0] == searches[-1] == "exact" and set(searches[1:-1]) == {"mcts"}
 
 
 class RefusesOneVariant(Refuses):

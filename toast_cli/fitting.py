@@ -27,7 +27,7 @@ GLANCE = 60
 # A variant that needs at most this much of the memory at a glance is searched with so many plans.
 _NEAR, _LONGER = 1.1, 500
 # Plans with which the chosen variant is searched, at most. They begin at a good one.
-_LAST = 3000
+LAST = 3000
 # A variant is left out where it would need more of the memory than this if microbatches divided all but arguments and
 # sums of gradients.
 _HOPELESS = 1.1
@@ -41,12 +41,13 @@ _OFFLOADED = 3
 Search = Callable[[Source, Reading, int | None], Reading]
 
 
-def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
+def made_to_fit(best: Reading, search: Search, room: float = inf, last: int | None = LAST) -> Reading:
     """The variant with rematerialisation, microbatches, offloading, or several of these, that fits in memory and is
     best by the user's goal. If none fits, returns `best`, which does not fit either, with a notice that says why.
 
     Args:
         room: bytes that a plan may need where that is less than the memory limit: a compiler refused `best`.
+        last: plans with which the chosen variant is searched, at most; None: as many as the program as written.
     """
     if best.result.stopped == "interrupted":
         return best
@@ -55,13 +56,21 @@ def made_to_fit(best: Reading, search: Search, room: float = inf) -> Reading:
     fitting += trials.offloading(min((one.result.cost.step_seconds for one in fitting), default=inf))
     if not fitting:
         notice = f"cannot be made to fit: {'; '.join(trials.whys)}"
-        return replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
+        taken = replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
+        return _interrupted(taken) if trials.interrupted else taken
     reference = best.evaluator.cost(())
     taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
-    if taken.result.stopped == "iterations" and not trials.interrupted:
-        whole = search(taken.source, taken, None if best.experts else _LAST)  # with several mesh shapes, on each
+    if trials.interrupted:
+        taken = _interrupted(taken)
+    elif taken.result.stopped == "iterations":
+        whole = search(taken.source, taken, last)
         taken = whole if trials.fits(whole) else taken
     return _noted(taken, "made to fit", best.result.cost)
+
+
+def _interrupted(reading: Reading) -> Reading:
+    """The reading, so that no further search follows it."""
+    return replace(reading, result=replace(reading.result, stopped="interrupted"))
 
 
 class _Trials:
@@ -123,10 +132,12 @@ class _Trials:
         for k in sorted(policies, key=lambda k: (k not in self._costs, self._expected_bytes(k, number), -k)):
             if self._expected_bytes(k, number) <= _HOPELESS * self._allowed:
                 one = self._looked_at(k, number)
-                if one is not None and not self.fits(one) and one.result.cost.peak_bytes <= _NEAR * self._allowed:
-                    one = self._search(one.source, one, _LONGER)
-                if one is not None:
-                    return k, one
+                if one is None:
+                    continue
+                near = one.result.cost.peak_bytes <= _NEAR * self._allowed
+                if near and not self.fits(one) and not self.interrupted:
+                    one = self._searched(one.source, one, _LONGER) or one
+                return k, one
         return None
 
     def _faster(self, first: tuple[int, Reading], number: int, following: int | None) -> list[Reading]:
@@ -158,7 +169,7 @@ class _Trials:
         if isinstance(variant, str):
             self.whys.append(f"{options_of(program)} --microbatches {number}: {variant}".strip())
             return None
-        one = self._glance(variant, self._last)
+        one = self._searched(variant, self._last)
         if one is not None:
             self._last = one
             self._tried.append(one)
@@ -166,10 +177,10 @@ class _Trials:
                 self._costs[k] = one.result.cost
         return one
 
-    def _glance(self, variant: Source, like: Reading) -> Reading | None:
-        """A variant's reading after a few plans; None if what the user asks for does not apply to it."""
+    def _searched(self, variant: Source, like: Reading, plans: int = GLANCE) -> Reading | None:
+        """A variant's reading after so many plans; None if what the user asks for does not apply to it."""
         try:
-            one = self._search(variant, like, GLANCE)
+            one = self._search(variant, like, plans)
         except UsageError as error:
             self.whys.append(f"{options_of(variant)}: {error.where}: {error.what}")
             return None
@@ -188,7 +199,7 @@ class _Trials:
             variant = with_offload(like.source, Offload.residuals)
             if isinstance(variant, str) or self._least_transfer_seconds(variant) > seconds:
                 continue
-            one = self._glance(variant, like)
+            one = self._searched(variant, like)
             if one is None:
                 continue
             found.append(one)

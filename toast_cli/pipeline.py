@@ -26,7 +26,7 @@ from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.fitting import GLANCE, made_faster, made_to_fit, options_of
+from toast_cli.fitting import GLANCE, LAST, made_faster, made_to_fit, options_of
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
@@ -224,9 +224,9 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             few = plans is not None and plans <= GLANCE
             return search_readings([reading], SearchSpace(asked, tried, wishes, start=start, tree=not few), tell)[0]
 
-        as_written = best
+        as_written, last = best, LAST if len(meshes) == 1 and request.search == SearchName.mcts else None
         if rewrites and best.exceeds_memory:
-            best, others = made_to_fit(best, again), []
+            best, others = made_to_fit(best, again, last=last), []
         if best.result.stopped == "hopeless":
             best = again(best.source, best, None)
         if rewrites and request.fit == Fit.fastest and best.result.fits and best.result.stopped != "interrupted":
@@ -248,8 +248,8 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             while confirmation.rejected and attempts and best.result.stopped != "interrupted":
                 if options_of(best.source):  # of less memory than the refused variant
                     room = min(room, _LESS * best.result.cost.peak_bytes)
-                rewritten, attempts = made_to_fit(as_written, again, room), attempts - 1
-                if rewritten.result is as_written.result:
+                rewritten, attempts = made_to_fit(as_written, again, room, last), attempts - 1
+                if rewritten.evaluator is as_written.evaluator:
                     notices = tuple(dict.fromkeys((*rewritten.source.notices, *best.source.notices)))
                     best = replace(best, source=replace(best.source, notices=notices))
                     break

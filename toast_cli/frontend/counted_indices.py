@@ -184,9 +184,9 @@ def counts_along(value: Any) -> int | None:
     if elements is None or elements.dtype == bool:
         return None
     for dim, size in enumerate(elements.shape):
-        found, wanted = distinct(
-            elements, np.arange(size).reshape([-1 if d == dim else 1 for d in range(elements.ndim)])
-        )
-        if size > 1 and np.array_equal(found, wanted):
+        if size < 2 or not elements.strides[dim]:  # all alike, and maybe too many to count
+            continue
+        counted = np.arange(size).reshape([-1 if d == dim else 1 for d in range(elements.ndim)])
+        if np.array_equal(*distinct(elements, counted)):
             return dim
     return None

@@ -359,8 +359,8 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     paths = result_paths(function, len(outputs))
     results = tuple(Result(value, path) for value, path in zip(outputs, paths, strict=True))
     reader.notices += reader.loop_notices()
-    for name, line in reader.unknown.items():
-        reader.notices.append(f"if you know how {name} is split: --kernels FILE with {line}")
+    for kernel, line in reader.unknown.items():
+        reader.notices.append(f"if you know how {kernel} is split: --kernels FILE with {line}")
     reader.drop_dead_ops()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
     return with_donated_buffers(with_sums_whole(only_moves(program))), reader

@@ -55,7 +55,7 @@ _CUTTABLE = frozenset(
     [
         *_ONE_TO_ONE, DOT_GENERAL, CONVOLUTION, REDUCE, GATHER, SCATTER, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, PAD,
         CONCATENATE, SELECT, "stablehlo.sort", "stablehlo.reduce_window", "stablehlo.select_and_scatter",
-        "stablehlo.cholesky", "stablehlo.triangular_solve", "chlo.top_k",
+        "stablehlo.cholesky", "stablehlo.triangular_solve", "stablehlo.fft", "chlo.top_k",
     ]
 )  # fmt: skip
 
