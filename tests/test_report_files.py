@@ -105,6 +105,16 @@ def test_files_that_are_no_report(tmp_path: Path, content: bytes, expected: str)
     assert "toast partition --json" in caught.value.hint
 
 
+@pytest.mark.parametrize(("field", "figure"), [("peak_bytes", "1" + "0" * 400), ("step_seconds", "1e999")])
+def test_figures_that_are_too_large(tmp_path: Path, field: str, figure: str) -> None:
+    path = tmp_path / "report.json"
+    facts = json.loads(to_bytes(make_report()))
+    facts["predicted"][field] = "FIGURE"
+    path.write_text(json.dumps(facts).replace('"FIGURE"', figure))
+    with pytest.raises(InputError, match=rf"predicted\.{field} is (1000|inf)"):
+        read_report(str(path))
+
+
 def test_a_report_that_is_not_there() -> None:
     with pytest.raises(InputError, match=r"nowhere\.json: no such file"):
         read_report("nowhere.json")

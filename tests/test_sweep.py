@@ -370,10 +370,19 @@ def test_workers_run_in_parallel_and_survive_each_other() -> None:
     ]
 
 
-def test_workers_end_when_the_caller_stops() -> None:
-    running = workers.run_all(["one", "slow", "slow"], job, jobs=2)
+def test_workers_end_when_the_caller_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the second one, which is just being started then."""
+    start = workers.subprocess.Popen
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        time.sleep(0.2)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(workers.subprocess, "Popen", late)
+    running = workers.run_all(["one", f"slow {tmp_path / 'ended'}"], job, jobs=1)
     assert next(running) == (0, "ONE")
     running.close()
+    assert not (tmp_path / "ended").exists()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 from toast_cli.errors import InputError
 
@@ -19,6 +20,7 @@ def job(what: str) -> str:
         os._exit(7)
     if what == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "slow":
-        time.sleep(60)
+    if what.startswith("slow "):
+        time.sleep(20)
+        Path(what.removeprefix("slow ")).touch()
     return what.upper()

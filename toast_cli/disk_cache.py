@@ -35,7 +35,7 @@ class DiskCache(Generic[Result]):
         path = self._folder / f"{key}.json"
         try:
             found: Result = typed(self._kind, json.loads(path.read_bytes()), "the result")
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         with suppress(OSError):
             os.utime(path)

@@ -200,6 +200,7 @@ def typed(kind: Any, facts: Any, whole: str, name: str = "") -> Any:
     else:
         plain = kind in (str, int, float, bool) and (not isinstance(facts, bool) or kind is bool)
         right = plain and isinstance(facts, (int, float) if kind is float else kind)
+        right = right and (isinstance(facts, str) or abs(facts) <= sys.float_info.max)
     if not right:
         raise ValueError(f"{name} is {reprlib.repr(facts):.40}")
     return facts

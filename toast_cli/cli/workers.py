@@ -13,7 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,8 +49,9 @@ def run_all(
         finally:
             for waiting in numbers:
                 waiting.cancel()
-            for child in list(children):
-                child.kill()
+            while wait(numbers, timeout=0.05).not_done:  # a process may begin just now
+                for child in list(children):
+                    child.kill()
 
 
 def run_alone(
