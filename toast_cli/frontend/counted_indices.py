@@ -187,6 +187,7 @@ def counts_along(value: Any) -> int | None:
         if size < 2 or not elements.strides[dim]:  # all alike, and maybe too many to count
             continue
         counted = np.arange(size).reshape([-1 if d == dim else 1 for d in range(elements.ndim)])
-        if np.array_equal(*distinct(elements, counted)):
+        found, wanted = distinct(elements, counted)
+        if np.array_equal(found, wanted):
             return dim
     return None
