@@ -154,6 +154,15 @@ def also_behind(x: jax.Array, h: jax.Array) -> jax.Array:
     return lax.scan(lambda h, _: (jnp.tanh(h @ w), None), h, None, length=4)[0] @ w
 
 
+def shrunk(w: jax.Array, x: jax.Array) -> Any:
+    """The inner loop reads what the outer one carries, before the outer one changes it."""
+
+    def again(w: jax.Array, part: jax.Array) -> Any:
+        return w * 0.9, lax.scan(lambda h, _: (jnp.tanh(h @ w), None), part, None, length=4)[0]
+
+    return lax.scan(again, w, x)
+
+
 HEADS_IN_LOOPS = ["q.1", "q.2"]  # time is split outside the loops, which go along it, and heads in them
 # function, what is split over data, (kind, bytes, runs, where) of what moves arrays that are made outside loops
 PROGRAMS: dict[str, tuple[Callable[..., Any], list[str], list[tuple[str, float, float, str]]]] = {
@@ -178,6 +187,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[str], list[tuple[str, float, 
     "held, layers": (layers, ["x.1", "w.1", LOOP_READS], [("all-gather", 768, 1, "before")]),
     "held, a loop in a loop": (nested, ["x.1", "w.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
     "held, and read behind": (also_behind, ["h.0", "x.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
+    "held, carried": (shrunk, ["x.1", "w.1", LOOP_READS], [("all-gather", 256, 4, "before")]),
     "vectors": (decayed, ["x.0", "w.0"], [("all-gather", 32, 1, "before")] * 2),
 }  # fmt: skip
 
@@ -187,7 +197,7 @@ def planned(name: str) -> tuple[Case, Plan]:
     square, parts = (arg(8, 8), arg(8, 8)), (arg(8, 8), arg(4, 8, 8))
     arguments = {
         multiplied: square, trained_twice: square, also_behind: square, recurrence: square,
-        microbatches: parts, nested: parts, many_microbatches: (arg(8, 8), arg(2, 4, 8, 8)),
+        microbatches: parts, nested: parts, shrunk: parts, many_microbatches: (arg(8, 8), arg(2, 4, 8, 8)),
         converted: (arg(8, 8), arg(4, 8, 8, dtype=jnp.bfloat16)), layers: (arg(3, 8, 8), arg(4, 8, 8)),
         decayed: (arg(8, 8), arg(8)),
     }.get(function, (X, X, X))  # fmt: skip

@@ -261,6 +261,31 @@ def test_random_bits_are_made_for_one_part_at_a_time(unrolled: bool) -> None:
     assert "tensor<4x4x16xui32>" in mixed and "tensor<16x4x16xui32>" not in mixed
 
 
+def printed(p: Params, x: Any, y: Any) -> Any:
+    """Prints something of the weights, which is before the loop, and the loss, which is behind it."""
+    jax.debug.print("{}", jnp.sum(p["a"]))
+    loss = dense(p, x, y)
+    jax.debug.print("{}", loss)
+    return loss
+
+
+def printed_in_layers(p: Params, x: Any) -> Any:
+    def layer(x: Any, w: Any) -> Any:
+        jax.debug.print("{}", jnp.sum(x))
+        return jnp.tanh(x @ w), None
+
+    return jnp.mean(lax.scan(layer, x, p["w"])[0] ** 2)
+
+
+def test_what_is_printed_once_is_still_printed_once() -> None:
+    found = with_microbatches(source_of(step(printed), DENSE, arg(16, 16), arg(16, 8)), 4)
+    assert isinstance(found, Source)
+    printing = [op for op in found.program.ops if op.name == "stablehlo.custom_call"]
+    assert len(printing) == 2 and {op.trips for op in printing} == {1}
+    refused = with_microbatches(source_of(step(printed_in_layers), STACK, arg(16, 16)), 4)
+    assert isinstance(refused, str) and "reads a sum over the whole batch" in refused
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_op_that_forbids_it_is_named(name: str) -> None:
     run, shapes, said = REFUSED[name]

@@ -119,6 +119,11 @@ class CutRules:
             return {}
         if any(isinstance(s, Cut) for s in known):
             return self._through(number, op, known, final)
+        if not op.results:  # a host callback
+            sums = [v for v, state in zip(op.operands, known, strict=True) if state in (SUM, LATER)]
+            if sums:
+                raise NeedsSumError(number, sums[0])
+            return {}
         cut = self._narrowed.get(op.results[0])
         if cut is not None and (made := self._narrow(number, op, cut, final)):
             return made

@@ -231,7 +231,7 @@ class _Splitter:
             reads = [(n, v) for n in ops for v in program.ops[n].operands]
             reads += [(ops[0], v) for v in self._statements.deciding[statement]]
             raise NeedsSumError(*next((n, v) for n, v in reads if states[v] == LATER))
-        single = len(ops) == 1 and program.ops[ops[0]].loop < 0
+        single = len(ops) == 1 and program.ops[ops[0]].loop < 0 and program.ops[ops[0]].results
         if single and not later:
             found = self._rules.result(ops[0], final=True)
             for value in program.ops[ops[0]].results:

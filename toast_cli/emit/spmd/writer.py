@@ -186,6 +186,7 @@ class Writer:
         outside = {value: self._values.pieces[value] for value, _ in passed.values() if value in self._values.pieces}
         for old, region in zip(original.regions, operation.regions, strict=True):
             before, block = old.blocks[0], region.blocks[0]
+            copies = list(block.operations)
             for k, number in carries.items():
                 self._values.pieces[self._carried(number)] = self._in_loop(number, block.arguments[k])
             for k, (value, piece) in passed.items():
@@ -193,12 +194,12 @@ class Writer:
                     self._values.pieces[value] = Piece(block.arguments[k], piece.sharding)
             for k in range(len(block.arguments)):
                 self._loose[before.arguments[k]] = block.arguments[k]
-            if region == operation.regions[1]:
-                self._at(block.operations[0].operation)
-                for number in carries.values():
-                    self._values.move_ahead(self._carried(number), within=True)
             with self._values.scopes.within(alone=True):
-                self._block(before, list(block.operations))
+                if region == operation.regions[1]:
+                    self._at(copies[0].operation)
+                    for number in carries.values():
+                        self._values.move_ahead(self._carried(number), within=True)
+                self._block(before, copies)
                 self._end_of_loop(before, block, carries if region == operation.regions[1] else None, loose)
         self._values.pieces.update(outside)
         for k, number in carries.items():
