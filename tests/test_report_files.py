@@ -200,6 +200,15 @@ def test_plan_drift(before: tuple[str, ...], lines: list[str]) -> None:
     assert plan_drift(stored(before), make_report()) == lines
 
 
+def test_plan_drift_of_arguments_without_a_name_of_their_own() -> None:
+    before = make_report()
+    first, second, third, *_ = before.arguments
+    before = replace(before, arguments=[replace(first, name=""), replace(second, name=""), replace(third, name="w")])
+    now = replace(before, arguments=[*before.arguments[:1], replace(second, name="", sharding=[["model"]]), third])
+    assert plan_drift(before, before) == []
+    assert [line.partition(" →")[0].partition(":")[0] for line in plan_drift(before, now)] == [f"  #{second.index}"]
+
+
 def test_plan_drift_of_arguments() -> None:
     before = [replace(one, sharding=[[] for _ in one.sharding]) for one in make_report().arguments]
     lines = plan_drift(replace(make_report(), arguments=before), make_report())

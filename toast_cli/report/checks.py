@@ -13,7 +13,7 @@ from toast_cli.errors import UsageError
 from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_percent, format_seconds, format_sharding
 from toast_cli.report import style
-from toast_cli.report.model import NO, UNSURE, Report
+from toast_cli.report.model import NO, UNSURE, DimensionAxes, Report
 from toast_cli.report.terminal import one_line, written
 from toast_cli.request import Request
 
@@ -156,13 +156,22 @@ def plan_drift(stored: Report, report: Report) -> list[str]:
     kept_before, kept_now = [t for t in before if t not in gone], [t for t in now if t not in new]
     moved = [text for text, old in zip(kept_now, kept_before, strict=False) if text != old]
     lines += [f"~ {text}: now decision {now.index(text) + 1}, was {before.index(text) + 1}" for text in moved[:1]]
-    old = {argument.name: argument.sharding for argument in stored.arguments}
-    changed = [one for one in report.arguments if one.name in old and old[one.name] != one.sharding]
-    for one in changed[:_NAMED]:
-        lines.append(f"  {slash_path(one.name)}: {format_sharding(old[one.name])} → {format_sharding(one.sharding)}")
+    old, new_shardings = _shardings(stored), _shardings(report)
+    changed = [name for name in new_shardings if name in old and old[name] != new_shardings[name]]
+    for name in changed[:_NAMED]:
+        lines.append(f"  {name}: {format_sharding(old[name])} → {format_sharding(new_shardings[name])}")
     if len(changed) > _NAMED:
         lines.append(f"  and {len(changed) - _NAMED} more arguments are sharded differently")
     return lines
+
+
+def _shardings(report: Report) -> dict[str, DimensionAxes]:
+    """Name of each argument -> its sharding; those without a name of their own have their number: `#2`."""
+    known = Counter(one.name for one in report.arguments)
+    return {
+        slash_path(one.name) if one.name and known[one.name] == 1 else f"{one.name}#{one.index}": one.sharding
+        for one in report.arguments
+    }
 
 
 def refuse_other_mesh(stored: Report, path: str, chip: str, devices: int) -> None:
