@@ -1,6 +1,6 @@
 """Small programs that judge what is predicted of GPUs: steps, gradients and pieces of models, several kernels each.
 
-Leaves: `cases`, name -> `Case`, beside those of `op_cases.py`. They were predicted before they were measured; what they
+Out: `cases`, name -> `Case`, beside those of `op_cases.py`. They were predicted before they were measured; what they
 showed (masks, ragged groups, gradients of f32 kernels, look-ups whose rows are all different) is in the model by now.
 """
 

@@ -1,6 +1,6 @@
 """Small programs of one op or a few, at many shapes: what `calibrate_ops.py` compiles and `toast` predicts.
 
-Leaves: `CASES`, name -> `Case`. A case belongs to the fit set or to the test set: families of several ops (softmax,
+Out: `CASES`, name -> `Case`. A case belongs to the fit set or to the test set: families of several ops (softmax,
 layer norm, attention, ...) are test only; of the single ops every third shape is.
 """
 

@@ -4,7 +4,7 @@ Every op by itself takes any way in which the mesh axes can split it, and any wa
 scattered. What such an assignment costs is what the cost model says of it. The cheapest assignment is the solution of
 an integer program, which HiGHS solves: one variable for each way to split each op, and for each pair of shardings
 between which an array may have to be resharded (as Alpa's inter-operator pass and XLA's former auto-sharder put it).
-Enters: a `Problem`. Leaves: `Best`.
+In: a `Problem`. Out: `Best`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem, NeighbourReader
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.axis_assignment import without_split_space
-from toast_cli.plan.iteration import Iteration, lay_out
 from toast_cli.plan.loop_reads import LOOP_EDGES, edges
+from toast_cli.plan.op_sharding import OpSharding, lay_out
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Way, copy_of, hops_ahead, route, ways_of
@@ -44,13 +44,14 @@ GAP = 1e-4  # relative, at which HiGHS may stop
 
 @dataclass(frozen=True)
 class Best:
-    """seconds: of the cheapest assignment found; it can be had. least: seconds that no assignment can beat. iterations:
+    """seconds: of the cheapest assignment found; it can be had. least: seconds that no assignment can beat.
+    op_shardings:
     [ops] the assignment.
     """
 
     seconds: float
     least: float
-    iterations: dict[int, Iteration] = field(repr=False)
+    op_shardings: dict[int, OpSharding] = field(repr=False)
 
 
 class _Free(Problem):
@@ -93,11 +94,11 @@ def _is_legal(form: Form, shards: list[int]) -> bool:
     return True
 
 
-def every_iteration(problem: Problem, number: int) -> list[Iteration]:
+def every_op_sharding(problem: Problem, number: int) -> list[OpSharding]:
     """All that an op of a pattern could iterate over, each once."""
     pattern, sizes = problem.patterns[number], problem.mesh.sizes
     form = pattern.form
-    found: dict[Iteration, None] = {}
+    found: dict[OpSharding, None] = {}
     for split in every_split(form, sizes):
         if pattern.space is not None and without_split_space(pattern.space, split, sizes) != split:
             continue  # XLA gives wrong numbers
@@ -135,11 +136,11 @@ def _can_be_scattered(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One variable: an iteration of an op; cut: where it adds up, the sharding that all its readers take a piece of the
+    """One variable: an op sharding; cut: where it adds up, the sharding that all its readers take a piece of the
     total in, or None.
     """
 
-    iteration: Iteration
+    op_sharding: OpSharding
     cut: Sharding | None
     seconds: float
 
@@ -163,7 +164,7 @@ class _Selection:
         for added in self.items.sums:
             for term in added.terms:
                 self.sums_of[term.pattern].append(added)
-        self.every = [every_iteration(self.problem, op) for op in range(count)]
+        self.every = [every_op_sharding(self.problem, op) for op in range(count)]
         self.ways = [self._ways(op) for op in range(count)]
         self.first = np.cumsum([0, *map(len, self.ways)])
         self.cost: list[float] = [way.seconds for ways in self.ways for way in ways]
@@ -172,19 +173,20 @@ class _Selection:
     def _ways(self, op: int) -> list[_Way]:
         """The ways to split an op, of those that look alike from outside the cheapest."""
         best: dict[object, _Way] = {}
-        for iteration in self.every[op]:
+        for op_sharding in self.every[op]:
             own = sum(
-                self.work.seconds(w, iteration) + sum(use.seconds for use in self.pricer.work_collectives(w, iteration))
+                self.work.seconds(w, op_sharding)
+                + sum(use.seconds for use in self.pricer.work_collectives(w, op_sharding))
                 for w in self.work_of[op]
             )
-            for cut, seconds in self._sums(op, iteration):
-                way = _Way(iteration, cut, own + seconds)
-                key = (iteration.operands, iteration.computed, iteration.shardings, cut)
+            for cut, seconds in self._sums(op, op_sharding):
+                way = _Way(op_sharding, cut, own + seconds)
+                key = (op_sharding.operands, op_sharding.computed, op_sharding.shardings, cut)
                 if key not in best or way.seconds < best[key].seconds:
                     best[key] = way
         return list(best.values())
 
-    def _sums(self, op: int, iteration: Iteration) -> list[tuple[Sharding | None, float]]:
+    def _sums(self, op: int, op_sharding: OpSharding) -> list[tuple[Sharding | None, float]]:
         """Seconds of completing what an op adds up, for each sharding in which its readers could all cut it."""
         found: list[tuple[Sharding | None, float]] = [(None, 0.0)]
         for added in self.sums_of[op]:
@@ -193,15 +195,15 @@ class _Selection:
             )
             share = 1.0 / len(added.terms)  # reduced together they cost as much as one of them
 
-            def seconds(item: SumItem, lowered: dict[int, Iteration], share: float = share) -> float:
+            def seconds(item: SumItem, lowered: dict[int, OpSharding], share: float = share) -> float:
                 return share * sum(use.seconds for use in self.pricer.sum_collectives(item, lowered))
 
-            found = [(None, seconds(replace(alone, readers=()), {op: iteration}))]
+            found = [(None, seconds(replace(alone, readers=()), {op: op_sharding}))]
             wanted = {way.operands[k] for reader, k in added.readers for way in self.every[reader]}
-            for sharding in sorted(wanted) if iteration.reduced else ():
+            for sharding in sorted(wanted) if op_sharding.reduced else ():
                 operands = {reader: _reading(k, sharding) for reader, k in added.readers}
-                if len(operands) == len(added.readers) and cut_by_readers(iteration.reduced, (sharding,)):
-                    found.append((sharding, seconds(alone, {**operands, op: iteration})))
+                if len(operands) == len(added.readers) and cut_by_readers(op_sharding.reduced, (sharding,)):
+                    found.append((sharding, seconds(alone, {**operands, op: op_sharding})))
         return found
 
     def solve(self, seconds: float) -> Best:
@@ -227,12 +229,12 @@ class _Selection:
         )
         assert found.x is not None, found.message
         picked = {
-            op: ways[int(np.argmax(found.x[self.first[op] : self.first[op + 1]]))].iteration
+            op: ways[int(np.argmax(found.x[self.first[op] : self.first[op + 1]]))].op_sharding
             for op, ways in enumerate(self.ways)
         }
         return Best(self.seconds(picked), float(found.mip_dual_bound) * scale, picked)
 
-    def seconds(self, picked: dict[int, Iteration]) -> float:
+    def seconds(self, picked: dict[int, OpSharding]) -> float:
         """What the cost model says of an assignment, where all that loops only read is gathered before them."""
         total, sizes = 0.0, self.problem.mesh.sizes
         picked = {**picked, LOOP_EDGES: edges(sizes, range(len(sizes)))}
@@ -261,7 +263,7 @@ class _Selection:
                     taken = {
                         int(self.first[reader]) + k: 1.0
                         for k, way in enumerate(self.ways[reader])
-                        if way.iteration.operands[position] == sharding
+                        if way.op_sharding.operands[position] == sharding
                     }
                     self._row({**taken, **cut}, 0.0, 1.0)
 
@@ -281,7 +283,7 @@ class _Selection:
     def _by(self, op: int, sharding_of: Any) -> dict[Sharding, list[int]]:
         found: dict[Sharding, list[int]] = defaultdict(list)
         for k, way in enumerate(self.ways[op]):
-            found[sharding_of(way.iteration)].append(int(self.first[op]) + k)
+            found[sharding_of(way.op_sharding)].append(int(self.first[op]) + k)
         return found
 
     def _reshards(self, item: ArrayItem) -> None:
@@ -339,7 +341,7 @@ class _Selection:
         alone, op = replace(item, readers=(reader,)), reader[0]
         return {
             int(self.first[op]) + k: sum(
-                use.seconds for use in self.pricer.neighbour_collectives(alone, {op: way.iteration})
+                use.seconds for use in self.pricer.neighbour_collectives(alone, {op: way.op_sharding})
             )
             for k, way in enumerate(self.ways[op])
         }
@@ -349,6 +351,6 @@ class _Selection:
         return len(self.cost) - 1
 
 
-def _reading(position: int, sharding: Sharding) -> Iteration:
-    """An iteration of which only one operand is known."""
-    return Iteration((), ((),) * position + (sharding,), (), (), (), (), ())
+def _reading(position: int, sharding: Sharding) -> OpSharding:
+    """An op sharding of which only one operand is known."""
+    return OpSharding((), ((),) * position + (sharding,), (), (), (), (), ())

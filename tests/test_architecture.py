@@ -47,7 +47,7 @@ ORDER = [
     "confirm",
     "explain",
     "report",
-    "readings",
+    "variants",
     "fitting",
     "annotated",
     "ask_compiler",

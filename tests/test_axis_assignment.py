@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from random_programs import cases, plans
 
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.evaluate.iteration_memo import IterationMemo
+from toast_cli.evaluate.op_sharding_memo import OpShardingMemo
 from toast_cli.plan.axis_assignment import assigned_order
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
-from toast_cli.plan.iteration import Choice, OpPattern, lay_out
+from toast_cli.plan.op_sharding import Choice, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
 
 
@@ -87,21 +87,21 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
 @given(st.data())
 def test_rows_agree_with_the_rules_read_off_whole_plans(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem
-    rows = IterationMemo(problem)
+    rows = OpShardingMemo(problem)
     for plan in data.draw(st.lists(plans(problem), min_size=1, max_size=4)):
         steps = rows.steps(plan)
         numbers = [rows.row(view, steps) for view in rows.views]
         for number, pattern in enumerate(problem.patterns):
             if pattern.space is None:
                 found = lay_out(pattern, plain_choice(problem, pattern, plan))
-                assert found == rows.iteration(number, numbers) == problem.iterate(number, plan)
+                assert found == rows.op_sharding(number, numbers) == problem.op_sharding(number, plan)
 
 
 @settings(max_examples=40)
 @given(st.data())
 def test_equal_states_have_the_same_future(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem
-    rows = IterationMemo(problem)
+    rows = OpShardingMemo(problem)
     one, other, more = (assigned_order(data.draw(plans(problem))) for _ in range(3))
     more = tuple(d for d in more if isinstance(d, Shard))
     for view in rows.views:

@@ -55,7 +55,7 @@ def test_what_a_loop_carries_is_pinned_where_its_axes_come_in_another_order_else
     chooser = chooser_of(case, tuple(case.shard(*decision.split(":")) for decision in decisions.split()))
     results = (op.results[0] for op in case.program.ops if op.name == CARRY)
     carried = {value for value in results if case.program.values[value].shape}
-    assert bool(carried & chooser.pinned) is pinned
+    assert bool(carried & chooser.constrained) is pinned
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_few_constraints_suffice(name: str) -> None:
     of = case(program)
     chosen = choose_marks(of.source, of.lowered(plan_of(of, words)))
     assert chosen.unsettled == ()
-    assert len(chosen.marks.pins) + len(chosen.marks.reshards) <= MOST
+    assert len(chosen.marks.constraints) + len(chosen.marks.reshards) <= MOST
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -40,7 +40,7 @@ def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
         chooser = Chooser(of.source, lowered)
         marks = chooser.choose().marks
     values = {handle: value for value, handle in enumerate(of.source.definitions)}
-    for pin in marks.pins:
+    for pin in marks.constraints:
         value = values.get(pin.handle)
         if value in lowered.computed and value not in lowered.found:
             assert pin.shardings == lowered.path(value)
@@ -58,7 +58,7 @@ def test_a_few_that_are_wrong_are_pinned_in_one_round(monkeypatch: pytest.Monkey
         chosen[few] = choose_marks(source, lowered)
         assert chosen[few].unsettled == ()
     assert chosen[1].rounds < chosen[0].rounds
-    assert len(chosen[1].marks.pins) > len(chosen[0].marks.pins)
+    assert len(chosen[1].marks.constraints) > len(chosen[0].marks.constraints)
 
 
 def test_what_a_loop_carries_is_said_before_a_use_is_closed() -> None:
@@ -95,7 +95,7 @@ def test_values_that_xla_merges_get_a_pin_each() -> None:
     lowered = of.lowered((Shard(a, 0), Shard(b, 1)))
     merged = [of.source.program.values[v].shape for v in minimal.merged_values(of.source, lowered)]
     assert merged == [(8, 16), (8, 16)]
-    pinned = [pin.shardings[0] for pin in choose_marks(of.source, lowered).marks.pins]
+    pinned = [pin.shardings[0] for pin in choose_marks(of.source, lowered).marks.constraints]
     assert ((), (0,)) in pinned
     assert ((), (1,)) in pinned
     assert not list(minimal.merged_values(of.source, of.lowered((Shard(a, 0), Shard(b, 0)))))

@@ -34,7 +34,7 @@ from programs import Case, arg, case_of, source_of_text
 
 from toast_cli import xla
 from toast_cli.emit import FORMATS, emit, emit_hlo, emit_shardy
-from toast_cli.emit.marks import pinned_marks
+from toast_cli.emit.marks import constrained_marks
 from toast_cli.emit.stablehlo import shardy_marks
 from toast_cli.errors import UsageError
 from toast_cli.verify.ahead import as_stablehlo
@@ -167,7 +167,7 @@ def test_a_reshard_is_shared_and_stands_before_its_first_use() -> None:
         [BATCH, WHOLE, WHOLE, BATCH, BATCH, WHOLE, WHOLE],
         required={(3, 0): WHOLE, (6, 1): WHOLE, (5, 0): WHOLE},
     )
-    marks = pinned_marks(source, shared)
+    marks = constrained_marks(source, shared)
     assert [(r.value, r.anchor.name, r.edges) for r in marks.reshards] == [
         (0, "stablehlo.dot_general", ((3, 0), (6, 1))),
         (4, "stablehlo.dot_general", ((5, 0),)),

@@ -18,7 +18,7 @@ from toast_cli import xla
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.emit.constraints import constraint_line, constraints_of
 from toast_cli.emit.hlo import GspmdNotation, check_arrival
-from toast_cli.emit.marks import operation_marks, pinned_marks
+from toast_cli.emit.marks import constrained_marks, operation_marks
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.misread import misread_note
 from toast_cli.emit.propagate import WHOLE as WHOLE_PIPELINE
@@ -47,7 +47,7 @@ def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
     lowered = case.lowered(data.draw(plans(case.problem)))
     choice = choose_marks(case.source, lowered)
     assert choice.unsettled == ()
-    for marks in (choice.marks, pinned_marks(case.source, lowered)):
+    for marks in (choice.marks, constrained_marks(case.source, lowered)):
         with numbered(case.source, lowered):
             propagation = Propagation(case.source, lowered)
             quick, whole = propagation.run(marks).values, propagation.run(marks, WHOLE_PIPELINE).values
@@ -59,7 +59,7 @@ def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
 def test_few_constraints_suffice(trained: Case, name: str) -> None:
     chosen = choose_marks(trained.source, trained.lowered(strategy(trained, *TRAINED[name][0])))
     assert chosen.unsettled == ()
-    assert len(chosen.marks.pins) + len(chosen.marks.reshards) <= 4
+    assert len(chosen.marks.constraints) + len(chosen.marks.reshards) <= 4
 
 
 def test_constraints_for_people(looped: Case) -> None:

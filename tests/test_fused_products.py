@@ -278,7 +278,7 @@ class Slow(Partitioner):
 
 
 @pytest.mark.parametrize(("seconds", "parted"), [((1.0, 2.0), True), ((2.0, 1.0), False)])
-def test_the_compiler_chooses_between_readings(
+def test_the_compiler_chooses_between_variants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], parted: bool
 ) -> None:
     """The program taken apart is predicted to be faster; both are compiled, and the compiler's word counts."""

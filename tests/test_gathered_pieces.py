@@ -42,7 +42,7 @@ def test_both_are_there_when_the_copy_is_made(rows: int, moments: int) -> None:
 
     case = case_of(run, arg(64, rows), arg(rows, 16), mesh=round_mesh(data=4), profile=TILED)
     plan = (case.shard("x.0", "data"), case.shard("w.0", "data"))
-    lowered = {number: case.problem.iterate(number, plan) for number in range(len(case.problem.patterns))}
+    lowered = {number: case.problem.op_sharding(number, plan) for number in range(len(case.problem.patterns))}
     holdings, found = case.evaluator._holdings, []
     for item in case.evaluator.items.arrays:
         copies = case.evaluator._pricer.copies(item, lowered)

@@ -18,10 +18,10 @@ def test_readers_left_out_take_the_array_as_it_is_made(data: st.DataObject) -> N
     for plan in data.draw(st.lists(plans(problem), min_size=1, max_size=3)):
         for number, op in enumerate(program.ops):
             for k, value in enumerate(op.results):
-                made = problem.iterate(patterns[number], plan)
+                made = problem.op_sharding(patterns[number], plan)
                 for user, position in program.users[value]:
                     if reads_as_made(problem, patterns[number], k, patterns[user], position):
-                        assert made.shardings[k] == problem.iterate(patterns[user], plan).operands[position]
+                        assert made.shardings[k] == problem.op_sharding(patterns[user], plan).operands[position]
                         assert not made.reduced
                         assert not any(made.scattered)
 

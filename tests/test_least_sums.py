@@ -29,7 +29,7 @@ def test_no_plan_completes_sums_sooner(name: str, spec: str) -> None:
         for _ in range(int(rng.integers(1, 6))):
             possible = moves.after(plan)
             plan = problem.canonical((*plan, *possible[int(rng.integers(len(possible)))]))
-        lowered = {number: problem.iterate(number, plan) for number in range(len(problem.patterns))}
+        lowered = {number: problem.op_sharding(number, plan) for number in range(len(problem.patterns))}
         sums = LeastSums(problem, items, pricer, lambda use, at=lowered: {at[use[0]].operands[use[1]]})
         least = sum(min(seconds for _, seconds in sums.options(*each)) for each in lowered.items())
         seconds = sum(use.seconds for item in items.sums for use in pricer.sum_collectives(item, lowered))

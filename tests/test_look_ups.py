@@ -15,7 +15,7 @@ from spmd_cases import wrong_results
 
 from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
-from toast_cli.evaluate.iteration_memo import IterationMemo
+from toast_cli.evaluate.op_sharding_memo import OpShardingMemo
 from toast_cli.explain import Study
 from toast_cli.explain.decisions import explain_decision
 from toast_cli.explain.words import decision_text
@@ -60,7 +60,7 @@ def test_the_features_have_the_axis_in_look_ups(unless: str, looked_up: list[str
     plan = case.shard("ids.0", "data", unless=unless), case.shard("p['table'].1", "data")
     for name, expected in ((GATHER, looked_up), (SCATTER, gradient)):
         (op,) = (number for number, op in enumerate(case.program.ops) if op.name == name)
-        found = case.problem.iterate(case.problem.op_pattern[op], plan)
+        found = case.problem.op_sharding(case.problem.op_pattern[op], plan)
         assert [case.text(sharding) for sharding in (*found.operands, *found.computed)] == expected
         assert found.scattered == (((0,),) if not unless and name == SCATTER else ((),))
 
@@ -106,10 +106,10 @@ def test_tables_that_have_the_batch_are_told_from_those_that_have_not() -> None:
     shapes = arg(VOCAB, EMBED), arg(BATCH, VOCAB, EMBED), arg(BATCH, dtype=jnp.int32)
     case = case_of(run, *shapes, mesh=round_mesh(data=8))
     plan = (case.shard("ids.0", "data", unless="look-ups"),)
-    rows = IterationMemo(case.problem)
+    rows = OpShardingMemo(case.problem)
     steps = rows.steps(plan)
     numbers = [rows.row(view, steps) for view in rows.views]
-    found = [rows.iteration(case.problem.op_pattern[op], numbers) for op in case.ops("gather")]
+    found = [rows.op_sharding(case.problem.op_pattern[op], numbers) for op in case.ops("gather")]
     assert [case.text(of.operands[0]) for of in found] == ["-|-", "data|-|-"]
 
 

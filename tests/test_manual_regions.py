@@ -196,7 +196,7 @@ def test_what_a_region_leaves_to_the_partitioner_is_split_by_the_plan(name: str,
     sums = {use.bytes for use in evaluator.collectives(plan) if use.reason == BY_HAND}
     assert sums == {4 * 64 * 128 * 4}
     by_model = problem.canonical((Shard(batch, 1),))  # an axis that the region has by hand
-    assert problem.iterate(problem.op_pattern[number], by_model).operands[0] == ((), (), ())
+    assert problem.op_sharding(problem.op_pattern[number], by_model).operands[0] == ((), (), ())
     lowered = evaluator.lowered(plan)
     result = next(r for r in problem.program.ops[number].results if problem.program.values[r].shape[0] == rows)
     assert [problem.mesh.names[axis] for axis in lowered.shardings[result][0]] == axes

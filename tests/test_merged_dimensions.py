@@ -19,8 +19,8 @@ from toast_cli.dimensions import analyse
 from toast_cli.dimensions.merged import reorderable, set_apart
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import partition
-from toast_cli.readings import readings_of
 from toast_cli.request import Request
+from toast_cli.variants import variants_of
 
 T, B, D, H = 5, 16, 24, 40
 MESH = "h100-8"
@@ -201,18 +201,18 @@ def results_of(source: Any) -> list[Any]:
     return xla.run_program(xla.write_bytecode(source.module), inputs, shapes, 1, shardy=True)
 
 
-def both_readings(run: Callable[..., Any], *shapes: Any) -> tuple[Any, Any]:
+def both_variants(run: Callable[..., Any], *shapes: Any) -> tuple[Any, Any]:
     source = source_of(run, *shapes)
-    readings = readings_of(source, Request("-", MESH), [load_spec(MESH).mesh({"data": 8})])
-    assert len(readings) == 2 and readings[1][0].program.parted
-    assert "merged in another order" in readings[1][0].notices[-1]
-    return readings[0][0], readings[1][0]
+    variants = variants_of(source, Request("-", MESH), [load_spec(MESH).mesh({"data": 8})])
+    assert len(variants) == 2 and variants[1][0].program.parted
+    assert "merged in another order" in variants[1][0].notices[-1]
+    return variants[0][0], variants[1][0]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_stay_what_they_were(name: str) -> None:
     run, shapes = CASES[name]
-    source, reordered = both_readings(run, *shapes)
+    source, reordered = both_variants(run, *shapes)
     for before, after in zip(results_of(source), results_of(reordered), strict=True):
         np.testing.assert_allclose(after, before, rtol=2e-4, atol=1e-5 * max(1.0, np.abs(before).max()))
 

@@ -25,8 +25,8 @@ from toast_cli.levers import with_microbatches, with_offload
 from toast_cli.plan.decisions import Shard
 from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, is_transfer, on_host
 from toast_cli.program.roles import optimizer_state
-from toast_cli.readings import Reading, search_readings
 from toast_cli.request import Offload
+from toast_cli.variants import Variant, search_variants
 
 Tree = dict[str, Any]
 
@@ -249,9 +249,9 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytes
     assert any(note.startswith(made) for note in found["analysis"]["notes"])
     trials = 0
 
-    def interrupted(readings: Any, *rest: Any) -> list[Reading]:
+    def interrupted(variants: Any, *rest: Any) -> list[Variant]:
         nonlocal trials
-        found, offloads = search_readings(readings, *rest), bool(readings[0][0].program.offload)
+        found, offloads = search_variants(variants, *rest), bool(variants[0][0].program.offload)
         trials += offloads
         return [replace(it, result=replace(it.result, stopped="interrupted")) for it in found] if offloads else found
 

@@ -54,6 +54,6 @@ def test_space_and_kernel_are_split_together_where_the_partitioner_can() -> None
         case = Case(source, Evaluator(problem))
         plan = (case.shard("w.3", "model"), case.shard("x.1", "data"))
         (number,) = case.ops("convolution")
-        rests.append(problem.iterate(problem.op_pattern[number], plan).operands[0])
+        rests.append(problem.op_sharding(problem.op_pattern[number], plan).operands[0])
     assert rests == [((), (), (), ()), ((), (0,), (), ())]
     assert Workarounds() == ALL

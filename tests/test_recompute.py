@@ -26,8 +26,8 @@ from toast_cli.levers.keep import EqualValues
 from toast_cli.levers.minimum_cut import least_kept
 from toast_cli.levers.segment_cuts import Lifetimes, checkpoints
 from toast_cli.pipeline import partition
-from toast_cli.readings import Reading, search_readings
 from toast_cli.request import Ask, Recompute, Request
+from toast_cli.variants import Variant, search_variants
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import input_sets
 
@@ -391,14 +391,14 @@ def test_a_search_that_the_user_ends_is_followed_by_no_other(
 ) -> None:
     """The fourth search is the longer look at a variant that nearly fits."""
 
-    def ended(*arguments: Any) -> list[Reading]:
-        (found,) = search_readings(*arguments)
+    def ended(*arguments: Any) -> list[Variant]:
+        (found,) = search_variants(*arguments)
         searched.append(found)
         assert len(searched) <= number, "another variant is searched"
         stopped = "interrupted" if len(searched) == number else found.result.stopped
         return [replace(found, result=replace(found.result, stopped=stopped))]
 
-    searched: list[Reading] = []
+    searched: list[Variant] = []
     monkeypatch.setattr("toast_cli.pipeline.search_readings", ended)
     request = Request(deep, "v5e-8", iterations=60, memory_limit=150 * 2**20, ask=Ask.never)
     found = partition(request, annotated=False)
@@ -408,9 +408,9 @@ def test_a_search_that_the_user_ends_is_followed_by_no_other(
 def test_an_exact_search_ends_with_an_exact_search_of_the_chosen_variant(
     deep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def recorded(readings: Any, space: Any, *rest: Any) -> list[Reading]:
+    def recorded(variants: Any, space: Any, *rest: Any) -> list[Variant]:
         searches.append(space.request.search)
-        return search_readings(readings, replace(space, request=replace(space.request, search="mcts")), *rest)
+        return search_variants(variants, replace(space, request=replace(space.request, search="mcts")), *rest)
 
     searches: list[str] = []
     monkeypatch.setattr("toast_cli.pipeline.search_readings", recorded)

@@ -21,13 +21,13 @@ from toast_cli.plan.problem import Problem
 
 
 def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[float, float, float, float]:
-    """(compute seconds, communication seconds, peak bytes, argument bytes): every op and every half step looked at,
+    """(compute seconds, communication seconds, peak bytes, argument bytes): every op and every tick looked at,
     nothing remembered.
     """
     items = make_items(problem, profile)
     pricer, working = Pricer(problem, items, NO_CORRECTIONS, {}), WorkPricer(problem, profile, {})
     holdings = Buffers(problem, items, pricer)
-    lowered = {number: problem.iterate(number, plan) for number in range(len(problem.patterns))}
+    lowered = {number: problem.op_sharding(number, plan) for number in range(len(problem.patterns))}
     lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
     compute = communication = arguments = 0.0
     for work in items.work:

@@ -97,7 +97,7 @@ def test_what_is_reduced_and_then_copied_is_there_until_it_is_copied() -> None:
     pricer = Pricer(case.problem, items, NO_CORRECTIONS, {})
     holdings = Buffers(case.problem, items, pricer)
     plan = (case.shard("x.1", "data"), case.shard("x.0", "data"))
-    lowered = {number: case.problem.iterate(number, plan) for number in range(len(case.problem.patterns))}
+    lowered = {number: case.problem.op_sharding(number, plan) for number in range(len(case.problem.patterns))}
     handed = [
         (holdings.intervals(item, kind), holdings.intervals(item, REDUCED))
         for item in (replace(item, stored=False) for item in items.arrays)

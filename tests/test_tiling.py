@@ -14,7 +14,7 @@ from programs import PLAIN, arg, case_of, evaluator_of, program_of, round_mesh, 
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.layouts import Tiling, dims_of_rows, growth, tilings
-from toast_cli.compiler.schedule import half_steps
+from toast_cli.compiler.schedule import op_ticks
 
 TILE = (8, 128)
 
@@ -231,7 +231,7 @@ def test_a_product_waits_for_a_loop_that_sets_more_memory_free(saved: bool, turn
     for op in program.ops:
         if op.name == "stablehlo.transpose":
             stored[op.results[0]] = turned
-    times = half_steps(program, stored, (False,) * len(program.values), PLAIN)
+    times = op_ticks(program, stored, (False,) * len(program.values), PLAIN)
     (loop,) = program.loops
     products = [n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general" and op.loop < 0]
     gradient = products[-2]  # the last one is behind the loop
@@ -249,7 +249,7 @@ def test_updates_of_two_donated_arrays_wait_for_each_other_and_for_nothing_else(
 
     program = program_of(run, arg(64, 64), arg(64, 64), arg(dtype=jnp.int32), arg(32, 64), donate=(0, 1))
     stored = materialised(program, (False,) * len(program.values), PLAIN)
-    times = half_steps(program, stored, (False,) * len(program.values), PLAIN)
+    times = op_ticks(program, stored, (False,) * len(program.values), PLAIN)
     weight, kept, last = (program.producer[result.value] for result in program.results)
     product = next(n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general")
     assert kept < weight and 2 * product <= times[weight] < times[kept] < 2 * kept < times[last]

@@ -100,7 +100,7 @@ def test_what_lies_elsewhere_is_a_note(planned: tuple[Source, PartitionedProgram
 def test_a_constraint_lost_from_the_file_is_noticed(planned: tuple[Source, PartitionedProgram]) -> None:
     source, lowered = planned
     marks = shardy_marks(source, lowered)
-    lost = write_shardy(source, lowered, replace(marks, pins=(), reshards=()))
+    lost = write_shardy(source, lowered, replace(marks, constraints=(), reshards=()))
     assert strays(source, lowered, marks, lost) != []
 
 

@@ -7,7 +7,7 @@ exchange mesh axes of equal size, if that leaves the step time equal, and plans 
 dimension. A plan is returned if it differs from every plan before it by at least `DIFFERENT`, or if its peak memory
 differs by that fraction.
 
-Enters: an evaluator, the chosen plan and the plans evaluated. Leaves: plans, the best first, and how they compare.
+In: an evaluator, the chosen plan and the plans evaluated. Out: plans, the best first, and how they compare.
 """
 
 from __future__ import annotations

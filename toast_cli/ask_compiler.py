@@ -1,7 +1,7 @@
 """Compiles the best plans that the search found, and takes the one that the compiler reports as best.
 
-Enters: a `Reading` with its plans, the function that makes the compiler for a mesh, and the `Request`. Leaves: the
-`Reading` with the plan to take, and a `Confirmation`: the compiler's figures for each plan.
+In: a `Variant` with its plans, the function that makes the compiler for a mesh, and the `Request`. Out: the
+`Variant` with the plan to take, and a `Confirmation`: the compiler's figures for each plan.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec, load_spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.readings import Reading
 from toast_cli.report.build import goal_facts
 from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import Report
 from toast_cli.request import Ask, Request, SearchName
+from toast_cli.variants import Variant
 
 CompilerOf = Callable[[Mesh], Compiler]
 
@@ -43,42 +43,42 @@ def compiler_to_ask(spec: Spec, request: Request) -> CompilerOf | None:
         return None
 
 
-def is_asked(request: Request, reading: Reading) -> bool:
+def is_asked(request: Request, variant: Variant) -> bool:
     """True if the compiler must check a plan's memory because the predicted peak is too close to the limit."""
-    problem, peak = reading.evaluator.problem, reading.result.cost.peak_bytes
-    limit, error = problem.mesh.limit_bytes, reading.evaluator.profile.peak_error
+    problem, peak = variant.evaluator.problem, variant.result.cost.peak_bytes
+    limit, error = problem.mesh.limit_bytes, variant.evaluator.profile.peak_error
     return request.ask == Ask.always or limit * (1 - error) < peak <= 2 * limit  # beyond that it is hopeless
 
 
 def choose_by_memory(
-    reading: Reading, compiler_of: CompilerOf, request: Request, tell: Tell | None
-) -> tuple[Reading, Confirmation]:
+    variant: Variant, compiler_of: CompilerOf, request: Request, tell: Tell | None
+) -> tuple[Variant, Confirmation]:
     """Compiles the plan to learn its peak memory; if it does not fit, compiles plans that need less. Keeps the plan if
     none of them fits."""
-    evaluator, result = reading.evaluator, reading.result
+    evaluator, result = variant.evaluator, variant.result
     plans = [result.plan, *(safer_plans(evaluator, result) if _is_free(request) else ())]
     compiler, limits = compiler_of(evaluator.problem.mesh), Limits(request.confirm_seconds)
-    asked = confirmer(reading.source, evaluator, compiler, limits, tell, screened=False)
+    asked = confirmer(variant.source, evaluator, compiler, limits, tell, screened=False)
     answer = asked.confirm(candidates(evaluator, plans))
-    return _with_plan(reading, answer), answer
+    return _with_plan(variant, answer), answer
 
 
 def choose_by_compiler(
-    reading: Reading,
+    variant: Variant,
     found: Sequence[Plan],
-    others: Sequence[Reading],
+    others: Sequence[Variant],
     compiler_of: CompilerOf,
     request: Request,
     tell: Tell | None,
-) -> tuple[Reading, Confirmation]:
-    """Compiles the best plans `found` of a reading and the best plan of each other reading. Returns the reading with
+) -> tuple[Variant, Confirmation]:
+    """Compiles the best plans `found` of a variant and the best plan of each other variant. Returns the variant with
     the best compiled plan. A plan that the user has fixed is compiled as it is."""
-    reference = reading.evaluator.cost(())
+    reference = variant.evaluator.cost(())
     answers: list[Confirmation] = []
     rewards: list[float] = []
-    for one in (reading, *others):
+    for one in (variant, *others):
         evaluator, again = one.evaluator, None
-        if one is reading:
+        if one is variant:
             listed = candidates(evaluator, found, experts(evaluator, found))
             if _is_free(request) and request.search == SearchName.mcts:
                 starts = [candidate.plan for candidate in listed]
@@ -93,8 +93,8 @@ def choose_by_compiler(
         row = answer.row
         rewards.append(-inf if row is None else one.reward(row.candidate.plan, compiled_cost(row), reference))
     taken = rewards.index(max(rewards))
-    names = ["rewritten" if one.source.program.parted else "as written" for one in (reading, *others)]
-    return _with_plan((reading, *others)[taken], answers[taken]), joined(answers, names, taken)
+    names = ["rewritten" if one.source.program.parted else "as written" for one in (variant, *others)]
+    return _with_plan((variant, *others)[taken], answers[taken]), joined(answers, names, taken)
 
 
 def compile_plans(
@@ -125,9 +125,9 @@ def _is_free(request: Request) -> bool:
     return request.strategy is None and (request.plan is None or request.complete)
 
 
-def _with_plan(reading: Reading, answer: Confirmation) -> Reading:
-    """The reading with the best plan by the compiler's figures; unchanged if the compiler accepts none."""
+def _with_plan(variant: Variant, answer: Confirmation) -> Variant:
+    """The variant with the best plan by the compiler's figures; unchanged if the compiler accepts none."""
     if answer.taken is None:
-        return reading
+        return variant
     plan = answer.taken.plan
-    return replace(reading, result=replace(reading.result, plan=plan, cost=reading.evaluator.exact_cost(plan)))
+    return replace(variant, result=replace(variant.result, plan=plan, cost=variant.evaluator.exact_cost(plan)))

@@ -1,6 +1,6 @@
 """Chooses levers: where no plan fits in memory, or where one makes the step faster.
 
-Enters: the best `Reading` of a program, and a search of other programs. Leaves: the best `Reading` of all.
+In: the best `Variant` of a program, and a search of other programs. Out: the best `Variant` of all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from toast_cli.program.model import Program
 from toast_cli.program.recomputed import recomputed_parts
 from toast_cli.program.roles import WEIGHTS, argument_roles
 from toast_cli.quantities import format_bytes
-from toast_cli.readings import PARTED, Reading
 from toast_cli.request import Offload, Recompute
+from toast_cli.variants import PARTED, Variant
 
 # Plans that tell about how long a variant's step is and how much memory it needs: the best plan of another variant, the
 # strategies, and what local search makes of the best of these.
@@ -38,10 +38,10 @@ _WORTH_MORE = 0.98
 _OFFLOADED = 3
 
 # Searches a variant of the program from the plan of another one: at most so many plans, or to the end.
-Search = Callable[[Source, Reading, int | None], Reading]
+Search = Callable[[Source, Variant, int | None], Variant]
 
 
-def made_to_fit(best: Reading, search: Search, room: float = inf, last: int | None = LAST) -> Reading:
+def made_to_fit(best: Variant, search: Search, room: float = inf, last: int | None = LAST) -> Variant:
     """The variant with rematerialisation, microbatches, offloading, or several of these, that fits in memory and is
     best by the user's goal. If none fits, returns `best`, which does not fit either, with a notice that says why.
 
@@ -68,9 +68,9 @@ def made_to_fit(best: Reading, search: Search, room: float = inf, last: int | No
     return _noted(taken, "made to fit", best.result.cost)
 
 
-def _interrupted(reading: Reading) -> Reading:
-    """The reading, so that no further search follows it."""
-    return replace(reading, result=replace(reading.result, stopped="interrupted"))
+def _interrupted(variant: Variant) -> Variant:
+    """The variant, so that no further search follows it."""
+    return replace(variant, result=replace(variant.result, stopped="interrupted"))
 
 
 class _Trials:
@@ -79,7 +79,7 @@ class _Trials:
     A variant is one of the rematerialisation policies and a number of microbatches.
     """
 
-    def __init__(self, best: Reading, search: Search, room: float) -> None:
+    def __init__(self, best: Variant, search: Search, room: float) -> None:
         self._source, self._search, self._room, self._last = best.source, search, room, best
         self._tried = [best]
         self.whys: list[str] = []
@@ -96,10 +96,10 @@ class _Trials:
         weights = sum(size for name, size in sizes if name == WEIGHTS)
         self._sums = 1.0 + weights / max(1, sum(size for _, size in sizes))  # arguments and gradients, over arguments
 
-    def fits(self, one: Reading) -> bool:
+    def fits(self, one: Variant) -> bool:
         return one.result.fits and one.result.cost.peak_bytes <= self._room
 
-    def fitting(self) -> list[Reading]:
+    def fitting(self) -> list[Variant]:
         """Variants that fit: with the fewest microbatches with which any does, and with the next number of them those
         that recompute less."""
         parts, least = batch_parts(self._source), inf
@@ -126,8 +126,8 @@ class _Trials:
             self.whys.append(f"with --microbatches {numbers[-1]} it would need about {format_bytes(needed)}")
         return []
 
-    def _of_least_memory(self, number: int) -> tuple[int, Reading] | None:
-        """The policy that needs least memory with so many microbatches, and its reading; None if none is near."""
+    def _of_least_memory(self, number: int) -> tuple[int, Variant] | None:
+        """The policy that needs least memory with so many microbatches, and its variant; None if none is near."""
         policies = [k for k in range(len(self._policies)) if number > 1 or k]
         for k in sorted(policies, key=lambda k: (k not in self._costs, self._expected_bytes(k, number), -k)):
             if self._expected_bytes(k, number) <= _HOPELESS * self._allowed:
@@ -140,7 +140,7 @@ class _Trials:
                 return k, one
         return None
 
-    def _faster(self, first: tuple[int, Reading], number: int, following: int | None) -> list[Reading]:
+    def _faster(self, first: tuple[int, Variant], number: int, following: int | None) -> list[Variant]:
         """The variants that fit, where `first` is the first that does: also those with as many microbatches that
         recompute less, down to the first that does not fit, and those with the next number of microbatches that
         recompute still less, from the first that is not slower."""
@@ -160,8 +160,8 @@ class _Trials:
                 return [*found, one]
         return found
 
-    def _looked_at(self, k: int, number: int) -> Reading | None:
-        """The reading under a policy with so many microbatches, after a few plans; None if there is none."""
+    def _looked_at(self, k: int, number: int) -> Variant | None:
+        """The variant under a policy with so many microbatches, after a few plans; None if there is none."""
         program = self._program(k)
         if program is None:
             return None
@@ -177,8 +177,8 @@ class _Trials:
                 self._costs[k] = one.result.cost
         return one
 
-    def _searched(self, variant: Source, like: Reading, plans: int = GLANCE) -> Reading | None:
-        """A variant's reading after so many plans; None if what the user asks for does not apply to it."""
+    def _searched(self, variant: Source, like: Variant, plans: int = GLANCE) -> Variant | None:
+        """A variant's variant after so many plans; None if what the user asks for does not apply to it."""
         try:
             one = self._search(variant, like, plans)
         except UsageError as error:
@@ -187,14 +187,14 @@ class _Trials:
         self.interrupted = one.result.stopped == "interrupted"
         return one
 
-    def offloading(self, seconds: float) -> list[Reading]:
+    def offloading(self, seconds: float) -> list[Variant]:
         """A variant that fits only because it offloads residuals, with a step of less than `seconds`, if there is one:
         a tried one that does not fit, those with the shortest step first."""
         chip = self._last.evaluator.problem.mesh.chip
         if chip.platform != "tpu" or not chip.host_bytes_per_second or self.interrupted:
             return []
         tried = [one for one in self._tried if not self.fits(one) and one.result.cost.step_seconds < seconds]
-        found: list[Reading] = []
+        found: list[Variant] = []
         for like in sorted(tried, key=lambda one: one.result.cost.step_seconds):
             variant = with_offload(like.source, Offload.residuals)
             if isinstance(variant, str) or self._least_transfer_seconds(variant) > seconds:
@@ -239,7 +239,7 @@ def _policies(program: Program) -> tuple[Recompute | None, ...]:
     return (None, Recompute.all) if already else (None, *Recompute)
 
 
-def made_faster(best: Reading, search: Search) -> Reading:
+def made_faster(best: Variant, search: Search) -> Variant:
     """The variant that keeps products with weights and recomputes all else, if it fits and is faster; else `best`. What
     attention computes for each pair of tokens is so large that XLA gains nothing by keeping it."""
     program = best.source.program
@@ -262,13 +262,13 @@ def options_of(source: Source) -> str:
     return " ".join(f"{name} {value}" for name, value in options.items() if value)
 
 
-def _noted(reading: Reading, what: str, before: Cost) -> Reading:
+def _noted(variant: Variant, what: str, before: Cost) -> Variant:
     """The variant with a notice that states its gain over the best plan of the program as written."""
-    cost = reading.result.cost
+    cost = variant.result.cost
     slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
     size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
     notice = (
-        f"{what}: {options_of(reading.source)}: {slower:+.0%} step time, {size} per device, "
+        f"{what}: {options_of(variant.source)}: {slower:+.0%} step time, {size} per device, "
         "against the best plan as written"
     )
-    return replace(reading, source=replace(reading.source, notices=(notice, *reading.source.notices)))
+    return replace(variant, source=replace(variant.source, notices=(notice, *variant.source.notices)))

@@ -1,7 +1,7 @@
 """A plan's shardings in the forms that frameworks read: regular expressions over paths, MaxText's YAML, Keras' layouts,
 PyTorch/XLA's `mark_sharding`.
 
-Enters: shardings of named arrays. Leaves: data or text; no framework is imported.
+In: shardings of named arrays. Out: data or text; no framework is imported.
 """
 
 from __future__ import annotations

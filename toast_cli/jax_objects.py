@@ -1,6 +1,6 @@
 """Converts JAX objects: lowered and exported functions, trees of logical names, and shardings on a mesh.
 
-Enters: objects of JAX, and shardings as reports have them. Leaves: programs as bytes with the trees they came from, and
+In: objects of JAX, and shardings as reports have them. Out: programs as bytes with the trees they came from, and
 objects of JAX.
 """
 

@@ -37,15 +37,6 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
-from toast_cli.readings import Progress as Progress
-from toast_cli.readings import (
-    Reading,
-    SearchSpace,
-    analysed,
-    readings_of,
-    search_readings,
-    with_uneven_shards,
-)
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
@@ -57,6 +48,15 @@ from toast_cli.search.objective import Objective
 from toast_cli.search.run import PLANS, SEARCHES
 from toast_cli.tactics import Expert, parse_wishes
 from toast_cli.tactics.preferred import preferred
+from toast_cli.variants import Progress as Progress
+from toast_cli.variants import (
+    SearchSpace,
+    Variant,
+    analysed,
+    search_variants,
+    variants_of,
+    with_uneven_shards,
+)
 
 if TYPE_CHECKING:
     from toast_cli.annotated.price import AsAnnotated
@@ -90,7 +90,7 @@ class Outcome:
     evaluator: Evaluator
     result: SearchResult
     plans: tuple[Plan, ...] = ()  # best plans that differ, as many as requested
-    experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Reading.experts`
+    experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Variant.experts`
     original: Source | None = None  # the user's program, if `source` is a rewritten one
     annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
 
@@ -202,15 +202,15 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         source = replace(source, program=named, frames=request.frames)
         original = source
     with _timed("analyse", timings, tell):
-        readings = readings_of(source, request, meshes, saved)
+        variants = variants_of(source, request, meshes, saved)
     with _timed("search", timings, tell):
         rewrites = request.fit != Fit.as_written and not (
             saved or request.microbatches or request.recompute or request.offload
         )
         gives_up = rewrites and request.search == SearchName.mcts
-        best, *others = search_readings(readings, SearchSpace(request, meshes, wishes, saved, gives_up), tell)
+        best, *others = search_variants(variants, SearchSpace(request, meshes, wishes, saved, gives_up), tell)
 
-        def again(variant: Source, like: Reading, plans: int | None) -> Reading:
+        def again(rewritten: Source, like: Variant, plans: int | None) -> Variant:
             """A variant's best plan: of all, or of a few on the best mesh. like: has a plan to try first. plans: with
             medium effort."""
             tried, asked, start = meshes, request, saved_plan(like.evaluator.problem, like.result.plan)
@@ -218,11 +218,11 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
                 most, effort = request.iterations or PLANS[request.effort], PLANS[request.effort] / PLANS[Effort.medium]
                 tried, plans = [best.evaluator.problem.mesh], min(int(max(1.0, effort) * plans), most)
                 asked = replace(request, search=SearchName.mcts, iterations=plans)
-            reading = analysed(variant, meshes)
-            if variant.program.parted and not request.even:
-                reading = with_uneven_shards(reading, meshes)
+            variant = analysed(rewritten, meshes)
+            if rewritten.program.parted and not request.even:
+                variant = with_uneven_shards(variant, meshes)
             few = plans is not None and plans <= GLANCE
-            return search_readings([reading], SearchSpace(asked, tried, wishes, start=start, tree=not few), tell)[0]
+            return search_variants([variant], SearchSpace(asked, tried, wishes, start=start, tree=not few), tell)[0]
 
         as_written, last = best, LAST if len(meshes) == 1 and request.search == SearchName.mcts else None
         if rewrites and best.exceeds_memory:
@@ -297,20 +297,20 @@ def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
 
 
 def _compiler_asked(
-    spec: Spec, request: Request, best: Reading, confirms: Callable[[Mesh], Compiler] | None, on_answer: Tell | None
-) -> Callable[[Reading, list[Plan], list[Reading]], tuple[Reading, Confirmation]] | None:
-    """A function that takes a reading, its best plans and other readings, and returns the reading with the plan that
+    spec: Spec, request: Request, best: Variant, confirms: Callable[[Mesh], Compiler] | None, on_answer: Tell | None
+) -> Callable[[Variant, list[Plan], list[Variant]], tuple[Variant, Confirmation]] | None:
+    """A function that takes a variant, its best plans and other variants, and returns the variant with the plan that
     the compiler finds best (`--confirm`) or accepts (`--ask`); None if no compiler is asked."""
     if confirms is None and request.ask == Ask.never:
         return None
     from toast_cli.ask_compiler import choose_by_compiler, choose_by_memory, compiler_to_ask, is_asked  # heavy
 
     if confirms is not None:
-        return lambda reading, plans, others: choose_by_compiler(
-            reading, plans[: request.confirm], others, confirms, request, on_answer
+        return lambda variant, plans, others: choose_by_compiler(
+            variant, plans[: request.confirm], others, confirms, request, on_answer
         )
     asked = compiler_to_ask(spec, request) if is_asked(request, best) else None
-    return None if asked is None else lambda reading, *_: choose_by_memory(reading, asked, request, on_answer)
+    return None if asked is None else lambda variant, *_: choose_by_memory(variant, asked, request, on_answer)
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:

@@ -3,8 +3,8 @@
     step = toast.load("sharded.mlir")
     state, loss = step(state, batch)
 
-Enters: a file in any form that holds a program with shardings (StableHLO text, bytecode, a jax.export file, HLO text).
-Leaves: a `Loaded`. StableHLO goes through `jax.export` and `jax.jit`, so it can be called inside another `jax.jit`; HLO
+In: a file in any form that holds a program with shardings (StableHLO text, bytecode, a jax.export file, HLO text).
+Out: a `Loaded`. StableHLO goes through `jax.export` and `jax.jit`, so it can be called inside another `jax.jit`; HLO
 text is compiled as it is.
 """
 

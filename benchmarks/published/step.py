@@ -1,6 +1,6 @@
 """The training step of a published run: a decoder as MaxText has it, with splash attention or cuDNN's.
 
-Weights and Adam's second moment are f32, products bf16. Enters: a `Run`. Leaves: StableHLO for its platform.
+Weights and Adam's second moment are f32, products bf16. In: a `Run`. Out: StableHLO for its platform.
 """
 
 from __future__ import annotations

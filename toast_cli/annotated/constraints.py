@@ -1,6 +1,6 @@
 """Groups a program's sharding constraints by source line, and removes those of a line.
 
-Enters: a program's content. Leaves: `Annotations`.
+In: a program's content. Out: `Annotations`.
 """
 
 from __future__ import annotations

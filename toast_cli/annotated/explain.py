@@ -1,7 +1,7 @@
 """Explains which of the program's own shardings make XLA communicate, at what cost, and which constraints would avoid
 it.
 
-Enters: a `Study` of toast's plan, the priced program under its own shardings, and its content. Leaves: an explanation.
+In: a `Study` of toast's plan, the priced program under its own shardings, and its content. Out: an explanation.
 The effect of a constraint is found by removing it and partitioning the rest with XLA.
 """
 

@@ -1,6 +1,6 @@
 """Finds an intermediate sharding if XLA cannot reshard directly from one sharding to another.
 
-Enters: a `Rematerialisation` and the mesh. Leaves: a `Mend`, measured: XLA partitions a program that only reshards the
+In: a `Rematerialisation` and the mesh. Out: a `Mend`, measured: XLA partitions a program that only reshards the
 array, directly and through the intermediate shardings.
 """
 

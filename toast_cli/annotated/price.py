@@ -1,6 +1,6 @@
 """Prices a step under the program's own shardings.
 
-Enters: a program's content, and the mesh that its shardings are for. Leaves: `AsAnnotated`, or the reason why there is
+In: a program's content, and the mesh that its shardings are for. Out: `AsAnnotated`, or the reason why there is
 none. XLA's partitioner does the work, in a child process, for virtual CPU devices; its output is the program of one
 device with all collectives in it.
 """

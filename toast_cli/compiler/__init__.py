@@ -5,6 +5,6 @@ By subject: `fusion`, `fusion_rules`, `kernels`, `merged_kernels` (what one kern
 `convolutions`, `gpu_libraries` (what it takes), `schedule`, `liveness`, `on_chip` (memory), `layouts`, `space_to_batch`
 (tiles), `collectives`, `reduce_scatter`, `partitioner` (communication). `profile` has the numbers of each compiler.
 
-Enters: a program, a compiler profile, and shardings where a rule depends on them. Leaves: which arrays are materialised
+In: a program, a compiler profile, and shardings where a rule depends on them. Out: which arrays are materialised
 and when they are live, which ops form one kernel, and which collectives stay as they were written.
 """

@@ -1,6 +1,6 @@
 """Arithmetic of single ops: the operations that the compiler makes of one op on its vector or matrix unit.
 
-Enters: a program and an op. Leaves: operations of one execution.
+In: a program and an op. Out: operations of one execution.
 """
 
 from __future__ import annotations

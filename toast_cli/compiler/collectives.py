@@ -1,7 +1,7 @@
 """Collectives as the compiler makes them: in which type they move, which become others, which are combined, and which
 nothing waits for.
 
-Enters: a program, and local shapes. Leaves: bytes and latencies of its collectives; for reduce-scatters see
+In: a program, and local shapes. Out: bytes and latencies of its collectives; for reduce-scatters see
 `reduce_scatter`.
 """
 

@@ -1,7 +1,7 @@
 """What the compiler rules of this package say of a program before any sharding: which values are written to memory,
 which ops form kernels, when values are alive. Nothing is compiled.
 
-Enters: a program and a chip. Leaves: a `Compilation`.
+In: a program and a chip. Out: a `Compilation`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.fusion_rules import written_parts
 from toast_cli.compiler.gpu_libraries import ScatterStart, scatter_starts
 from toast_cli.compiler.kernel import Kernel
-from toast_cli.compiler.kernels import Form, kernels
+from toast_cli.compiler.kernels import MemoryForm, kernels
 from toast_cli.compiler.layouts import Sides, Tiling, dims_of_rows, paddings, returned_products, tile_of, tilings
 from toast_cli.compiler.liveness import Lives, find_lives
 from toast_cli.compiler.on_chip import elapsed_seconds
@@ -36,7 +36,7 @@ class Compilation:
         early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
             `scatter_starts`. returned: by value, see `returned_products`.
         needs: see `Narrowing`.
-        kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `on_chip`.
+        kernels: [ops] None for ops inside another's kernel. elapsed: [ticks] see `on_chip`.
     """
 
     profile: CompilerProfile
@@ -63,7 +63,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     stored = materialised(program, free, profile)
     written = materialised(program, free, profile, most=False)
     tiled_rows = {value: tiled[value] for value in rows if not tiled[value].copies}
-    form = Form(paddings(program, tiled, tile), written_parts(program, written, profile), tiled_rows)
+    form = MemoryForm(paddings(program, tiled, tile), written_parts(program, written, profile), tiled_rows)
     done = kernels(program, written, free, profile, form)
     parts = written_parts(program, stored, profile)
     lives = find_lives(program, stored, free, profile, parts)

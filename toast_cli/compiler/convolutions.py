@@ -1,6 +1,6 @@
 """Convolutions: the tiles that they fill, and kernels that are reversed.
 
-Enters: a program and a convolution. Leaves: the growth of its flops.
+In: a program and a convolution. Out: the growth of its flops.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ boundary of a loop. The operand of an optimization barrier is written, and its r
 
 Rules for single ops and for values with several readers are in `fusion_rules`.
 
-Enters: a program and a profile. Leaves: for each value whether it is stored.
+In: a program and a profile. Out: for each value whether it is stored.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e unless said otherwise.
 
-Enters: a program and a value. Leaves: whether it is written, or what is written instead.
+In: a program and a value. Out: whether it is written, or what is written instead.
 """
 
 from __future__ import annotations

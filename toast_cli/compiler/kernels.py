@@ -4,7 +4,7 @@ A kernel belongs to the op that writes its result or, with output fusion, to the
 An operand that is not in memory is computed in the kernel, so its flops and reads count for that operand, which
 determines its local shape. A value read twice by one kernel is read once. `merged_kernels` merges kernels further.
 
-Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside
+In: a program, which values are stored and which are free. Out: per op a `Kernel`, or None for ops inside
 another's.
 """
 
@@ -25,7 +25,7 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 
 
-class Form(NamedTuple):
+class MemoryForm(NamedTuple):
     """How values lie in memory.
 
     Attributes:
@@ -44,7 +44,7 @@ def kernels(
     stored: list[bool],
     free: tuple[bool, ...],
     profile: CompilerProfile,
-    form: Form | None = None,
+    form: MemoryForm | None = None,
 ) -> list[Kernel | None]:
     """[ops] the kernels of a program. Arguments, carries, results and collectives have none; manual regions are priced
     separately.
@@ -52,7 +52,7 @@ def kernels(
     form: of the values in memory; default: as they are.
     """
     ones = [1.0] * len(program.values)
-    grouping = _Grouping(program, stored, free, profile, form or Form(ones, ones, {}))
+    grouping = _Grouping(program, stored, free, profile, form or MemoryForm(ones, ones, {}))
     scalars_free = "resident-kernels" in profile.passes
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None:
@@ -81,7 +81,7 @@ class _Grouping:
     """Collects kernels. found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory."""
 
     def __init__(
-        self, program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, form: Form
+        self, program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, form: MemoryForm
     ) -> None:
         self._program, self._free = program, free
         self._padding, self._parts, self._rows = padding, parts, _ = form

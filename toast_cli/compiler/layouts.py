@@ -5,7 +5,7 @@ Shaped Google's TPUv4i", 2021); a second innermost dimension shorter than 8 gets
 copy keeps the two innermost dimensions of its source: an image with its batch in the lanes, because a device has fewer
 features than images, keeps them there when all features are gathered (libtpu 0.0.42.1).
 
-Enters: a program, and local shapes. Leaves: a `Tiling` for each value, and its growth by padding.
+In: a program, and local shapes. Out: a `Tiling` for each value, and its growth by padding.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ when they are. A value read inside a loop but made outside stays until the loop 
 loop's start to its last read in the body, then the body's yield reuses its buffer, and after the loop it is live until
 its last read.
 
-Enters: a program and which values are stored. Leaves: `Lives`.
+In: a program and which values are stored. Out: `Lives`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.schedule import half_steps
+from toast_cli.compiler.schedule import op_ticks
 from toast_cli.program.host_memory import TO_HOST, is_transfer
 from toast_cli.program.model import DTYPE_BITS, Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESULT
 from toast_cli.program.rematerialised import expands_scalar
 
-Interval = tuple[int, int]  # first and last half step, both included
+Interval = tuple[int, int]  # first and last tick, both included
 
 
 @dataclass(frozen=True)
 class Lives:
-    """When each value is alive, in half steps.
+    """When each value is alive, in ticks.
 
     Attributes:
         intervals: [values] when each stored value is alive; empty for values that are not stored.
@@ -34,7 +34,7 @@ class Lives:
         program_deaths: [ops] the same if all ops ran in program order.
         read_at: (op, position) -> when that use last needs its operand. It is later than `deaths` where an op in a loop
             reads a value from outside.
-        end: last half step of the program.
+        end: last tick of the program.
         into_arguments: `toast.result` ops whose array reuses a donated argument's buffer, in any sharding.
     """
 
@@ -52,7 +52,7 @@ def find_lives(
 ) -> Lives:
     """The lives of all values. parts: [values] fraction of its bits that is written, see `written_parts`."""
     end = 2 * len(program.ops)
-    times = half_steps(program, stored, free, profile)
+    times = op_ticks(program, stored, free, profile)
     takes_over = _takes_over(program, stored, parts, profile)
     deaths = _deaths(program, stored, times, takes_over)
     read_at = _reads(program, times, deaths)
@@ -82,7 +82,7 @@ def _widen_transfers(program: Program, intervals: list[list[Interval]], end: int
 
 
 def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[int, int], int]:
-    """(op, position) -> last half step at which that use needs its operand; for a loop's yield, the end of the
+    """(op, position) -> last tick at which that use needs its operand; for a loop's yield, the end of the
     iteration."""
     ops, loops, producer = program.ops, program.loops, program.producer
     read_at: dict[tuple[int, int], int] = {}
@@ -120,7 +120,7 @@ def _takes_over(program: Program, stored: list[bool], parts: list[float], profil
 
 
 def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: list[bool]) -> list[int]:
-    """[ops] last half step at which an op needs its operands: when it runs, or when the op it is fused into runs."""
+    """[ops] last tick at which an op needs its operands: when it runs, or when the op it is fused into runs."""
     death = [0] * len(program.ops)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
@@ -160,12 +160,12 @@ def _intervals(
     inside = [read_at[u] for u in uses if is_within(program, u[0], loop)]
     outside = [read_at[u] for u in uses if not is_within(program, u[0], loop)]
     body = (born, max(inside, default=born))
-    # The body's yield counts at the loop's last half step; right after it, the carry has taken it over.
+    # The body's yield counts at the loop's last tick; right after it, the carry has taken it over.
     return [body, (2 * program.loops[loop].last, max(outside))] if outside else [body]
 
 
 def reduced_deaths(lives: Lives, profile: CompilerProfile) -> list[int]:
-    """[ops] last half step at which an op needs operands that are results of collective reductions.
+    """[ops] last tick at which an op needs operands that are results of collective reductions.
 
     A gradient's all-reduce is combined with others, so that its buffer lives until the last reader in program order,
     even if the scheduler could run that earlier (seen in schedules of libtpu 0.0.42.1).
@@ -184,7 +184,7 @@ def borrowed_buffers(
     and its copy elision. Only arrays of one size share a buffer: an array written in fewer bits than its operands (the
     gradient of f32 logits, for products that multiply bf16) has one of its own.
 
-    read_at: (op, position) -> last half step at which that use needs its operand. times: [ops] half step at which each
+    read_at: (op, position) -> last tick at which that use needs its operand. times: [ops] tick at which each
     runs.
     """
     donated = {a.value for a in program.arguments if a.aliased_result >= 0}

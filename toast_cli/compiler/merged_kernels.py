@@ -1,6 +1,6 @@
 """Merged kernels: elementwise ops and reductions join the kernel that has their operands in registers.
 
-Enters: the kernels of a program. Leaves: the same kernels, with those that are merged into others marked or removed.
+In: the kernels of a program. Out: the same kernels, with those that are merged into others marked or removed.
 """
 
 from __future__ import annotations

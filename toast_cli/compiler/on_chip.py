@@ -2,7 +2,7 @@
 
 Seen in programs and in dumps of memory-space assignment of libtpu 0.0.42.1 for v4, v5e, v5p and v6e.
 
-Enters: a program, its arrays and its schedule. Leaves: which arrays take no device memory or no traffic, and when.
+In: a program, its arrays and its schedule. Out: which arrays take no device memory or no traffic, and when.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class OnChipMemory:
 def elapsed_seconds(
     program: Program, chip: Chip, profile: CompilerProfile, kernels: list[Kernel | None], times: list[int]
 ) -> NDArray[np.float64]:
-    """[half steps] seconds since the start on one device; within a loop those of its first iteration, after it those of
+    """[ticks] seconds since the start on one device; within a loop those of its first iteration, after it those of
     all.
 
-    times: [ops] half step at which each runs.
+    times: [ops] tick at which each runs.
     """
     own = np.zeros(2 * len(program.ops) + 3)
     for op, kernel, time in zip(program.ops, kernels, times, strict=True):

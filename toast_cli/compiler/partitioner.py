@@ -1,6 +1,6 @@
 """The partitioner's bugs: which versions of jaxlib miscompile some shardings, so that plans have to avoid them.
 
-Enters: a version of jaxlib. Leaves: the `Workarounds` that it needs. `MENDED` has the first version that fixes each
+In: a version of jaxlib. Out: the `Workarounds` that it needs. `MENDED` has the first version that fixes each
 bug.
 """
 

@@ -3,7 +3,7 @@
 The rules themselves are code (see `passes`); a profile lists those that its compiler has, and holds the figures they
 use. The profiles are in `profiles`, one file for each version of a compiler.
 
-Enters: nothing. Leaves: the type `CompilerProfile`, and its groups of figures.
+In: nothing. Out: the type `CompilerProfile`, and its groups of figures.
 """
 
 from __future__ import annotations

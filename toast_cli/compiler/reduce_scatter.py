@@ -31,7 +31,7 @@ Tiles depend on the order of an array's dimensions in memory:
 * An array that is no product is row-major, or has the order of what it updates, or of the product that it is added to
   (the gradients of a table that a loop looks up and multiplies by).
 
-Enters: a mesh and a local array, or a problem and an op. Leaves: whether a reduce-scatter of it stays one.
+In: a mesh and a local array, or a problem and an op. Out: whether a reduce-scatter of it stays one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.iteration import Iteration, SlotAxes, axes_summed_over
+from toast_cli.plan.op_sharding import OpSharding, SlotAxes, axes_summed_over
 from toast_cli.plan.partials import in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
@@ -216,37 +216,37 @@ class ScatterFates:
         self._tied: dict[int, int] = {}
         self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], bool] = {}
 
-    def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration) -> bool:
+    def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
         """Whether the reduce-scatter over `axes` of a partial result in this sharding stays one; else it becomes an
         all-reduce and a slice."""
         k = source.result
-        key = source.op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes, source.alone
+        key = source.op, k, axes, sharding, op_sharding.reduced_to[k], op_sharding.slot_axes, source.alone
         known = self._known.get(key)
         if known is None:
-            turned = source.alone and self._turned(axes, k, iteration)
-            known = self._known[key] = not turned and self._fits(source, axes, sharding, iteration)
+            turned = source.alone and self._turned(axes, k, op_sharding)
+            known = self._known[key] = not turned and self._fits(source, axes, sharding, op_sharding)
         return known
 
-    def reduced_first(self, number: int, iteration: Iteration, axes: tuple[int, ...]) -> bool:
+    def reduced_first(self, number: int, op_sharding: OpSharding, axes: tuple[int, ...]) -> bool:
         """Whether a total that its readers slice along `axes`, in that order, is all-reduced first. A compiler forms a
         reduce-scatter over several axes if the slices are in the order of the reducing devices; XLA:TPU does not over
         the whole mesh."""
         if len(axes) < 2 or self._program.ops[number].name == CARRY:
             return False
         kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
-        summed = [axis for axis in axes_summed_over(kinds, iteration.slot_axes) if axis in axes]
+        summed = [axis for axis in axes_summed_over(kinds, op_sharding.slot_axes) if axis in axes]
         whole = shards((axes,), self._sizes) == prod(self._sizes)
         return list(axes) != summed or (whole and "tiled-reduce-scatter" in self._profile.passes)
 
-    def _turned(self, axes: tuple[int, ...], k: int, iteration: Iteration) -> bool:
+    def _turned(self, axes: tuple[int, ...], k: int, op_sharding: OpSharding) -> bool:
         """Whether the axes split a dimension in another order than the partitioner scatters them in."""
-        if "tiled-reduce-scatter" not in self._profile.passes or in_one_step(iteration, k, self._sizes):
+        if "tiled-reduce-scatter" not in self._profile.passes or in_one_step(op_sharding, k, self._sizes):
             return False
-        return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in iteration.reduced_to[k]))
+        return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in op_sharding.reduced_to[k]))
 
-    def _fits(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration) -> bool:
+    def _fits(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
         number, k, updates = source.op, source.result, source.updates
-        sizes, target = self._sizes, iteration.reduced_to[k]
+        sizes, target = self._sizes, op_sharding.reduced_to[k]
         result = self._program.ops[number].results[k]
         value = self._program.values[result]
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
@@ -262,7 +262,7 @@ class ScatterFates:
         def local(sharding: Sharding) -> tuple[int, ...]:
             return tuple([value.shape[d] // shards((sharding[d],), sizes) for d in long])
 
-        computed = iteration.computed[k]
+        computed = op_sharding.computed[k]
         begun = split_further(computed, target, axes) if sharding == computed else sharding
         pieces: tuple[tuple[int, ...], ...] = ()
         if arrays or updates:

@@ -9,7 +9,7 @@ logits. If it is before the loop, it waits for the loop if that frees more memor
 for scanned decoders. If it is after the loop and does not depend on it, as in programs from HLO text (MaxText's
 training steps), it runs before it if it frees more than it writes; so do sums over logits that a step reports.
 
-Enters: a program and its written values. Leaves: a half step for each op; op n runs at 2n unless it is moved.
+In: a program and its written values. Out: a tick for each op; op n runs at 2n unless it is moved.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from toast_cli.program.ops import ADD, ARGUMENT, CARRY, REDUCE, RESULT
 _NOBODY = (-1, -1)
 
 
-def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile) -> list[int]:
-    """[ops] the half step at which each runs."""
+def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile) -> list[int]:
+    """[ops] the tick at which each runs."""
     ops, loops = program.ops, program.loops
     times = [2 * number for number in range(len(ops))]
     returned, aliased = _returned(program)
@@ -116,7 +116,7 @@ def _last_readers(program: Program, stored: list[bool]) -> list[tuple[int, int]]
 
 
 def after_loops(program: Program, stored: list[bool], profile: CompilerProfile) -> list[int]:
-    """[ops] half step at which the last loop that a contraction waits for ends; 0 if there is none."""
+    """[ops] tick at which the last loop that a contraction waits for ends; 0 if there is none."""
     ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
     found = [0] * len(program.ops)
     if not ends or "loops-first" not in profile.passes:

@@ -12,7 +12,7 @@ has it. But nothing is fused where the form changes or windows reach into other 
 
 Cutting and reassembling takes dozens of kernels, in sum `PASSES` passes through either array.
 
-Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few
+In: a program, and which values are stored. Out: for each value how often it is there on a device with few
 images.
 """
 

@@ -1,7 +1,7 @@
 """The available compilers: XLA:TPU or XLA:GPU ahead of time for the real chips, or XLA's partitioner on virtual CPU
 devices.
 
-Enters: the bytes of a written program. Leaves: `Compiled`. Everything is compiled in child processes; a crash or a
+In: the bytes of a written program. Out: `Compiled`. Everything is compiled in child processes; a crash or a
 timeout of the compiler is a verdict, not an error.
 """
 

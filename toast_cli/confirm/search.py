@@ -1,6 +1,6 @@
 """Chooses the compiler for a program's plans and writes the plans for it.
 
-Enters: the specification; the program and its evaluator. Leaves: a `Compiler`; a `Confirmer`.
+In: the specification; the program and its evaluator. Out: a `Compiler`; a `Confirmer`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A GPU has a matrix unit in each multiprocessor. One multiprocessor computes each
 wave of tiles leaves some idle; with few tiles, several share the depth of one ("split K"). Smaller tiles spread better,
 but load more for each product they compute. A library picks the fastest tile.
 
-Enters: a product's form, and the number of shards of each slot. Leaves: the factor by which padding increases its
+In: a product's form, and the number of shards of each slot. Out: the factor by which padding increases its
 flops.
 """
 

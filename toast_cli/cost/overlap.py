@@ -5,8 +5,8 @@ is first read. Links carry one collective at a time, the one that is needed firs
 carries the collectives that have started; the rest of a collective when its result is read is exposed: the cores wait,
 and the links of other axes go on. A synchronous collective starts where it is read.
 
-Enters: the kernels of one part of the program (all outside of loops, or one trip of a loop's body) and its collectives.
-Leaves: seconds for which the cores wait.
+In: the kernels of one part of the program (all outside of loops, or one trip of a loop's body) and its collectives.
+Out: seconds for which the cores wait.
 """
 
 from __future__ import annotations

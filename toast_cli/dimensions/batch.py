@@ -1,8 +1,8 @@
 """Finds batch dimensions: those that no weight has and along which most of the work can be split with no communication
 but gradient sums.
 
-Enters: program, classes, the group of each class, and groups that cannot be batches because their elements are ordered.
-Leaves: the groups that are batches. Names and shapes are not used.
+In: program, classes, the group of each class, and groups that cannot be batches because their elements are ordered.
+Out: the groups that are batches. Names and shapes are not used.
 """
 
 from __future__ import annotations

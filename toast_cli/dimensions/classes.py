@@ -1,6 +1,6 @@
 """From a Program to dimension classes: every op's rule as slots over classes.
 
-Enters: a `Program`. Leaves: `Classes`. Near-linear in the number of ops; each distinct rule is processed once.
+In: a `Program`. Out: `Classes`. Near-linear in the number of ops; each distinct rule is processed once.
 """
 
 from __future__ import annotations

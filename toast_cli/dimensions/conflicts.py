@@ -7,7 +7,7 @@ transpose) is left untied, the lightest ops first, and gets a reshard. Equal com
 Light ops between the ops of a component, such as the sums of a softmax, belong to it although they have the group once,
 so that a decision that exempts a conflict exempts all of it.
 
-Enters: program, classes and the group of each class. Leaves: `Conflicts`.
+In: program, classes and the group of each class. Out: `Conflicts`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Three passes over the heavy ops, each using the results of the last: groups that products with weights produce and read
 (features), their use in attention, and the remaining groups that no op mixes (the batch). Argument names are not used.
 
-Enters: program, classes, the group of each class. Leaves: the role of each group, if known.
+In: program, classes, the group of each class. Out: the role of each group, if known.
 """
 
 from __future__ import annotations

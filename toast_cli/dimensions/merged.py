@@ -6,7 +6,7 @@ remedies. The parts can be merged in another order, with a divisible one first: 
 them do not change. Or the merged dimension is split regardless of its parts, and gathered where a reshape splits it.
 The first is free unless arguments or results of the program have the merged dimension: their rows have to be permuted.
 
-Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: the dimensions to
+In: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Out: the dimensions to
 merge in another order (`frontend.reordered` does so), or the program with the other dimensions made independent of
 their parts.
 """

@@ -1,6 +1,6 @@
 """Names of class groups: the user's own, else the group's role, else one derived from an argument that has it.
 
-Names are for display; roles (see `evidence`) also decide what tactics do. Enters: program, classes, groups. Leaves: the
+Names are for display; roles (see `evidence`) also decide what tactics do. In: program, classes, groups. Out: the
 name, the role and a few argument dimensions of each group.
 """
 

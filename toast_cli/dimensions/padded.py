@@ -4,7 +4,7 @@ XLA pads such a dimension of an array inside the program (150 to 160, ten on eac
 communicates padded arrays. So the program is analysed and priced with the padded size, while the emitted program keeps
 the original one. Arguments and results stay whole along it, since no compiler accepts uneven ones.
 
-Enters: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Leaves: the program with
+In: a `Program`, its `Dimensions`, the axis sizes of every mesh there is a choice of. Out: the program with
 padded sizes where that pays off.
 """
 

@@ -1,6 +1,6 @@
 """Writes marks into a module and removes them again.
 
-Enters: a module and `Marks`. Inside the `with` block the module carries them in one dialect or the other (`Notation`);
+In: a module and `Marks`. Inside the `with` block the module carries them in one dialect or the other (`Notation`);
 after it, the module is as before.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from toast_cli.emit.marks import Marks, Pin, hands_on
+from toast_cli.emit.marks import Constraint, Marks, hands_on
 from toast_cli.emit.reshards import Reshard
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.ops import BARRIER
@@ -65,8 +65,8 @@ def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> It
                 put(operation, notation.attribute, notation.of_operation(shardings), undo)
             for value in marks.barriers:
                 put_barrier(value, undo)
-            for pin in marks.pins:
-                put_pin(pin, notation, undo)
+            for constraint in marks.constraints:
+                put_constraint(constraint, notation, undo)
             for reshard in marks.reshards:
                 put_reshard(reshard, notation, undo)
         yield
@@ -118,21 +118,23 @@ def is_added_barrier(operation: Any) -> bool:
     return operation.name == BARRIER and ADDED_BARRIER in str(operation.location)
 
 
-def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:
+def put_constraint(constraint: Constraint, notation: Notation, undo: Undo) -> None:
     """Puts constraints right after the definition and makes all uses read the last one, except a loop that passes an
     argument on unchanged."""
-    value = pin.handle
+    value = constraint.handle
     if isinstance(value, ir.BlockArgument):
         where, location = ir.InsertionPoint.at_block_begin(value.owner), value.owner.owner.location
     else:
         where, location = ir.InsertionPoint.after(value.owner), value.owner.location
     added: list[Any] = []
-    for sharding in pin.shardings:
+    for sharding in constraint.shardings:
         added += notation.constraint(value, sharding, location, where)
         value = added[-1].results[0]
-    untouched = [use.owner.operation for use in pin.handle.uses if hands_on(pin.handle, use.owner.operation)]
-    pin.handle.replace_all_uses_except(value, [added[0], *untouched])
-    undo.append(lambda: remove(added, value, pin.handle))
+    untouched = [
+        use.owner.operation for use in constraint.handle.uses if hands_on(constraint.handle, use.owner.operation)
+    ]
+    constraint.handle.replace_all_uses_except(value, [added[0], *untouched])
+    undo.append(lambda: remove(added, value, constraint.handle))
 
 
 def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:

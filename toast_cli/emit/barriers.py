@@ -10,7 +10,7 @@ in any case.
 If a loop adds up scattered sums in a wider type (bf16 gradients in f32), XLA moves the reduce-scatter behind the loop
 and fails a check at the conversion (`while_loop_all_reduce_code_motion.cc`, libtpu 0.0.42.1). A barrier prevents that.
 
-Enters: a program and a `PartitionedProgram`. Leaves: the values that need a barrier.
+In: a program and a `PartitionedProgram`. Out: the values that need a barrier.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lists the constraints of a written program for people: their places and the equivalent lines of JAX.
 
-Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `ConstraintFacts`, in
+In: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Out: `ConstraintFacts`, in
 program order.
 """
 
@@ -37,10 +37,10 @@ def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) ->
             (op, ConstraintFacts(place, source.location(op), kind, paths.get(value, ""), uses, line, explicit))
         )
 
-    for pin in marks.pins:
-        if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats the loop result's pin
-            value = source.numbers[pin.handle]
-            add("definition", program.producer[value], value, pin.shardings[-1], len(program.users[value]))
+    for constraint in marks.constraints:
+        if not isinstance(constraint.handle, ir.BlockArgument):  # inside a loop it repeats the loop result's constraint
+            value = source.numbers[constraint.handle]
+            add("definition", program.producer[value], value, constraint.shardings[-1], len(program.users[value]))
     for reshard in marks.reshards:
         for sharding, open in reshard.steps:
             add("use", reshard.edges[0][0], reshard.value, sharding, len(reshard.edges), open)

@@ -2,7 +2,7 @@
 after zeroing the rows of other groups; a block-scaled dot scales the numbers before it multiplies. Ragged dots are
 expanded in HLO as well: all of XLA refuses them there ("only supported with Shardy").
 
-Enters: a parsed module. Leaves: one without them.
+In: a parsed module. Out: one without them.
 """
 
 from __future__ import annotations

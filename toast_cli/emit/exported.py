@@ -1,6 +1,6 @@
 """Makes a `jax.export.Exported`, which JAX can save, load and call.
 
-Enters: the arguments and results of a program, and its StableHLO with shardings. Leaves: an `Exported`, or the bytes of
+In: the arguments and results of a program, and its StableHLO with shardings. Out: an `Exported`, or the bytes of
 a jax.export file. `jax.export` exports a placeholder function with these types and shardings, and the program replaces
 its module.
 """

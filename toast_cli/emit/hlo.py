@@ -1,6 +1,6 @@
 """HLO text with GSPMD's shardings, for XLA without Shardy.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of an HLO text file, parsed again; every parameter has
+In: a `Source` and a `PartitionedProgram`. Out: the bytes of an HLO text file, parsed again; every parameter has
 a sharding, and XLA reads each of them.
 """
 

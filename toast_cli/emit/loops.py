@@ -1,6 +1,6 @@
 """Writes loops that carry partial sums as manual regions: annotations cannot defer a reduction to after the loop.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with every such loop in a region that
+In: a `Source` and a `PartitionedProgram`. Out, inside a `with` block, both with every such loop in a region that
 holds the loop on local shapes, its collectives, and those that reduce its results; after it the module is as before.
 Operations in a region get no annotations. An array that is resharded ahead of the loop for other users as well, or
 ahead of an outer loop, enters the region in that sharding: one collective serves all.

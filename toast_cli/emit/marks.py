@@ -1,6 +1,6 @@
 """Chooses where to write shardings so that the compiler partitions as planned, as plain data.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in either
+In: a `Source` and a `PartitionedProgram`. Out: `Marks`, which `annotate` writes into the module in either
 dialect. `docs/explanation/emitting.md` describes how each compiler treats a sharding on an operation, and why Shardy's
 form needs constraints.
 """
@@ -27,7 +27,7 @@ Operand = tuple[Any, int]  # an operation, and which of its operands
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class Constraint:
     """A value gets `shardings`, one after the other, right after its definition: all its uses see the last.
 
     Several shardings mean that the value is computed in the first, partial, and reduce-scattered step by step to the
@@ -45,14 +45,14 @@ class Marks:
     Attributes:
         arguments, results: shardings of the entry function's arguments and results, in order.
         operations: (operation, sharding of each result) for shardings on the operation itself.
-        pins, reshards: constraints after a definition or before a use.
+        constraints, reshards: constraints after a definition or before a use.
         barriers: values with an optimization barrier behind their constraints (see `barriers`).
     """
 
     arguments: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
     operations: tuple[tuple[Any, tuple[Sharding, ...]], ...] = ()
-    pins: tuple[Pin, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     reshards: tuple[Reshard, ...] = ()
     barriers: tuple[Any, ...] = ()  # ir.Value
 
@@ -63,14 +63,15 @@ def argument_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     return Marks(arguments, result_shardings(source, lowered))
 
 
-def pinned_marks(source: Source, lowered: PartitionedProgram) -> Marks:
-    """Arguments, results, a pin on every value of the program and a reshard wherever a use needs another sharding."""
+def constrained_marks(source: Source, lowered: PartitionedProgram) -> Marks:
+    """Arguments, results, a constraint on every value of the program and a reshard wherever a use needs another
+    sharding."""
     boundary = argument_marks(source, lowered)
     reshards = tuple(all_reshards(source, lowered))
     return Marks(
         boundary.arguments,
         boundary.results,
-        pins=tuple(all_pins(source, lowered, reshards)),
+        constraints=tuple(all_constraints(source, lowered, reshards)),
         reshards=reshards,
         barriers=barriers(source, lowered),
     )
@@ -84,8 +85,8 @@ def barriers(source: Source, lowered: PartitionedProgram) -> tuple[Any, ...]:
 def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """The same with shardings on the operations themselves.
 
-    Pins remain for values that continue in another sharding than they are computed in, and where a sharding on the
-    operation would be lost or overwritten.
+    Constraints remain for values that continue in another sharding than they are computed in, and where a sharding on
+    the operation would be lost or overwritten.
     """
     boundary = argument_marks(source, lowered)
     reshards = tuple(all_reshards(source, lowered))
@@ -97,14 +98,16 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     behind |= {source.definitions[value].owner.operation for value, so in reshaped.items() if not so}
     behind |= {source.definitions[value].owner.operation for value in scattered_terms(source.program, lowered)}
     whole = [
-        pin if needs_pin(pin.handle) or is_overwritten(pin.handle, behind) else Pin(pin.handle, pin.shardings[1:])
-        for pin in all_pins(source, lowered, reshards)
+        constraint
+        if needs_constraint(constraint.handle) or is_overwritten(constraint.handle, behind)
+        else Constraint(constraint.handle, constraint.shardings[1:])
+        for constraint in all_constraints(source, lowered, reshards)
     ]
     return Marks(
         boundary.arguments,
         boundary.results,
         operations=tuple(operation_shardings(source, lowered, folded, {*reshaped})),
-        pins=tuple(pin for pin in whole if pin.shardings),
+        constraints=tuple(constraint for constraint in whole if constraint.shardings),
         reshards=(*reshards, *constraints_before_views(source, lowered, turned)),
         barriers=barriers(source, lowered),
     )
@@ -123,7 +126,7 @@ def scattered_as_found(lowered: PartitionedProgram) -> PartitionedProgram:
     return replace(lowered, computed=computed)
 
 
-def needs_pin(handle: Any) -> bool:
+def needs_constraint(handle: Any) -> bool:
     """True if a sharding on the operation that defines `handle` would not be preserved in HLO, or be misplaced.
 
     CHLO operations are expanded in the conversion; loop-invariant values are removed from a loop, which shifts its
@@ -170,27 +173,27 @@ def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Shard
     return tuple(shardings)
 
 
-def all_pins(source: Source, lowered: PartitionedProgram, reshards: tuple[Reshard, ...]) -> Iterator[Pin]:
-    """A pin for every array that an operation makes, and for every argument of a loop's body or condition.
+def all_constraints(source: Source, lowered: PartitionedProgram, reshards: tuple[Reshard, ...]) -> Iterator[Constraint]:
+    """A constraint for every array that an operation makes, and for every argument of a loop's body or condition.
 
     Values that are recomputed for each use take its sharding; arguments of the entry function, and results of Shardy's
-    own operations, carry a sharding already. Unread values need no pin, nor does a loop's argument that all readers see
-    resharded ahead of the loop.
+    own operations, carry a sharding already. Unread values need no constraint, nor does a loop's argument that all
+    readers see resharded ahead of the loop.
     """
     unneeded = unneeded_values(source)
     moved = {(use.operation, use.operand) for one in reshards if one.ahead for use in one.uses}
-    for value in pinnable_values(source, lowered):
+    for value in constrainable_values(source, lowered):
         handle = source.definitions[value]
         if is_read(handle, unneeded):
-            yield Pin(handle, lowered.path(value))
+            yield Constraint(handle, lowered.path(value))
     sharding_of = sharding_finder(source, lowered)
     for loop in loops(source):
         for k, result in enumerate(loop.results):
             if sharding_of(result):
-                yield from argument_pins(loop, k, sharding_of(result), unneeded, moved)
+                yield from argument_constraints(loop, k, sharding_of(result), unneeded, moved)
 
 
-def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
+def constrainable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
     """Values whose sharding the plan decides: arrays that one operation of the program makes."""
     remade = remade_values(source.program)
     producer = source.program.producer  # -1 for values that the module computes and nothing needs
@@ -211,15 +214,15 @@ def scattered_terms(program: Program, lowered: PartitionedProgram) -> Iterator[i
             yield value
 
 
-def argument_pins(
+def argument_constraints(
     loop: Any, number: int, sharding: Sharding, unneeded: set[Any], moved: Collection[Operand] = ()
-) -> Iterator[Pin]:
-    """Pins on argument `number` of a loop's condition and body, if they read it. moved: uses that see it resharded
-    ahead of the loop."""
+) -> Iterator[Constraint]:
+    """Constraints on argument `number` of a loop's condition and body, if they read it. moved: uses that see it
+    resharded ahead of the loop."""
     for region in loop.regions:
         argument = region.blocks[0].arguments[number]
         if is_read(argument, unneeded) and (not moved or not is_moved(argument, moved)):
-            yield Pin(argument, (sharding,))
+            yield Constraint(argument, (sharding,))
 
 
 def is_moved(argument: Any, moved: Collection[Operand]) -> bool:
@@ -274,7 +277,7 @@ def operation_shardings(
         if not lowered.shardings[value] or producer[value] < 0 or isinstance(handle, ir.BlockArgument):
             continue
         operation = handle.owner.operation
-        if operation.name.startswith("sdy.") or needs_pin(handle) or operation in seen:
+        if operation.name.startswith("sdy.") or needs_constraint(handle) or operation in seen:
             continue
         if (
             value in folded

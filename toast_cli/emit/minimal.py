@@ -1,13 +1,13 @@
 """Finds few constraints under which Shardy's propagation reproduces the plan.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: `ChosenMarks`, and the values whose sharding still differs, if
+In: a `Source` and a `PartitionedProgram`. Out: `ChosenMarks`, and the values whose sharding still differs, if
 any.
 
 A use that needs another sharding than its value's gets a constraint, unless the operation's own sharding implies it.
-Values for which some constraint or op offers more axes than planned are pinned (`contested_values`), so that the
+Values for which some constraint or op offers more axes than planned are constrained (`contested_values`), so that the
 outcome does not depend on the order in which ops are visited. Then propagation runs; of each connected group of values
-with a wrong sharding, the first is pinned; and this repeats. In later rounds, similar values are pinned as well, since
-similar layers go wrong one after another.
+with a wrong sharding, the first is constrained; and this repeats. In later rounds, similar values are constrained as
+well, since similar layers go wrong one after another.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toast_cli.emit.marks import (
+    Constraint,
     Marks,
-    Pin,
+    argument_constraints,
     argument_marks,
-    argument_pins,
     barriers,
+    constrainable_values,
     hands_on,
     is_read,
     loops,
-    pinnable_values,
     scattered_terms,
     sharding_finder,
     unneeded_values,
@@ -44,10 +44,10 @@ from toast_cli.program.transposed import transposed
 from toast_cli.xla import attributes_of
 
 MAX_ROUNDS = 10
-# From this round on, values similar to a pinned one are pinned with it.
+# From this round on, values similar to a constrained one are constrained with it.
 ALIKE_FROM_ROUND = 1
-# From this round on, all wrong values are pinned, not only the first of each group; earlier only if at most this share
-# of the operations is wrong: fixing them one by one costs a round each.
+# From this round on, all wrong values are constrained, not only the first of each group; earlier only if at most this
+# share of the operations is wrong: fixing them one by one costs a round each.
 EVERYTHING_FROM_ROUND = 6
 FEW = 1 / 1000
 
@@ -77,8 +77,8 @@ def choose_marks(source: Source, lowered: PartitionedProgram) -> ChosenMarks:
 class Chooser:
     """One choice; used once.
 
-    `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one
-    sharding and continue in another, which only a pin can express.
+    `constrained` are the values constrained so far, `reshards` the constraints at uses. `_twofold` values are computed
+    in one sharding and continue in another, which only a constraint can express.
     """
 
     def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
@@ -88,7 +88,7 @@ class Chooser:
         self._boundary = argument_marks(source, lowered)
         self._barriers = barriers(source, lowered)
         self._unneeded = unneeded_values(source)
-        readable = pinnable_values(source, lowered)
+        readable = constrainable_values(source, lowered)
         self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
@@ -100,30 +100,30 @@ class Chooser:
         beside = {one.value for one in self.reshards if one.ahead}
         beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold)}
         beside |= {*scattered_terms(self._program, lowered), *merged_values(source, lowered)}
-        self.pinned = self._twofold | {v for v in beside if v in self._movable}
+        self.constrained = self._twofold | {v for v in beside if v in self._movable}
         # Shardy takes a fully specified constraint at one use of a loop-carried value to hold for later uses, too.
-        self.pinned |= {
+        self.constrained |= {
             one.value for one in self.reshards if not (one.open or one.ahead) and self._is_carried(one.value)
         }
-        self._passed = tuple(passed_pins(source, lowered, self.reshards, self._unneeded))
+        self._passed = tuple(passed_constraints(source, lowered, self.reshards, self._unneeded))
         self.rounds = 0
 
     def choose(self) -> ChosenMarks:
         wrong, values = list[int](), dict[int, Sharding]()
         for attempt in range(MAX_ROUNDS):
-            found = self._propagate(self.pinned)
+            found = self._propagate(self.constrained)
             wrong, wrong_reshards = self._wrong(found)
             if not wrong and not wrong_reshards:
                 values = found.values
                 break
             for k in wrong_reshards:
                 self.reshards[k] = self._closed(self.reshards[k])
-            fresh = [v for v in wrong if v not in self.pinned]
+            fresh = [v for v in wrong if v not in self.constrained]
             if attempt < EVERYTHING_FROM_ROUND and len(fresh) > FEW * len(self._program.ops):
                 starts = self._starts(fresh)
                 fresh = starts if attempt < ALIKE_FROM_ROUND else self._alike(starts, fresh)
-            self.pinned.update(map(self._behind_transpose, fresh))
-        return ChosenMarks(self._marks(self.pinned), tuple(wrong), self.rounds, values)
+            self.constrained.update(map(self._behind_transpose, fresh))
+        return ChosenMarks(self._marks(self.constrained), tuple(wrong), self.rounds, values)
 
     def _closed(self, reshard: Reshard) -> Reshard:
         """The reshard without open dimensions. Shardy takes that for a statement about the operand. So if the operand
@@ -135,25 +135,25 @@ class Chooser:
         through = reshard.through or ((reshard.start,) if restated else ())
         return replace(reshard, open=frozenset(), through=through)
 
-    def _marks(self, pinned: Iterable[int]) -> Marks:
-        pins = tuple(pin for value in sorted(pinned) for pin in self._pins(value))
-        pins += self._passed
-        return replace(self._boundary, pins=pins, reshards=tuple(self.reshards), barriers=self._barriers)
+    def _marks(self, constrained: Iterable[int]) -> Marks:
+        constraints = tuple(constraint for value in sorted(constrained) for constraint in self._constraints(value))
+        constraints += self._passed
+        return replace(self._boundary, constraints=constraints, reshards=tuple(self.reshards), barriers=self._barriers)
 
-    def _pins(self, value: int) -> Iterator[Pin]:
-        """A value's own pin; a carried value has one inside the loop as well."""
+    def _constraints(self, value: int) -> Iterator[Constraint]:
+        """A value's own constraint; a carried value has one inside the loop as well."""
         sharding, handle = self._lowered.shardings[value], self._source.definitions[value]
         if value in self._movable:
-            yield Pin(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
+            yield Constraint(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
         if self._is_carried(value):
-            yield from argument_pins(handle.owner.operation, handle.result_number, sharding, self._unneeded)
+            yield from argument_constraints(handle.owner.operation, handle.result_number, sharding, self._unneeded)
 
     def _is_carried(self, value: int) -> bool:
         return self._program.ops[self._program.producer[value]].name == CARRY
 
-    def _propagate(self, pinned: Iterable[int]) -> Propagated:
+    def _propagate(self, constrained: Iterable[int]) -> Propagated:
         self.rounds += 1
-        return self._propagation.run(self._marks(pinned))
+        return self._propagation.run(self._marks(constrained))
 
     def _wrong(self, found: Propagated) -> tuple[list[int], list[int]]:
         """Values, and reshards, whose propagated sharding differs from the plan."""
@@ -196,10 +196,10 @@ class Chooser:
         return [value for value in wrong if look(value) in wanted]
 
     def _behind_transpose(self, value: int) -> int:
-        """The transposed value, if it is the only reader of `value` and not pinned yet: XLA then folds the transpose
-        into the op that makes it."""
+        """The transposed value, if it is the only reader of `value` and not constrained yet: XLA then folds the
+        transpose into the op that makes it."""
         behind = transposed(self._program, value)
-        if behind is None or (behind.op, 0) in self._lowered.required or behind.value in self.pinned:
+        if behind is None or (behind.op, 0) in self._lowered.required or behind.value in self.constrained:
             return value
         same = behind.value in self._movable and keeps_sharding(self._lowered, value, behind)
         return behind.value if same else value
@@ -213,11 +213,11 @@ class Chooser:
             yield from (v for k, v in enumerate(op.operands) if (number, k) not in required)
 
 
-def passed_pins(
+def passed_constraints(
     source: Source, lowered: PartitionedProgram, reshards: Sequence[Reshard], unneeded: set[Any]
-) -> Iterator[Pin]:
-    """Pins on arrays that a loop only passes through and reads both at a constraint and elsewhere. Shardy gives the
-    whole loop the sharding of that one use, and all others would gather the array in each trip."""
+) -> Iterator[Constraint]:
+    """Constraints on arrays that a loop only passes through and reads both at a constraint and elsewhere. Shardy gives
+    the whole loop the sharding of that one use, and all others would gather the array in each trip."""
     constrained = {(use.operation, use.operand) for one in reshards if not one.ahead for use in one.uses}
     sharding_of, values = sharding_finder(source, lowered), set(source.definitions)
     for loop in loops(source):
@@ -229,7 +229,7 @@ def passed_pins(
             at_constraints = [use for use in uses if use in constrained]
             others = [use for use in uses if use not in constrained and not hands_on(argument, use[0])]
             if at_constraints and others:
-                yield from argument_pins(loop, k, sharding_of(result), unneeded)
+                yield from argument_constraints(loop, k, sharding_of(result), unneeded)
 
 
 def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: Sequence[bool]) -> bool:
@@ -308,13 +308,13 @@ def opened(reshard: Reshard) -> Reshard:
 
 
 def contested_values(
-    program: Program, lowered: PartitionedProgram, reshards: Sequence[Reshard], pinned: set[int]
+    program: Program, lowered: PartitionedProgram, reshards: Sequence[Reshard], constrained: set[int]
 ) -> Iterator[int]:
     """Values that some neighbour offers more axes, or others, than planned.
 
     Two shardings compete for such a value, and the first to reach it wins; XLA:TPU also simplifies the program before
-    it propagates. So each of them needs a pin. pinned: values that are computed in one sharding and continue in
-    another, for which a pin exists already."""
+    it propagates. So each of them needs a constraint. constrained: values that are computed in one sharding and
+    continue in another, for which a constraint exists already."""
     at_use = {edge: reshard.sharding for reshard in reshards for edge in reshard.edges}
     for reshard in reshards:
         if declines(reshard.start, reshard.steps[0][0]):
@@ -324,7 +324,7 @@ def contested_values(
     for number, op in enumerate(program.ops):
         values = (*op.operands, *op.results)
         have = [at_use.get((number, k), lowered.shardings[value]) for k, value in enumerate(op.operands)]
-        have += [lowered.path(v)[0] if v in pinned else lowered.shardings[v] for v in op.results]
+        have += [lowered.path(v)[0] if v in constrained else lowered.shardings[v] for v in op.results]
         key = op.rule, tuple(have), tuple([remade[value] for value in values])
         if key not in found:
             found[key] = declining(*key, lowered.axis_sizes)
@@ -335,9 +335,9 @@ def contested_values(
 
 def merged_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
     """Values that are computed alike, but not sharded alike: XLA:TPU merges them before it propagates, so that the
-    sharding of one reaches the uses of the others unless each has a pin.
+    sharding of one reaches the uses of the others unless each has a constraint.
 
-    Of attributes, only those of operations without operands are compared: a pin too many does no harm."""
+    Of attributes, only those of operations without operands are compared: a constraint too many does no harm."""
     program, remade = source.program, remade_values(source.program)
     first = list(range(len(program.values)))  # value -> the first that is equal to it
     known: dict[Hashable, tuple[int, ...]] = {}

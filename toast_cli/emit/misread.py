@@ -31,7 +31,7 @@ Ragged dots are in regions however they are split: XLA without Shardy cannot par
 rows and the sharded weights of groups. So are block-scaled dots (`jax.nn.scaled_matmul`), which are custom calls to
 XLA.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in
+In: a `Source` and a `PartitionedProgram`. Out, inside a `with` block, both with such ops on local shapes in
 regions of their own; after it the module is as before.
 """
 

@@ -13,7 +13,7 @@ step.
 Replicated arrays have the same sharding wherever they are moved, and get none: a sum of partial products that is
 transposed and then added to others is reduced together with them, once XLA has moved the transpose.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the transposes to keep in place, and constraints in front of
+In: a `Source` and a `PartitionedProgram`. Out: the transposes to keep in place, and constraints in front of
 views.
 """
 

@@ -1,6 +1,6 @@
 """Runs Shardy's own propagation in-process on a copy of the module.
 
-Enters: a `Source`, a `PartitionedProgram` and candidate `Marks`. Leaves: the propagated sharding of every value and of
+In: a `Source`, a `PartitionedProgram` and candidate `Marks`. Out: the propagated sharding of every value and of
 every reshard.
 """
 
@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import annotated
-from toast_cli.emit.marks import Marks, pinnable_values
+from toast_cli.emit.marks import Marks, constrainable_values
 from toast_cli.emit.shardy import ShardyNotation
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -113,10 +113,10 @@ class NumberingNotation(ShardyNotation):
 
 
 def constraint_numbers(marks: Marks) -> Iterator[int]:
-    """For each constraint in the order of writing, the number of the reshard that it ends; -1 for pins and for
+    """For each constraint in the order of writing, the number of the reshard that it ends; -1 for constraints and for
     intermediate shardings."""
-    for pin in marks.pins:
-        yield from [-1] * len(pin.shardings)
+    for constraint in marks.constraints:
+        yield from [-1] * len(constraint.shardings)
     for number, reshard in enumerate(marks.reshards):
         yield from [-1] * len(reshard.through)
         yield number
@@ -140,7 +140,7 @@ def value_numbers(source: Source, lowered: PartitionedProgram) -> dict[Any, list
     """Operation -> the value number of each of its results (-1: none), for values whose sharding the plan decides;
     others propagate freely."""
     operations: dict[Any, list[int]] = defaultdict(list)
-    for value in pinnable_values(source, lowered):
+    for value in constrainable_values(source, lowered):
         handle = source.definitions[value]
         numbers = operations[handle.owner.operation]
         numbers += [-1] * (handle.result_number + 1 - len(numbers))

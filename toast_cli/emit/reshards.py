@@ -1,6 +1,6 @@
 """Places the reshards of a plan in the module.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: one `Reshard` for all uses that it can serve, in front of the
+In: a `Source` and a `PartitionedProgram`. Out: one `Reshard` for all uses that it can serve, in front of the
 first of them, or of a loop that only reads the array.
 """
 

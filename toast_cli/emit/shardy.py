@@ -1,6 +1,6 @@
 """Shardy's notation: `sdy.mesh`, `sdy.sharding`, `sdy.sharding_constraint`.
 
-Enters: a `Source`, a `PartitionedProgram` and `Marks`. Leaves: the bytes of a StableHLO file.
+In: a `Source`, a `PartitionedProgram` and `Marks`. Out: the bytes of a StableHLO file.
 """
 
 from __future__ import annotations

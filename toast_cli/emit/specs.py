@@ -1,6 +1,6 @@
 """PartitionSpecs of arguments and results as plain data, as JSON, and as a Python module.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: `BoundarySpecs`; its JSON has schema "toast.specs/1".
+In: a `Source` and a `PartitionedProgram`. Out: `BoundarySpecs`; its JSON has schema "toast.specs/1".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes StableHLO that Shardy partitions as planned, and checks it.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments,
+In: a `Source` and a `PartitionedProgram`. Out: the bytes of a StableHLO file. XLA keeps shardings on arguments,
 results and constraints, and drops those on other operations (docs/explanation/emitting.md), so constraints carry all
 intermediate shardings.
 """
@@ -15,7 +15,14 @@ from typing import Any
 
 from toast_cli.emit.annotate import is_added_barrier
 from toast_cli.emit.constraints import constraints_of, kernel_lines
-from toast_cli.emit.marks import Marks, argument_marks, is_read, pinnable_values, pinned_marks, unneeded_values
+from toast_cli.emit.marks import (
+    Marks,
+    argument_marks,
+    constrainable_values,
+    constrained_marks,
+    is_read,
+    unneeded_values,
+)
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.misread import in_regions
 from toast_cli.emit.moved_views import reduced_behind_transposes
@@ -92,7 +99,7 @@ def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "m
 def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Marks, str, dict[int, Sharding]]:
     """The marks; a note if they are not those requested; and the propagated shardings, if known."""
     if annotate == "full":
-        return pinned_marks(source, lowered), "", {}
+        return constrained_marks(source, lowered), "", {}
     if annotate == "arguments":
         return argument_marks(source, lowered), "", {}
     if annotate != "minimal":
@@ -101,9 +108,13 @@ def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[
         choice = choose_marks(source, lowered)
     except ir.MLIRError:  # a program that Shardy's passes refuse; XLA may still take it
         note = "Shardy's propagation refuses the program, so every value is constrained"
-        return pinned_marks(source, lowered), note, {}
+        return constrained_marks(source, lowered), note, {}
     if choice.unsettled:
-        return pinned_marks(source, lowered), "no few constraints reproduce the plan, so every value is constrained", {}
+        return (
+            constrained_marks(source, lowered),
+            "no few constraints reproduce the plan, so every value is constrained",
+            {},
+        )
     return choice.marks, "", choice.values
 
 
@@ -157,9 +168,9 @@ def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: b
         put_numbers(source, lowered, marks, module)
         found = Propagation(source, lowered).propagate(module)
     producer, sizes = source.program.producer, lowered.axis_sizes
-    computed = {pin.handle: pin.shardings[0] for pin in marks.pins}
+    computed = {constraint.handle: constraint.shardings[0] for constraint in marks.constraints}
     wrong, unneeded = list[int](), unneeded_values(source)
-    for value in pinnable_values(source, lowered):
+    for value in constrainable_values(source, lowered):
         handle = source.definitions[value]
         want = without_units(computed.get(handle, lowered.shardings[value]), sizes)
         if is_read(handle, unneeded) and found.values.get(value, want) != want:

@@ -1,6 +1,6 @@
 """Array items: values grouped as one cost item if the same pattern makes them and the same readers read them.
 
-Enters: a `Problem` and the `Compilation` of its program. Leaves: `ArrayItem`s with their readers.
+In: a `Problem` and the `Compilation` of its program. Out: `ArrayItem`s with their readers.
 """
 
 from __future__ import annotations

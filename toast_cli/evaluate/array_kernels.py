@@ -1,6 +1,6 @@
 """Compute time around arrays: kernels that cut and insert halos, compute an array whole, and lay rows out anew.
 
-Enters: array items with the shardings around them, and the collectives that move them. Leaves: kernels with their
+In: array items with the shardings around them, and the collectives that move them. Out: kernels with their
 seconds; for those of ops see `kernel_pricing`.
 """
 

@@ -1,6 +1,6 @@
 """Buckets: cost items grouped by the decisions that affect them, each with a memo of its costs.
 
-Enters: items, and the rows they depend on. Leaves: one `Bucket` for each set of decisions; the evaluator computes its
+In: items, and the rows they depend on. Out: one `Bucket` for each set of decisions; the evaluator computes its
 cost.
 """
 
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.expected_step import Placed
 from toast_cli.evaluate.items import Items, WorkItem
-from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers, groups_of
 from toast_cli.evaluate.neighbour_items import NeighbourItem
+from toast_cli.evaluate.op_sharding_memo import OpShardingMemo, RowNumbers, groups_of
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.evaluate.timeline import Spans
 from toast_cli.plan.loop_reads import LOOP_EDGES
 
 Vector = NDArray[np.float64]
-TICK = 2.0**-48  # seconds
+QUANTUM = 2.0**-48  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Share:
     All numbers are integral, so that sums are exact in any order and on any machine.
 
     Attributes:
-        compute, communication, transfers: in ticks. overlapping: the part of communication that the compiler overlaps
+        compute, communication, transfers: in quanta. overlapping: the part of communication that the compiler overlaps
         with compute. arguments: bytes.
         alive: [moments] bytes. Shares of a bucket with the same arrays share one vector.
     """
@@ -54,7 +54,7 @@ class Bucket:
     """Items whose patterns the same decisions affect.
 
     Attributes:
-        touches: groups and roles whose decisions affect the cost, see `iteration_memo.touches`.
+        touches: groups and roles whose decisions affect the cost, see `op_sharding_memo.touches`.
         groups: class groups among them.
         views: those whose rows determine the share. key: selects the rows of these views from those of all.
         patterns, places: patterns of the items, including `LOOP_EDGES`, and (pattern, view, place in the view) of each.
@@ -81,11 +81,11 @@ class Bucket:
     held: tuple[Key, Spans] | None = None
 
 
-def ticks(seconds: float) -> int:
-    return round(seconds / TICK)
+def quanta(seconds: float) -> int:
+    return round(seconds / QUANTUM)
 
 
-def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
+def make_buckets(items: Items, rows: OpShardingMemo) -> list[Bucket]:
     """All items in their buckets."""
     buckets: dict[frozenset[int], Bucket] = {}
 

@@ -13,7 +13,7 @@
   `returned_products`);
 * the peak inside a manual region while it runs.
 
-Enters: array items with the iterations around them. Leaves: bytes and half steps.
+In: array items with the op shardings around them. Out: bytes and ticks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from toast_cli.evaluate.items import Items
 from toast_cli.evaluate.layouts import Layouts
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy
 from toast_cli.program.host_memory import in_transit, moved, on_host, replacing
@@ -83,31 +83,31 @@ class Buffers:
         self._gathers_first = "loop-gathers-first" in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
-    def held(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
+    def held(self, item: ArrayItem, op_sharding: OpSharding, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
         """(kind, bytes of one array) of the buffers of an item; `intervals` gives their lifetimes.
 
-        iteration: of the op that makes the item. copies: of it, see `Pricer.copies`.
+        op_sharding: of the op that makes the item. copies: of it, see `Pricer.copies`.
         """
-        made = iteration.shardings[item.result]
+        made = op_sharding.shardings[item.result]
         if item.stored:
             yield OWN, self._layouts.kept(item, made)
-        if self._waits_for_scatter(item, iteration):
-            computed = iteration.computed[item.result]
+        if self._waits_for_scatter(item, op_sharding):
+            computed = op_sharding.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
         sides = self._returned.get(item.values[0])
         if sides and self._layouts.is_copied_to_return(item, sides, made):
             yield RETURNED, self._layouts.kept(item, made)
         if item.region >= 0:
-            yield INSIDE, self._pricer.inside_bytes(item, iteration)
-        if iteration.scattered[item.result] or iteration.reduced:
+            yield INSIDE, self._pricer.inside_bytes(item, op_sharding)
+        if op_sharding.scattered[item.result] or op_sharding.reduced:
             yield (
                 HandedOn(tuple([copy.places for copy in copies])) if copies else REDUCED,
                 self._layouts.kept(item, made),
             )
-            if iteration.scattered[item.result]:
-                computed = iteration.computed[item.result]
+            if op_sharding.scattered[item.result]:
+                computed = op_sharding.computed[item.result]
                 yield PARTIAL, self._layouts.laid_out(item, item.written_bytes, computed, computed)
-                if self._pricer.is_cut_late(item, iteration):
+                if self._pricer.is_cut_late(item, op_sharding):
                     yield UNCUT, self._layouts.kept(item, computed) - self._layouts.kept(item, made)
         for copy in copies:
             size = self._pricer.copied_bytes(item, copy)
@@ -120,7 +120,7 @@ class Buffers:
                 yield Ahead(copy.places), self._layouts.laid_out(item, size, between, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
-        """Live intervals in half steps of the buffers of that kind, over all values of the item."""
+        """Live intervals in ticks of the buffers of that kind, over all values of the item."""
         return [interval for value in item.values for interval in self.of_value(item, kind, value)]
 
     def of_value(self, item: ArrayItem, kind: Kind, value: int) -> list[Interval]:
@@ -146,12 +146,12 @@ class Buffers:
             return [(made + 1, last)] if made < last else []
         return [(made, made)] if kind in (PARTIAL, INSIDE, RETURNED) else self._waiting(item, made, value)
 
-    def on_host(self, item: ArrayItem, iteration: Iteration) -> tuple[float, list[Interval]]:
+    def on_host(self, item: ArrayItem, op_sharding: OpSharding) -> tuple[float, list[Interval]]:
         """(bytes of one array, live intervals of the item's arrays in host memory). A result that replaces an argument
         reuses its buffer; slices in transit need none."""
         mine = self._on_host.intersection(item.values) - self._no_host_memory
         found = [interval for value in mine for interval in self._lives.intervals[value]]
-        return self._pricer.local(item.bytes, iteration.shardings[item.result]), found
+        return self._pricer.local(item.bytes, op_sharding.shardings[item.result]), found
 
     def resting(self, item: ArrayItem) -> int:
         """The number of an item's arrays that are arguments in device memory."""
@@ -189,9 +189,9 @@ class Buffers:
         maker = program.ops[program.producer[item.values[0]]].name
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
 
-    def _waits_for_scatter(self, item: ArrayItem, iteration: Iteration) -> bool:
+    def _waits_for_scatter(self, item: ArrayItem, op_sharding: OpSharding) -> bool:
         starts = [self._started[value] for value in item.values if value in self._started]
-        return any(iteration.reduced or iteration.scattered[item.result] or not start.added for start in starts)
+        return any(op_sharding.reduced or op_sharding.scattered[item.result] or not start.added for start in starts)
 
     def _waiting(
         self, item: ArrayItem, made: int, value: int, copies: tuple[tuple[int, ...], ...] = ()

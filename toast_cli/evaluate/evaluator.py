@@ -2,8 +2,8 @@
 that make and read it.
 
 Items that the same decisions affect form one bucket. What a bucket adds to the cost is remembered for each combination
-of those shardings, which are numbered (see `iteration_memo`). A plan is evaluated as a change to an earlier one: only
-buckets in which a sharding changed are looked up again. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen
+of those shardings, which are numbered (see `op_sharding_memo`). A plan is evaluated as a change to an earlier one: only
+buckets in which a sharding changed are looked up again. In: a `Problem`. Out: `Cost` per plan, and for a chosen
 plan its collectives and the arrays alive at the peak.
 
 A worked example: the docstring of `toast_cli.plan`.
@@ -27,13 +27,13 @@ from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.array_kernels import ArrayKernels
-from toast_cli.evaluate.buckets import TICK, Bucket, Key, Share, Vector, make_buckets, ticks
+from toast_cli.evaluate.buckets import QUANTUM, Bucket, Key, Share, Vector, make_buckets, quanta
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
 from toast_cli.evaluate.expected_step import Placed, Windows
 from toast_cli.evaluate.items import Items, make_items
-from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.manual_regions import region_prices
+from toast_cli.evaluate.op_sharding_memo import DecisionNumbers, OpShardingMemo, RowNumbers
 from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.share_memo import ShareMemo
 from toast_cli.evaluate.timeline import Spans, Timeline
@@ -52,8 +52,8 @@ NEGLIGIBLE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """An evaluated plan. steps: its decisions (see `iteration_memo`); rows: [views] row numbers; shares: [buckets]; the
-    others: sums over the shares."""
+    """An evaluated plan. steps: its decisions (see `op_sharding_memo`); rows: [views] row numbers; shares: [buckets];
+    the others: sums over the shares."""
 
     steps: DecisionNumbers
     rows: list[int]
@@ -96,7 +96,7 @@ class Evaluator:
         self._arrays = ArrayKernels(problem, self.profile)
         self._holdings = Buffers(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
-        self._rows = IterationMemo(problem)
+        self._rows = OpShardingMemo(problem)
         self._sharing = ShareMemo(
             self._pricer, self._work, self._arrays, self._holdings, self.timeline, self.profile.asynchronous
         )
@@ -137,10 +137,10 @@ class Evaluator:
         state = self._evaluate(plan)
         arguments = float(state.arguments)
         peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
-        compute = state.compute * TICK * self._corrections.compute
-        communication, transfers = state.communication * TICK, state.transfers * TICK
+        compute = state.compute * QUANTUM * self._corrections.compute
+        communication, transfers = state.communication * QUANTUM, state.transfers * QUANTUM
         cost = Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows), transfers)
-        overlapping = state.overlapping * TICK
+        overlapping = state.overlapping * QUANTUM
         if overlapping <= NEGLIGIBLE * cost.most_seconds or cost.most_seconds - overlapping >= below:
             return cost
         return replace(cost, exposed_seconds=self._added(self._placed(state.rows), communication))
@@ -207,14 +207,14 @@ class Evaluator:
         collectives in both."""
         state = self._evaluate(plan)
         shares = enumerate(zip(self._buckets, state.shares, strict=True))
-        return {(k, b.key(state.rows)): (s.compute + s.communication) * TICK for k, (b, s) in shares}
+        return {(k, b.key(state.rows)): (s.compute + s.communication) * QUANTUM for k, (b, s) in shares}
 
     def seconds_between(self, plan: Plan) -> GroupSeconds:
         """Seconds of a step by pairs of groups: (g, g) -> all buckets that g affects; (g, h) -> all that both affect.
         This bounds the gain of any change to a plan that matters only there."""
         found: dict[tuple[int, int], float] = defaultdict(float)
         for bucket, share in zip(self._buckets, self._evaluate(plan).shares, strict=True):
-            seconds = (share.compute + share.communication) * TICK
+            seconds = (share.compute + share.communication) * QUANTUM
             for one, other in product(bucket.groups, repeat=2):
                 found[one, other] += seconds
         return found
@@ -350,7 +350,7 @@ class Evaluator:
             if found is None:
                 found = bucket.axis_memo[key] = np.zeros(len(total))
                 for use in self._bucket_collectives(bucket, rows):
-                    found[list(use.axes)] += ticks(use.seconds) * TICK
+                    found[list(use.axes)] += quanta(use.seconds) * QUANTUM
             total += found
         return tuple(total.tolist())
 

@@ -1,7 +1,7 @@
 """The expected step: communication that stays exposed when collectives overlap with compute as far as the program's
 order and the compiler allow.
 
-Enters: a problem and the times of its ops; for each part of a plan its kernels and collectives. Leaves: seconds of
+In: a problem and the times of its ops; for each part of a plan its kernels and collectives. Out: seconds of
 communication that stay exposed, see `cost.overlap`. Each loop's body is scheduled by itself and counted
 once per trip: nothing in a loop overlaps with work outside of it.
 """
@@ -21,7 +21,7 @@ from toast_cli.cost.overlap import Sent, exposed_seconds
 from toast_cli.plan.problem import Problem
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
-_LATER = 2  # moments in a half step: collectives before a kernel, then the kernel
+_LATER = 2  # moments in a tick: collectives before a kernel, then the kernel
 _BEFORE: frozenset[str] = frozenset({"reshard", "neighbours"})  # their results are read by an op
 _AFTER: frozenset[str] = frozenset({"partial", "pin"})  # they complete an op's result
 

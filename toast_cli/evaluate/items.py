@@ -1,7 +1,7 @@
 """The program as unique cost items. This file makes work items, which are ops of equal cost; sums, halo exchanges and
 arrays have files of their own.
 
-Enters: a `Problem`. Leaves: `Items`, each with the ops or values it stands for. Shardings are not known yet: an item
+In: a `Problem`. Out: `Items`, each with the ops or values it stands for. Shardings are not known yet: an item
 names the op patterns that determine them.
 """
 

@@ -1,6 +1,6 @@
-"""Compute time of a work item's ops on one device, given their iteration.
+"""Compute time of a work item's ops on one device, given their sharding.
 
-Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes; for manual regions see
+In: work items with the op sharding of their pattern. Out: seconds, FLOPs and bytes; for manual regions see
 `manual_regions`, for communication `pricing`, for arrays between ops `array_kernels`.
 """
 
@@ -31,7 +31,7 @@ from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.items import WorkItem
 from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.hardware import matrix_rate
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.host_memory import is_transfer
@@ -67,24 +67,24 @@ class WorkPricer:
         self._pixels: dict[int, PixelProducts | None] = {}
         self._growths: dict[tuple[tuple[tuple[Rows, float], ...], Sharding], float] = {}
 
-    def seconds(self, work: WorkItem, iteration: Iteration) -> float:
+    def seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Compute seconds of all ops of the item, each on its local shape."""
         if work.region >= 0:
-            return work.runs * self._regions[work.region].price(iteration.slot_axes).seconds
+            return work.runs * self._regions[work.region].price(op_sharding.slot_axes).seconds
         if (not work.kernels and not work.flops) or self._is_transfer(work):
             return 0.0
         if work.kernel is not None:
-            return work.runs * self._by_hand(work.kernel, work.dtype, iteration)
+            return work.runs * self._by_hand(work.kernel, work.dtype, op_sharding)
         sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
         cuts = (
-            tuple([shards((axes,), sizes) for axes in iteration.slot_axes])
+            tuple([shards((axes,), sizes) for axes in op_sharding.slot_axes])
             if work.flops or work.kind.matrix_unit
             else ()
         )
-        apart = bool(work.unfinished) and not work.carried and (bool(iteration.reduced) or any(iteration.scattered))
-        reads, into, vector, transfers_in, kept_in = self._coming_in(work, iteration)
+        apart = bool(work.unfinished) and not work.carried and (bool(op_sharding.reduced) or any(op_sharding.scattered))
+        reads, into, vector, transfers_in, kept_in = self._coming_in(work, op_sharding)
         read, out, finishing, transfers_out, kept_out = self._going_out(
-            work, iteration.reduced_to if apart else iteration.computed, cramped=self._is_cramped(work, cuts)
+            work, op_sharding.reduced_to if apart else op_sharding.computed, cramped=self._is_cramped(work, cuts)
         )
         resident = work.in_loop and transfers_in + transfers_out == 0.0
         walked = self._walked(work, cuts)
@@ -92,21 +92,21 @@ class WorkPricer:
         flops = work.flops / prod(cuts)
         if walked:  # in any memory
             into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
-        extra = self._moving(work, iteration) if work.kind.convolution else self._copying(work, iteration)
+        extra = self._moving(work, op_sharding) if work.kind.convolution else self._copying(work, op_sharding)
         rates = attained
         if work.kind.matrix_unit:
             if walked:
                 vector, flops = vector + flops, 0.0
             else:
                 flops = max(
-                    flops * self._growth(work, iteration, cuts),
-                    self._turning(work, iteration),
-                    self._sliding(work, iteration, cuts),
+                    flops * self._growth(work, op_sharding, cuts),
+                    self._turning(work, op_sharding),
+                    self._sliding(work, op_sharding, cuts),
                 )
             moved = reads + read + max(into, out)
             if apart:  # written, reduced, then read by the epilogue
                 made, left = (
-                    work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
+                    work.unfinished / shards(at[0], sizes) for at in (op_sharding.computed, op_sharding.reduced_to)
                 )
                 if resident and made <= self._kept_bytes:
                     made = left = 0.0
@@ -118,28 +118,28 @@ class WorkPricer:
         else:
             rates, vector, flops = self._elementwise, vector + flops, 0.0
             if resident and self._on_chip.vector_speed:
-                moved = self._on_the_chip(self._touched(work, iteration))
+                moved = self._on_the_chip(self._touched(work, op_sharding))
             else:
                 passes = into * (REDUCING if work.kind.name == REDUCE else 1.0)
                 moved = max(passes, reads + read + out + self._on_the_chip(kept_in + kept_out))
         busy = kernel_seconds(chip, rates, work.dtype, flops, vector + finishing, moved, 0.0)
         return work.runs * (extra + busy + work.kernels * start)
 
-    def transfer_seconds(self, work: WorkItem, iteration: Iteration) -> float:
+    def transfer_seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of transfers between device and host memory."""
         rate = self._problem.mesh.chip.host_bytes_per_second
         if not rate or not self._is_transfer(work):
             return 0.0
         program = self._problem.program
         whole = program.values[program.ops[work.op].results[0]].bytes
-        return work.runs * whole / shards(iteration.computed[0], self._sizes) / rate
+        return work.runs * whole / shards(op_sharding.computed[0], self._sizes) / rate
 
     def _is_transfer(self, work: WorkItem) -> bool:
         return is_transfer(self._problem.program.ops[work.op])
 
-    def _by_hand(self, kernel: HandWritten, dtype: str, iteration: Iteration) -> float:
+    def _by_hand(self, kernel: HandWritten, dtype: str, op_sharding: OpSharding) -> float:
         """Seconds of a hand-written kernel, whose work is divided by the shards of its slots."""
-        pieces = prod(self._pieces(iteration.slot_axes))
+        pieces = prod(self._pieces(op_sharding.slot_axes))
         work = kernel.products / pieces, kernel.vector / pieces, kernel.bytes / pieces
         return kernel_seconds(self._problem.mesh.chip, self._hand_written, dtype, *work)
 
@@ -148,12 +148,12 @@ class WorkPricer:
         speed = self._on_chip.vector_speed
         return moved / speed if speed else 0.0
 
-    def _touched(self, work: WorkItem, iteration: Iteration) -> float:
+    def _touched(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Bytes that a kernel reads and writes, in any memory."""
         sizes, total = self._sizes, 0.0
-        for side, sharding in zip(work.operands, iteration.operands, strict=True):
+        for side, sharding in zip(work.operands, op_sharding.operands, strict=True):
             total += side.read / shards(sharding, sizes)
-        for side, sharding in zip(work.results, iteration.computed, strict=True):
+        for side, sharding in zip(work.results, op_sharding.computed, strict=True):
             total += (side.read + side.through) / shards(sharding, sizes)
         return total
 
@@ -170,12 +170,12 @@ class WorkPricer:
         few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
         return self._starts.narrow if few or work.dtype != "f32" else self._starts.product
 
-    def _growth(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
+    def _growth(self, work: WorkItem, op_sharding: OpSharding, cuts: tuple[int, ...]) -> float:
         """The factor by which padding to the matrix unit increases a product's flops."""
         chip, attained = self._problem.mesh.chip, self._attained
         pixels = self._pixel_products(work)
         if pixels:
-            image, kernel = (self._pieces(sharding) for sharding in iteration.operands)
+            image, kernel = (self._pieces(sharding) for sharding in op_sharding.operands)
             return bounded(chip, attained, work.dtype, pixels.growth(image, kernel))
         part = self._vector_part(work)
         if part:
@@ -193,19 +193,19 @@ class WorkPricer:
         program = self._problem.program
         return f32_part(program, program.ops[work.op])
 
-    def _turning(self, work: WorkItem, iteration: Iteration) -> float:
+    def _turning(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Flops that take as long as transposing pixels between images and features in the lanes, see
         `convolution_tiles`."""
         pixels, chip = self._pixel_products(work), self._problem.mesh.chip
-        turned = pixels.turned(*(self._pieces(sharding) for sharding in iteration.operands)) if pixels else 0
+        turned = pixels.turned(*(self._pieces(sharding) for sharding in op_sharding.operands)) if pixels else 0
         if not turned:
             return 0.0
-        op, pieces = self._problem.program.ops[work.op], self._pieces(iteration.computed[0])
+        op, pieces = self._problem.program.ops[work.op], self._pieces(op_sharding.computed[0])
         count = turned * prod(w.outputs / pieces[w.result_dim] for w in op.windows)
         seconds = count * self._profile.turning_cycles / chip.clock_hertz
         return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
 
-    def _sliding(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
+    def _sliding(self, work: WorkItem, op_sharding: OpSharding, cuts: tuple[int, ...]) -> float:
         """Flops that take as long as sliding a whole image, see `gpu_libraries`."""
         op, program = self._problem.program.ops[work.op], self._problem.program
         terms = terms_of_whole_images(op) if work.kind.convolution and self._libraries else 0
@@ -214,9 +214,9 @@ class WorkPricer:
         columns = local_size(self._grid(work).columns, cuts)
         kernel, made = program.values[op.operands[1]], program.values[op.results[0]]
         features = (
-            kernel.elements / shards(iteration.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
+            kernel.elements / shards(op_sharding.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
         )
-        rows = made.elements / shards(iteration.computed[0], self._sizes) / columns
+        rows = made.elements / shards(op_sharding.computed[0], self._sizes) / columns
         chip, count = self._problem.mesh.chip, self._attained.multiprocessors
         edge, wide = RESULT_TILE, DTYPE_BITS.get(work.dtype, 32) > 16
         high, broad = (min(edge, STREAMED_ROWS * ceil(n / STREAMED_ROWS)) for n in (rows, columns))
@@ -234,20 +234,23 @@ class WorkPricer:
     def _pieces(self, sharding: Sharding) -> tuple[int, ...]:
         return tuple([shards((axes,), self._sizes) for axes in sharding])
 
-    def _moving(self, work: WorkItem, iteration: Iteration) -> float:
+    def _moving(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of the copies of a convolution's operands before it and of its result after it."""
-        moved = self._reversed(work, iteration)
+        moved = self._reversed(work, op_sharding)
         rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
-        return self._cutting(work, iteration) + self._copying(work, iteration) + moved / rate
+        return self._cutting(work, op_sharding) + self._copying(work, op_sharding) + moved / rate
 
-    def _copying(self, work: WorkItem, iteration: Iteration) -> float:
+    def _copying(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the dimension
         order that a library requires, see `gpu_libraries`."""
         if not work.kind.matrix_unit or not self._libraries:
             return 0.0
         program, rate = self._problem.program, self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
         op = program.ops[work.op]
-        arrays = [*zip(op.operands, iteration.operands, strict=True), *zip(op.results, iteration.computed, strict=True)]
+        arrays = [
+            *zip(op.operands, op_sharding.operands, strict=True),
+            *zip(op.results, op_sharding.computed, strict=True),
+        ]
         sizes = [program.values[value].bytes / shards(sharding, self._sizes) for value, sharding in arrays]
         if work.kind.convolution:
             return 4.0 * min(sizes) / rate + self._attained.kernel_seconds
@@ -258,12 +261,12 @@ class WorkPricer:
             copied = self._copies[work.op] = copied_operands(program, op)
         return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in copied)
 
-    def _reversed(self, work: WorkItem, iteration: Iteration) -> float:
+    def _reversed(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Bytes read and written to reverse the second operand of a convolution, see `is_reversed`."""
         op, program = self._problem.program.ops[work.op], self._problem.program
         if not is_reversed(op, self._profile):
             return 0.0
-        local = self._local(program.values[op.operands[1]].shape, iteration.operands[1])
+        local = self._local(program.values[op.operands[1]].shape, op_sharding.operands[1])
         over = {w.kernel_dim for w in op.windows}
         wasted = tiled_growth(local, tuple(d for d in range(len(local)) if d not in over), tile_of(self._profile))
         return prod(local) * wasted * self._profile.product_bits / 8 * (1 + self._attained.narrow_write)
@@ -271,24 +274,24 @@ class WorkPricer:
     def _local(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
         return tuple([ceil(n / k) for n, k in zip(shape, self._pieces(sharding), strict=True)])
 
-    def _cutting(self, work: WorkItem, iteration: Iteration) -> float:
+    def _cutting(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of space-to-batch of a convolution's operand and result, see `space_to_batch`."""
         images = self._images.get(work.op)
         if images is None:
             found = convolved_images(self._problem.program, work.op, self._profile)
             images = self._images[work.op] = tuple(found)
         bytes_moved = 0.0
-        for image, sharding in zip(images, (iteration.operands[0], iteration.computed[0]), strict=False):
+        for image, sharding in zip(images, (op_sharding.operands[0], op_sharding.computed[0]), strict=False):
             bytes_moved += image.moved(self._local(image.shape, sharding))
         return bytes_moved / (self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory)
 
-    def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float, float, float]:
+    def _coming_in(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, float, float, float, float]:
         """(bytes read, most bytes of one array that pass through the vector unit, elementwise flops, bytes from device
         memory, bytes read from on-chip memory) of a kernel's operands."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = most = vector = transfers = kept = 0.0
         for (read, through, flops, passing, staying, beside, widest, _, rows), sharding in zip(
-            work.operands, iteration.operands, strict=True
+            work.operands, op_sharding.operands, strict=True
         ):
             if read or flops:
                 count = shards(sharding, sizes)
@@ -366,24 +369,24 @@ class WorkPricer:
         bits = DTYPE_BITS.get(program.values[program.ops[work.op].results[0]].dtype, 32)
         return has_small_windows(self._profile, batch * rows, columns, bits)
 
-    def uses(self, work: WorkItem, iteration: Iteration) -> Iterator[KernelUse]:
+    def uses(self, work: WorkItem, op_sharding: OpSharding) -> Iterator[KernelUse]:
         """Work and time of the item's kernels."""
         if work.region >= 0:
-            yield from self._regions[work.region].price(iteration.slot_axes).kernels_in(work.runs)
+            yield from self._regions[work.region].price(op_sharding.slot_axes).kernels_in(work.runs)
             return
-        seconds = self.seconds(work, iteration)
+        seconds = self.seconds(work, op_sharding)
         if seconds:
-            yield KernelUse(work.ops, work.kind.name, work.runs, *self._size(work, iteration), seconds)
+            yield KernelUse(work.ops, work.kind.name, work.runs, *self._size(work, op_sharding), seconds)
 
-    def _size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
+    def _size(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""
         sizes = self._sizes
-        pieces = prod(shards((axes,), sizes) for axes in iteration.slot_axes)
+        pieces = prod(shards((axes,), sizes) for axes in op_sharding.slot_axes)
         flops = work.flops / pieces
         if work.kernel is not None:
             return work.runs * flops, work.runs * work.kernel.bytes / pieces
         moved = 0.0
-        for sides, shardings in ((work.operands, iteration.operands), (work.results, iteration.computed)):
+        for sides, shardings in ((work.operands, op_sharding.operands), (work.results, op_sharding.computed)):
             for (size, through, elementwise, *_), sharding in zip(sides, shardings, strict=True):
                 count = shards(sharding, sizes)
                 moved += (size if sides is work.operands else max(size, through)) / count

@@ -1,7 +1,7 @@
 """Bytes of arrays in the compiler's layouts: in tiles, in the layouts that convolutions require, and in gathered
 pieces.
 
-Enters: array items with their shardings. Leaves: bytes on one device.
+In: array items with their shardings. Out: bytes on one device.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A region is a program of its own on local shapes: its kernels and its memory are
 collectives that the user wrote under every plan. Along mesh axes that a region leaves to the partitioner, its body is
 split as its operands and results are, by a plan for that program.
 
-Enters: a problem. Leaves: a `RegionPrice` for each op that is a region and each way to split it.
+In: a problem. Out: a `RegionPrice` for each op that is a region and each way to split it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from toast_cli.evaluate.timeline import Timeline
 from toast_cli.hardware.device_groups import axes_of_groups, crossed_axes
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.iteration import OpPattern, SlotAxes
 from toast_cli.plan.loop_reads import LOOP_EDGES, edges, held_over
+from toast_cli.plan.op_sharding import OpPattern, SlotAxes
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
@@ -108,7 +108,7 @@ class _Region:
 
     def _price(self, plan: Plan) -> RegionPrice:
         problem, items, pricer = self._problem, self._items, self._pricer
-        lowered = {pattern: problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))}
+        lowered = {pattern: problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))}
         lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
         kernels = [use for item in items.work for use in self._kernels.uses(item, lowered[item.pattern])]
         for read in items.neighbours:

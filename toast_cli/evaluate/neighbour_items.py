@@ -1,7 +1,7 @@
 """Halo exchanges as cost items: equal arrays that are read through windows form one item, and all ops that read an
 array share its exchange. `plan.halo` says what is exchanged under a plan.
 
-Enters: a `Problem`. Leaves: `NeighbourItem`s.
+In: a `Problem`. Out: `NeighbourItem`s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toast_cli.plan.halo import WindowRead, read_of, windowed
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Window
 
@@ -35,8 +35,8 @@ class NeighbourItem:
         """Patterns that determine what is exchanged."""
         return frozenset([pattern for pattern, _ in self.readers])
 
-    def reads(self, lowered: Mapping[int, Iteration]) -> list[WindowRead]:
-        """[readers] how each reads the array. lowered: pattern -> its iteration."""
+    def reads(self, lowered: Mapping[int, OpSharding]) -> list[WindowRead]:
+        """[readers] how each reads the array. lowered: pattern -> its op sharding."""
         return [read_of(windows, lowered[pattern]) for pattern, windows in self.readers]
 
 

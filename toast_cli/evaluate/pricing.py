@@ -1,6 +1,6 @@
 """Prices the communication of single items, given the shardings around them: collectives, and the copies they make.
 
-Enters: work and array items with the iterations of the patterns they touch. Leaves: collectives with their seconds. It
+In: work and array items with the op shardings of the patterns they touch. Out: collectives with their seconds. It
 does not depend on earlier plans; the evaluator memoises.
 """
 
@@ -18,11 +18,11 @@ from toast_cli.evaluate.array_items import ArrayItem, reader_op
 from toast_cli.evaluate.items import Items, WorkItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.region_price import RegionPrices
-from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
+from toast_cli.evaluate.sum_items import Carried, SumItem, op_sharding_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
-from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.loop_reads import LOOP_EDGES
 from toast_cli.plan.one_device import spread
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partials import (
     ALL_REDUCE,
     REDUCE_SCATTER,
@@ -40,8 +40,8 @@ from toast_cli.plan.reshard import GATHER, Copy, ReshardStep, copies_of, moves_o
 from toast_cli.plan.sharding import Sharding, axes_of, shards, split_further, written_part
 from toast_cli.program.ops import ARGUMENT
 
-# Pattern -> its iteration under the current plan; also `LOOP_EDGES` where loops have loop-invariant reads.
-Lowered = dict[int, Iteration]
+# Pattern -> its op sharding under the current plan; also `LOOP_EDGES` where loops have loop-invariant reads.
+Lowered = dict[int, OpSharding]
 
 
 class _Reduced(NamedTuple):
@@ -77,19 +77,19 @@ class Pricer:
 
     # -- collectives of work items ----------------------------------------------------------------------------
 
-    def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
+    def work_collectives(self, work: WorkItem, op_sharding: OpSharding) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of partial results outside sums, reshards to pinned shardings, permutes of
         ops that move elements, and collectives of manual regions."""
         if work.region >= 0:
-            yield from self._regions[work.region].price(iteration.slot_axes).collectives_in(work.runs)
+            yield from self._regions[work.region].price(op_sharding.slot_axes).collectives_in(work.runs)
         results = self._problem.program.ops[work.op].results
-        if not work.summed and (iteration.reduced or any(iteration.scattered)):
+        if not work.summed and (op_sharding.reduced or any(op_sharding.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop, work.share)
             for k, whole in enumerate(work.whole_bytes):
-                partial = partial_of(iteration, k)
+                partial = partial_of(op_sharding, k)
                 if partial is not None:
-                    yield from self._reductions(iteration, partial, k, whole, how)
-        for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.shardings, strict=True)):
+                    yield from self._reductions(op_sharding, partial, k, whole, how)
+        for k, (source, target) in enumerate(zip(op_sharding.reduced_to, op_sharding.shardings, strict=True)):
             for step in reshard_steps(source, target, self._sizes, self._shape(results[k])):
                 written = (step.kind, work.whole_bytes[k] * step.fraction)
                 size, waited_for = written[1] * work.needed[k], not work.late
@@ -100,9 +100,9 @@ class Pricer:
                 )
         op = self._problem.program.ops[work.op]
         kinds, size = self._problem.patterns[work.pattern].form.kinds, work.whole_bytes[0]
-        sent = rotations(op, size, kinds, iteration, self._sizes)
+        sent = rotations(op, size, kinds, op_sharding, self._sizes)
         yield from self._exchanged(sent, work.runs, work.op, results[0])
-        for k, exchange in spread(op, work.whole_bytes, iteration, self._sizes):
+        for k, exchange in spread(op, work.whole_bytes, op_sharding, self._sizes):
             yield from self._exchanged([exchange], work.runs, work.op, results[k], "one device")
 
     def neighbour_collectives(self, item: NeighbourItem, lowered: Lowered) -> Iterator[CollectiveUse]:
@@ -126,7 +126,7 @@ class Pricer:
                 number, item.runs, (needed,), item.late, item.in_loop, item.share, part.count, item.each, part.apart
             )
             if part.partial is not None:
-                yield from self._reductions(part.iteration, part.partial, 0, term.bytes, how, part.cut)
+                yield from self._reductions(part.op_sharding, part.partial, 0, term.bytes, how, part.cut)
         if item.into is not None and item.left(lowered) is None:
             yield from self._to_carry(item, item.into, lowered)
 
@@ -145,7 +145,7 @@ class Pricer:
         """Reshards of a sum that is reduced in each trip to the sharding in which the loop adds it to its carry."""
         carried, place = into
         reader, position = carried.first[place]
-        source = iteration_finder(item.within, lowered)(item.steps[-1].op).shardings[0]
+        source = op_sharding_finder(item.within, lowered)(item.steps[-1].op).shardings[0]
         target, number, value = lowered[reader].operands[position], item.ops[0], item.end
         for step in reshard_steps(source, target, self._sizes, self._shape(value)):
             size = item.terms[0].bytes * step.fraction
@@ -160,31 +160,31 @@ class Pricer:
         return hops
 
     def _reductions(
-        self, iteration: Iteration, partial: Partial, k: int, whole: int, how: _Reduced, cut: Cuts = ()
+        self, op_sharding: OpSharding, partial: Partial, k: int, whole: int, how: _Reduced, cut: Cuts = ()
     ) -> Iterator[CollectiveUse]:
         """Collectives that complete partial result k, an array of `whole` bytes. cut: see `completed`."""
-        sharding = iteration.computed[k]
+        sharding = op_sharding.computed[k]
         op = self._problem.program.ops[how.op]
-        completion = completion_of(op, iteration, k, self._sizes, how.terms, apart=how.apart)
+        completion = completion_of(op, op_sharding, k, self._sizes, how.terms, apart=how.apart)
         value = self._problem.program.values[op.results[k]]
         for hop in self._hops_of(partial, completion, cut):
             size = whole * hop.fraction * written_part(value, hop.before, hop.after)
             if hop.kind != REDUCE_SCATTER:
                 yield self._reduction(hop.kind, hop.axes, size, k, how)
-            elif hop.after is None and self._scatters.reduced_first(how.op, iteration, cut[0]):
+            elif hop.after is None and self._scatters.reduced_first(how.op, op_sharding, cut[0]):
                 before = size * shards((hop.axes,), self._sizes)
                 yield self._reduction("all-reduce", hop.axes, before, k, how, (hop.kind, size))
             else:
-                yield self._scatter(hop.axes, size, sharding, iteration, k, how)
-                sharding = split_further(sharding, iteration.reduced_to[k], hop.axes)
+                yield self._scatter(hop.axes, size, sharding, op_sharding, k, how)
+                sharding = split_further(sharding, op_sharding.reduced_to[k], hop.axes)
 
     def _scatter(
-        self, axes: tuple[int, ...], size: float, sharding: Sharding, iteration: Iteration, k: int, how: _Reduced
+        self, axes: tuple[int, ...], size: float, sharding: Sharding, op_sharding: OpSharding, k: int, how: _Reduced
     ) -> CollectiveUse:
         """A reduce-scatter to `size` bytes of partial result k, which has `sharding`; or the all-reduce that XLA keeps
         instead."""
         source = ScatterSource(how.op, k, updates=how.late and not how.in_loop, alone=how.terms == 1)
-        if not self._scatters.stays(source, axes, sharding, iteration):
+        if not self._scatters.stays(source, axes, sharding, op_sharding):
             whole = size * shards((axes,), self._sizes)
             return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
         return self._reduction("reduce-scatter", axes, size, k, how)
@@ -209,19 +209,19 @@ class Pricer:
 
     # -- arrays --------------------------------------------------------------------------------------------------
 
-    def is_cut_late(self, item: ArrayItem, iteration: Iteration) -> bool:
+    def is_cut_late(self, item: ArrayItem, op_sharding: OpSharding) -> bool:
         """Whether the item's reduce-scattered arrays are in fact all-reduced, and each device slices them where it
-        reads them. iteration: of the op that makes them."""
+        reads them. op_sharding: of the op that makes them."""
         op, k = self._problem.program.producer[item.values[0]], item.result
-        partial = partial_of(iteration, k)
+        partial = partial_of(op_sharding, k)
         if partial is None or not item.waited_for:
             return False
-        how = completion_of(self._problem.program.ops[op], iteration, k, self._sizes)
+        how = completion_of(self._problem.program.ops[op], op_sharding, k, self._sizes)
         lies = partial.at
         for hop in self._hops_of(partial, how, ()):
             if hop.kind != REDUCE_SCATTER:
                 return hop.kind == ALL_REDUCE and not axes_of(lies).issuperset(axes_of(partial.to))
-            if not self._scatters.stays(ScatterSource(op, k), hop.axes, lies, iteration):
+            if not self._scatters.stays(ScatterSource(op, k), hop.axes, lies, op_sharding):
                 return True
             lies = split_further(lies, partial.to, hop.axes)
         return False
@@ -279,9 +279,9 @@ class Pricer:
     def _shape(self, value: int) -> tuple[int, ...]:
         return self._problem.program.values[value].shape
 
-    def inside_bytes(self, item: ArrayItem, iteration: Iteration) -> float:
+    def inside_bytes(self, item: ArrayItem, op_sharding: OpSharding) -> float:
         """Peak bytes on one device inside the manual region that makes the item."""
-        return self._regions[item.region].price(iteration.slot_axes).bytes
+        return self._regions[item.region].price(op_sharding.slot_axes).bytes
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program

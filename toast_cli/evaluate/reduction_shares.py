@@ -1,6 +1,6 @@
 """The share of each reduction in the collective that XLA combines it into.
 
-Enters: a `Problem` and the `Compilation` of its program. Leaves: a share for each op, for `pricing`.
+In: a `Problem` and the `Compilation` of its program. Out: a share for each op, for `pricing`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from toast_cli.cost.model import CollectiveUse, KernelUse
-from toast_cli.plan.iteration import SlotAxes
+from toast_cli.plan.op_sharding import SlotAxes
 
 
 @dataclass(frozen=True)

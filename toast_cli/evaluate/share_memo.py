@@ -1,7 +1,7 @@
 """Contributions of buckets to a plan's cost, with a memo by item: many rows of a bucket are equal for most of its
 items.
 
-Enters: a bucket, and the iterations of its patterns. Leaves: its `Share`.
+In: a bucket, and the op shardings of its patterns. Out: its `Share`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.array_kernels import ArrayKernels
-from toast_cli.evaluate.buckets import Bucket, Share, Vector, ticks
+from toast_cli.evaluate.buckets import Bucket, Share, Vector, quanta
 from toast_cli.evaluate.buffers import Buffers, Kind
 from toast_cli.evaluate.items import WorkItem
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -21,8 +21,8 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.evaluate.timeline import Timeline
-from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.loop_reads import LOOP_EDGES
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.sharding import Sharding
 
 MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of ([moments] number of arrays alive, bytes of one)
@@ -36,7 +36,7 @@ NOTHING: ArrayShare = (0.0, UNSENT, 0.0, NO_MEMORY)
 
 
 class ShareMemo:
-    """Shares of the buckets of one problem. Keys hold the numbers that an `IterationMemo` gives iterations.
+    """Shares of the buckets of one problem. Keys hold the numbers that an `OpShardingMemo` gives op shardings.
 
     asynchronous: kinds of collectives that the compiler overlaps with compute.
     """
@@ -68,7 +68,7 @@ class ShareMemo:
         del self._memories[1:]
 
     def share(self, bucket: Bucket, lowered: Lowered) -> Share:
-        """The bucket's share under these iterations."""
+        """The bucket's share under these op shardings."""
         compute = transfers = arguments = 0.0
         sent: list[Sent] = []
         for work in bucket.work:
@@ -90,10 +90,10 @@ class ShareMemo:
                 arguments += share[2]
                 held.append(share[3])
         return Share(
-            ticks(compute),
-            ticks(sum([seconds for seconds, _ in sent])),
-            ticks(sum([seconds for _, seconds in sent])),
-            ticks(transfers),
+            quanta(compute),
+            quanta(sum([seconds for seconds, _ in sent])),
+            quanta(sum([seconds for _, seconds in sent])),
+            quanta(transfers),
             round(arguments),
             self._alive(bucket, tuple(held)),
         )
@@ -117,21 +117,21 @@ class ShareMemo:
             bucket.alive[held] = np.rint(found, out=found)
         return found
 
-    def _work_share(self, work: WorkItem, iteration: Iteration) -> tuple[float, Sent]:
+    def _work_share(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, Sent]:
         """Seconds of compute and communication of one item."""
-        key = (work.op, iteration.number)
+        key = (work.op, op_sharding.number)
         found = self._of_work.get(key)
         if found is None:
-            communication = self._sent(self._pricer.work_collectives(work, iteration))
-            found = self._of_work[key] = (self._work.seconds(work, iteration), communication)
+            communication = self._sent(self._pricer.work_collectives(work, op_sharding))
+            found = self._of_work[key] = (self._work.seconds(work, op_sharding), communication)
         return found
 
     def _sum_seconds(self, item: SumItem, lowered: Lowered) -> Sent:
         partial, reduced = item.of_loops, False
         for term in () if item.of_loops else item.terms:
-            iteration = lowered[term.pattern]
-            reduced = reduced or bool(iteration.reduced)
-            partial = partial or reduced or bool(iteration.scattered[0])
+            op_sharding = lowered[term.pattern]
+            reduced = reduced or bool(op_sharding.reduced)
+            partial = partial or reduced or bool(op_sharding.scattered[0])
         if not partial:
             return UNSENT
         key: list[int | Sharding] = [item.ops[0]]
@@ -155,15 +155,19 @@ class ShareMemo:
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
-        iteration = lowered[item.pattern]
-        made = iteration.shardings[item.result]
+        op_sharding = lowered[item.pattern]
+        made = op_sharding.shardings[item.result]
         shardings = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
-        # For partial results the whole iteration matters, not only the final sharding.
-        partial = iteration.reduced or iteration.scattered[item.result]
+        # For partial results the whole op sharding matters, not only the final sharding.
+        partial = op_sharding.reduced or op_sharding.scattered[item.result]
         inside = item.region >= 0
         if not (item.stored or partial or inside) and shardings.count(made) == len(shardings):
             return NOTHING  # nobody stores or moves it
-        key: tuple[int | Sharding, ...] = (item.values[0], iteration.number if partial or inside else made, *shardings)
+        key: tuple[int | Sharding, ...] = (
+            item.values[0],
+            op_sharding.number if partial or inside else made,
+            *shardings,
+        )
         if item.at_edges:
             key = (*key, lowered[LOOP_EDGES].number)
         found = self._of_arrays.get(key)
@@ -171,7 +175,7 @@ class ShareMemo:
             copies = self._pricer.copies(item, lowered)
             seconds = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else UNSENT
             rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
-            memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
+            memory = self._memory(item, tuple(self._holdings.held(item, op_sharding, copies)))
             making = sum([use.seconds for use in self._arrays.uses(item, made, shardings, copies)])
             found = (making, seconds, rest, memory) if copies or rest or memory or making else NOTHING
             self._of_arrays[key] = found

@@ -1,7 +1,7 @@
 """The program's sums of partial results as cost items; equal sums form one item. `plan.partials` says how a sum is
 reduced under a plan. Sums are why Megatron needs two all-reduces a block and direction and not five.
 
-Enters: a `Problem`. Leaves: `SumItem`s, and for one of them and a plan, its reductions.
+In: a `Problem`. Out: `SumItem`s, and for one of them and a plan, its reductions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from itertools import accumulate
 
 from toast_cli.compiler.collectives import Narrowing, reductions_each
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.plan.accumulation import LEAF, Accumulation, Left, PathUse, left_open, partial_carry
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.accumulation import LEAF, Accumulation, DeferredReduction, PathUse, left_open, partial_carry
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partials import Cuts, Partial, cut_by_readers, in_steps, in_turn, partial_of, reductions_of
 from toast_cli.plan.problem import Problem
 from toast_cli.program.regions import loop_at, trips_at
@@ -42,13 +42,13 @@ class Carried:
     first: tuple[tuple[int, int], ...]
     sums: tuple[tuple[Steps, tuple[Carried, ...]], ...]
 
-    def left(self, lowered: Mapping[int, Iteration]) -> tuple[Left, ...]:
+    def left(self, lowered: Mapping[int, OpSharding]) -> tuple[DeferredReduction, ...]:
         """The deferred reduction of each sum; empty if none is deferred."""
         path = [
             (lowered[use.op].operands[use.position], None if use.maker == LEAF else lowered[use.maker])
             for use in self.path
         ]
-        sums = [(steps, iteration_finder(within, lowered)) for steps, within in self.sums]
+        sums = [(steps, op_sharding_finder(within, lowered)) for steps, within in self.sums]
         first = [lowered[pattern].operands[k] for pattern, k in self.first]
         return left_open(sums, path, first, lowered[self.carry].shardings[0])
 
@@ -59,8 +59,8 @@ class Carried:
         return inner.union([self.carry, *(use.op for use in self.path), *steps])
 
 
-def iteration_finder(within: tuple[Carried, ...], lowered: Mapping[int, Iteration]) -> Callable[[int], Iteration]:
-    """A function from the op of a step to its iteration. The op is a pattern or, below 0, one of `within` (-1 is the
+def op_sharding_finder(within: tuple[Carried, ...], lowered: Mapping[int, OpSharding]) -> Callable[[int], OpSharding]:
+    """A function from the op of a step to its op sharding. The op is a pattern or, below 0, one of `within` (-1 is the
     first)."""
     if not within:
         return lowered.__getitem__
@@ -70,7 +70,7 @@ def iteration_finder(within: tuple[Carried, ...], lowered: Mapping[int, Iteratio
 
 @dataclass(frozen=True)
 class SumItem:
-    """Equal sums. steps: see `sums.Sum`, with op patterns or, below 0, loop-carried sums, see `iteration_finder`.
+    """Equal sums. steps: see `sums.Sum`, with op patterns or, below 0, loop-carried sums, see `op_sharding_finder`.
     readers: patterns and operand positions of all readers of the sum, or of a view of it. needed: fraction of the bits
     that they need. late: nothing waits for them, see `early_values`. in_loop: within a loop. within: its terms that are
     loop-carried sums. into: the loop-carried sum it is added to, and its number there. each: all-reduces in one run,
@@ -100,7 +100,7 @@ class SumItem:
         steps = (step.op for step in self.steps if step.op >= 0)
         return loops.union([*steps, *(pattern for pattern, _ in self.readers)])
 
-    def left(self, lowered: Mapping[int, Iteration]) -> Left | None:
+    def left(self, lowered: Mapping[int, OpSharding]) -> DeferredReduction | None:
         """Its deferred reduction in a loop-carried sum; None where it is reduced in each trip."""
         if self.into is None:
             return None
@@ -207,34 +207,34 @@ def _terms(steps: Steps) -> list[SumStep]:
     return [step for step in steps if step.does == "term"]
 
 
-def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[Reduced]:
+def reduced(item: SumItem, lowered: Mapping[int, OpSharding]) -> Iterator[Reduced]:
     """The reductions of a sum."""
-    iteration_of = iteration_finder(item.within, lowered)
+    op_sharding_of = op_sharding_finder(item.within, lowered)
     left = item.left(lowered)
     if left is not None:
         if left.scattered is not None:
-            yield Reduced(0, left.scattered, len(item.terms), (), iteration_of(item.steps[0].op))
+            yield Reduced(0, left.scattered, len(item.terms), (), op_sharding_of(item.steps[0].op))
         return
-    for part in reductions_of(item.steps, iteration_of):
+    for part in reductions_of(item.steps, op_sharding_of):
         cut = (*part.cut_before, *part.cut)
         if part.whole and part.partial.reduced:
             wanted = [lowered[pattern].cut(position) for pattern, position in item.readers]
             cut = (*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))
-        first = iteration_of(item.steps[part.first].op)
+        first = op_sharding_of(item.steps[part.first].op)
         yield Reduced(item.term[part.first], partial_of(first), part.terms, in_turn(cut), first, part.apart)
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """Terms that one reduction completes. place: of the first in `SumItem.terms`. partial: its partial value, None
-    where it is complete. count: of terms. cut: axes by which uses split it. iteration: of the first. apart: see
+    where it is complete. count: of terms. cut: axes by which uses split it. op_sharding: of the first. apart: see
     `Reduction.apart`."""
 
     place: int
     partial: Partial | None
     count: int
     cut: Cuts
-    iteration: Iteration
+    op_sharding: OpSharding
     apart: bool = False
 
 

@@ -20,13 +20,13 @@ from toast_cli.compiler.liveness import Lives
 SELECTED = 256
 _SPREAD = 64
 
-Intervals = list[tuple[int, int]]  # first and last half step, both included
+Intervals = list[tuple[int, int]]  # first and last tick, both included
 # [intervals] first entry of a profile covered, first entry after it, bytes
 Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 class Timeline:
-    """candidates: [candidates] half steps at which memory can peak. moments: [moments] those a search evaluates;
+    """candidates: [candidates] ticks at which memory can peak. moments: [moments] those a search evaluates;
     ascending."""
 
     def __init__(self, lives: Lives, on_chip_bytes: float = 0.0) -> None:

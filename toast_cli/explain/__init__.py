@@ -1,7 +1,7 @@
 """Explains a plan: the saving of each decision, the reason for an array's sharding, the cause of a collective, and the
 contents of the memory peak.
 
-Enters: an evaluator and a plan. Leaves: an `Explanation`, which the terminal and JSON show. Every figure is the cost of
+In: an evaluator and a plan. Out: an `Explanation`, which the terminal and JSON show. Every figure is the cost of
 a whole plan that differs in the one thing explained; nothing else is searched again.
 """
 

@@ -1,5 +1,5 @@
-"""Why arguments are split as they are, and what other shardings of them would cost. Enters: a study, a pattern.
-Leaves: an explanation."""
+"""Why arguments are split as they are, and what other shardings of them would cost. In: a study, a pattern.
+Out: an explanation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explains the saving of all decisions in short, or one at length. Enters: a study. Leaves: an explanation."""
+"""Explains the saving of all decisions in short, or one at length. In: a study. Out: an explanation."""
 
 from __future__ import annotations
 

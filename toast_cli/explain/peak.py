@@ -1,4 +1,4 @@
-"""Explains the arrays live at the memory peak, and changes that lower it. Enters: a study. Leaves: an explanation."""
+"""Explains the arrays live at the memory peak, and changes that lower it. In: a study. Out: an explanation."""
 
 from __future__ import annotations
 

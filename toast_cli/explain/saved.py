@@ -1,5 +1,5 @@
 """Explains what a step saves from its forward to its backward pass: bytes, and what it would cost to compute it again
-or to keep it in host memory. Enters: a study. Leaves: an explanation."""
+or to keep it in host memory. In: a study. Out: an explanation."""
 
 from __future__ import annotations
 

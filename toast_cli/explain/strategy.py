@@ -1,7 +1,7 @@
 """Derives a plan's strategy over each mesh axis: the dimensions computed sharded, and the weights that are stored
 sharded and gathered for their use. This determines the strategy's name: "FSDP 8 × tensor 2".
 
-Enters: a `Problem` and a plan. Leaves: a `Strategy`.
+In: a `Problem` and a plan. Out: a `Strategy`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.iteration import NO_ROLE, Iteration
+from toast_cli.plan.op_sharding import NO_ROLE, OpSharding
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import axes_of
 from toast_cli.program.roles import STATE, WEIGHTS, views
@@ -45,14 +45,14 @@ class Strategy:
 
 def strategy_of(problem: Problem, plan: Plan) -> Strategy:
     """The strategy of the program under a plan."""
-    lowered = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
+    lowered = [problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))]
     work = _work(problem, lowered)
     gathered = _gathered(problem, lowered)
     stored = {role: _stored(problem, lowered, role, work) for role in (WEIGHTS, STATE)}
     return Strategy(frozenset(work), gathered, stored, _name(problem, work, gathered))
 
 
-def _work(problem: Problem, lowered: list[Iteration]) -> dict[tuple[int, int], float]:
+def _work(problem: Problem, lowered: list[OpSharding]) -> dict[tuple[int, int], float]:
     """(group, axis) -> FLOPs of contractions and convolutions that are split so. Dimensions that split none of these
     have 0, and are included if enough elements of other arrays are; updates of weights and state do not count."""
     in_weights, program = set(problem.weight_bytes), problem.program
@@ -73,7 +73,7 @@ def _work(problem: Problem, lowered: list[Iteration]) -> dict[tuple[int, int], f
     return {**others, **found}
 
 
-def _gathered(problem: Problem, lowered: list[Iteration]) -> frozenset[int]:
+def _gathered(problem: Problem, lowered: list[OpSharding]) -> frozenset[int]:
     """Axes over which most of the weights' bytes are gathered for a use."""
     program, role = problem.program, problem.roles.index(WEIGHTS)
     weights = [k for k, of in enumerate(problem.argument_role) if of == role]
@@ -91,7 +91,7 @@ def _gathered(problem: Problem, lowered: list[Iteration]) -> frozenset[int]:
 
 
 def _stored(
-    problem: Problem, lowered: list[Iteration], role: str, computed: Collection[tuple[int, int]]
+    problem: Problem, lowered: list[OpSharding], role: str, computed: Collection[tuple[int, int]]
 ) -> frozenset[int]:
     """Axes over which most bytes of a role's arguments are stored sharded, but not used so."""
     program, number = problem.program, problem.roles.index(role)

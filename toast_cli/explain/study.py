@@ -1,4 +1,4 @@
-"""One plan under study, with the data that all explanations need. Enters: source, evaluator, plan. Leaves: answers."""
+"""One plan under study, with the data that all explanations need. In: source, evaluator, plan. Out: answers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from toast_cli.explain.words import (
 from toast_cli.frontend.source import Source
 from toast_cli.plan.axis_assignment import claim_of
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
-from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.lower import lower
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
@@ -81,9 +81,9 @@ class Study:
         return [[uses[k] for k in row] for row in rows_of(looks, [use.seconds for use in uses])]
 
     @cached_property
-    def iterations(self) -> list[Iteration]:
+    def op_shardings(self) -> list[OpSharding]:
         """[patterns]"""
-        return [self.problem.iterate(p, self.plan) for p in range(len(self.problem.patterns))]
+        return [self.problem.op_sharding(p, self.plan) for p in range(len(self.problem.patterns))]
 
     def without(self, number: int) -> Plan:
         """The plan without its decision `number` (from 1)."""
@@ -169,7 +169,7 @@ class Study:
     def holder(self, pattern: int, axis: int) -> tuple[int, str]:
         """(decision number, name of the dimension) that uses an axis in an op; (0, "") if none does."""
         of = self.problem.patterns[pattern]
-        for slot, axes in enumerate(self.iterations[pattern].slot_axes):
+        for slot, axes in enumerate(self.op_shardings[pattern].slot_axes):
             if axis in axes:
                 return self.giver(pattern, [slot], axis), self.problem.dimensions.groups[of.groups[slot]].name
         return 0, ""
@@ -181,7 +181,7 @@ class Study:
             return ""
         axis, size = decision.axis, self.problem.mesh.sizes[decision.axis]
         slots = [slot for slot, group in enumerate(of.groups) if group == decision.group]
-        axes = self.iterations[pattern].slot_axes
+        axes = self.op_shardings[pattern].slot_axes
         if claim_of(of, decision, self.problem.resolution_place) is None:
             return "it leaves these ops to other decisions"
         if any(axis in axes[slot] for slot in slots):

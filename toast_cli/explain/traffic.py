@@ -1,4 +1,4 @@
-"""Explains a source line's work, and the decisions that cause a collective. Enters: a study. Leaves: explanations."""
+"""Explains a source line's work, and the decisions that cause a collective. In: a study. Out: explanations."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _acting(study: Study, ops: list[int]) -> Counter[str]:
     for op in ops:
         pattern = problem.op_pattern[op]
         of = problem.patterns[pattern]
-        for slot, axes in enumerate(study.iterations[pattern].slot_axes):
+        for slot, axes in enumerate(study.op_shardings[pattern].slot_axes):
             for axis in axes:
                 giver = study.giver(pattern, [slot], axis)
                 name, kind = problem.dimensions.groups[of.groups[slot]].name, of.form.kinds[slot].name

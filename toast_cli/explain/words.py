@@ -62,7 +62,7 @@ def _whole(problem: Problem, plan: Plan) -> list[str]:
     for role in (WEIGHTS, STATE):
         number = problem.roles.index(role)
         patterns = {problem.op_pattern[k] for k, of in enumerate(problem.argument_role) if of == number}
-        if patterns and not any(any(problem.iterate(p, plan).shardings[0]) for p in patterns):
+        if patterns and not any(any(problem.op_sharding(p, plan).shardings[0]) for p in patterns):
             whole.append(role)
     return [f"{' and '.join(whole)} replicated"] if WEIGHTS in whole else []
 

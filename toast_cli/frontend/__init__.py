@@ -1,6 +1,6 @@
 """The frontend: reads a program file.
 
-Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `Program` read from it.
+In: a path, or `-`. Out: a `Source`: one normalised MLIR module and the `Program` read from it.
 """
 
 from toast_cli.frontend.loading import load as load

@@ -4,7 +4,7 @@ StableHLO has three operations for it. PyTorch/XLA writes layer normalisations w
 with the rows for features. No partitioner splits them. XLA writes them out, as here, on every platform (its
 `BatchNormExpander`), but only after it has partitioned the program.
 
-Enters: one of the operations. Leaves: what takes the place of its results. With x the operand, N the elements of a
+In: one of the operations. Out: what takes the place of its results. With x the operand, N the elements of a
 feature, r = 1 / sqrt(variance + epsilon), and sums over all dimensions but that of features:
 
     training    mean = sum(x) / N, variance = sum(x²) / N - mean², (x - mean) r scale + offset

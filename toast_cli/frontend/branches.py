@@ -4,7 +4,7 @@ decides that way whether to skip an update).
 XLA inlines the branch before it partitions, so its operations fuse with those around them; the cost model would count
 the conditional's results as separate arrays.
 
-Enters: a module without calls. Leaves: the same module with the branch in place of such a conditional, and an operand
+In: a module without calls. Out: the same module with the branch in place of such a conditional, and an operand
 in place of a select with a constant predicate or of a product with zero; dead code is dropped. Unread results of other
 conditionals (the forward pass of a gradient) become zeros: XLA's partitioner would still compute and communicate them.
 """

@@ -1,6 +1,6 @@
 """Translates shardings that a program states into constraints on the user's mesh.
 
-Enters: `Kept` records and the axes of a mesh. Leaves: the same records with axis names of that mesh. It also checks
+In: `Kept` records and the axes of a mesh. Out: the same records with axis names of that mesh. It also checks
 that the program's manual regions, which were written for a certain mesh and hold device numbers, fit the mesh.
 
 GSPMD states shardings by device numbers. Manual regions in its form are read on a mesh with invented axes, the fewest

@@ -1,6 +1,6 @@
 """Converts programs of every binary format, and HLO, to MLIR bytecode.
 
-Enters: bytes of a known kind. Leaves: MLIR bytecode, or whatever jaxlib's readers raise. They may also end the process,
+In: bytes of a known kind. Out: MLIR bytecode, or whatever jaxlib's readers raise. They may also end the process,
 so this runs in a child (see `handover`).
 """
 

@@ -9,7 +9,7 @@ be split along the batch.
 XLA's own passes flatten all indices (`[32, 128, 3]` becomes `[4096, 3]`) and keep the picked dimensions of slices, of
 size 1. For an index with an iota, both are undone first.
 
-Enters: a module. Leaves: the same; such gathers and scatters have batching dimensions, and indices without the iotas.
+In: a module. Out: the same; such gathers and scatters have batching dimensions, and indices without the iotas.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sorts the operations of a program read from HLO into the order in which they were created.
 
-Enters: a module as it comes from HLO. Leaves: it, with the operations of each block sorted. XLA prints instructions in
+In: a module as it comes from HLO. Out: it, with the operations of each block sorted. XLA prints instructions in
 depth-first order of its results: all that the first result needs first, which for a training step is the forward pass
 and the gradient of one weight through all layers, and every other gradient after that. Liveness along that order
 overestimated peak memory by up to a factor of two. XLA numbers the instructions of each name as it creates them

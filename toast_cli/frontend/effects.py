@@ -1,6 +1,6 @@
 """Operations with side effects: infeeds and outfeeds, transfers to and from the host, custom calls with side effects.
 
-XLA's partitioner must know on which device each of them runs. Enters: a module. Leaves: the same, in which each outside
+XLA's partitioner must know on which device each of them runs. In: a module. Out: the same, in which each outside
 manual regions is bound to device 0, as JAX binds host callbacks, unless the program states another device.
 """
 

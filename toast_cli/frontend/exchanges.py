@@ -1,6 +1,6 @@
 """Reads the communication in a manual region from the attributes of its collective ops.
 
-Enters: the ops of a region, with their MLIR operations. Leaves: `Exchange`s.
+In: the ops of a region, with their MLIR operations. Out: `Exchange`s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arithmetic operations of one op, on unsharded shapes, as XLA's HloCostAnalysis counts them (a multiply-add is 2).
 
-Enters: an MLIR op with its shapes and rule. Leaves: a float. Data movement counts 0.
+In: an MLIR op with its shapes and rule. Out: a float. Data movement counts 0.
 """
 
 from __future__ import annotations

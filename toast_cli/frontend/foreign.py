@@ -1,6 +1,6 @@
 """Handles dialects that XLA does not accept: drops their attributes, refuses their operations with a hint.
 
-Enters: a program, a parsed module, or a parser message. Leaves: a module without such attributes; nothing, or an
+In: a program, a parsed module, or a parser message. Out: a module without such attributes; nothing, or an
 `InputError`; a hint.
 """
 

@@ -1,8 +1,8 @@
 """Rebuilds manual regions in GSPMD's form, as `shard_map` of JAX up to 0.6 writes them, and later JAX without Shardy.
 
 The form has no operation around the body: a `Sharding` followed by `SPMDFullToShardShape` makes a device's shard of an
-array, `SPMDShardToFullShape` makes an array of shards, and the operations between them work on shards. Enters: the
-entry function, calls inlined. Leaves: each connected body in a `sdy.manual_computation`, over a mesh without names (see
+array, `SPMDShardToFullShape` makes an array of shards, and the operations between them work on shards. In: the
+entry function, calls inlined. Out: each connected body in a `sdy.manual_computation`, over a mesh without names (see
 `constraints`).
 """
 

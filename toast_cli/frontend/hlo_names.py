@@ -1,6 +1,6 @@
 """Restores paths of arguments from HLO names: XLA replaces each sign that is no letter, digit or underscore by `_`.
 
-Enters: names of an entry computation's parameters, `params__layers___0___w__.1`. Leaves: paths in the user's trees,
+In: names of an entry computation's parameters, `params__layers___0___w__.1`. Out: paths in the user's trees,
 `params['layers'][0]['w']`. XLA appends a number to every name. A dot right behind the argument's own name cannot be
 distinguished from an underscore in it: `state.params['w']` comes back as `state_params['w']`.
 """

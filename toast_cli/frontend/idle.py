@@ -5,7 +5,7 @@ Python loop), or a logical operation with a known result (`done & False`).
 XLA drops them before it partitions, and so gathers, for example, the kernel of a 1x1 convolution once for the forward
 and the backward pass, which flips it. With these operations the plan would treat the two as different arrays.
 
-Enters: an operation. Leaves: the operand that can replace it, if any. An addition of zero then returns -0.0 for -0.0,
+In: an operation. Out: the operand that can replace it, if any. An addition of zero then returns -0.0 for -0.0,
 as in XLA.
 """
 

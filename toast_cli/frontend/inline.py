@@ -1,6 +1,6 @@
 """Inlines calls and composites into the entry function.
 
-Enters: a module with functions that call one another. Leaves: the same module with every call site replaced by a copy
+In: a module with functions that call one another. Out: the same module with every call site replaced by a copy
 of its callee's body, innermost first. The copying happens in C++ and costs a fraction of parsing; locations keep the
 call's name in front (`jit(f)/jit(gelu)/mul`).
 """

@@ -4,7 +4,7 @@ Gradient norms, conjugate gradients and L-BFGS multiply whole arrays as vectors.
 dimension can be split, so each device would gather a gradient to compute its norm. XLA removes the reshapes before it
 partitions, unless a sharding is between them.
 
-Enters: a module without calls. Leaves: the same module, rewritten in place: `dot(reshape(x), reshape(y))` of arrays of
+In: a module without calls. Out: the same module, rewritten in place: `dot(reshape(x), reshape(y))` of arrays of
 one shape contracts all their dimensions. The sum is the same up to the order of its terms.
 """
 

@@ -3,7 +3,7 @@
 `arange(batch * beams) // beams`, with which beam searches index a batch, becomes twenty operations of JAX's floor
 division. Evaluating them shows the index's pattern.
 
-Enters: a value. Leaves: its elements, or None if it depends on an argument, is not of integers or booleans, is large,
+In: a value. Out: its elements, or None if it depends on an argument, is not of integers or booleans, is large,
 or is made by an unsupported operation.
 """
 

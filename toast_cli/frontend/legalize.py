@@ -1,6 +1,6 @@
 """Rewrites operations of a converted HLO module that StableHLO does not have.
 
-Enters: a module whose functions may hold `mhlo` operations. Leaves: the same module where
+In: a module whose functions may hold `mhlo` operations. Out: the same module where
 * fusions, named computations and asynchronous pairs are replaced by their bodies,
 * copies and control dependencies by their operand,
 * constants of other dialects (Shardy's, CHLO's, arith's) by StableHLO's,

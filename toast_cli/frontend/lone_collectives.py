@@ -2,7 +2,7 @@
 
 `shard_map` on one device, or over axes of size 1, leaves its collectives outside any manual region. Each of their
 groups has one member, so they return their operands, and the partition id is 0. XLA's partitioner refuses all of them.
-Enters: a module whose calls are inlined and whose manual regions are operations. Leaves: the same without those.
+In: a module whose calls are inlined and whose manual regions are operations. Out: the same without those.
 Collectives of several members stay, for `refuse_unpartitionable` to report.
 """
 

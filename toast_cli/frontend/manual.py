@@ -1,7 +1,7 @@
 """Rebuilds manual regions (`shard_map`) of an HLO program, each as one operation.
 
 HLO has no operation for them. Shardy writes a region as a custom call `xla.sdy.GlobalToLocalShape`, a call of the body,
-and a custom call `xla.sdy.LocalToGlobalShape`; meshes and shardings are texts in frontend attributes. Leaves:
+and a custom call `xla.sdy.LocalToGlobalShape`; meshes and shardings are texts in frontend attributes. Out:
 `sdy.manual_computation` around a call of the same body, and `sdy.mesh`.
 """
 

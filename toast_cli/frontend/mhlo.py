@@ -1,7 +1,7 @@
 """Converts MHLO, the predecessor of StableHLO, to StableHLO.
 
-Enters: a module that may hold MHLO's operations: older versions of JAX, TensorFlow, torch-mlir and IREE write them.
-Leaves: the same module with StableHLO's operations of the same names. Operations that only MHLO has stay. Also text
+In: a module that may hold MHLO's operations: older versions of JAX, TensorFlow, torch-mlir and IREE write them.
+Out: the same module with StableHLO's operations of the same names. Operations that only MHLO has stay. Also text
 that does not parse, of older MLIR, StableHLO and MHLO, to the syntax of the installed jaxlib, line by line:
 * constants of booleans have a byte for each element. The syntax before 2026 has a bit for each, the lowest first: any
 program with a mask of more than 100 elements (JAX up to 0.8, TensorFlow up to 2.21, PyTorch/XLA up to 2.9);

@@ -1,6 +1,6 @@
 """Normalises a module to one entry function without calls, tuples, fusions or shardings.
 
-Enters: a parsed module of any origin. Leaves: a module whose only function is `main`, and the shardings removed from
+In: a parsed module of any origin. Out: a module whose only function is `main`, and the shardings removed from
 it. Every step is linear in the number of operations after inlining.
 """
 

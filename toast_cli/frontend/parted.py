@@ -1,7 +1,7 @@
 """Splits fused matrix products: a dimension that concatenates several arrays becomes two, parts and width; see
 `toast_cli.program.fused_products`.
 
-Enters: a `Source`. Leaves: another one that computes the same from the same arguments, with products on arrays of one
+In: a `Source`. Out: another one that computes the same from the same arguments, with products on arrays of one
 more dimension, or None if nothing is fused. Reshapes connect them to the rest of the program; a compiler treats them as
 free.
 """

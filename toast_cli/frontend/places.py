@@ -1,6 +1,6 @@
 """Converts an operation's location to a readable place in the user's source.
 
-Enters: an MLIR location as text. Leaves: its stack of frames, and the place to show: the innermost frame outside
+In: an MLIR location as text. Out: its stack of frames, and the place to show: the innermost frame outside
 installed packages, with its function and the function called there: `model.py:28 Block.__call__ → MultiHeadAttention`.
 The name stack follows in parentheses, as `op_path` shortens it.
 """

@@ -1,6 +1,6 @@
 """Reads a normalised MLIR module into a `Program`.
 
-Enters: a module whose one function `main` has no calls, with Shardy's rules populated. Leaves: a `Source`. Regions of
+In: a module whose one function `main` has no calls, with Shardy's rules populated. Out: a `Source`. Regions of
 `while`, `case` and `if` are flattened in program order as `toast_cli.program.model` describes; a manual region is one
 op that holds a program of its own; bodies of reductions and sorts are not read.
 """

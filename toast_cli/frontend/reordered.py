@@ -1,7 +1,7 @@
 """Changes the order in which dimensions are merged: `[65, 256] -> 16640` becomes `[256, 65] -> 16640`, if that can be
 split and the other cannot; see `toast_cli.dimensions.merged`.
 
-Enters: a `Source`, and the merges to reorder. Leaves: another source that computes the same from the same arguments.
+In: a `Source`, and the merges to reorder. Out: another source that computes the same from the same arguments.
 Ops along the merged dimension are unchanged, since each row is computed by itself. A transpose is added to each reshape
 that merges or splits the parts, and wherever another op needs or makes the rows in their original order.
 """

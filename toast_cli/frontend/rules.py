@@ -1,6 +1,6 @@
 """Op rules: Shardy's, read off the attribute it populates, and a small table for ops without a Shardy rule.
 
-Enters: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Leaves: a `Rule`, or None for an unknown op. Equal
+In: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Out: a `Rule`, or None for an unknown op. Equal
 rules are mostly one object, since later steps look them up once for each op.
 """
 

@@ -1,6 +1,6 @@
 """Static shapes: every array's size must be known, because a plan divides sizes.
 
-Enters: a parsed module. Leaves: a module without dynamic shapes: the same one, or, if all arguments are static, one
+In: a parsed module. Out: a module without dynamic shapes: the same one, or, if all arguments are static, one
 whose inner shapes are refined from them.
 """
 

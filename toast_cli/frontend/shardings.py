@@ -1,6 +1,6 @@
 """Removes the shardings that a program already holds, and returns them.
 
-Enters: the entry function without calls. Leaves: the same function without shardings, and the shardings as `Kept`
+In: the entry function without calls. Out: the same function without shardings, and the shardings as `Kept`
 records. Two kinds stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always returned as
 pins, and the placement of an operation on one single device, as host callbacks have it.
 """

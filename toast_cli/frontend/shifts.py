@@ -12,7 +12,7 @@ pads, all arrays have 64 elements, and devices send each other only the elements
     concatenate(slice(x, 61..64), slice(x, 0..61))
         select(position < 3, pad(x, -61, +61), pad(x, +3, -3))
 
-Enters: a module without calls. Leaves: the same module, rewritten in place. Results are the same, bit by bit.
+In: a module without calls. Out: the same module, rewritten in place. Results are the same, bit by bit.
 """
 
 from __future__ import annotations

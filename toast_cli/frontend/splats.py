@@ -1,6 +1,6 @@
 """Makes splat constants, and duplicates them: one copy for each op that reads one.
 
-Enters: a module, or its entry function. Leaves: it, with a copy of every such constant in front of each op that reads
+In: a module, or its entry function. Out: it, with a copy of every such constant in front of each op that reads
 it, also inside loops (XLA makes it there, too). All uses of an array share its dimension classes. A splat should not
 tie its users together, and JAX writes a new one for each op. XLA merges equal splats, so in a program that was read
 from HLO the zeros of an activation and those of a weight's gradient are one array, which would tie batch and channels

@@ -3,7 +3,7 @@
 The pattern: the condition compares a carried integer with a bound, and each iteration adds a constant to the integer.
 Start and bound are constants, or the same value plus a constant each (from `position` to `position + 8`). A condition
 may have several such parts, as in decoding loops (`~(length == 128 | all finished)`), and a bound may be the final
-counter of an earlier loop. Enters: a `stablehlo.while`. Leaves: the count, or None for another pattern; and an upper
+counter of an earlier loop. In: a `stablehlo.while`. Out: the count, or None for another pattern; and an upper
 bound, for a condition with further parts (`i < 50 and error > 1e-3`) and for a counter with an unknown start, which is
 assumed not to be negative.
 """

@@ -1,6 +1,6 @@
 """Flattens tuples: HLO passes several arrays as one value; the result has only arrays.
 
-Enters: a module whose functions may take, return, build and take apart tuples, nested ones too. Leaves: the same module
+In: a module whose functions may take, return, build and take apart tuples, nested ones too. Out: the same module
 where every tuple is replaced by its arrays, depth first.
 """
 

@@ -1,6 +1,6 @@
 """Reads windows: which elements of the operand an element of a convolution, a pooling, a slice or a pad depends on.
 
-Enters: an MLIR op with its shapes. Leaves: a `Window` for each dimension that is not element-wise.
+In: an MLIR op with its shapes. Out: a `Window` for each dimension that is not element-wise.
 """
 
 from __future__ import annotations

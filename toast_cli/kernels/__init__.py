@@ -1,7 +1,7 @@
 """Hand-written kernels: the sharding rules and costs of custom calls that are opaque to StableHLO and XLA's
 partitioner.
 
-Enters: a normalised module. Leaves: on each kernel's call a sharding rule in Shardy's notation, which the rest of toast
+In: a normalised module. Out: on each kernel's call a sharding rule in Shardy's notation, which the rest of toast
 treats like the rule of any other op, and a `HandWritten` with its cost and the changes needed to run it on shards.
 
 `mosaic` reads Pallas kernels for TPU, `index_maps` finds the grid axes that their block indices depend on,

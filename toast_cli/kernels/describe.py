@@ -1,6 +1,6 @@
 """Attaches a sharding rule and a cost to every hand-written kernel of a module.
 
-Enters: a normalised module. Leaves: the same, with two attributes on each kernel's call: Shardy's `sdy.sharding_rule`,
+In: a normalised module. Out: the same, with two attributes on each kernel's call: Shardy's `sdy.sharding_rule`,
 if some dimension is independent, and `toast.kernel`, a `HandWritten` as JSON. Both are removed once the program is
 read.
 """

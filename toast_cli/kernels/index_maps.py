@@ -1,6 +1,6 @@
 """Evaluates the integers that a Pallas kernel computes from its grid indices.
 
-Enters: a block of a parsed kernel and its grid. Leaves: for each integer of the block the grid axes that it depends on
+In: a block of a parsed kernel and its grid. Out: for each integer of the block the grid axes that it depends on
 and, if known, its values at every point of the grid.
 """
 

@@ -1,7 +1,7 @@
 """Rewrites a hand-written kernel for local shapes.
 
-Enters: the call of a kernel whose operands and results have local types already, and the number of shards of each
-factor of its rule. Leaves: the call with a kernel whose grid has as many steps as the local arrays have windows.
+In: the call of a kernel whose operands and results have local types already, and the number of shards of each
+factor of its rule. Out: the call with a kernel whose grid has as many steps as the local arrays have windows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads a Pallas kernel for TPU: its grid, its windows, and how its body uses the grid indices.
 
-Enters: the configuration of a `tpu_custom_call`, which holds the kernel as MLIR bytecode. Leaves: a `Mosaic`, plain
+In: the configuration of a `tpu_custom_call`, which holds the kernel as MLIR bytecode. Out: a `Mosaic`, plain
 data, or a `KernelError` for an unknown form.
 """
 

@@ -5,7 +5,7 @@
 * `microbatches`: the batch runs in microbatches, one after the other.
 * `offload`: residuals or optimizer state are in host memory while they are not needed.
 
-Enters: a `Source` and what to do (the options `--recompute`, `--microbatches` and `--offload`). Leaves: another
+In: a `Source` and what to do (the options `--recompute`, `--microbatches` and `--offload`). Out: another
 `Source` with the same arguments and results, or a text that says why there is none. The new program is analysed,
 searched and written like the user's own, so nothing behind a lever knows of it. `toast_cli.fitting` chooses levers
 where no plan fits in memory (`--fit auto`), or also where one makes the step faster (`--fit fastest`).

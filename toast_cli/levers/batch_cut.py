@@ -8,7 +8,7 @@
 If an op inside the loop needs a sum (batch norm's mean), microbatches would change the result: an error names the op,
 and the program keeps its batch.
 
-Enters: an op and the states of its operands. Leaves: the states of its results, or raises `WholeBatchError`.
+In: an op and the states of its operands. Out: the states of its results, or raises `WholeBatchError`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Ops fall into three groups. Ops *before* the loop depend on no example, or are c
 (such as the number of tokens). Ops *inside* work on one part of the batch at a time. Ops *after* need sums over the
 whole batch: the optimiser, the norm of the gradients. `batch_cut` locates the batch in each array.
 
-Enters: a program, with the number of each op's statement in the module (a loop is one statement). Leaves: a `Split`, or
+In: a program, with the number of each op's statement in the module (a loop is one statement). Out: a `Split`, or
 raises `WholeBatchError`.
 """
 

@@ -1,6 +1,6 @@
 """Keeps matrix products that a step recomputes in its backward pass (`jax.checkpoint` around a layer).
 
-Enters: a module. Leaves: it, with the backward pass reading products, and all else that is not cheap, from the forward
+In: a module. Out: it, with the backward pass reading products, and all else that is not cheap, from the forward
 pass. Cheap operations are still recomputed: among all sufficient sets of values, the one with the fewest bytes is kept.
 """
 

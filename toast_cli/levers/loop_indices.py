@@ -1,6 +1,6 @@
 """Recognises loop indices that are linear in a loop counter: `sign * counter + offset`, with a constant step per trip.
 
-Enters: a `stablehlo.while` and a scalar of its body. Leaves: its `Index`, or None.
+In: a `stablehlo.while` and a scalar of its body. Out: its `Index`, or None.
 """
 
 from __future__ import annotations

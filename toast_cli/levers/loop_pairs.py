@@ -1,7 +1,7 @@
 """Pairs of loops over layers (`lax.scan`): the forward loop stacks the residuals of each layer, and the backward loop
 reads one layer's slice of each stack.
 
-Enters: a forward and a backward loop. Leaves: a `LoopPair`, which can add stacks to both and remove some.
+In: a forward and a backward loop. Out: a `LoopPair`, which can add stacks to both and remove some.
 """
 
 from __future__ import annotations

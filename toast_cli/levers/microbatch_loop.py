@@ -1,6 +1,6 @@
 """Writes the loop over microbatches around a step.
 
-Enters: a step's entry function and the `Split` of its batch. Leaves: the function rewritten in place. The loop reads
+In: a step's entry function and the `Split` of its batch. Out: the function rewritten in place. The loop reads
 one microbatch of each input, accumulates sums over the batch, and stacks outputs that have a batch dimension.
 Microbatch k has every N-th example from k on, so that each device runs a part of its own examples.
 """

@@ -1,6 +1,6 @@
 """Splits a step's batch into microbatches that run one after the other; see `toast_cli.levers.batch_split`.
 
-Enters: a `Source` and a number of microbatches. Leaves: another one that computes the same from the same arguments, in
+In: a `Source` and a number of microbatches. Out: another one that computes the same from the same arguments, in
 a loop around most of the program (`microbatch_loop`).
 """
 

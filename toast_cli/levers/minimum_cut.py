@@ -1,7 +1,7 @@
 """Minimum cut: the values to keep, with the fewest bytes, so that all needed ones can be recomputed (as in the min-cut
 partitioner of PyTorch's AOTAutograd).
 
-Enters: the operands of each value. Leaves: the values to keep.
+In: the operands of each value. Out: the values to keep.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps arrays in host memory while they are not needed: residuals from the forward to the backward pass, optimizer
 state from step to step.
 
-Enters: a `Source` and what to offload. Leaves: another one that computes the same from the same arguments, with the
+In: a `Source` and what to offload. Out: another one that computes the same from the same arguments, with the
 transfers as JAX writes them (`annotate_device_placement`) and the memory of offloaded arguments and results. Residuals
 are those that a loop over layers (`lax.scan`) stacks for the backward loop.
 """

@@ -1,6 +1,6 @@
 """Rematerialises values that a step saves for its backward pass.
 
-Enters: a `Source` and a policy. Leaves: another one that computes the same from the same arguments. Where layers stand
+In: a `Source` and a policy. Out: another one that computes the same from the same arguments. Where layers stand
 in a loop (`lax.scan`), stacks of residuals are removed from both loops: the backward loop recomputes their slices from
 the remaining stacks (the layer's input is added if it was not stacked) and from the layer's weights. See `segments` for
 layers that are not in a loop.

@@ -4,7 +4,7 @@ Values alive at a cut are kept, and all others in a segment are recomputed from 
 with Sublinear Memory Cost", 2016). The cuts minimise the bytes of the kept values plus the largest segment: they fall
 between the layers of a deep network.
 
-Enters: when each value of the forward pass is made and read. Leaves: the cuts.
+In: when each value of the forward pass is made and read. Out: the cuts.
 """
 
 from __future__ import annotations

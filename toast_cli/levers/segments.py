@@ -1,6 +1,6 @@
 """Rematerialisation in a step whose layers are not in a loop.
 
-Enters: a block that holds a forward and a backward pass. The forward pass is divided into segments, see
+In: a block that holds a forward and a backward pass. The forward pass is divided into segments, see
 `toast_cli.levers.segment_cuts`. The values of a segment that the backward pass reads are recomputed from the kept
 values in front of their first reader, behind an optimization barrier, as `jax.checkpoint` writes it. The barrier has a
 gradient among its operands, so that no compiler computes the segment earlier.

@@ -41,13 +41,13 @@ the batch, what it makes, and the hidden units, which it sums over. Ops with equ
 ... ]
 [('batch', 'PARALLEL'), ('features_4_2', 'PARALLEL'), ('ff', 'REDUCTION')]
 
-A plan. Hidden units are split over the mesh axis `x`, which is axis 0. An *iteration* says what an op computes on:
+A plan. Hidden units are split over the mesh axis `x`, which is axis 0. An *op sharding* says what an op computes on:
 per array and dimension, the axes that split it. The second product reads both operands split along the hidden units,
 and adds up half of them: its result is partial over axis 0.
 
 >>> megatron = (Shard(group=2, axis=0, sides=()),)
->>> iteration = problem.iterate(second, megatron)
->>> iteration.operands, iteration.computed, iteration.reduced
+>>> op_sharding = problem.op_sharding(second, megatron)
+>>> op_sharding.operands, op_sharding.computed, op_sharding.reduced
 ((((), (0,)), ((0,), ())), (((), ()),), (0,))
 
 Partial sums (`plan/partials.py`). An all-reduce completes the result. If a later decision splits the batch over the

@@ -11,7 +11,7 @@ carrying the unreduced value takes no more memory.
 The loop's result is then a partial value in the surrounding program, where it may be a term of other sums (see
 `partials`), also of one that an outer loop accumulates.
 
-Enters: a program; or an accumulation and the iterations of its ops. Leaves: the `Accumulation`s; or the axes whose
+In: a program; or an accumulation and the shardings of its ops. Out: the `Accumulation`s; or the axes whose
 reduction is deferred.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partials import Partial
 from toast_cli.plan.sharding import Sharding, axes_of, refines, without
 from toast_cli.program.model import Op, Program
@@ -57,7 +57,7 @@ class Accumulation:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class DeferredReduction:
     """The deferred reduction of a sum that each trip adds to a carry.
 
     Attributes:
@@ -144,44 +144,46 @@ def ops_of(accumulations: Iterable[Accumulation]) -> frozenset[int]:
 
 
 def left_open(
-    sums: Sequence[tuple[Steps, Callable[[int], Iteration]]],
-    path: Iterable[tuple[Sharding, Iteration | None]],
+    sums: Sequence[tuple[Steps, Callable[[int], OpSharding]]],
+    path: Iterable[tuple[Sharding, OpSharding | None]],
     first: Iterable[Sharding],
     carried: Sharding,
-) -> tuple[Left, ...]:
+) -> tuple[DeferredReduction, ...]:
     """The deferred reduction of each sum that a loop adds to a carry; empty if they are not partial alike.
 
     Args:
-        sums: the steps of each, and a function from the op of a step to its iteration. path: for each use on the path,
-            the sharding it requires and the iteration of the op that produces its operand, None if that is one of the
-            sums. first: sharding that the reader of each sum requires. carried: sharding of the carry.
+        sums: the steps of each, and a function from the op of a step to its op sharding. path: for each use on the
+            path, the sharding it requires and the op sharding of the op that produces its operand, None if that is one
+            of the sums. first: sharding that the reader of each sum requires. carried: sharding of the carry.
     """
     for wanted, maker in path:
         if maker is not None and (maker.shardings[0] != wanted or axes_of(wanted) != axes_of(carried)):
             return ()
-    found: list[Left] = []
-    for (steps, iteration_of), added_as in zip(sums, first, strict=True):
-        left = _left(steps, iteration_of, added_as)
+    found: list[DeferredReduction] = []
+    for (steps, op_sharding_of), added_as in zip(sums, first, strict=True):
+        left = _left(steps, op_sharding_of, added_as)
         if left is None or axes_of(added_as) != axes_of(carried) or (found and left.axes != found[0].axes):
             return ()
         found.append(left)
     return tuple(found)
 
 
-def _left(steps: Steps, iteration_of: Callable[[int], Iteration], added_as: Sharding) -> Left | None:
+def _left(steps: Steps, op_sharding_of: Callable[[int], OpSharding], added_as: Sharding) -> DeferredReduction | None:
     """The deferred reduction of one sum; None if nothing is deferred, or if a term is resharded or partial
     otherwise."""
     waiting: list[tuple[Sharding, Sharding, frozenset[int]]] = []  # as made; while partial; over axes
     for does, op in steps:
-        iteration = iteration_of(op)
-        made = iteration.shardings[0]
+        op_sharding = op_sharding_of(op)
+        made = op_sharding.shardings[0]
         if does == "term":
-            waiting.append((made, iteration.computed[0], frozenset((*iteration.reduced, *iteration.scattered[0]))))
+            waiting.append(
+                (made, op_sharding.computed[0], frozenset((*op_sharding.reduced, *op_sharding.scattered[0])))
+            )
             continue
         read = [waiting.pop() for _ in range(1 if does == "view" else 2)]
         _, at, over = read[0]
         seen = without(made, over)
-        if any(one[0] != wanted for one, wanted in zip(read, iteration.operands, strict=False)):
+        if any(one[0] != wanted for one, wanted in zip(read, op_sharding.operands, strict=False)):
             return None
         if any(one[1:] != (at, over) for one in read) or axes_of(seen) != axes_of(at):
             return None
@@ -192,19 +194,20 @@ def _left(steps: Steps, iteration_of: Callable[[int], Iteration], added_as: Shar
     cut = axes_of(added_as).difference(axes_of(at))
     if not refines(added_as, at) or not cut <= over:
         return None
-    return Left(at, added_as, tuple(sorted(over - cut))) if over - cut else None
+    return DeferredReduction(at, added_as, tuple(sorted(over - cut))) if over - cut else None
 
 
-def partial_carry(carry: Iteration, left: tuple[Left, ...]) -> Iteration:
+def partial_carry(carry: OpSharding, left: tuple[DeferredReduction, ...]) -> OpSharding:
     """The carry as an op of the surrounding program: its result is partial over the deferred axes, if there are any."""
     return replace(carry, reduced=left[0].axes) if left else carry
 
 
 def left_by_loops(
-    sums: Sequence[Sum], accumulations: Sequence[Accumulation], iterations: Sequence[Iteration]
-) -> tuple[dict[int, tuple[Left, ...]], list[Iteration]]:
-    """(op number of a carry -> deferred reduction of each of its sums, [ops] iterations with those carries partial)."""
-    made, found = list(iterations), {}
+    sums: Sequence[Sum], accumulations: Sequence[Accumulation], op_shardings: Sequence[OpSharding]
+) -> tuple[dict[int, tuple[DeferredReduction, ...]], list[OpSharding]]:
+    """(op number of a carry -> deferred reduction of each of its sums, [ops] op shardings with those carries
+    partial)."""
+    made, found = list(op_shardings), {}
     steps = {each.end: each.steps for each in sums}
     for one in reversed(accumulations):  # inner loops first
         if not all(end in steps for end in one.ends):

@@ -12,7 +12,7 @@ states, however many plans there are: most decisions find their axis taken, and 
 state. Ops whose slots can be split alike share states, whatever the names and sizes of their arrays, so each state is
 computed once.
 
-Enters: an `OpPattern` and a plan. Leaves: a `Choice`.
+In: an `OpPattern` and a plan. Out: a `Choice`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
-from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
+from toast_cli.plan.op_sharding import Choice, OpPattern, SlotAxes, Space
 
 SUMS = (SlotKind.REDUCTION, SlotKind.SUMMED_LATER)
 START = 0  # the state in which nothing is decided

@@ -15,8 +15,8 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.axis_assignment import is_looked_up_by
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Replicate, Shard
-from toast_cli.plan.iteration import OpPattern
 from toast_cli.plan.loop_reads import LOOP_READS
+from toast_cli.plan.op_sharding import OpPattern
 from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT, DOT_GENERAL
 from toast_cli.program.roles import INPUTS, WEIGHTS, views

@@ -6,7 +6,7 @@ as the widest part needed; it sends short, distant ranges piece by piece; and it
 it would be sent. (As read in `ExchangeHalo`, `ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD
 partitioner, 2025.)
 
-Enters: a `Window` and the number of shards of its dimension, or all reads of one array. Leaves: the permutes with their
+In: a `Window` and the number of shards of its dimension, or all reads of one array. Out: the permutes with their
 senders, receivers and elements, or the collectives with their bytes.
 """
 
@@ -18,7 +18,7 @@ from math import ceil
 from typing import NamedTuple
 
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.reshard import GATHER, PERMUTE
 from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import Op, Program, Window
@@ -55,9 +55,9 @@ class WindowRead(NamedTuple):
     summed: tuple[int, ...]
 
 
-def read_of(windows: tuple[Window, ...], iteration: Iteration) -> WindowRead:
+def read_of(windows: tuple[Window, ...], op_sharding: OpSharding) -> WindowRead:
     """How an op that has these windows reads its first operand."""
-    at, made = iteration.operands[0], iteration.computed[0]
+    at, made = op_sharding.operands[0], op_sharding.computed[0]
     return WindowRead(windows, at, tuple([w.operand_dim for w in windows if made[w.result_dim] != at[w.operand_dim]]))
 
 
@@ -120,14 +120,14 @@ def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
 
 
 def rotations(
-    op: Op, whole_bytes: float, kinds: Sequence[SlotKind], iteration: Iteration, sizes: tuple[int, ...]
+    op: Op, whole_bytes: float, kinds: Sequence[SlotKind], op_sharding: OpSharding, sizes: tuple[int, ...]
 ) -> Iterator[Exchange]:
     """The collective-permute of an op that moves elements without windows, over all axes that split a permuted slot.
     whole_bytes: of its result. kinds: [slots] of the op's form."""
-    slots = zip(iteration.slot_axes, kinds, strict=True)
+    slots = zip(op_sharding.slot_axes, kinds, strict=True)
     moved = tuple(axis for axes, kind in slots if kind is SlotKind.PERMUTATION for axis in axes)
     if moved and not op.kind.windowed:
-        yield Exchange(PERMUTE, moved, whole_bytes / shards(iteration.computed[0], sizes))
+        yield Exchange(PERMUTE, moved, whole_bytes / shards(op_sharding.computed[0], sizes))
 
 
 @lru_cache(maxsize=50_000)

@@ -8,7 +8,7 @@ A loop often reads a view of a weight that it makes itself in each trip: a conve
 loop over layers within one over microbatches. With that decision the whole weight is gathered, and the view is made of
 it.
 
-Enters: a program, or a plan. Leaves: the values that such a decision can affect, or the axes of a plan's decisions.
+In: a program, or a plan. Out: the values that such a decision can affect, or the axes of a plan's decisions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from toast_cli.plan.decisions import Plan, Replicate
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.program.model import Program
 from toast_cli.program.ops import DYNAMIC_SLICE
 from toast_cli.program.regions import all_readings, readings
@@ -75,7 +75,7 @@ def held_over(roles: Sequence[str], plan: Plan) -> frozenset[int]:
     return frozenset(d.axis for d in plan if isinstance(d, Replicate) and roles[d.role] == LOOP_READS)
 
 
-def edges(sizes: tuple[int, ...], held: Collection[int]) -> Iteration:
-    """The iteration of `LOOP_EDGES`: one slot per mesh axis, split by that axis if it is in `held`. sizes: of the mesh
-    axes."""
-    return Iteration(tuple([(axis,) if axis in held else () for axis in range(len(sizes))]), (), (), (), (), (), ())
+def edges(sizes: tuple[int, ...], held: Collection[int]) -> OpSharding:
+    """The op sharding of `LOOP_EDGES`: one slot per mesh axis, split by that axis if it is in `held`. sizes: of the
+    mesh axes."""
+    return OpSharding(tuple([(axis,) if axis in held else () for axis in range(len(sizes))]), (), (), (), (), (), ())

@@ -1,7 +1,7 @@
-"""Lowers a plan to the whole program: every op's iteration, every value's sharding, and every collective. The rules are
-those of `iteration`, `partials`, `reshard` and `halo`; this file applies them op by op.
+"""Lowers a plan to the whole program: every op's sharding, every value's sharding, and every collective. The rules are
+those of `op_sharding`, `partials`, `reshard` and `halo`; this file applies them op by op.
 
-Enters: a `Problem` and a plan. Leaves: a `PartitionedProgram`.
+In: a `Problem` and a plan. Out: a `PartitionedProgram`.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class _Lowering:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self._problem, self._program, self._sizes = problem, problem.program, problem.mesh.sizes
         self._held = held_over(problem.roles, plan)
-        iterated = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
+        laid_out = [problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))]
         self._left, found = left_by_loops(
-            problem.sums, problem.accumulations, [iterated[pattern] for pattern in problem.op_pattern]
+            problem.sums, problem.accumulations, [laid_out[pattern] for pattern in problem.op_pattern]
         )
-        self._iterations = tuple(found)
+        self._op_shardings = tuple(found)
         # # the end of a sum -> its deferred reduction, and the loop-carried sum it belongs to
         self._open = {
             end: (left, one)
@@ -85,28 +85,28 @@ class _Lowering:
             for end, left in zip(one.ends, self._left.get(one.carry, ()), strict=False)
         }
         self._made: list[Sharding] = [replicated(len(v.shape)) for v in problem.program.values]
-        for op, iteration in zip(problem.program.ops, self._iterations, strict=True):
+        for op, op_sharding in zip(problem.program.ops, self._op_shardings, strict=True):
             for k, value in enumerate(op.results):
-                self._made[value] = iteration.shardings[k]
+                self._made[value] = op_sharding.shardings[k]
 
     def program(self) -> PartitionedProgram:
-        ops, iterations, shardings = self._program.ops, self._iterations, list(self._made)
+        ops, op_shardings, shardings = self._program.ops, self._op_shardings, list(self._made)
         computed: dict[int, Sharding] = {}
         partial: dict[int, tuple[int, ...]] = {}
         found: set[int] = set()
-        for op, iteration in zip(ops, iterations, strict=True):
+        for op, op_sharding in zip(ops, op_shardings, strict=True):
             for k, value in enumerate(op.results):
-                if over := {*iteration.reduced, *iteration.scattered[k]}:
+                if over := {*op_sharding.reduced, *op_sharding.scattered[k]}:
                     partial[value] = tuple(sorted(over))
-                if iteration.computed[k] != iteration.shardings[k]:
-                    computed[value] = iteration.computed[k]
-                    if found_by_partitioner(op, iteration, k, self._sizes):
+                if op_sharding.computed[k] != op_sharding.shardings[k]:
+                    computed[value] = op_sharding.computed[k]
+                    if found_by_partitioner(op, op_sharding, k, self._sizes):
                         found.add(value)
         required = {
-            (number, k): iterations[number].operands[k]
+            (number, k): op_shardings[number].operands[k]
             for number, op in enumerate(ops)
             for k, value in enumerate(op.operands)
-            if iterations[number].operands[k] != shardings[value]
+            if op_shardings[number].operands[k] != shardings[value]
         }
         reduced = [part for each in self._problem.sums for part in self._reduced(each)]
         added: dict[int, int] = {}
@@ -131,7 +131,7 @@ class _Lowering:
             required,
             frozenset(computed.keys() - alone),
             frozenset(v for v in computed if ops[self._program.producer[v]].kind.convolution),
-            iterations=iterations,
+            op_shardings=op_shardings,
             partial=partial,
             added=added,
             carried={carry: left[0] for carry, left in self._left.items()},
@@ -146,7 +146,7 @@ class _Lowering:
         """Whether a value that is reduced on its own is reduce-scattered in two steps."""
         number = self._program.producer[value]
         op = self._program.ops[number]
-        return scattered_apart(op, 1, self._iterations[number], op.results.index(value), self._sizes)
+        return scattered_apart(op, 1, self._op_shardings[number], op.results.index(value), self._sizes)
 
     def _summed(
         self,
@@ -189,14 +189,14 @@ class _Lowering:
         """Records the sharding of a carry that is reduced after its loop, if all its readers agree on one."""
         uses = readers(self._program, carried)
         current = self._made[carried]
-        cut = cut_by_readers(over, [self._iterations[op].cut(k) for op, k in uses])
+        cut = cut_by_readers(over, [self._op_shardings[op].cut(k) for op, k in uses])
         if not cut:
             return
         op, position = uses[0]
-        wanted = split_further(current, self._iterations[op].operands[position], axes_of(cut))
+        wanted = split_further(current, self._op_shardings[op].operands[position], axes_of(cut))
         computed[carried], shardings[carried] = current, wanted
         for use in self._program.users[carried]:
-            sharding = self._iterations[use[0]].operands[use[1]]
+            sharding = self._op_shardings[use[0]].operands[use[1]]
             required.pop(use, None)
             if sharding != wanted:
                 required[use] = sharding
@@ -210,7 +210,7 @@ class _Lowering:
                 terms = sum(step.does == "term" for step in of.steps)
                 yield _Reduced(of.end, of.steps[0].op, terms, scattered, (), (), ())
             return
-        for part in reductions_of(of.steps, self._iterations.__getitem__):
+        for part in reductions_of(of.steps, self._op_shardings.__getitem__):
             first = of.steps[part.first].op
             value = ops[of.steps[part.added].op].results[0]
             inside = (
@@ -249,19 +249,19 @@ class _Lowering:
     def _completions(self, part: _Reduced) -> Iterator[Collective]:
         """Collectives that complete a sum, or a part of one."""
         op = self._program.ops[part.op]
-        wanted = [self._iterations[reader].cut(k) for reader, k in part.readers]
+        wanted = [self._op_shardings[reader].cut(k) for reader, k in part.readers]
         cut = in_turn((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
-        how = completion_of(op, self._iterations[part.op], 0, self._sizes, part.terms, apart=part.apart)
+        how = completion_of(op, self._op_shardings[part.op], 0, self._sizes, part.terms, apart=part.apart)
         for hop in completed(part.partial, self._sizes, how, cut):
             yield self._completion(hop, part.op, part.value)
 
     def _results(self, number: int) -> Iterator[Collective]:
         """Collectives that complete an op's partial results outside sums: one of several results, or a pinned one."""
-        op, iteration = self._program.ops[number], self._iterations[number]
+        op, op_sharding = self._program.ops[number], self._op_shardings[number]
         for k, value in enumerate(op.results):
-            partial = partial_of(iteration, k)
+            partial = partial_of(op_sharding, k)
             if partial is not None:
-                for hop in completed(partial, self._sizes, completion_of(op, iteration, k, self._sizes)):
+                for hop in completed(partial, self._sizes, completion_of(op, op_sharding, k, self._sizes)):
                     yield self._completion(hop, number, value)
 
     def _completion(self, hop: Hop, number: int, value: int) -> Collective:
@@ -277,8 +277,8 @@ class _Lowering:
 
     def _pinned(self, number: int) -> Iterator[Collective]:
         """Reshards of results to their pinned shardings."""
-        op, iteration = self._program.ops[number], self._iterations[number]
-        for value, source, target in zip(op.results, iteration.reduced_to, iteration.shardings, strict=True):
+        op, op_sharding = self._program.ops[number], self._op_shardings[number]
+        for value, source, target in zip(op.results, op_sharding.reduced_to, op_sharding.shardings, strict=True):
             if source != target:
                 whole = self._program.values[value]
                 for step in reshard_steps(source, target, self._sizes, whole.shape):
@@ -288,19 +288,19 @@ class _Lowering:
                     )
 
     def _rotations(self, number: int) -> Iterator[Collective]:
-        op, iteration = self._program.ops[number], self._iterations[number]
+        op, op_sharding = self._program.ops[number], self._op_shardings[number]
         kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
-        value, at = op.results[0], iteration.computed[0]
-        for kind, axes, local in rotations(op, self._program.values[value].bytes, kinds, iteration, self._sizes):
+        value, at = op.results[0], op_sharding.computed[0]
+        for kind, axes, local in rotations(op, self._program.values[value].bytes, kinds, op_sharding, self._sizes):
             yield Collective(kind, axes, value, number, at, at, local, op.trips, op.loop, "inside", "neighbours")
 
     def _spread(self, number: int) -> Iterator[Collective]:
         """All-reduces of results that one device computes for all."""
-        op, iteration = self._program.ops[number], self._iterations[number]
+        op, op_sharding = self._program.ops[number], self._op_shardings[number]
         unreduced = self._problem.not_reduced
         sizes = [0 if value in unreduced else self._program.values[value].bytes for value in op.results]
-        for k, (kind, axes, local) in spread(op, sizes, iteration, self._sizes):
-            at = iteration.computed[k]
+        for k, (kind, axes, local) in spread(op, sizes, op_sharding, self._sizes):
+            at = op_sharding.computed[k]
             yield Collective(
                 kind, axes, op.results[k], number, at, at, local, op.trips, op.loop, "inside", "one device"
             )
@@ -309,7 +309,7 @@ class _Lowering:
         """Halo exchanges of a value, shared by its readers in one loop."""
         ops, size = self._program.ops, self._program.values[value].bytes
         for loop, numbers in windowed(self._program, value):
-            reads = [read_of(ops[number].windows, self._iterations[number]) for number in numbers]
+            reads = [read_of(ops[number].windows, self._op_shardings[number]) for number in numbers]
             for (kind, axes, local), places in neighbours(size, reads, self._sizes):
                 served, at = [numbers[place] for place in places], reads[places[0]].at
                 runs, uses = max(ops[op].trips for op in served), tuple([(op, 0) for op in served])
@@ -321,7 +321,7 @@ class _Lowering:
         if value in self._open:
             return
         made, whole = self._made[value], program.values[value]
-        needed = [self._iterations[op].operands[k] for op, k in uses]
+        needed = [self._op_shardings[op].operands[k] for op, k in uses]
         if all(sharding == made for sharding in needed):
             return
         read = readings(program, value, uses)

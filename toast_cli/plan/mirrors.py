@@ -2,7 +2,7 @@
 
 A group holds classes that are sharded alike, one per layer (every layer's d_ff).
 
-Enters: a problem and the groups to untie. Leaves: the same problem with the first class, and the last where there are
+In: a problem and the groups to untie. Out: the same problem with the first class, and the last where there are
 three or more, as groups of their own; the others keep their group's number, so a plan for the one problem is easily
 made one for the other.
 """
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from toast_cli.dimensions.model import Dimensions, Group
 from toast_cli.plan.decisions import Decision, Plan, Shard
-from toast_cli.plan.iteration import OpPattern
+from toast_cli.plan.op_sharding import OpPattern
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Program
 

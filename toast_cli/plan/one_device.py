@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from toast_cli.plan.halo import Exchange
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partials import ALL_REDUCE
 from toast_cli.plan.sharding import axes_of, shards
 from toast_cli.program.model import Op, Program
@@ -40,14 +40,14 @@ def not_reduced(program: Program) -> frozenset[int]:
 
 
 def spread(
-    op: Op, whole_bytes: Sequence[int], iteration: Iteration, sizes: tuple[int, ...]
+    op: Op, whole_bytes: Sequence[int], op_sharding: OpSharding, sizes: tuple[int, ...]
 ) -> Iterator[tuple[int, Exchange]]:
     """The all-reduces of an op's results, each with the number of its result. whole_bytes: [results], 0 for those in
     `not_reduced`."""
     if not op.one_device and op.name != RNG:
         return
     for k, whole in enumerate(whole_bytes):
-        at = iteration.computed[k]
+        at = op_sharding.computed[k]
         axes = tuple(axis for axis, size in enumerate(sizes) if size > 1 and axis not in axes_of(at))
         if axes and whole:
             yield k, Exchange(ALL_REDUCE, axes, whole / shards(at, sizes))

@@ -10,10 +10,10 @@ over other axes, or has to be resharded first. So does the addition of a look-up
 something else where both are reduce-scattered, except over a single axis with no other to all-reduce over (see
 `sums.scatters_into`).
 
-These rules are pure functions of the iterations of the ops involved. Lowering applies them to every sum of a program,
+These rules are pure functions of the shardings of the ops involved. Lowering applies them to every sum of a program,
 the incremental evaluator to every kind of sum.
 
-Enters: a sum and the iterations of its ops. Leaves: `Reduction`s of parts of it, and the `Hop`s that complete them.
+In: a sum and the shardings of its ops. Out: `Reduction`s of parts of it, and the `Hop`s that complete them.
 
 A worked example: the docstring of `toast_cli.plan`.
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.sharding import (
     Sharding,
     axes_of,
@@ -114,21 +114,21 @@ class _Open(NamedTuple):
     viewed: bool = False
 
 
-def reductions_of(steps: Steps, iteration_of: Callable[[int], Iteration]) -> Iterator[Reduction]:
-    """The reductions that complete a sum. iteration_of: iteration of the op of each step."""
+def reductions_of(steps: Steps, op_sharding_of: Callable[[int], OpSharding]) -> Iterator[Reduction]:
+    """The reductions that complete a sum. op_sharding_of: op sharding of the op of each step."""
     if len(steps) == 1:  # as most are
-        yield from _closed(_Open(partial := partial_of(iteration_of(steps[0].op)), 0, 0, partial), whole=True)
+        yield from _closed(_Open(partial := partial_of(op_sharding_of(steps[0].op)), 0, 0, partial), whole=True)
         return
     waiting: list[_Open] = []
     for place, (does, op) in enumerate(steps):
-        iteration = iteration_of(op)
+        op_sharding = op_sharding_of(op)
         if does == "term":
-            partial = partial_of(iteration)
+            partial = partial_of(op_sharding)
             waiting.append(_Open(partial, place, place, partial))
             continue
-        read = [_read_in(waiting.pop(), iteration) for _ in range(1 if does == "view" else 2)]
+        read = [_read_in(waiting.pop(), op_sharding) for _ in range(1 if does == "view" else 2)]
         (left, _), (right, _) = read[-1], read[0]
-        grown = _viewed(left, iteration) if does == "view" else _added(left, right, place, iteration, does)
+        grown = _viewed(left, op_sharding) if does == "view" else _added(left, right, place, op_sharding, does)
         if grown is None:
             for _, ended in read:
                 yield from _closed(ended, whole=False)
@@ -138,11 +138,11 @@ def reductions_of(steps: Steps, iteration_of: Callable[[int], Iteration]) -> Ite
         yield from _closed(part, whole=True)
 
 
-def partial_of(iteration: Iteration, k: int = 0) -> Partial | None:
+def partial_of(op_sharding: OpSharding, k: int = 0) -> Partial | None:
     """Result k of an op as a partial value; None where it is complete."""
-    if not iteration.reduced and not iteration.scattered[k]:
+    if not op_sharding.reduced and not op_sharding.scattered[k]:
         return None
-    return Partial(iteration.computed[k], iteration.reduced_to[k], iteration.reduced)
+    return Partial(op_sharding.computed[k], op_sharding.reduced_to[k], op_sharding.reduced)
 
 
 def _closed(part: _Open, *, whole: bool) -> Iterator[Reduction]:
@@ -152,7 +152,7 @@ def _closed(part: _Open, *, whole: bool) -> Iterator[Reduction]:
         )
 
 
-def _read_in(part: _Open, user: Iteration) -> tuple[_Open | None, _Open]:
+def _read_in(part: _Open, user: OpSharding) -> tuple[_Open | None, _Open]:
     """(the part as the first operand of a use, the part as it is reduced if it ends there). Axes that it is reduced
     over and that also split the operand become reduce-scattered. The first is None if the part is complete or has to be
     resharded as well."""
@@ -169,25 +169,25 @@ def _read_in(part: _Open, user: Iteration) -> tuple[_Open | None, _Open]:
     return ended._replace(partial=Partial(at, required, left)), ended
 
 
-def _viewed(part: _Open | None, iteration: Iteration) -> _Open | None:
+def _viewed(part: _Open | None, op_sharding: OpSharding) -> _Open | None:
     """The part seen through a view; None where the view of a partial value is not split as the value is."""
     if part is None or part.partial is None:
         return None
     at, to, reduced = part.partial
-    seen, over = iteration.shardings[0], axes_of(to).difference(axes_of(at))
+    seen, over = op_sharding.shardings[0], axes_of(to).difference(axes_of(at))
     before = without(seen, over)
     if axes_of(seen) != axes_of(to) or not refines(seen, before):
         return None
     return part._replace(partial=Partial(before, seen, reduced), viewed=True)
 
 
-def _added(left: _Open | None, right: _Open | None, place: int, iteration: Iteration, does: Does) -> _Open | None:
+def _added(left: _Open | None, right: _Open | None, place: int, op_sharding: OpSharding, does: Does) -> _Open | None:
     """The sum of both parts; None where they are not partial alike."""
     if left is None or right is None or left.partial is None or right.partial is None:
         return None
-    one, other, needed = left.partial, right.partial, iteration.operands
+    one, other, needed = left.partial, right.partial, op_sharding.operands
     alike = one[:2] == other[:2] and sorted(one.reduced) == sorted(other.reduced)
-    if not alike or needed[0] != needed[1] or iteration.shardings[0] != one.to:
+    if not alike or needed[0] != needed[1] or op_sharding.shardings[0] != one.to:
         return None
     lands = does == "into" and axes_of(one.to) != axes_of(one.at)
     if lands and (left.viewed or right.viewed or not _scattered_once(one)):
@@ -220,11 +220,11 @@ class Completion(NamedTuple):
 
 
 def completion_of(
-    op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...], terms: int = 1, *, apart: bool = False
+    op: Op, op_sharding: OpSharding, k: int, sizes: tuple[int, ...], terms: int = 1, *, apart: bool = False
 ) -> Completion:
     """How partial result k of an op is completed, in a reduction of that many terms. apart: see `Reduction.apart`."""
-    beside = scattered_beside(op, 1 if apart else terms, iteration, k, sizes)
-    return Completion(scattered_apart(op, terms, iteration, k, sizes), beside, gathers_terms(op))
+    beside = scattered_beside(op, 1 if apart else terms, op_sharding, k, sizes)
+    return Completion(scattered_apart(op, terms, op_sharding, k, sizes), beside, gathers_terms(op))
 
 
 def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cuts = ()) -> Iterator[Hop]:
@@ -269,34 +269,34 @@ def in_steps(op: Op) -> bool:
     return op.kind.matrix_unit or op.name == CARRY
 
 
-def scattered_apart(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
+def scattered_apart(op: Op, terms: int, op_sharding: OpSharding, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether partial result k of an op is scattered over several axes in two steps (see `sharding.scattered_in`). A
     contraction is not where one step suffices or where it is also all-reduced; a convolution is not along one
     dimension, where XLA would merge both slices into one slice of an all-reduce."""
-    if op.name != CARRY and (iteration.reduced or in_one_step(iteration, k, sizes)):
+    if op.name != CARRY and (op_sharding.reduced or in_one_step(op_sharding, k, sizes)):
         return False
     if op.name not in (DOT_GENERAL, CARRY):
-        split = [axes for axes in _over(iteration.computed[k], iteration.reduced_to[k]) if axes]
+        split = [axes for axes in _over(op_sharding.computed[k], op_sharding.reduced_to[k]) if axes]
         if len(split) < 2:
             return False
     return terms == 1 and in_steps(op)
 
 
-def scattered_beside(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
+def scattered_beside(op: Op, terms: int, op_sharding: OpSharding, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether partial result k of an op is scattered over some axes before it is all-reduced over others. XLA does so
     for contractions without a constraint, and for loop carries as they are written; it all-reduces a reduction, a
     look-up's gradient and a sum of several terms over all axes, and slices."""
-    return terms == 1 and (op.name == CARRY or found_by_partitioner(op, iteration, k, sizes))
+    return terms == 1 and (op.name == CARRY or found_by_partitioner(op, op_sharding, k, sizes))
 
 
-def in_one_step(iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
+def in_one_step(op_sharding: OpSharding, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether XLA:TPU reduce-scatters a contraction over all its scattered axes at once: one axis, or several that
     split one dimension in the order in which they split the contracted one, but not the whole mesh. Its partitioner
     treats such axes as one."""
-    over = iteration.scattered[k]
+    over = op_sharding.scattered[k]
     if not over:
         return False
-    ends = (axes[-len(over) :] for axes in iteration.reduced_to[k])
+    ends = (axes[-len(over) :] for axes in op_sharding.reduced_to[k])
     return len(over) == 1 or (over in ends and shards((over,), sizes) < prod(sizes))
 
 
@@ -344,7 +344,7 @@ def in_turn(cuts: Iterable[tuple[int, ...]]) -> Cuts:
     return tuple(left)
 
 
-def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
+def found_by_partitioner(op: Op, op_sharding: OpSharding, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether a contraction is all-reduced over some axes and scattered over others, and XLA scatters it first if no
     sharding constraint is in between; with one it all-reduces over all these axes, and slices. A contraction that is
     only scattered is constrained: XLA scatters it either way, and without a constraint XLA:TPU makes a slower loop of
@@ -355,12 +355,12 @@ def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int,
     A reduction needs a constraint because its operand is mostly elementwise, and the sharding of the result may spread
     over all of that, depending on the order of propagation. So does a sum, which no single op computes.
     """
-    if op.name != DOT_GENERAL or not iteration.reduced or not in_one_step(iteration, k, sizes):
+    if op.name != DOT_GENERAL or not op_sharding.reduced or not in_one_step(op_sharding, k, sizes):
         return False
-    target = iteration.shardings[k]
-    busy = {axis for axes in iteration.slot_axes for axis in axes}
+    target = op_sharding.shardings[k]
+    busy = {axis for axes in op_sharding.slot_axes for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(sizes))
-    return not idle and iteration.scattered[k] in target and in_mesh_order(target)
+    return not idle and op_sharding.scattered[k] in target and in_mesh_order(target)
 
 
 def _over(at: Sharding, to: Sharding) -> list[tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """`PartitionedProgram`: a plan lowered to the shardings of every op, value and use, and to collectives.
 
-Enters: nothing; `lower` fills it in. Emit prints it, explain and report read it, and cost prices it.
+In: nothing; `lower` fills it in. Emit prints it, explain and report read it, and cost prices it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from toast_cli.plan.accumulation import Left
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.accumulation import DeferredReduction
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements, scattered_in
 
 # Why a collective is there: a partial sum, a use or a pin that needs another sharding, a halo exchange, or an op that
@@ -63,7 +63,7 @@ class PartitionedProgram:
             that are no contractions.
         convolved: values in `computed` that a convolution makes.
         paths: value in `computed` -> the shardings it goes through, where that is known; see `path`.
-        iterations: [ops] iteration of each. partial: value -> mesh axes over which its op leaves it partial (each
+        op_shardings: [ops] sharding of each. partial: value -> mesh axes over which its op leaves it partial (each
             device holds a term of it); complete values are missing.
         added: value -> the value at the end of its sum: it stays partial, and is reduced there. Terms of sums that the
             compiler reduces once by itself, though each is written to be reduced (see `sums.scatters_into`), are not
@@ -85,10 +85,10 @@ class PartitionedProgram:
     at_once: frozenset[int] = frozenset()
     convolved: frozenset[int] = frozenset()
     paths: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
-    iterations: tuple[Iteration, ...] = ()
+    op_shardings: tuple[OpSharding, ...] = ()
     partial: dict[int, tuple[int, ...]] = field(default_factory=dict)
     added: dict[int, int] = field(default_factory=dict)
-    carried: dict[int, Left] = field(default_factory=dict)
+    carried: dict[int, DeferredReduction] = field(default_factory=dict)
     summed: frozenset[int] = frozenset()
     found: frozenset[int] = frozenset()
     held: frozenset[int] = frozenset()

@@ -11,8 +11,8 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.axis_assignment import ALL, Workarounds
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
 from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips, weight_views
+from toast_cli.plan.op_sharding import NO_ROLE, OpPattern, PinnedSharding, Space
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Op, Program

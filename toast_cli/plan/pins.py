@@ -1,6 +1,6 @@
 """Pins: shardings fixed in advance, by the program itself or by the user with `--pin`.
 
-Enters: pins by axis name. Leaves: the same by axis number of one mesh, per value and per use.
+In: pins by axis name. Out: the same by axis number of one mesh, per value and per use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from math import prod
 
 from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.iteration import PinnedSharding
+from toast_cli.plan.op_sharding import PinnedSharding
 from toast_cli.program.model import Program
 from toast_cli.program.ops import RESULT
 from toast_cli.program.paths import matches, nearest_paths, shown_path, slash_path

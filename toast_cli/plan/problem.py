@@ -1,7 +1,7 @@
 """`Problem`: one program on one mesh, arranged so that a plan can be evaluated on patterns instead of on ops.
 
 Ops that are split alike under every plan share one `OpPattern`; a Gemma-2B training step of 11k ops has a few hundred.
-Enters: program, dimensions, mesh. Leaves: `Problem`.
+In: program, dimensions, mesh. Out: `Problem`.
 
 A worked example: the docstring of `toast_cli.plan`.
 """
@@ -29,15 +29,15 @@ from toast_cli.plan.axis_assignment import (
 from toast_cli.plan.decision_space import DecisionSpace
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
-from toast_cli.plan.iteration import (
+from toast_cli.plan.one_device import not_reduced
+from toast_cli.plan.op_sharding import (
     Choice,
-    Iteration,
     OpPattern,
+    OpSharding,
     Space,
     decisive,
     lay_out,
 )
-from toast_cli.plan.one_device import not_reduced
 from toast_cli.program.model import Program
 from toast_cli.program.roles import WEIGHTS
 from toast_cli.program.sums import Sum, SumStep, adds_up, find_sums
@@ -85,7 +85,7 @@ class Problem:
     accumulations: tuple[Accumulation, ...] = ()
     axis_assigners: AxisAssigners = field(default_factory=AxisAssigners, repr=False, compare=False)
 
-    def iterate(self, pattern: int, plan: Plan) -> Iteration:
+    def op_sharding(self, pattern: int, plan: Plan) -> OpSharding:
         """The shardings of ops of one pattern under `plan`."""
         return lay_out(self.patterns[pattern], self.choice(pattern, plan))
 

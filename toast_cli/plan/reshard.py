@@ -8,7 +8,7 @@ each trip. For an array that a loop only reads, steps before the first gather, w
 of the loop. So do gathers of an array that the loop slices differently in each trip, and gathers over axes for which
 the plan says so (see `loop_reads`).
 
-Enters: two shardings of one array, or the one it is made in and those its uses need. Leaves: the collectives in order,
+In: two shardings of one array, or the one it is made in and those its uses need. Out: the collectives in order,
 the intermediate shardings to constrain, and how often each collective runs.
 """
 

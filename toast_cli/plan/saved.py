@@ -1,6 +1,6 @@
 """Saved plans: writes decisions to a file with a description of their groups, and applies them to a changed program.
 
-Enters: a `Problem` and its `Plan`, or a saved plan and another `Problem`. Leaves: JSON of schema "toast.plan/1", or the
+In: a `Problem` and its `Plan`, or a saved plan and another `Problem`. Out: JSON of schema "toast.plan/1", or the
 plan there and messages about what did not carry over. A group is matched by its properties, never by number: the
 arguments that have it, its places in working ops, its role, name and size.
 """

@@ -1,6 +1,6 @@
 """The program as plain frozen data, for the analysis, the plan, the cost model and the search.
 
-Enters: nothing from MLIR (the frontend builds a `Program`). Leaves: `Program`, `Op`, `Value`, `Rule`.
+In: nothing from MLIR (the frontend builds a `Program`). Out: `Program`, `Op`, `Value`, `Rule`.
 """
 
 from toast_cli.program.model import Op as Op

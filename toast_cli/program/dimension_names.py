@@ -1,6 +1,6 @@
 """User-given names of argument dimensions: logical axis names as in Flax, MaxText and others.
 
-Enters: a `Program` and wishes, `PATTERN=embed,mlp` each. Leaves: the program with these names on its arguments.
+In: a `Program` and wishes, `PATTERN=embed,mlp` each. Out: the program with these names on its arguments.
 """
 
 from __future__ import annotations

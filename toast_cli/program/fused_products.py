@@ -5,7 +5,7 @@ widths follow each other in one dimension of n parts, and no sharding of that di
 every part. Written as two dimensions, parts and width, the width can be split like any other. In the backward pass,
 cotangents are concatenated (or padded) again for the product's own gradients.
 
-Enters: a `Program`. Leaves: the dimensions of values to split into two, and the ops to rewrite (`Parts`), or None where
+In: a `Program`. Out: the dimensions of values to split into two, and the ops to rewrite (`Parts`), or None where
 nothing is fused. Arguments and results stay as they are; weights are reshaped where products read them.
 """
 

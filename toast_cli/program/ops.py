@@ -1,6 +1,6 @@
 """Properties of ops: one row per op, and the only such table.
 
-Enters: a dialect name. Leaves: its `OpKind`, which `Op.kind` holds. All code that needs a group of ops (elementwise
+In: a dialect name. Out: its `OpKind`, which `Op.kind` holds. All code that needs a group of ops (elementwise
 ops, views, ops of the matrix unit) uses a property of it. Code that treats a single op specially names that op.
 
 Sources: StableHLO's specification for elementwise ops and ops that only move elements; XLA's `HloCostAnalysis` for ops

@@ -1,6 +1,6 @@
 """Tells weights from data by the products and look-ups that read them.
 
-Enters: a `Program`, and which arguments are known to be weights or data. Leaves: both sets, extended by what products
+In: a `Program`, and which arguments are known to be weights or data. Out: both sets, extended by what products
 imply.
 """
 

@@ -6,7 +6,7 @@ do not change the number. An array that one loop stacks and another loop reads t
 array, and so is a layer's slice of stacked weights in every loop. An op whose results are numbered already is
 recomputed if it is in another loop or if there is a barrier before it: XLA merges all other equal ops.
 
-Enters: a program. Leaves: the fraction of each op's flops that is recomputed.
+In: a program. Out: the fraction of each op's flops that is recomputed.
 """
 
 from __future__ import annotations

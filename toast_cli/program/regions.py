@@ -1,6 +1,6 @@
 """Locates reads of arrays in loops and branches, and counts them: readers in one region share copies of an array.
 
-Enters: a program. Leaves: the region of each use, and the outermost one where a copy for it can be made ahead of loops.
+In: a program. Out: the region of each use, and the outermost one where a copy for it can be made ahead of loops.
 """
 
 from __future__ import annotations

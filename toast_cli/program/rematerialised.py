@@ -1,6 +1,6 @@
 """Values made from constants alone, which Shardy recomputes for each of their uses.
 
-Enters: a program. Leaves: its values of this kind, and the program in which sums over only such values need them whole.
+In: a program. Out: its values of this kind, and the program in which sums over only such values need them whole.
 They have no sharding of their own: each use gets a copy in its sharding, so a reshard of one costs nothing and a
 sharding on one would only bind its uses together. `OpKind.rematerialised` follows Shardy's pass
 `sdy-constant-or-scalar-splitter`.

@@ -4,7 +4,7 @@ The gradient of a block's input is such a sum, with a term for each projection t
 weight that is used several times. The possible terms and the order of additions follow from the program alone;
 `plan.partials` says which of them a plan leaves partial.
 
-Enters: a program. Leaves: `Sum`s, and the readers of a value.
+In: a program. Out: `Sum`s, and the readers of a value.
 """
 
 from __future__ import annotations

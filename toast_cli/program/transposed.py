@@ -1,6 +1,6 @@
 """Values whose only reader is a transpose.
 
-Enters: a program and a value. Leaves: the transposed value, and the permutation.
+In: a program and a value. Out: the transposed value, and the permutation.
 """
 
 from __future__ import annotations

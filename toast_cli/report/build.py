@@ -1,5 +1,5 @@
-"""Builds a `Report` from the values of one run. Enters: source, evaluator (with its problem), search result.
-Leaves: facts."""
+"""Builds a `Report` from the values of one run. In: source, evaluator (with its problem), search result.
+Out: facts."""
 
 from __future__ import annotations
 

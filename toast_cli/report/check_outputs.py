@@ -1,6 +1,6 @@
 """Verdicts of `toast check` as text, JSON, JUnit XML and GitHub annotations.
 
-Enters: `CheckVerdict`s. Leaves: text.
+In: `CheckVerdict`s. Out: text.
 """
 
 from __future__ import annotations

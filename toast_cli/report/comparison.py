@@ -1,5 +1,5 @@
-"""`Comparison`: every known strategy that applies, and the search's result. Enters: an evaluator and the search's
-plan. Leaves: facts. JSON schema "toast.compare/1"; field names are stable.
+"""`Comparison`: every known strategy that applies, and the search's result. In: an evaluator and the search's
+plan. Out: facts. JSON schema "toast.compare/1"; field names are stable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts about a program before any decision. Enters: a `Source` and its `Dimensions`. Leaves: facts, and their
+"""Facts about a program before any decision. In: a `Source` and its `Dimensions`. Out: facts, and their
 rendering.
 """
 

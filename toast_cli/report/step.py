@@ -3,7 +3,7 @@
 Nothing overlaps here, as in the predicted step time. A loop appears once, with the time of all its trips. Equal
 collectives that the cost model counts together are distributed over the ops that they belong to.
 
-Enters: evaluator and search result. Leaves: a `Step`.
+In: evaluator and search result. Out: a `Step`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Step:
-    """lanes: "compute", then one for each set of mesh axes that collectives run over. slices: in order. elapsed: [half
-    steps] seconds before each half step (see `liveness`)."""
+    """lanes: "compute", then one for each set of mesh axes that collectives run over. slices: in order. elapsed:
+    [ticks] seconds before each tick (see `liveness`)."""
 
     lanes: tuple[str, ...]
     slices: tuple[Slice, ...]
@@ -68,7 +68,7 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
     alike = ops_by_pattern(problem)
     over = sorted({use.axes for use in uses}, key=lambda axes: (len(axes), axes))
     lane_of = {axes: number for number, axes in enumerate(over, start=1)}
-    # (half step, before or after, op, seconds, lane, name, runs, hides)
+    # (tick, before or after, op, seconds, lane, name, runs, hides)
     found: list[tuple[int, int, int, float, int, str, float, bool]] = []
     for kernel in evaluator.kernels(result.plan):
         trips = [problem.program.ops[op].trips for op in kernel.ops]
@@ -87,10 +87,10 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
     slices: list[Slice] = []
     now = 0.0
     begins = np.zeros(lives.end + 2)
-    for half_step, _, op, seconds, lane, name, runs, hides in found:
+    for tick, _, op, seconds, lane, name, runs, hides in found:
         slices.append(Slice(now, seconds, lane, op, name, runs, hides))
         now += seconds
-        begins[half_step + 1] = now
+        begins[tick + 1] = now
     lanes = ("compute", *(", ".join(names[axis] for axis in axes) for axes in over))
     return Step(lanes, tuple(slices), np.maximum.accumulate(begins))
 

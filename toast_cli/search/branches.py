@@ -4,7 +4,7 @@ Dual ascent, and a solver's relaxation, mix ways that need different shardings o
 of any assignment. Fixing the sharding of an array with many readers ends that: most cases are excluded at once, and the
 others are solved sooner than the whole.
 
-Enters: ways, and a dual ascent that has run. Leaves: the cases in which some assignment may still be fast enough.
+In: ways, and a dual ascent that has run. Out: the cases in which some assignment may still be fast enough.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _shardings(ways: PatternWays, ascent: DualAscent) -> dict[tuple[int, Shardin
         if not item.free:
             read[item.pattern, item.result] += item.bytes * len(item.readers) * len(item.values)
     for pattern, result in sorted(read, key=lambda place: -read[place]):
-        made = [way.iteration.shardings[result] for way in ways.of_pattern[pattern]]
+        made = [way.op_sharding.shardings[result] for way in ways.of_pattern[pattern]]
         still = {at for at, left in zip(made, ascent.left[pattern], strict=True) if left}
         if len(still) > 1:
             return {(pattern, at): np.array([it == at for it in made]) for at in sorted(still)}

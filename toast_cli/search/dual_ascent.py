@@ -7,7 +7,7 @@ that several edges share and that is paid once is charged to them in parts, and 
 those without, which raises the bound as well. A way with which the bound exceeds a cost known to be possible is in no
 better assignment (as reduced costs fix variables of integer programs).
 
-Enters: nodes, edges and shared prices. Leaves: the ways that are left.
+In: nodes, edges and shared prices. Out: the ways that are left.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.problem import Problem
 
-Move = tuple[Decision, ...]  # decisions taken together, in order
+DecisionSequence = tuple[Decision, ...]  # decisions taken together, in order
 
 
 class Edit(NamedTuple):
     """A change to a plan: decisions removed, decisions inserted (anywhere). If both are equal, they move."""
 
-    out: Move
-    into: Move
+    out: DecisionSequence
+    into: DecisionSequence
 
 
 def subject(decision: Shard) -> tuple[int, int, int]:
@@ -63,7 +63,7 @@ def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
             yield result
 
 
-def _places(problem: Problem, free: list[Decision], move: Move) -> Iterator[int]:
+def _places(problem: Problem, free: list[Decision], move: DecisionSequence) -> Iterator[int]:
     """Positions to insert a move: the front, and after each decision that does not commute with one of it."""
     shards = [d for d in move if isinstance(d, Shard)]
     yield 0

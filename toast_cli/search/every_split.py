@@ -1,6 +1,6 @@
-"""Enumerates every iteration of an op pattern on a mesh, whether or not decisions lead to it.
+"""Enumerates every op sharding of an op pattern on a mesh, whether or not decisions lead to it.
 
-Enters: an `OpPattern` and the sizes of mesh axes. Leaves: `Iteration`s. Their number grows with the orders of the axes
+In: an `OpPattern` and the sizes of mesh axes. Out: `OpSharding`s. Their number grows with the orders of the axes
 and their assignments to slots, so only small ops and meshes have few.
 """
 
@@ -12,13 +12,13 @@ from math import prod
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.plan.axis_assignment import without_split_space
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.iteration import Iteration, OpPattern, SlotAxes, axes_summed_over, lay_out
+from toast_cli.plan.op_sharding import OpPattern, OpSharding, SlotAxes, axes_summed_over, lay_out
 
 
-def every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteration]:
-    """All iterations of a pattern, each once."""
+def every_op_sharding(pattern: OpPattern, sizes: tuple[int, ...]) -> list[OpSharding]:
+    """All op shardings of a pattern, each once."""
     form = pattern.form
-    found: dict[Iteration, None] = {}
+    found: dict[OpSharding, None] = {}
     for split in _every_split(form, sizes, pattern.closed):
         slot_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
         partial = axes_summed_over(form.kinds, slot_axes)

@@ -1,6 +1,6 @@
 """The incumbent of a search: evaluates each plan once, keeps the best, and ends the search when its budget is spent.
 
-Enters: an `Evaluator`, a `Budget` and plans to start from. Leaves: a `SearchResult`.
+In: an `Evaluator`, a `Budget` and plans to start from. Out: a `SearchResult`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import STEP_TIME
-from toast_cli.search.edits import Move, suited
+from toast_cli.search.edits import DecisionSequence, suited
 from toast_cli.search.objective import Objective
 
 # best step seconds so far (inf: nothing fits yet), evaluations, elapsed seconds, fraction of the budget used
@@ -188,7 +188,7 @@ class Incumbent:
         """Whether the search has reached a plateau (see `FLAT`). begun: evaluations before those that count."""
         return len(self.seen) - max(begun, self.best_found_at) > max(LEAST_FLAT, FLAT * len(self.seen))
 
-    def extend(self, plan: Plan, move: Move) -> Plan:
+    def extend(self, plan: Plan, move: DecisionSequence) -> Plan:
         """The plan with the move's decisions appended, in canonical order."""
         return self.problem.canonical((*plan, *move))
 

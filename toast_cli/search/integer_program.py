@@ -2,7 +2,7 @@
 
 It has one variable for each way, and one for each pair of shardings between which an array is resharded (as in Alpa,
 arXiv:2201.12023, and XLA's former auto-sharder). An assignment never costs more than the plan that corresponds to it
-(see `ways` and `pair_prices`). Enters: `PatternWays` and `PairPrices`. Leaves: a lower bound.
+(see `ways` and `pair_prices`). In: `PatternWays` and `PairPrices`. Out: a lower bound.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 
 from toast_cli.evaluate.array_items import ArrayItem
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.search.pair_prices import Goal, PairPrices
 from toast_cli.search.solver import lower_bound
@@ -150,19 +150,19 @@ class IntegerProgram:
             for axis in range(len(self._ways.problem.mesh.sizes)):
                 row: dict[int, float] = {paid: 1.0}
                 for term in brought.terms:
-                    for variable, it in self._iterations(term):
+                    for variable, it in self._op_shardings(term):
                         row[variable] = float(axis in (*it.reduced, *it.scattered[0]))
-                for variable, it in self._iterations(reader):
+                for variable, it in self._op_shardings(reader):
                     row[variable] = row.get(variable, 0.0) + (axis in axes_of(it.operands[position]))
-                for variable, it in self._iterations(brought.end):
+                for variable, it in self._op_shardings(brought.end):
                     row[variable] = row.get(variable, 0.0) - (axis in axes_of(it.shardings[0]))
                 if min(row.values()) < 0.0:
                     self._rows.append((row, 0.0, inf))
 
-    def _iterations(self, number: int) -> Iterator[tuple[int, Iteration]]:
-        """(variable, iteration) of each way of a pattern."""
+    def _op_shardings(self, number: int) -> Iterator[tuple[int, OpSharding]]:
+        """(variable, op sharding) of each way of a pattern."""
         for variable, way in zip(self._ways.variables(number), self._ways.of_pattern[number], strict=True):
-            yield variable, way.iteration
+            yield variable, way.op_sharding
 
     def _take_neighbours(self) -> None:
         """Halo exchanges: an array read through windows costs as much as its most expensive reader."""

@@ -5,7 +5,7 @@ several ways, one for each possible sharding. A sum of several terms is priced a
 each term pays its part. A loop-carried sum is completed in each trip, after the loop, or partly in each: the cheapest
 of these. Resharding such a sum to the carry's sharding comes on top.
 
-Enters: the sum items of a problem and a pattern's iterations. Leaves: seconds, and the readers of the totals.
+In: the sum items of a problem and a pattern's op shardings. Out: seconds, and the readers of the totals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toast_cli.evaluate.items import Items
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import Carried, SumItem
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partials import ALL_REDUCE, REDUCE_SCATTER, cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
@@ -63,32 +63,34 @@ class LeastSums:
             if item.into is not None:
                 self._into[item.into] += 1
 
-    def options(self, number: int, iteration: Iteration) -> list[tuple[Sharding | None, float]]:
+    def options(self, number: int, op_sharding: OpSharding) -> list[tuple[Sharding | None, float]]:
         """(None, seconds) to complete a pattern's sums uncut, and (sharding, seconds) for each sharding to which all
         readers could have the total reduce-scattered. Each term of a sum pays its part.
         """
         whole = saved = 0.0
         cuts: dict[Sharding, float] = {}
-        over = dict.fromkeys(iteration.reduced)
+        over = dict.fromkeys(op_sharding.reduced)
         for item in self._of[number]:
             if item.into is not None:
-                over |= dict.fromkeys(iteration.scattered[0])
-                plain, cut = self._of_loop(number, item, item.into, iteration)
+                over |= dict.fromkeys(op_sharding.scattered[0])
+                plain, cut = self._of_loop(number, item, item.into, op_sharding)
                 whole, saved = whole + plain, saved + max(0.0, plain - cut)
                 continue
             alone, share = self._alone(number, item)
-            plain = share * self._seconds(alone, {number: iteration})
+            plain = share * self._seconds(alone, {number: op_sharding})
             whole += plain
-            if not iteration.reduced:
+            if not op_sharding.reduced:
                 continue
             if len(item.steps) > 1:
-                least = min([self._cut_seconds(alone, iteration, (axes,)) for axes in permutations(iteration.reduced)])
+                least = min(
+                    [self._cut_seconds(alone, op_sharding, (axes,)) for axes in permutations(op_sharding.reduced)]
+                )
                 saved += max(0.0, plain - share * least)
                 continue
             most = 0.0
             for sharding in sorted({at for use in item.readers for at in self._operands_of(use)}):
-                if cut_by_readers(iteration.reduced, (sharding,)):
-                    cuts[sharding] = plain - share * self._cut_seconds(alone, iteration, sharding)
+                if cut_by_readers(op_sharding.reduced, (sharding,)):
+                    cuts[sharding] = plain - share * self._cut_seconds(alone, op_sharding, sharding)
                     most = max(most, cuts[sharding])
             saved += most
         if self.is_linked(number):
@@ -138,15 +140,15 @@ class LeastSums:
         return len(self._problem.patterns[number].form.operands)
 
     def _of_loop(
-        self, number: int, item: SumItem, into: tuple[Carried, int], iteration: Iteration
+        self, number: int, item: SumItem, into: tuple[Carried, int], op_sharding: OpSharding
     ) -> tuple[float, float]:
         """(seconds of a pattern's part of a loop-carried sum, the same if some use after the loop reduce-scatters
         it)."""
         carried, _ = into
-        over = (*iteration.reduced, *iteration.scattered[0])
+        over = (*op_sharding.reduced, *op_sharding.scattered[0])
         if not over or any(end.into is not None for end in self._behind[carried]):  # an outer loop carries it on
             return 0.0, 0.0
-        sizes, at = self._problem.mesh.sizes, iteration.computed[0]
+        sizes, at = self._problem.mesh.sizes, op_sharding.computed[0]
         least = min(term.bytes for each in (item, *self._behind[carried]) for term in each.terms)
         part = least / shards(at, sizes)
         in_trip = sum(term.pattern == number for term in item.terms) / len(item.terms)
@@ -181,12 +183,12 @@ class LeastSums:
         )
         return replace(alone, terms=(replace(terms[0], bytes=least),)), share
 
-    def _cut_seconds(self, alone: SumItem, iteration: Iteration, sharding: Sharding) -> float:
+    def _cut_seconds(self, alone: SumItem, op_sharding: OpSharding, sharding: Sharding) -> float:
         """Seconds to complete one term if all readers take the total in this sharding."""
-        reader = Iteration((), (sharding,), (), (), (), (), ())
+        reader = OpSharding((), (sharding,), (), (), (), (), ())
         return self._seconds(
-            replace(alone, readers=((NOWHERE, 0),)), {alone.terms[0].pattern: iteration, NOWHERE: reader}
+            replace(alone, readers=((NOWHERE, 0),)), {alone.terms[0].pattern: op_sharding, NOWHERE: reader}
         )
 
-    def _seconds(self, item: SumItem, lowered: dict[int, Iteration]) -> float:
+    def _seconds(self, item: SumItem, lowered: dict[int, OpSharding]) -> float:
         return sum(use.seconds for use in self._pricer.sum_collectives(item, lowered))

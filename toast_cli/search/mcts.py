@@ -21,7 +21,7 @@ from math import inf, sqrt
 import numpy as np
 
 from toast_cli.plan.decisions import Decision, Plan
-from toast_cli.search.edits import Move
+from toast_cli.search.edits import DecisionSequence
 from toast_cli.search.incumbent import Incumbent, OutOfBudget, SearchResult
 from toast_cli.search.local import LocalSearch
 from toast_cli.search.moves import Moves
@@ -38,7 +38,7 @@ LONGEST = 32  # moves from the root to a leaf
 @dataclass(slots=True)
 class _Node:
     plan: Plan
-    moves: list[Move]
+    moves: list[DecisionSequence]
     visits: int = 0
     best: float = -inf  # best reward at or below this node
     children: dict[int, Plan] = field(default_factory=dict)  # number in `moves` -> child
@@ -96,7 +96,7 @@ class TreeSearch:
             self._worth[decision] = max(reward, self._worth.get(decision, -inf))
         return reward
 
-    def _prior(self, moves: list[Move]) -> np.ndarray:
+    def _prior(self, moves: list[DecisionSequence]) -> np.ndarray:
         """[moves] the probability of each."""
         worth = [sum(self._worth.get(d, self._low) for d in move) / len(move) for move in moves]
         scaled = (np.array(worth) - max(worth)) / TEMPERATURE

@@ -15,7 +15,7 @@ from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
-from toast_cli.search.edits import Edit, Move, subject
+from toast_cli.search.edits import DecisionSequence, Edit, subject
 
 # An addition is tried only if at least this fraction of the time that the busiest group takes is at stake.
 LEAST_STAKE = 2e-3
@@ -44,7 +44,7 @@ class Moves:
 
     # -- moves that extend a plan ------------------------------------------------------------------------------------
 
-    def after(self, plan: Plan) -> list[Move]:
+    def after(self, plan: Plan) -> list[DecisionSequence]:
         """Moves that may be appended to a plan: each subject is decided once, and `Replicate` needs an axis in use. One
         move gathers loop-invariant arrays before loops over all axes."""
         taken, held = _taken(plan), set(plan)
@@ -241,7 +241,7 @@ NEIGHBOURHOODS: dict[str, Neighbourhood] = {
 }
 
 
-def _macros(problem: Problem) -> list[Move]:
+def _macros(problem: Problem) -> list[DecisionSequence]:
     """Macros, decisions that often pay off only together: one group over all axes; a family of groups over one axis, or
     all groups of the weights, the largest first."""
     weights, groups = problem.weight_bytes, problem.dimensions.groups
@@ -267,8 +267,8 @@ def _alike(one: Decision, other: Decision) -> bool:
 
 def _crosswise(one: Shard, other: Shard) -> list[Edit]:
     """Edits of two decisions about one group that exchange their scopes, their sides, or their axes."""
-    pair: Move = (one, other)
-    exchanged: list[Move] = [
+    pair: DecisionSequence = (one, other)
+    exchanged: list[DecisionSequence] = [
         (one._replace(unless=other.unless, only=other.only), other._replace(unless=one.unless, only=one.only)),
         (one._replace(sides=other.sides), other._replace(sides=one.sides)),
         (one._replace(axis=other.axis), other._replace(axis=one.axis)),

@@ -1,6 +1,6 @@
 """The objective: ranks plans, and gives them rewards, by the goal of a problem. All searches compare plans by it.
 
-Enters: a `Problem` (its goal, its device memory) and the cost of the plan with the fixed decisions only. Leaves:
+In: a `Problem` (its goal, its device memory) and the cost of the plan with the fixed decisions only. Out:
 comparisons.
 """
 

@@ -4,7 +4,7 @@ totals, reused buffers, and halo exchanges.
 Five prices are lower bounds: a sum of several partial terms costs one reduction; a copy for readers in several loops
 that of the most expensive one; loop-invariant arrays are gathered before loops, where a plan may do so; an array read
 through windows by several ops costs the most expensive exchange; and a loop-carried sum is completed in the cheapest
-way (see `least_sums`). Enters: `PatternWays`. Leaves: seconds for pairs of ways; and, given a time that some plan
+way (see `least_sums`). In: `PatternWays`. Out: seconds for pairs of ways; and, given a time that some plan
 takes, a dual ascent.
 """
 
@@ -123,7 +123,7 @@ class PairPrices:
         for reader in item.readers:
             alone, pattern = replace(item, readers=(reader,)), reader[0]
             found = {
-                variable: sum(use.seconds for use in pricer.neighbour_collectives(alone, {pattern: way.iteration}))
+                variable: sum(use.seconds for use in pricer.neighbour_collectives(alone, {pattern: way.op_sharding}))
                 for variable, way in zip(self._ways.variables(pattern), self._ways.of_pattern[pattern], strict=True)
             }
             prices.append({variable: price for variable, price in found.items() if price})

@@ -1,7 +1,7 @@
 """Enumerates all ways to split the ops of each pattern, for a lower bound on the step time of any sharding.
 
 Of ways that other patterns cannot distinguish only the cheapest is kept. Each way is a variable of the integer program
-(see `exact`), numbered pattern by pattern. Enters: a `Problem`. Leaves: its ways, and the seconds of each by itself.
+(see `exact`), numbered pattern by pattern. In: a `Problem`. Out: its ways, and the seconds of each by itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from toast_cli.evaluate.items import WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.manual_regions import region_prices
 from toast_cli.evaluate.pricing import Pricer
-from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.roles import carried_results
 from toast_cli.search.dual_ascent import Integers
-from toast_cli.search.every_split import every_iteration
+from toast_cli.search.every_split import every_op_sharding
 from toast_cli.search.least_sums import LeastSums, Use
 
 
@@ -36,7 +36,7 @@ class PatternWay:
     which all readers have the total reduce-scattered, or the axes by which some use may; None if there is none.
     """
 
-    iteration: Iteration
+    op_sharding: OpSharding
     pairs: frozenset[tuple[int, int]]
     cut: Sharding | None
     seconds: float
@@ -70,7 +70,7 @@ class PatternWays:
             self._work[work.pattern].append(work)
         self._windowed = frozenset().union(*(read.patterns for read in self.items.neighbours))
         self.sums = LeastSums(problem, self.items, self.pricer, self._operands_of)
-        self._every = [every_iteration(pattern, problem.mesh.sizes) for pattern in problem.patterns]
+        self._every = [every_op_sharding(pattern, problem.mesh.sizes) for pattern in problem.patterns]
         self.take([self._made(number) for number in range(len(problem.patterns))])
 
     def __len__(self) -> int:
@@ -86,20 +86,20 @@ class PatternWays:
         number = bisect_right(self._first, variable) - 1
         return number, variable - self._first[number]
 
-    def by_sharding(self, number: int, sharding_of: Callable[[Iteration], Sharding]) -> dict[Sharding, list[int]]:
+    def by_sharding(self, number: int, sharding_of: Callable[[OpSharding], Sharding]) -> dict[Sharding, list[int]]:
         """Variables of a pattern's ways by one sharding of each."""
         found: dict[Sharding, list[int]] = defaultdict(list)
         for variable, way in zip(self.variables(number), self.of_pattern[number], strict=True):
-            found[sharding_of(way.iteration)].append(variable)
+            found[sharding_of(way.op_sharding)].append(variable)
         return found
 
     def reading(self, number: int, position: int) -> dict[Sharding, list[int]]:
         """Variables of a pattern's ways by the sharding in which they read an operand."""
-        return self.by_sharding(number, lambda iteration: iteration.operands[position])
+        return self.by_sharding(number, lambda op_sharding: op_sharding.operands[position])
 
     def making(self, number: int, result: int) -> dict[Sharding, list[int]]:
         """Variables of a pattern's ways by the sharding in which they make a result."""
-        return self.by_sharding(number, lambda iteration: iteration.shardings[result])
+        return self.by_sharding(number, lambda op_sharding: op_sharding.shardings[result])
 
     def classes(self, classes: list[list[int]]) -> tuple[int, Integers]:
         """(pattern of these variables, [ways] class of each)."""
@@ -135,22 +135,22 @@ class PatternWays:
     def _made(self, number: int) -> list[PatternWay]:
         """The ways to split ops of a pattern; of ways that other patterns cannot distinguish, only the cheapest."""
         best: dict[object, PatternWay] = {}
-        for iteration in self._every[number]:
+        for op_sharding in self._every[number]:
             own = sum(
-                self.kernels.seconds(work, iteration)
-                + sum(use.seconds for use in self.pricer.work_collectives(work, iteration))
+                self.kernels.seconds(work, op_sharding)
+                + sum(use.seconds for use in self.pricer.work_collectives(work, op_sharding))
                 for work in self._work[number]
             )
-            computed = iteration.computed if number in self._windowed else ()  # halo exchanges depend on it
+            computed = op_sharding.computed if number in self._windowed else ()  # halo exchanges depend on it
             groups = self.problem.patterns[number].groups
-            split = zip(groups, iteration.slot_axes, strict=True)
+            split = zip(groups, op_sharding.slot_axes, strict=True)
             pairs = frozenset((group, axis) for group, axes in split for axis in axes)
-            for cut, seconds in self.sums.options(number, iteration):
-                key = (iteration.operands, computed, iteration.shardings, pairs, cut)
+            for cut, seconds in self.sums.options(number, op_sharding):
+                key = (op_sharding.operands, computed, op_sharding.shardings, pairs, cut)
                 if key not in best or own + seconds < best[key].seconds:
-                    best[key] = PatternWay(iteration, pairs, cut, own + seconds)
+                    best[key] = PatternWay(op_sharding, pairs, cut, own + seconds)
         return list(best.values())
 
     def _operands_of(self, use: Use) -> set[Sharding]:
         pattern, position = use
-        return {iteration.operands[position] for iteration in self._every[pattern]}
+        return {op_sharding.operands[position] for op_sharding in self._every[pattern]}

@@ -1,6 +1,6 @@
 """Named tactics that fix part of a plan, and the known strategies made of them; both depend only on the analysis.
 
-Enters: a `Problem`, and tactics as users name them. Leaves: fixed decisions of every plan, or whole plans. The latter
+In: a `Problem`, and tactics as users name them. Out: fixed decisions of every plan, or whole plans. The latter
 are baselines in the report and starting points of the search.
 """
 

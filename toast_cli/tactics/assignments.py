@@ -1,6 +1,6 @@
 """Assigns mesh axes, and their order, to the tactics of a strategy whose name does not state them.
 
-Enters: a `Problem` and wishes. Leaves: every distinct assignment of axes, and the plan of each.
+In: a `Problem` and wishes. Out: every distinct assignment of axes, and the plan of each.
 """
 
 from __future__ import annotations

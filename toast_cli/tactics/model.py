@@ -1,6 +1,6 @@
 """A tactic: a named value that turns a look at a program into decisions over some mesh axes.
 
-Enters: a `Problem` and mesh axes. Leaves: decisions, or `DoesNotApply` with the reason. A tactic refers to roles of
+In: a `Problem` and mesh axes. Out: decisions, or `DoesNotApply` with the reason. A tactic refers to roles of
 dimensions and arguments ("batch", "heads", "weights"), never to names in the program.
 """
 

@@ -1,6 +1,6 @@
 """Places tactics on mesh axes: each wish for a tactic gets the axes it acts on, and several wishes make one plan.
 
-Enters: a `Problem` and wishes. Leaves: decisions in order of priority.
+In: a `Problem` and wishes. Out: decisions in order of priority.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prefers a known strategy over one that is predicted to be only slightly faster.
 
-Enters: an `Evaluator` and a `SearchResult`. Leaves: the result with the preferred plan. The prediction error exceeds a
+In: an `Evaluator` and a `SearchResult`. Out: the result with the preferred plan. The prediction error exceeds a
 gain of `MARGIN`, while a known strategy is well tested in compilers and easy to check. So the fastest strategy within
 the margin is taken. If there is none, decisions that together gain less than `SMALL_GAIN` are dropped.
 """

@@ -1,6 +1,6 @@
 """Known strategies: the combinations of tactics over all mesh axes that people use (FSDP, Megatron, …).
 
-Enters: a `Problem`. Leaves: plans by name; `--strategy` accepts each name.
+In: a `Problem`. Out: plans by name; `--strategy` accepts each name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compiles a program with XLA:TPU or XLA:GPU ahead of time, on a machine that has neither.
 
-Enters: the bytes of a StableHLO or HLO file and a `CompilationTarget`. Leaves: `AheadFacts`, or the reason why there
+In: the bytes of a StableHLO or HLO file and a `CompilationTarget`. Out: `AheadFacts`, or the reason why there
 are none. Needs the compiler's own package (`libtpu` for TPUs, `jax-cuda12-pjrt` with its plugin for GPUs).
 """
 

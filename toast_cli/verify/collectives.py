@@ -1,6 +1,6 @@
 """Reads the collectives of a compiled module.
 
-Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined
+In: its HLO text and the mesh. Out: one record per array communicated: kind, mesh axes, bytes, count. Combined
 collectives count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`. It repeats
 an asynchronous collective, with one channel, in each computation that overlaps with it (JAX gives all collectives of a
 `shard_map` one channel; their source locations tell them apart). It pads the operand of a reduce-scatter; padding is

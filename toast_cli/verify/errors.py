@@ -1,7 +1,7 @@
 """Compares two sets of results such that a small wrong part is not hidden by a large right one.
 
-Enters: the results of two programs in two runs with equal state and different other inputs, and the first program's
-results for inputs perturbed by one rounding error. Leaves: one `ResultError` for each result, the worst of three
+In: the results of two programs in two runs with equal state and different other inputs, and the first program's
+results for inputs perturbed by one rounding error. Out: one `ResultError` for each result, the worst of three
 comparisons:
 
 * *value*: the result itself;

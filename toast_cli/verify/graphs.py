@@ -1,6 +1,6 @@
 """Compiled HLO text as graphs: users, run counts, and integers that depend on the partition id alone.
 
-Enters: the text of a module. Leaves: a `Graph` for each computation that runs. From integers of the partition id, a
+In: the text of a module. Out: a `Graph` for each computation that runs. From integers of the partition id, a
 partitioned program computes the offset of a device's shard.
 """
 

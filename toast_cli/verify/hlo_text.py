@@ -1,6 +1,6 @@
 """A minimal parser of HLO text: computations, their instructions, and the places in the source that they come from.
 
-Enters: the text of `HloModule.to_string()`. Leaves: the `Node`s of each computation, and `file.py:12` by the number of
+In: the text of `HloModule.to_string()`. Out: the `Node`s of each computation, and `file.py:12` by the number of
 a stack frame.
 """
 

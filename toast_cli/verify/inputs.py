@@ -1,6 +1,6 @@
 """Random inputs for a program: the same for the same seed.
 
-Enters: a parsed module and a seed. Leaves: numpy arrays, one per argument. Floating-point numbers are normal with
+In: a parsed module and a seed. Out: numpy arrays, one per argument. Floating-point numbers are normal with
 deviation 0.1, or near one if the program takes a square root or logarithm of them; integers are in the range of the
 dimension that they index, else in [0, 8). State that must not be negative, such as Adam's second moments, is small, so
 that updates to it count.

@@ -1,6 +1,6 @@
 """Runs the partitioned and the original program on the same random inputs and compares the results.
 
-Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both run
+In: the bytes of both. Out: one `ResultError` for each result, or the reason why they could not be run. Both run
 twice, with the same state and different other inputs, and the original twice more on perturbed inputs (see `errors`).
 Programs on narrow floating-point numbers run on f32, since reordered sums of 16-bit numbers differ by
 percents (`widened`), and products that XLA:CPU does not have as dense ones (see `dense_products`).

@@ -5,7 +5,7 @@ much from the communication of a TPU or GPU. The module right after partitioning
 is mostly the same for every backend. XLA:TPU, however, simplifies a program before it propagates and partitions it,
 which can change the propagation. Its own partitioner can be run as well, ahead of time, in about the same time.
 
-Enters: the bytes of a StableHLO or HLO file, a mesh, and a `CompilationTarget` or none for virtual CPU devices. Leaves:
+In: the bytes of a StableHLO or HLO file, a mesh, and a `CompilationTarget` or none for virtual CPU devices. Out:
 a `Partitioned`, or the `CompiledCollective`s in it, or the reason why there are none.
 """
 

@@ -1,7 +1,7 @@
 """Finds involuntary full rematerialisations: arrays that XLA's partitioner gathers on every device because it has no
 better way to reshard them. It warns of each ("[SPMD] Involuntary full rematerialization").
 
-Enters: a `Partitioned` and the mesh. Leaves: `Rematerialisation`s, equal ones once.
+In: a `Partitioned` and the mesh. Out: `Rematerialisation`s, equal ones once.
 """
 
 from __future__ import annotations

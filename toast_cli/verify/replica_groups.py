@@ -1,6 +1,6 @@
 """Finds the mesh axes of a collective from the replica groups in its HLO text.
 
-Enters: the attributes of one instruction as text. Leaves: groups of device numbers, and the mesh axes that make the
+In: the attributes of one instruction as text. Out: groups of device numbers, and the mesh axes that make the
 same groups. Groups are written `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, or `mesh['axis_0'=4,'axis_1'=2] {'axis_0'}` with
 an optional `device_ids=([4,2]T(1,0))`. A program for several TPU slices names the devices of one slice, and all slices
 do alike; transfers between slices have a `_xla_megascale_target`: `"{1,2}x{0:15}"` (slices, devices of each), or

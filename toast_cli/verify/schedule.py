@@ -10,7 +10,7 @@ within a loop, so they need no rule of their own. XLA:TPU also spreads one colle
 the last one waits for it. Where some of these fusions are in a loop and others around it, it is one collective that
 runs beside the loop, and not one for each trip.
 
-Enters: HLO text of one device's program, a mesh, the clock rate. Leaves: seconds of computing, of all communication,
+In: HLO text of one device's program, a mesh, the clock rate. Out: seconds of computing, of all communication,
 and of the part of it that nothing hides. Collectives carry no estimate in XLA's text: their time is that of
 `cost.collectives`.
 """

@@ -2,8 +2,8 @@
 
 It applies two rewrites that XLA:TPU and XLA:GPU make later: an all-reduce of which each device slices another piece,
 chosen by its partition id, is a reduce-scatter, and all-reduces over the same devices whose results are only added up
-are one. Enters: HLO text and the mesh.
-Leaves: one `CompiledCollective` per array communicated.
+are one. In: HLO text and the mesh.
+Out: one `CompiledCollective` per array communicated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares the collectives that a plan predicts with the compiled ones.
 
-Enters: both lists and the mesh. Leaves: a `TrafficComparison`: sums by kind and axes, the difference in bytes that each
+In: both lists and the mesh. Out: a `TrafficComparison`: sums by kind and axes, the difference in bytes that each
 device sends, and the single collectives that cause the difference, with the lines they come from.
 
 An all-gather or reduce-scatter over several axes is compared as one after the other over single axes. A promised

@@ -1,6 +1,6 @@
 """Trip counts of `while` loops in compiled HLO text.
 
-Enters: the loop, the instructions of the computation it is in, and every computation. Leaves: the count that the
+In: the loop, the instructions of the computation it is in, and every computation. Out: the count that the
 compiler states, else that of the loop counter (start, step and bound), else the one constant of the condition that no
 array repeats, else 1. Start and bound may be the same instruction plus a constant each (from `position` to `position +
 8`), or the final counter of an earlier loop. For a condition of several parts (`i < 50 and error > 1e-3`, `not (i == 50

@@ -1,6 +1,6 @@
 """`verify`: compares a partitioned program's predicted figures with XLA's.
 
-Enters: the bytes of the program, perhaps the original and the report written with it. Leaves: a `Verdict` of three
+In: the bytes of the program, perhaps the original and the report written with it. Out: a `Verdict` of three
 parts. Numbers run on virtual CPU devices; collectives and memory come from the chosen compiler: without real chips to
 compile for, collectives are those that the partitioner adds. A part that cannot be checked says why.
 """

@@ -1,6 +1,6 @@
 """Makes StableHLO operations at one place in a module. Types and constants are cached.
 
-Enters: values and plain numbers. Leaves: the results of the new operations.
+In: values and plain numbers. Out: the results of the new operations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The available profiles: one file per compiler version, with one profile for each chip that it was measured on.
 
-Enters: a chip. Leaves: the profile of its compiler. A new file in this folder is found by itself; it holds `PROFILES`,
+In: a chip. Out: the profile of its compiler. A new file in this folder is found by itself; it holds `PROFILES`,
 chip preset -> `CompilerProfile`, and `RELEASE`, the version as numbers.
 """
 

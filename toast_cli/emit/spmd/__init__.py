@@ -1,7 +1,7 @@
 """Writes the program of one device, on local shapes and with explicit collectives, so that no partitioner decides
 anything.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file whose `main` is one manual region
+In: a `Source` and a `PartitionedProgram`. Out: the bytes of a StableHLO file whose `main` is one manual region
 over all mesh axes (`sdy.manual_computation`), with the plan's shardings at its boundary; JAX loads it like any sharded
 program.
 

@@ -4,7 +4,7 @@ A factor of the op's rule is split by the same mesh axes in every array that has
 have needs no communication; splitting a contracted factor makes the results partial. Factors of any other kind can be
 split only if the op's own local rule supports it.
 
-Enters: a rule, the operands' shardings, and the results' wanted shardings. Leaves: an `Alignment`.
+In: a rule, the operands' shardings, and the results' wanted shardings. Out: an `Alignment`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds the collectives that complete each partial sum of a plan.
 
-Enters: a program and a `PartitionedProgram`. Leaves: the same plan, in which a sum that all its readers slice in the
+In: a program and a `PartitionedProgram`. Out: the same plan, in which a sum that all its readers slice in the
 same way has this sharding from its reduction on, and the collectives that complete each value.
 """
 

@@ -1,7 +1,7 @@
 """Finds operations that determine trip counts, which a `Program` leaves out and a written program needs.
 
-The Program knows trip counts and drops values that nothing else needs, such as a loop's counter. Enters: a `Source`.
-Leaves: the operations of the module to keep although they correspond to no op of the program.
+The Program knows trip counts and drops values that nothing else needs, such as a loop's counter. In: a `Source`.
+Out: the operations of the module to keep although they correspond to no op of the program.
 """
 
 from __future__ import annotations

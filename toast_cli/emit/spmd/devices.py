@@ -1,6 +1,6 @@
 """Replica groups of collectives, and source-target pairs of permutes.
 
-Enters: mesh axis sizes and shardings. Leaves: device numbers; devices are numbered in mesh order, the last axis
+In: mesh axis sizes and shardings. Out: device numbers; devices are numbered in mesh order, the last axis
 fastest.
 """
 

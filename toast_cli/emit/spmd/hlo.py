@@ -1,6 +1,6 @@
 """Writes the program of one device as HLO text, for XLA without Shardy.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: HLO text whose parameters and root are whole arrays with GSPMD's
+In: a `Source` and a `PartitionedProgram`. Out: HLO text whose parameters and root are whole arrays with GSPMD's
 shardings. `SPMDFullToShardShape` behind each parameter makes a device's shard of it, and `SPMDShardToFullShape` in
 front of the root makes whole arrays of shards; everything in between is manual, on local shapes.
 """

@@ -1,6 +1,6 @@
 """Keeps each device's piece of every value, and reshards it for its readers.
 
-Enters: a program, its `PartitionedProgram`, and for each written op the pieces of its results. Leaves: pieces of
+In: a program, its `PartitionedProgram`, and for each written op the pieces of its results. Out: pieces of
 operands; the collectives in between are written at the plan's places.
 """
 

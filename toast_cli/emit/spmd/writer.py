@@ -1,6 +1,6 @@
 """Writes the whole program on local shapes, op by op.
 
-Enters: a `Source`, a `PartitionedProgram` and a copy of the module whose entry block is in a manual region. Leaves:
+In: a `Source`, a `PartitionedProgram` and a copy of the module whose entry block is in a manual region. Out:
 that block, with every operation on local shapes and every collective of the plan in its place.
 """
 

@@ -1,6 +1,6 @@
 """A comparison as one HTML page: time against memory with the Pareto front, and the table.
 
-Enters: a `Comparison`. Leaves: bytes.
+In: a `Comparison`. Out: bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The data that only charts show: one step in order, its memory, time and memory by module, kernels, the search.
 
-Enters: source, evaluator and search result. Leaves: `Pictures`, plain numbers that `run_page` draws.
+In: source, evaluator and search result. Out: `Pictures`, plain numbers that `run_page` draws.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One run as an HTML page: the chosen plan, and charts of memory, time, arithmetic, arrays and the search.
 
-Enters: a `Report`, and the numbers of its `Pictures`. Leaves: bytes.
+In: a `Report`, and the numbers of its `Pictures`. Out: bytes.
 """
 
 from __future__ import annotations

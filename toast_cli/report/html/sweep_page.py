@@ -1,6 +1,6 @@
 """A sweep as one HTML page: for each program time against memory of all its points, and their table.
 
-Enters: rows of `sweep_table`. Leaves: bytes.
+In: rows of `sweep_table`. Out: bytes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 as written and a rewritten one, if it has fused products, merges dimensions in an order that splits badly, or has sizes
 that do not divide.
 
-Enters: a `Source`, the meshes, and the `Request`. Leaves: a `Reading` for each variant searched, the best first.
+In: a `Source`, the meshes, and the `Request`. Out: a `Variant` for each variant searched, the best first.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SearchSpace:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Variant:
     """One variant of the program, with the result of its search.
 
     Attributes:
@@ -106,7 +106,7 @@ class Reading:
         return Objective(self.evaluator.problem, unsharded).reward(plan, cost)
 
 
-def readings_of(
+def variants_of(
     source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
 ) -> list[tuple[Source, Dimensions]]:
     """The variants to search: the program as written, and rewritten if it has fused products, merges dimensions in an
@@ -148,12 +148,12 @@ def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
     return source if program is source.program else replace(source, program=program), analyse(program)
 
 
-def with_uneven_shards(reading: tuple[Source, Dimensions], meshes: list[Mesh]) -> tuple[Source, Dimensions]:
+def with_uneven_shards(variant: tuple[Source, Dimensions], meshes: list[Mesh]) -> tuple[Source, Dimensions]:
     """The same variant with padded dimensions where no mesh divides the size; unchanged if there are none."""
-    source, dimensions = reading
+    source, dimensions = variant
     program, padded = with_uneven(source.program, dimensions, [mesh.sizes for mesh in meshes])
     if not padded:
-        return reading
+        return variant
     notices = [
         f"{before} does not divide: shards are uneven inside the program, as of {after}, and arguments and results "
         "are whole along it (--as-written: no such shards)"
@@ -195,12 +195,12 @@ def _reordered(source: Source, meshes: list[Mesh]) -> Source | None:
     return with_order(source, orders, lambda op: row_positions(op, program).keys()) if orders else None
 
 
-def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Reading]:
+def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Variant]:
     """Searches all variants of a program and returns them, the one with the best plan first. The second variant is
     searched to the end only if it looks better after `GLANCE` plans. A limit on plans or seconds that the user sets is
     shared; an effort level applies to each variant. Evaluation counts are totals over all variants."""
     request = space.request
-    count = len(readings[: request.iterations])
+    count = len(variants[: request.iterations])
     settings = Settings(
         request.search,
         request.seed,
@@ -214,11 +214,11 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
     if count > 1 and not (request.iterations is None and request.budget_seconds is None):
         settings = settings.part(1.0 / count)
 
-    def searched(number: int, settings: Settings) -> Reading:
+    def searched(number: int, settings: Settings) -> Variant:
         def said(stage: str, used: float, *figures: Any) -> None:
             tell(stage, (number + used) / count, *figures)
 
-        return search_meshes(*readings[number], space, settings, said)
+        return search_meshes(*variants[number], space, settings, said)
 
     try:
         first = searched(0, settings)
@@ -228,9 +228,9 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
         return [searched(1, settings)]
     reference, found = first.evaluator.cost(()), [first]
 
-    def worth(reading: Reading, cost: Cost | None = None) -> float:
-        reward = reading.reward(reading.result.plan, cost or reading.result.cost, reference)
-        return reward - PARTED if reading.source.program.parted else reward
+    def worth(variant: Variant, cost: Cost | None = None) -> float:
+        reward = variant.reward(variant.result.plan, cost or variant.result.cost, reference)
+        return reward - PARTED if variant.source.program.parted else reward
 
     if count > 1 and first.result.stopped != "interrupted":
         plans = settings.budget().evaluations or inf
@@ -247,7 +247,7 @@ def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpac
 
 def search_meshes(
     source: Source, dimensions: Dimensions, space: SearchSpace, settings: Settings, tell: Progress
-) -> Reading:
+) -> Variant:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
     request, meshes, wishes, saved = space.request, space.meshes, space.wishes, space.saved
     if not meshes:
@@ -285,7 +285,7 @@ def search_meshes(
 
     suited = suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes
     evaluator, result = search_shapes(evaluator_of, suited, settings, starts, report)
-    return Reading(source, evaluator, result, found)
+    return Variant(source, evaluator, result, found)
 
 
 def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:

@@ -1,6 +1,6 @@
 """Shardings of an op's operands and results, given the axes that split its slots (see `axis_assignment`).
 
-Enters: an `OpPattern` and a `Choice`. Leaves: an `Iteration`.
+In: an `OpPattern` and a `Choice`. Out: an `OpSharding`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OpPattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class OpSharding:
     """The shardings of one op under one plan.
 
     Attributes:
@@ -70,7 +70,7 @@ class Iteration:
         reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
         cuts: `operands` without axes that split a padded dimension, along which no sum is scattered; None where no
             operand has one.
-        number: its number in an `IterationMemo`; -1 if it is in none.
+        number: its number in an `OpShardingMemo`; -1 if it is in none.
     """
 
     slot_axes: SlotAxes
@@ -88,7 +88,7 @@ class Iteration:
         return self.operands[operand] if self.cuts is None else self.cuts[operand]
 
 
-# The axis assignment of an op, which determines its iteration: [slots] the axes that split each, and per result, for
+# The axis assignment of an op, which determines its op sharding: [slots] the axes that split each, and per result, for
 # each axis it is partial over, the slot to scatter it on (NOWHERE: all-reduce it).
 Choice = tuple[SlotAxes, tuple[tuple[int, ...], ...]]
 
@@ -115,7 +115,7 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
     )
 
 
-def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
+def lay_out(pattern: OpPattern, choice: Choice) -> OpSharding:
     """The shardings that follow from a choice."""
     form = pattern.form
     slot_axes, wanted = choice
@@ -151,7 +151,7 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     even = [() if slot in form.uneven else axes for slot, axes in enumerate(slot_axes)]
     cuts = tuple(sharding(dims, even) for dims in form.operands) if form.uneven else None
     all_reduced = tuple(dict.fromkeys(reduced))
-    return Iteration(slot_axes, operands, computed, reduced_to, tuple(shardings), all_reduced, tuple(scattered), cuts)
+    return OpSharding(slot_axes, operands, computed, reduced_to, tuple(shardings), all_reduced, tuple(scattered), cuts)
 
 
 def axes_summed_over(kinds: Sequence[SlotKind], slot_axes: SlotAxes) -> list[int]:

@@ -1,15 +1,15 @@
-"""Memo of the iterations of a program's op patterns under successive plans.
+"""Memo of the op shardings of a program's op patterns under successive plans.
 
-Patterns that the same decisions can touch form one *view*. The iterations of all patterns of a view under some plan are
-one *row* of it; equal rows have one number, so that callers can tell by a number whether anything has changed.
+Patterns that the same decisions can touch form one *view*. The op shardings of all patterns of a view under some plan
+are one *row* of it; equal rows have one number, so that callers can tell by a number whether anything has changed.
 
-The edges of loops are one more pattern, `LOOP_EDGES`: its iteration has a slot for each mesh axis, which is split if
+The edges of loops are one more pattern, `LOOP_EDGES`: its op sharding has a slot for each mesh axis, which is split if
 the plan gathers loop-invariant arrays over that axis before loops.
 
 The axis assignment of a view's patterns after some decisions (see `plan.axis_assignment`) is a *state* of the view. One
 more decision leads to the next state, so that most rows are found by following memoised transitions.
 
-Enters: a `Problem`. Leaves: row numbers per plan, and the iterations of a row.
+In: a `Problem`. Out: row numbers per plan, and the op shardings of a row.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, SplitRules, assigned_order, claim_of
 from toast_cli.plan.decisions import Decision, Plan, Shard
-from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, OpPattern, lay_out
 from toast_cli.plan.loop_reads import LOOP_EDGES, LOOP_READS
+from toast_cli.plan.op_sharding import NO_ROLE, Choice, OpPattern, OpSharding, lay_out
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 
-Row = tuple[Iteration, ...]  # [patterns of the view]
+Row = tuple[OpSharding, ...]  # [patterns of the view]
 RowNumbers = list[int] | dict[int, int]  # of all views, or of some by number
 
 
@@ -96,7 +96,7 @@ def _role(role: int) -> int:
     return -2 - role
 
 
-class IterationMemo:
+class OpShardingMemo:
     """Rows of one problem. `size` counts the memoised transitions over all views."""
 
     def __init__(self, problem: Problem) -> None:
@@ -108,10 +108,10 @@ class IterationMemo:
         self._decisions: list[Decision] = []
         self._number: dict[Decision, int] = {}
         self._weights: list[int] = []  # [decisions] number of views it affects, plus one
-        self._iterations: dict[int, dict[int, Iteration]] = defaultdict(dict)  # pattern -> choice -> iteration
-        self._iteration_count = 0
+        self._op_shardings: dict[int, dict[int, OpSharding]] = defaultdict(dict)  # pattern -> choice -> op sharding
+        self._op_sharding_count = 0
         self._shardings: dict[Sharding, Sharding] = {}
-        self._alike: dict[tuple[object, ...], dict[Choice, Iteration]] = {}
+        self._alike: dict[tuple[object, ...], dict[Choice, OpSharding]] = {}
         self._known = [self._alike.setdefault(_arrangement(pattern), {}) for pattern in problem.patterns]
         self.views = self._make_views()
         self.forget()
@@ -195,34 +195,34 @@ class IterationMemo:
             )
         return found
 
-    def _lay_out(self, pattern: int, assigner: AxisAssigner, number: int) -> Iteration:
-        """The iteration of a choice; equal choices share one object, whose number serves as a memo key."""
-        found = self._iterations[pattern].get(number)
+    def _lay_out(self, pattern: int, assigner: AxisAssigner, number: int) -> OpSharding:
+        """The op sharding of a choice; equal choices share one object, whose number serves as a memo key."""
+        found = self._op_shardings[pattern].get(number)
         if found is None:
             choice = assigner.choices[number]
             if pattern == LOOP_EDGES:
-                edges = Iteration(choice[0], (), (), (), (), (), ())
-                return self._iterations[pattern].setdefault(number, self._numbered(edges))
+                edges = OpSharding(choice[0], (), (), (), (), (), ())
+                return self._op_shardings[pattern].setdefault(number, self._numbered(edges))
             alike = self._known[pattern]
             found = alike.get(choice)
             if found is None:
                 found = alike[choice] = self._numbered(lay_out(self._problem.patterns[pattern], choice))
-            self._iterations[pattern][number] = found
+            self._op_shardings[pattern][number] = found
         return found
 
-    def _numbered(self, iteration: Iteration) -> Iteration:
-        """The iteration with a number of its own. Equal shardings become one object, which makes comparing them
+    def _numbered(self, op_sharding: OpSharding) -> OpSharding:
+        """The op sharding with a number of its own. Equal shardings become one object, which makes comparing them
         cheap."""
-        self._iteration_count += 1
+        self._op_sharding_count += 1
         known = self._shardings
         operands, shardings = (
             tuple([known.setdefault(sharding, sharding) for sharding in arrays])
-            for arrays in (iteration.operands, iteration.shardings)
+            for arrays in (op_sharding.operands, op_sharding.shardings)
         )
-        return replace(iteration, operands=operands, shardings=shardings, number=self._iteration_count)
+        return replace(op_sharding, operands=operands, shardings=shardings, number=self._op_sharding_count)
 
-    def iteration(self, pattern: int, rows: RowNumbers) -> Iteration:
-        """The iteration of a pattern; rows: [views]."""
+    def op_sharding(self, pattern: int, rows: RowNumbers) -> OpSharding:
+        """The op sharding of a pattern; rows: [views]."""
         view, place = self.place[pattern]
         return self.views[view].rows[rows[view]][place]
 
