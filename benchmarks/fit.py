@@ -68,8 +68,22 @@ def main(arguments: list[str] | None = None) -> int:
     print(*summary(rows), sep="\n")
     wrapped = [line for text in summary(rows) for line in wrap(text, 120)]
     if options.write:
-        put_between(options.write, START, END, [*markdown_table(COLUMNS, rows, words=3), "", *wrapped])
+        page, table = by_program(rows)
+        put_between(options.write, START, END, [*markdown_table(page, table, words=len(page)), "", *wrapped])
     return 0
+
+
+def by_program(rows: list[Row]) -> tuple[dict[str, str], list[Row]]:
+    """Columns and rows of the page's table: a program in each row, a memory in each column."""
+    memories = list(dict.fromkeys(row["memory"] for row in rows))
+    found: dict[str, Row] = {}
+    for row in rows:
+        kept = row["lever"] if row["fits"] else "no plan"
+        error = f" ({row['peak_error']:+.0%})" if row["peak_error"] == row["peak_error"] else ""
+        found.setdefault(row["program"], {"program": row["program"]})[row["memory"]] = kept + error
+    table = [dict.fromkeys(memories, "–") | row for row in found.values()]
+    heads = {"a v5e's" if memory == "as written" else memory: f"{{{memory}}}" for memory in memories}
+    return {"program": "{program}", **heads}, table
 
 
 def read(table: Path) -> list[Row]:
