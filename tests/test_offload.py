@@ -255,7 +255,7 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytes
         trials += offloads
         return [replace(it, result=replace(it.result, stopped="interrupted")) for it in found] if offloads else found
 
-    monkeypatch.setattr(pipeline, "search_readings", interrupted)
+    monkeypatch.setattr(pipeline, "search_variants", interrupted)
     toast(*options, "--memory-limit", f"{peak // 2}B")
     assert trials == 1
 

@@ -399,7 +399,7 @@ def test_a_search_that_the_user_ends_is_followed_by_no_other(
         return [replace(found, result=replace(found.result, stopped=stopped))]
 
     searched: list[Variant] = []
-    monkeypatch.setattr("toast_cli.pipeline.search_readings", ended)
+    monkeypatch.setattr("toast_cli.pipeline.search_variants", ended)
     request = Request(deep, "v5e-8", iterations=60, memory_limit=150 * 2**20, ask=Ask.never)
     found = partition(request, annotated=False)
     assert len(searched) == number and found.result.stopped == "interrupted"
@@ -413,7 +413,7 @@ def test_an_exact_search_ends_with_an_exact_search_of_the_chosen_variant(
         return search_variants(variants, replace(space, request=replace(space.request, search="mcts")), *rest)
 
     searches: list[str] = []
-    monkeypatch.setattr("toast_cli.pipeline.search_readings", recorded)
+    monkeypatch.setattr("toast_cli.pipeline.search_variants", recorded)
     limit = 700 * 2**20
     request = Request(deep, "v5e-8", search="exact", iterations=60, memory_limit=limit, ask=Ask.never)
     assert partition(request, annotated=False).source.program.recompute
