@@ -14,6 +14,7 @@ from toast_cli.emit.propagate import numbered
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.lower import lower
 from toast_cli.program.ops import CARRY
+from toast_cli.program.rematerialised import remade_values
 from toast_cli.tactics.strategies import strategy
 
 MOST = 15  # constraints in any of these programs
@@ -93,9 +94,10 @@ def test_values_that_xla_merges_get_a_pin_each() -> None:
     of = case_of(scaled_twice, arg(8), arg(8, 16), arg(8, 16), arg(16, 4))
     a, b = of.group("a.1"), of.group("b.1")
     lowered = of.lowered((Shard(a, 0), Shard(b, 1)))
-    merged = [of.source.program.values[v].shape for v in minimal.merged_values(of.source, lowered)]
+    remade = remade_values(of.program)
+    merged = [of.program.values[v].shape for v in minimal.merged_values(of.source, lowered, remade)]
     assert merged == [(8, 16), (8, 16)]
     pinned = [pin.shardings[0] for pin in choose_marks(of.source, lowered).marks.constraints]
     assert ((), (0,)) in pinned
     assert ((), (1,)) in pinned
-    assert not list(minimal.merged_values(of.source, of.lowered((Shard(a, 0), Shard(b, 0)))))
+    assert not list(minimal.merged_values(of.source, of.lowered((Shard(a, 0), Shard(b, 0))), remade))

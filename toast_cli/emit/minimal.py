@@ -98,8 +98,8 @@ class Chooser:
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
         # XLA removes unread loop results before it propagates: then less constrains values resharded ahead of loops.
         beside = {one.value for one in self.reshards if one.ahead}
-        beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold)}
-        beside |= {*scattered_terms(self._program, lowered), *merged_values(source, lowered)}
+        beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold, remade)}
+        beside |= {*scattered_terms(self._program, lowered), *merged_values(source, lowered, remade)}
         self.constrained = self._twofold | {v for v in beside if v in self._movable}
         # Shardy takes a fully specified constraint at one use of a loop-carried value to hold for later uses, too.
         self.constrained |= {
@@ -308,18 +308,21 @@ def opened(reshard: Reshard) -> Reshard:
 
 
 def contested_values(
-    program: Program, lowered: PartitionedProgram, reshards: Sequence[Reshard], constrained: set[int]
+    program: Program,
+    lowered: PartitionedProgram,
+    reshards: Sequence[Reshard],
+    constrained: set[int],
+    remade: Sequence[bool],
 ) -> Iterator[int]:
     """Values that some neighbour offers more axes, or others, than planned.
 
     Two shardings compete for such a value, and the first to reach it wins; XLA:TPU also simplifies the program before
     it propagates. So each of them needs a constraint. constrained: values that are computed in one sharding and
-    continue in another, for which a constraint exists already."""
+    continue in another, for which a constraint exists already. remade: see `remade_values`."""
     at_use = {edge: reshard.sharding for reshard in reshards for edge in reshard.edges}
     for reshard in reshards:
         if declines(reshard.start, reshard.steps[0][0]):
             yield reshard.value
-    remade = remade_values(program)
     found: dict[tuple[Rule, tuple[Sharding, ...], tuple[bool, ...]], tuple[bool, ...]] = {}
     for number, op in enumerate(program.ops):
         values = (*op.operands, *op.results)
@@ -333,12 +336,12 @@ def contested_values(
                 yield value
 
 
-def merged_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
+def merged_values(source: Source, lowered: PartitionedProgram, remade: Sequence[bool]) -> Iterator[int]:
     """Values that are computed alike, but not sharded alike: XLA:TPU merges them before it propagates, so that the
     sharding of one reaches the uses of the others unless each has a constraint.
 
     Of attributes, only those of operations without operands are compared: a constraint too many does no harm."""
-    program, remade = source.program, remade_values(source.program)
+    program = source.program
     first = list(range(len(program.values)))  # value -> the first that is equal to it
     known: dict[Hashable, tuple[int, ...]] = {}
     alike: dict[int, list[int]] = {}

@@ -96,12 +96,10 @@ def are_axes(found: tuple[str, ...]) -> bool:
 
 def permuted_axes(attributes: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> tuple[str, ...]:
     """The mesh axes along which a collective-permute moves data."""
-    if between := _BETWEEN_SLICES.search(attributes):
-        return tuple(
-            axis_names[axis] for axis in crossed_axes(_between_slices(between[1], prod(axis_sizes)), axis_sizes)
-        )
-    found = _PAIRS.search(attributes)
+    between, found = _BETWEEN_SLICES.search(attributes), _PAIRS.search(attributes)
     pairs = [tuple(numbers(pair)) for pair in _BRACED.findall(found[1])] if found else []
+    if between:
+        pairs = list(_between_slices(between[1], prod(axis_sizes)))
     return tuple(axis_names[axis] for axis in crossed_axes(pairs, axis_sizes))
 
 
