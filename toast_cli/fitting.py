@@ -1,4 +1,4 @@
-"""Chooses levers: where no plan fits in memory, or where one makes the step faster.
+"""Chooses program rewrites where no plan fits, or where one is faster.
 
 In: the best `Variant` of a program, and a search of other programs. Out: the best `Variant` of all.
 """
@@ -178,7 +178,7 @@ class _Trials:
         return one
 
     def _searched(self, variant: Source, like: Variant, plans: int = GLANCE) -> Variant | None:
-        """A variant's variant after so many plans; None if what the user asks for does not apply to it."""
+        """The `Variant` found with so many plans; None if what the user asks for does not apply to it."""
         try:
             one = self._search(variant, like, plans)
         except UsageError as error:

@@ -334,9 +334,9 @@ _GATHERED: dict[str, Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], 
     FFT: lambda op, *_: True,
     CUSTOM_CALL: lambda op, *_: op.kernel is not None or op.detail in ("TopK", "mhlo.topk"),
 }
-# Op -> predicate: XLA partitions the op wrongly. Takes op, operation, operands' shardings, axes it is partial over.
 _PRODUCTS = (RAGGED_DOT, BLOCK_SCALED_DOT)
 _Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]
+# Op -> predicate: XLA partitions the op wrongly. Takes op, operation, operands' shardings, axes it is partial over.
 _CHECKS: dict[str, _Check] = {
     CONVOLUTION: _adds_up_groups,
     "stablehlo.select_and_scatter": _overlaps,

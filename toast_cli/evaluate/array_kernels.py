@@ -1,4 +1,4 @@
-"""Compute time around arrays: kernels that cut and insert halos, compute an array whole, and lay rows out anew.
+"""Compute time around arrays: kernels that slice and insert halos, compute arrays unsliced, and transpose rows.
 
 In: array items with the shardings around them, and the collectives that move them. Out: kernels with their
 seconds; for those of ops see `kernel_pricing`.

@@ -7,8 +7,8 @@
   end; so does a copy that the plan gathers before them;
 * partial results: a kernel whose reduction is split over an axis writes its partial result, even if a consumer would be
   fused with it. The reduced array then lives, at its own size, until its readers in program order, because gradients'
-  reductions are combined and scheduled late, or until copies are made of it for them. A result that is waited for and
-  all-reduced, although devices use shards of it, is there whole until the last kernel that slices it;
+  reductions are combined and scheduled late, or until copies are made of it for them. A reduce-scatter that XLA makes
+  an all-reduce leaves the whole result until the last kernel slices it;
 * initial arrays of scatters (see `scatter_starts`), and copies of results while they are made (see
   `returned_products`);
 * the peak inside a manual region while it runs.
@@ -234,7 +234,7 @@ class Buffers:
         return False
 
     def _cut_by(self, value: int) -> int:
-        """Half step of the last kernel that reads a value, directly or by fusion. Contractions, which get a slice of
+        """Tick of the last kernel that reads a value, directly or by fusion. Contractions, which get a slice of
         their own, and readers in other loops do not count."""
         program, lives = self._problem.program, self._lives
         loop, last = program.ops[program.producer[value]].loop, -1

@@ -138,7 +138,7 @@ def _type_of(program: Program, op: Op) -> str:
 
 def work_items(problem: Problem, made: Compilation, terms: frozenset[int], shares: list[float]) -> tuple[WorkItem, ...]:
     """Items of ops that have a kernel or may communicate; terms: ops whose partial results are terms of sums. shares:
-    [ops] see `reduction_combining.shares`."""
+    [ops] see `combined_shares`."""
     done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
     program = problem.program
     sizes, unreduced = [value.bytes for value in program.values], problem.not_reduced

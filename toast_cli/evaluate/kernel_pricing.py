@@ -195,7 +195,7 @@ class WorkPricer:
 
     def _turning(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Flops that take as long as transposing pixels between images and features in the lanes, see
-        `convolution_tiles`."""
+        `convolutions`."""
         pixels, chip = self._pixel_products(work), self._problem.mesh.chip
         turned = pixels.turned(*(self._pieces(sharding) for sharding in op_sharding.operands)) if pixels else 0
         if not turned:

@@ -1,6 +1,6 @@
 """Memo of the op shardings of a program's op patterns under successive plans.
 
-Patterns that the same decisions can touch form one *view*. The op shardings of all patterns of a view under some plan
+Patterns that the same decisions affect form one *view*. The op shardings of all patterns of a view under some plan
 are one *row* of it; equal rows have one number, so that callers can tell by a number whether anything has changed.
 
 The edges of loops are one more pattern, `LOOP_EDGES`: its op sharding has a slot for each mesh axis, which is split if

@@ -294,7 +294,7 @@ class Pricer:
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _seconds_of(self, kind: str, size: float, axes: tuple[int, ...], share: float = 1.0) -> float:
-        """Seconds of one collective. share: see `reduction_combining.latency_part`."""
+        """Seconds of one collective. share: see `collectives.latency_part`."""
         key = (kind, size, axes, share)
         seconds = self._seconds.get(key)
         if seconds is None:

@@ -12,7 +12,7 @@ from toast_cli.plan.problem import Problem
 
 
 def reduction_shares(problem: Problem, made: Compilation) -> list[float]:
-    """[ops] see `reduction_combining.shares`. A sum is reduced as its last term."""
+    """[ops] see `combined_shares`. A sum is reduced as its last term."""
     program, late = problem.program, made.late
     earlier = {term for found in problem.sums for term in found.terms if term != max(found.terms)}
     groups = [

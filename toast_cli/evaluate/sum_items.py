@@ -135,7 +135,7 @@ _Alike = tuple[
 def sum_items(
     problem: Problem, late: list[bool], needs: Narrowing, profile: CompilerProfile, shares: list[float]
 ) -> tuple[SumItem, ...]:
-    """The program's sums; late: [values]. shares: [ops] see `reduction_combining.shares`."""
+    """The program's sums; late: [values]. shares: [ops] see `combined_shares`."""
     program, pattern = problem.program, problem.op_pattern
     runs: dict[_Alike, float] = defaultdict(float)
     combined: dict[_Alike, float] = defaultdict(float)

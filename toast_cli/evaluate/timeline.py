@@ -5,9 +5,8 @@ those moments: the highest under a handful of reference plans, and an even sprea
 at another moment, that moment is added and the search continues (a cutting-plane scheme).
 
 Some bytes of arrays that live briefly take no device memory at all (see `on_chip`). With `alive` bytes,
-`brief` of them in such arrays, the bytes in device memory are max(alive - capacity, alive - brief). So each moment
-counts twice, as a moment of all arrays that starts below zero and as one of those that are not brief, and the peak is
-the highest of all.
+`brief` of them in such arrays, the bytes in device memory are max(alive - capacity, alive - brief). So each moment has
+two sums, of all bytes less the capacity and of the bytes not brief; the peak is the largest of all.
 """
 
 from __future__ import annotations

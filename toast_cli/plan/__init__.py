@@ -1,6 +1,6 @@
 """Plans: ordered decisions, and their lowering to what each op computes on and which collectives it needs.
 
-A worked example: a perceptron of two layers on two devices, through the rooms of the code. The tests run every line.
+A worked example: a perceptron of two layers on two devices, stage by stage. The tests run every line.
 
 >>> from toast_cli.dimensions import analyse
 >>> from toast_cli.evaluate.evaluator import Evaluator

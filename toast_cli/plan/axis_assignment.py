@@ -6,7 +6,7 @@ some dimension is already fully split. Where a conflict gives the group several 
 tried first. If an axis splits a reduced slot, the op's results are partial over it; they are reduce-scattered where a
 decision wants that axis on one of their own dimensions, and all-reduced otherwise.
 
-`Replicate` frees axes that other decisions would take, so it is applied before all `Shard`s. An assignment is then
+`Replicate` closes an axis to the ops it names, so it is applied before all `Shard`s. An assignment is then
 never undone, and the state of an op after the first decisions of a plan is all that later ones depend on. There are few
 states, however many plans there are: most decisions find their axis taken, and equivalent orders lead to the same
 state. Ops whose slots can be split alike share states, whatever the names and sizes of their arrays, so each state is

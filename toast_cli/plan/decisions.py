@@ -40,7 +40,7 @@ class Shard(NamedTuple):
 
 
 class Replicate(NamedTuple):
-    """Stores the arguments of group `role` replicated over `axis` (the difference between ZeRO-1/2 and ZeRO-3)."""
+    """Keeps what `Problem.roles[role]` names replicated over `axis` (weights: ZeRO-1/2, not ZeRO-3)."""
 
     role: int
     axis: int

@@ -1,6 +1,6 @@
 """Goals: the metrics of a plan to minimise, the most important first, and upper bounds on others.
 
-In: `--minimise` and `--subject-to` as people write them. Out: a `Goal`. `cost` computes the figures of a plan;
+In: `--minimise` and `--subject-to` as people write them. Out: a `Goal`. `evaluate` computes the figures;
 `search.objective` compares plans by them.
 """
 

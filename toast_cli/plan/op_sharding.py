@@ -33,8 +33,8 @@ class OpPattern:
     """All that decides an op's shardings; ops with equal patterns are split alike under every plan.
 
     groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
-    role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its
-        buffer. kind: its kind of arguments (see `Problem.roles`). loop_role: a third role, see
+    role: for an argument, a view of one, or a result in its buffer: weights, state, inputs (number in `Problem.roles`).
+    kind: its kind of arguments (see `Problem.roles`). loop_role: a third role, see
         `loop_reads.weight_views`.
     result_pins, operand_pins: pinned shardings, per array, or None. space: slots of a windowed convolution.
     closed: mesh axes that cannot split it, such as those of a manual region. looked_up: slots of the indices of

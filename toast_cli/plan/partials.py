@@ -6,9 +6,8 @@ it. An all-reduce completes it, or a reduce-scatter where its sharding is to use
 added (see `program.sums`) are reduced once, at the end of the sum, if all terms are partial over the same axes, with
 the same sharding before and after: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where the terms
 have no other readers (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial
-over other axes, or has to be resharded first. So does the addition of a look-up's gradient to
-something else where both are reduce-scattered, except over a single axis with no other to all-reduce over (see
-`sums.scatters_into`).
+over other axes, or has to be resharded first. So does a scatter into the other term if both are reduce-scattered,
+unless over one axis alone with no all-reduce (see `sums.scatters_into`).
 
 These rules are pure functions of the shardings of the ops involved. Lowering applies them to every sum of a program,
 the incremental evaluator to every kind of sum.

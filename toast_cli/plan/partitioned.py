@@ -1,6 +1,6 @@
 """`PartitionedProgram`: a plan lowered to the shardings of every op, value and use, and to collectives.
 
-In: nothing; `lower` fills it in. Emit prints it, explain and report read it, and cost prices it.
+In: nothing; `lower` fills it in. `emit` writes it; `explain` and `report` read it.
 """
 
 from __future__ import annotations

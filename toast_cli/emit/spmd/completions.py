@@ -1,7 +1,7 @@
 """Finds the collectives that complete each partial sum of a plan.
 
-In: a program and a `PartitionedProgram`. Out: the same plan, in which a sum that all its readers slice in the
-same way has this sharding from its reduction on, and the collectives that complete each value.
+In: a program and a `PartitionedProgram`. Out: the same plan, where a sum that all readers slice alike is
+reduce-scattered to that sharding, and the collectives that complete each value.
 """
 
 from __future__ import annotations

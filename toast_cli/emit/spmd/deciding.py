@@ -1,4 +1,4 @@
-"""Finds operations that determine trip counts, which a `Program` leaves out and a written program needs.
+"""Finds operations for trip counts only: a `Program` omits them, a written program needs them.
 
 The Program knows trip counts and drops values that nothing else needs, such as a loop's counter. In: a `Source`.
 Out: the operations of the module to keep although they correspond to no op of the program.
