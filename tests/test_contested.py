@@ -10,8 +10,8 @@ from sweeps import sweep
 
 from toast_cli.emit import propagate
 from toast_cli.emit.annotate import annotated
+from toast_cli.emit.behind_transposes import reduced_behind_transposes
 from toast_cli.emit.minimal import choose_marks, declining
-from toast_cli.emit.moved_views import reduced_behind_transposes
 from toast_cli.emit.propagate import NumberingNotation, Propagation, numbered, without_units
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lower import lower

@@ -11,7 +11,7 @@ from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit import emit_shardy
-from toast_cli.emit.marks import operation_marks
+from toast_cli.emit.hlo import hlo_marks
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.program.ops import SCATTER
 from toast_cli.verify.child import Failure
@@ -157,7 +157,7 @@ def test_the_gradient_of_a_tied_table(split: bool, lookups: int) -> None:
     assert not isinstance(found, Failure)
     assert [(c.kind, c.axes, c.bytes) for c in found] == [expected[:3]]
     scatters = {case.source.definitions[op.results[0]] for op in case.source.program.ops if op.name == SCATTER}
-    for marks in (choose_marks(case.source, lowered).marks, operation_marks(case.source, lowered)):
+    for marks in (choose_marks(case.source, lowered).marks, hlo_marks(case.source, lowered)):
         assert {pin.handle for pin in marks.constraints} >= scatters  # in StableHLO, and in HLO
 
 

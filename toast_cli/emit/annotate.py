@@ -33,10 +33,7 @@ class Notation(Protocol):
         """Adds declarations to the module (a mesh) that the notation needs, if any."""
 
     def of_value(self, sharding: Sharding) -> Any:
-        """The attribute of an argument or result of the entry function."""
-
-    def of_operation(self, shardings: tuple[Sharding, ...]) -> Any:
-        """The attribute of an operation with these results."""
+        """The attribute of an argument or result of the entry function, or of an operation with one result."""
 
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
@@ -61,8 +58,8 @@ def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> It
             notation.prepare(module, undo)
             mark_boundary(function.operation, "arg_attrs", marks.arguments, notation, undo)
             mark_boundary(function.operation, "res_attrs", marks.results, notation, undo)
-            for operation, shardings in marks.operations:
-                put(operation, notation.attribute, notation.of_operation(shardings), undo)
+            for operation, sharding in marks.recomputed:
+                put(operation, notation.attribute, notation.of_value(sharding), undo)
             for value in marks.barriers:
                 put_barrier(value, undo)
             for constraint in marks.constraints:

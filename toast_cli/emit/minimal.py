@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toast_cli.emit.behind_transposes import keeps_sharding
 from toast_cli.emit.marks import (
     Constraint,
     Marks,
@@ -30,7 +31,6 @@ from toast_cli.emit.marks import (
     sharding_finder,
     unneeded_values,
 )
-from toast_cli.emit.moved_views import keeps_sharding
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
 from toast_cli.emit.reshards import Reshard, all_reshards
 from toast_cli.emit.spmd.alignment import factor_axes

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from toast_cli.emit.annotate import is_added_barrier
+from toast_cli.emit.behind_transposes import reduced_behind_transposes
 from toast_cli.emit.constraints import constraints_of, kernel_lines
 from toast_cli.emit.marks import (
     Marks,
@@ -25,7 +26,6 @@ from toast_cli.emit.marks import (
 )
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.misread import in_regions
-from toast_cli.emit.moved_views import reduced_behind_transposes
 from toast_cli.emit.propagate import RESHARD, VALUES, Propagation, value_numbers, without_units
 from toast_cli.emit.shardy import write_shardy, written
 from toast_cli.errors import ToastError, UsageError
