@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
+from toast_cli.emit.annotations import Annotations
 from toast_cli.emit.barriers import keep_branch_operands
 from toast_cli.emit.behind_transposes import reduced_behind_transposes
 from toast_cli.emit.dense_products import write_out_ragged
-from toast_cli.emit.marks import Marks
 from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.propagate import read_sharding
 from toast_cli.emit.reshards import all_reshards
 from toast_cli.emit.shardy import check_manual_regions
-from toast_cli.emit.stablehlo import shardy_marks
+from toast_cli.emit.stablehlo import shardy_annotations
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.constraints import regions_on
@@ -59,30 +59,30 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         in_regions(source, lowered, sums_too=False) as (source, lowered),
     ):
         lowered = reduced_behind_transposes(source, lowered, narrow_too=True)
-        marks = hlo_marks(source, lowered)
-        with annotated(source.module, marks, notation, devices):
+        annotations = hlo_annotations(source, lowered)
+        with annotated(source.module, annotations, notation, devices):
             text = xla.stablehlo_to_hlo_text(without_shardy(source, lowered))
     text = with_host_memory(with_partitions(text, devices), source)
-    check_arrival(text, marks, notation)
+    check_arrival(text, annotations, notation)
     xla.hlo_text_to_proto(text)
     return text.encode()
 
 
-def hlo_marks(source: Source, lowered: PartitionedProgram) -> Marks:
+def hlo_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
     """The constraints of the Shardy form, and shardings on values that are recomputed for each use.
 
     The conversion to HLO merges equal constants, and GSPMD would propagate shardings from the readers of one to those
     of the other.
     """
-    marks = shardy_marks(source, lowered)
+    annotations = shardy_annotations(source, lowered)
     program, remade = source.program, remade_values(source.program)
     recomputed = tuple(
         (handle.owner.operation, sharding)
         for value, (handle, sharding) in enumerate(zip(source.definitions, lowered.shardings, strict=True))
         if remade[value] and sharding and program.producer[value] >= 0
     )
-    uses = [one for one in all_reshards(source, lowered) if remade[one.value] and one not in marks.reshards]
-    return replace(marks, recomputed=recomputed, reshards=(*marks.reshards, *uses))
+    uses = [one for one in all_reshards(source, lowered) if remade[one.value] and one not in annotations.reshards]
+    return replace(annotations, recomputed=recomputed, reshards=(*annotations.reshards, *uses))
 
 
 def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
@@ -254,7 +254,7 @@ def with_partitions(text: str, devices: int) -> str:
 
 
 def with_host_memory(text: str, source: Source) -> str:
-    """Marks arguments and results in host memory in the header: those in memory space 5."""
+    """Annotations arguments and results in host memory in the header: those in memory space 5."""
     program, there = source.program, on_host(source.program)
     values = [a.value for a in program.arguments] + [result.value for result in program.results]
     if there.isdisjoint(values):
@@ -269,15 +269,15 @@ def with_host_memory(text: str, source: Source) -> str:
     return text[:start] + re.sub(r"(\w+\[[\d,<=]*\])(?:\{([\d,]*)\})?", placed, text[start:end]) + text[end:]
 
 
-def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:
+def check_arrival(text: str, annotations: Annotations, notation: GspmdNotation) -> None:
     """Raises `ToastError` for shardings that the conversion to HLO drops silently because XLA cannot read them.
     Constraints may be missing: XLA folds choices that depend on constants alone, and drops the other branch."""
     entry = text[text.index("\nENTRY ") :]
     parameters = len(re.findall(r" parameter\(\d+\), sharding=", entry))
     unread = [sharding for sharding in sorted(notation.written) if not xla.reads_sharding(sharding)]
-    if parameters != len(marks.arguments) or unread:
+    if parameters != len(annotations.arguments) or unread:
         raise ToastError(
-            f"shardings were lost on the way to HLO: {parameters} of {len(marks.arguments)} parameters have one"
+            f"shardings were lost on the way to HLO: {parameters} of {len(annotations.arguments)} parameters have one"
             + (f", XLA cannot read {unread[0]}" if unread else ""),
             hint="write the program with --format stablehlo, and report this as a bug",
         )

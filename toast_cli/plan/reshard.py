@@ -128,8 +128,8 @@ def communicates(steps: tuple[RoutedStep, ...]) -> bool:
 def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
     """The collectives that make the copies of an array that is made as `made`.
 
-    Copies whose steps begin alike share those, up to a sharding that both constrain (see `waypoints`): XLA's partitioner
-    keeps an array in every sharding that it was asked for.
+    Copies whose steps begin alike share those, up to a sharding that both constrain (see `waypoints`): XLA's
+    partitioner keeps an array in every sharding that it was asked for.
     """
     served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a step and its way, and whether it runs ahead -> uses
     ways = [ways_of(copy.steps, copy.ahead) for copy in copies]

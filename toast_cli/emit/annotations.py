@@ -1,6 +1,6 @@
 """Chooses where to write shardings so that the compiler partitions as planned, as plain data.
 
-In: a `Source` and a `PartitionedProgram`. Out: `Marks`, which `annotate` writes into the module in either
+In: a `Source` and a `PartitionedProgram`. Out: `Annotations`, which `annotate` writes into the module in either
 dialect. `docs/explanation/emitting.md` describes how each compiler treats a sharding on an operation, and why Shardy's
 form needs constraints.
 """
@@ -37,7 +37,7 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class Annotations:
     """Everything that gets written into a module.
 
     Attributes:
@@ -55,18 +55,18 @@ class Marks:
     barriers: tuple[Any, ...] = ()  # ir.Value
 
 
-def argument_marks(source: Source, lowered: PartitionedProgram) -> Marks:
+def boundary_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
     """Shardings on the entry function's arguments and results alone."""
     arguments = tuple(lowered.shardings[argument.value] for argument in source.program.arguments)
-    return Marks(arguments, result_shardings(source, lowered))
+    return Annotations(arguments, result_shardings(source, lowered))
 
 
-def constrained_marks(source: Source, lowered: PartitionedProgram) -> Marks:
+def full_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
     """Arguments, results, a constraint on every value of the program and a reshard wherever a use needs another
     sharding."""
-    boundary = argument_marks(source, lowered)
+    boundary = boundary_annotations(source, lowered)
     reshards = tuple(all_reshards(source, lowered))
-    return Marks(
+    return Annotations(
         boundary.arguments,
         boundary.results,
         constraints=tuple(all_constraints(source, lowered, reshards)),
