@@ -17,7 +17,7 @@ from toast_cli.plan.decisions import Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search.run import Settings, run_search
-from toast_cli.tactics import expert, experts, parse_wishes, starting_plans, strategy
+from toast_cli.tactics import expert, experts, parse_tactics, starting_plans, strategy
 from toast_cli.tactics.strategies import baselines, plans_of_strategy
 
 SLOW = LINK_BYTES_PER_SECOND / 10
@@ -89,8 +89,8 @@ def test_gradients_are_summed_over_the_fast_axis_before_they_cross_the_slow_one(
 
 def test_a_strategy_by_name_takes_the_best_axes_and_one_with_axes_takes_those() -> None:
     problem = trained().problem
-    assert parse_wishes(strategy="fsdp").state(problem).fixed == strategy(problem, "fsdp:gpu,node")
-    assert parse_wishes(strategy="fsdp:node,gpu").state(problem).fixed == strategy(problem, "fsdp:node,gpu")
+    assert parse_tactics(strategy="fsdp").state(problem).fixed == strategy(problem, "fsdp:gpu,node")
+    assert parse_tactics(strategy="fsdp:node,gpu").state(problem).fixed == strategy(problem, "fsdp:node,gpu")
     assert strategy(problem, "fsdp:gpu,node") != strategy(problem, "fsdp:node,gpu") == strategy(problem, "fsdp")
 
 

@@ -10,11 +10,11 @@ from toast_cli.tactics.model import Look as Look
 from toast_cli.tactics.model import Tactic as Tactic
 from toast_cli.tactics.named import ALIASES as ALIASES
 from toast_cli.tactics.named import TACTICS as TACTICS
+from toast_cli.tactics.requests import TacticRequests as TacticRequests
+from toast_cli.tactics.requests import parse_tactics as parse_tactics
 from toast_cli.tactics.strategies import applicable as applicable
 from toast_cli.tactics.strategies import expert as expert
 from toast_cli.tactics.strategies import experts as experts
 from toast_cli.tactics.strategies import starting_plans as starting_plans
 from toast_cli.tactics.strategies import strategies as strategies
 from toast_cli.tactics.strategies import strategy as strategy
-from toast_cli.tactics.wishes import Wishes as Wishes
-from toast_cli.tactics.wishes import parse_wishes as parse_wishes

@@ -15,7 +15,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.assignments import Expert, PlansByAxes, best_assignment, plans_by_axes
 from toast_cli.tactics.model import data_group, weight_groups
-from toast_cli.tactics.wishes import parse_wishes
+from toast_cli.tactics.requests import parse_tactics
 
 _T = TypeVar("_T", Plan, Expert)
 
@@ -90,7 +90,7 @@ def plans_of_strategy(problem: Problem, name: str) -> PlansByAxes:
     """The plans of one strategy, see `plans_by_axes`."""
     if all(size == 1 for size in problem.mesh.sizes):
         raise UsageError("the mesh has one device", where="--strategy")
-    return plans_by_axes(problem, parse_wishes(strategy=name).wishes)
+    return plans_by_axes(problem, parse_tactics(strategy=name).requests)
 
 
 def starting_plans(problem: Problem) -> list[Plan]:
