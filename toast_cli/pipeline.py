@@ -46,7 +46,7 @@ from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import PLANS, SEARCHES
-from toast_cli.tactics import Expert, parse_tactics
+from toast_cli.tactics import PricedStrategy, parse_tactics
 from toast_cli.tactics.preferred import preferred
 from toast_cli.variants import Progress as Progress
 from toast_cli.variants import (
@@ -90,7 +90,7 @@ class Outcome:
     evaluator: Evaluator
     result: SearchResult
     plans: tuple[Plan, ...] = ()  # best plans that differ, as many as requested
-    experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Variant.experts`
+    strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)  # see `Variant.strategies`
     original: Source | None = None  # the user's program, if `source` is a rewritten one
     annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
 
@@ -143,7 +143,7 @@ class Outcome:
         cost = evaluator.exact_cost(plan, learn=False)
         fits = Objective(self.problem, evaluator.cost(self.problem.fixed)).met(cost)
         result = replace(before, plan=plan, cost=cost, fits=fits, proven=False)
-        report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.experts)
+        report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.strategies)
         report = replace(
             report,
             timings=self.report.timings,
@@ -260,7 +260,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
-        report = build_report(source, evaluator, result, algorithm, request.seed, best.experts)
+        report = build_report(source, evaluator, result, algorithm, request.seed, best.strategies)
         report = replace(report, plan=replace(report.plan, tactics=[one.text for one in tactics.requests]))
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
@@ -276,7 +276,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         evaluator,
         result,
         tuple(plans),
-        best.experts,
+        best.strategies,
         original_source,
         own,
     )

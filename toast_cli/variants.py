@@ -32,7 +32,7 @@ from toast_cli.request import Offload, Recompute, Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
-from toast_cli.tactics import Expert, TacticRequests, experts, starting_plans, strategies
+from toast_cli.tactics import PricedStrategy, TacticRequests, priced_strategies, starting_plans, strategies
 from toast_cli.tactics.strategies import EVERY, better
 
 # stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
@@ -69,13 +69,13 @@ class Variant:
     """One variant of the program, with the result of its search.
 
     Attributes:
-        experts: known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape.
+        strategies: known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape.
     """
 
     source: Source
     evaluator: Evaluator
     result: SearchResult
-    experts: Mapping[str, Expert] = field(default_factory=dict)
+    strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)
 
     @property
     def exceeds_memory(self) -> bool:
@@ -255,7 +255,7 @@ def search_meshes(
     goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
 
     previous: Evaluator | None = None
-    found: Mapping[str, Expert] = {}
+    found: Mapping[str, PricedStrategy] = {}
 
     def problem_on(mesh: Mesh) -> Problem:
         nonlocal previous
@@ -273,7 +273,7 @@ def search_meshes(
         problem = problem_on(mesh)
         previous = Evaluator(problem, strategies(problem).values(), previous)
         if len(meshes) > 1:
-            found = better(found, experts(previous, EVERY)[0])
+            found = better(found, priced_strategies(previous, EVERY)[0])
         return previous
 
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:

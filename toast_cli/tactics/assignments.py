@@ -24,7 +24,7 @@ PlansByAxes = dict[str, Plan]
 
 
 @dataclass(frozen=True)
-class Expert:
+class PricedStrategy:
     """A strategy on its best axes: plans that fit in memory come first, then the fastest wins.
 
     Attributes:
@@ -53,13 +53,13 @@ class Expert:
         return not self.fits, self.cost.step_seconds
 
 
-def best_assignment(evaluator: Evaluator, name: str, plans: PlansByAxes) -> Expert:
+def best_assignment(evaluator: Evaluator, name: str, plans: PlansByAxes) -> PricedStrategy:
     """The best of a strategy's plans, at least one; of equal ones, the first."""
     found = [
-        Expert(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
+        PricedStrategy(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
         for axes, plan in plans.items()
     ]
-    return min(found, key=lambda expert: expert.rank)
+    return min(found, key=lambda one: one.rank)
 
 
 def best_plan(problem: Problem, found: PlansByAxes, like: Evaluator | None = None) -> Plan:
