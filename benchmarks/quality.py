@@ -27,7 +27,7 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Program
 from toast_cli.search.run import PLANS, Settings, run_search
-from toast_cli.tactics import experts, starting_plans
+from toast_cli.tactics import priced_strategies, starting_plans
 
 MESHES = ("v4-32", "v5e-16", "a100-16", "h100-8", "p100-8", "v6e-64")
 START, END = "<!-- quality: written by benchmarks/quality.py -->", "<!-- quality: end -->"
@@ -88,7 +88,10 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
 def best_expert(problem: Problem) -> tuple[str, float]:
     """Name and milliseconds of the fastest known strategy that fits; ("none fits", inf) where none does."""
     evaluator = Evaluator(problem)
-    costs = {"unsharded": evaluator.exact_cost(()), **{one.label: one.cost for one in experts(evaluator)[0].values()}}
+    costs = {
+        "unsharded": evaluator.exact_cost(()),
+        **{one.label: one.cost for one in priced_strategies(evaluator)[0].values()},
+    }
     fitting = {name: c.step_seconds * 1e3 for name, c in costs.items() if c.peak_bytes <= problem.mesh.limit_bytes}
     best = min(fitting, key=lambda name: fitting[name], default=None)
     return ("none fits", float("inf")) if best is None else (best, fitting[best])

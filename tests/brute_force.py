@@ -34,7 +34,7 @@ from toast_cli.plan.loop_reads import LOOP_EDGES, edges
 from toast_cli.plan.op_sharding import OpSharding, lay_out
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import SLICE, Way, copy_of, hops_ahead, route, ways_of
+from toast_cli.plan.reshard import SLICE, Way, copy_of, route, steps_ahead, ways_of
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.sums import SumStep
 
@@ -304,8 +304,8 @@ class _Selection:
             for t, ways in taken.items():
                 self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
             for (s, t), moves in prices.items():
-                hops = route(s, t, self.problem.mesh.sizes, item.shape)
-                ahead = hops_ahead(hops, whole_ahead=item.can_be_ahead(place))
+                steps = route(s, t, self.problem.mesh.sizes, item.shape)
+                ahead = steps_ahead(steps, whole_ahead=item.can_be_ahead(place))
                 for way, price in moves.items():
                     region = reader.ahead_region if way[0] < ahead else reader.region
                     copies[s, way, region].append((flows[s, t], price))
@@ -321,9 +321,9 @@ class _Selection:
 
     def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> dict[Way, float]:
         """The way to each collective -> its seconds."""
-        hops = route(made, taken, self.problem.mesh.sizes, item.shape)
-        ways = [way for way, (step, _) in zip(ways_of(hops), hops, strict=True) if step.kind != SLICE]
-        copies = [copy_of(taken, [place], hops, item.can_be_ahead(place))] if ways else []
+        steps = route(made, taken, self.problem.mesh.sizes, item.shape)
+        ways = [way for way, (step, _) in zip(ways_of(steps), steps, strict=True) if step.kind != SLICE]
+        copies = [copy_of(taken, [place], steps, item.can_be_ahead(place))] if ways else []
         uses = self.pricer.array_collectives(item, made, copies)
         return {way: use.seconds for way, use in zip(ways, uses, strict=True)}
 

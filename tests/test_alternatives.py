@@ -16,7 +16,7 @@ from programs import SAMPLES
 import toast_cli
 from toast_cli import pipeline
 from toast_cli.alternatives import DIFFERENT, axis_swaps, compared, difference, different_plans, simplest
-from toast_cli.confirm.candidates import experts
+from toast_cli.confirm.candidates import known_strategies
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome, Request
@@ -86,7 +86,7 @@ def test_spellings_of_one_plan_are_not_different() -> None:
 def test_a_compiler_is_asked_about_further_strategies_that_differ() -> None:
     evaluator = outcome().evaluator
     usual = strategies(evaluator.problem)
-    named = experts(evaluator, [usual["fsdp"], usual["data-parallel"]])
+    named = known_strategies(evaluator, [usual["fsdp"], usual["data-parallel"]])
     assert list(named)[: len(usual)] == list(usual)
     further = {name: plan for name, plan in named.items() if name not in usual}
     assert len(further) == 2  # as many as plans found

@@ -17,7 +17,7 @@ from toast_cli.plan.decisions import Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search.run import Settings, run_search
-from toast_cli.tactics import expert, experts, parse_wishes, starting_plans, strategy
+from toast_cli.tactics import parse_tactics, priced_strategies, priced_strategy, starting_plans, strategy
 from toast_cli.tactics.strategies import baselines, plans_of_strategy
 
 SLOW = LINK_BYTES_PER_SECOND / 10
@@ -84,13 +84,13 @@ def test_gradients_are_summed_over_the_fast_axis_before_they_cross_the_slow_one(
     fast, slow = 3 / 4 / LINK_BYTES_PER_SECOND, 1 / 2 / SLOW
     assert summed[""] == pytest.approx(WEIGHT_BYTES * slow + WEIGHT_BYTES / 2 * fast)  # 225 ms
     assert summed["fsdp:gpu,node"] == pytest.approx(WEIGHT_BYTES * fast + WEIGHT_BYTES / 4 * slow)  # 84 ms
-    assert expert(case.evaluator, "fsdp").axes == "fsdp:gpu,node"
+    assert priced_strategy(case.evaluator, "fsdp").axes == "fsdp:gpu,node"
 
 
 def test_a_strategy_by_name_takes_the_best_axes_and_one_with_axes_takes_those() -> None:
     problem = trained().problem
-    assert parse_wishes(strategy="fsdp").state(problem).fixed == strategy(problem, "fsdp:gpu,node")
-    assert parse_wishes(strategy="fsdp:node,gpu").state(problem).fixed == strategy(problem, "fsdp:node,gpu")
+    assert parse_tactics(strategy="fsdp").state(problem).fixed == strategy(problem, "fsdp:gpu,node")
+    assert parse_tactics(strategy="fsdp:node,gpu").state(problem).fixed == strategy(problem, "fsdp:node,gpu")
     assert strategy(problem, "fsdp:gpu,node") != strategy(problem, "fsdp:node,gpu") == strategy(problem, "fsdp")
 
 
@@ -103,15 +103,15 @@ def test_a_plan_that_fits_is_better_than_a_faster_one_that_does_not() -> None:
     assert fastest != smallest
     mesh = Mesh("tight", ROUND_CHIP, roomy.problem.mesh.axes, int(costs[smallest].peak_bytes) + 1)
     tight = Evaluator(make_problem(source.program, dimensions, mesh))
-    assert expert(roomy, "fsdp x megatron").axes == fastest
-    assert expert(tight, "fsdp x megatron").axes == smallest
+    assert priced_strategy(roomy, "fsdp x megatron").axes == fastest
+    assert priced_strategy(tight, "fsdp x megatron").axes == smallest
 
 
 def test_searches_start_from_every_assignment() -> None:
     problem = trained().problem
     starts = starting_plans(problem)
     assert set(plans_of_strategy(problem, "fsdp").values()) <= set(starts)
-    best = min(one.cost.step_seconds for one in experts(trained().evaluator)[0].values())
+    best = min(one.cost.step_seconds for one in priced_strategies(trained().evaluator)[0].values())
     assert run_search(Evaluator(problem), Settings(evaluations=200), starts=starts).cost.step_seconds <= best
 
 
@@ -146,7 +146,7 @@ def test_rows_are_the_best_of_all_shapes_where_the_shape_is_open() -> None:
     program = str(SAMPLES / "t2b_tiny.mlirbc.zst")
     outcome = pipeline.partition(Request(program, "a100-16", "auto", iterations=200))
     rows, own = outcome.report.baselines, outcome.problem.mesh
-    found = [experts(Evaluator(problem), baselines(problem))[0] for problem in problems(program, "a100-16")]
+    found = [priced_strategies(Evaluator(problem), baselines(problem))[0] for problem in problems(program, "a100-16")]
     for name in {name for of in found for name in of}:
         best = min((of[name] for of in found if name in of), key=lambda one: one.rank)
         assert rows[name].step_seconds == best.cost.step_seconds

@@ -21,7 +21,7 @@ from toast_cli.pipeline import Outcome, Request
 from toast_cli.report import style
 from toast_cli.report.comparison import SCHEMA, Comparison, compare, comparison_blocks
 from toast_cli.report.html.comparison_page import page
-from toast_cli.tactics import experts
+from toast_cli.tactics import priced_strategies
 
 T2B = str(SAMPLES / "t2b_tiny.mlirbc.zst")
 MLP = str(SAMPLES / "mlp_tiny.mlir")
@@ -40,7 +40,7 @@ def compared(limit: int | None = None) -> Comparison:
 
 def test_every_strategy_that_applies_is_there_with_its_cost() -> None:
     found, of = compared(), outcome()
-    plans, reasons = experts(of.evaluator)
+    plans, reasons = priced_strategies(of.evaluator)
     assert {one.name for one in found.contenders} == {"search", "unsharded", *plans}
     assert found.not_applicable == reasons
     for one in found.contenders:

@@ -39,7 +39,7 @@ def sharded(case: Case, plan: Plan) -> set[str]:
     return {case.problem.dimensions.groups[d.group].name for d in plan if isinstance(d, Shard)}
 
 
-def experts(case: Case) -> dict[str, Cost]:
+def fitting_strategies(case: Case) -> dict[str, Cost]:
     """Known strategies that fit."""
     costs = {name: case.evaluator.exact_cost(plan) for name, plan in strategies(case.problem).items()}
     return {name: cost for name, cost in costs.items() if cost.peak_bytes <= case.problem.mesh.limit_bytes}
@@ -63,7 +63,7 @@ def share_at_rest(case: Case, plan: Plan, role: str) -> float:
 def test_the_search_is_no_worse_than_the_best_expert_plan(name: str) -> None:
     case, result = found(name)
     assert result.fits
-    best = min(experts(case).values(), key=lambda cost: cost.step_seconds)
+    best = min(fitting_strategies(case).values(), key=lambda cost: cost.step_seconds)
     assert result.cost.step_seconds <= best.step_seconds
     assert result.cost.peak_bytes == case.evaluator.exact_cost(result.plan).peak_bytes
 
@@ -78,7 +78,7 @@ def test_experts_of_a_training_step_are_what_their_names_say() -> None:
     assert not {"batch", "embed"} & sharded(case, plans["megatron"])
     costs = {name: case.evaluator.exact_cost(plan) for name, plan in plans.items()}
     # 2.5e9 parameters, three times in f32: 28 GiB whole. Data parallelism alone does not fit in 29 GiB, the others do.
-    assert set(plans) - set(experts(case)) == {"data-parallel"}
+    assert set(plans) - set(fitting_strategies(case)) == {"data-parallel"}
     assert costs["fsdp"].argument_bytes < costs["data-parallel"].argument_bytes / 15
 
 

@@ -11,7 +11,6 @@ from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit.minimal import Chooser
-from toast_cli.emit.moved_views import constraints_before_views
 from toast_cli.emit.propagate import numbered
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.sharding import Sharding
@@ -56,19 +55,3 @@ def test_what_a_loop_carries_is_pinned_where_its_axes_come_in_another_order_else
     results = (op.results[0] for op in case.program.ops if op.name == CARRY)
     carried = {value for value in results if case.program.values[value].shape}
     assert bool(carried & chooser.constrained) is pinned
-
-
-@pytest.mark.parametrize(
-    ("shape", "split", "constraints"),
-    [
-        ((64, 8, 16), "x.0", 0),  # groups of features are taken apart behind the batch
-        ((64, 8, 16), "x.1", 0),  # and each device has whole groups
-        ((1, 64, 128), "x.0", 1),  # the batch is the second dimension now
-    ],
-)
-def test_hlo_says_how_an_array_lies_in_front_of_a_reshape_that_moves_what_is_split(
-    shape: tuple[int, ...], split: str, constraints: int
-) -> None:
-    case = case_of(lambda x: jnp.cos((jnp.sin(x) * 2.0).reshape(shape)), arg(64, 128), mesh=round_mesh(data=4))
-    found = list(constraints_before_views(case.source, case.lowered((case.shard(split, "data"),)), ()))
-    assert len(found) == constraints

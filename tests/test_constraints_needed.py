@@ -9,7 +9,7 @@ from programs import arg, case_of, problem_of, sample
 from test_features import FEATURES, case, plan_of
 
 from toast_cli.emit import minimal
-from toast_cli.emit.minimal import Chooser, choose_marks
+from toast_cli.emit.minimal import Chooser, choose_annotations
 from toast_cli.emit.propagate import numbered
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.lower import lower
@@ -24,9 +24,9 @@ MOST = 15  # constraints in any of these programs
 def test_few_constraints_suffice(name: str) -> None:
     program, words, _ = FEATURES[name]
     of = case(program)
-    chosen = choose_marks(of.source, of.lowered(plan_of(of, words)))
+    chosen = choose_annotations(of.source, of.lowered(plan_of(of, words)))
     assert chosen.unsettled == ()
-    assert len(chosen.marks.constraints) + len(chosen.marks.reshards) <= MOST
+    assert len(chosen.annotations.constraints) + len(chosen.annotations.reshards) <= MOST
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -39,9 +39,9 @@ def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
     lowered = of.lowered(plan_of(of, words))
     with numbered(of.source, lowered):
         chooser = Chooser(of.source, lowered)
-        marks = chooser.choose().marks
+        annotations = chooser.choose().annotations
     values = {handle: value for value, handle in enumerate(of.source.definitions)}
-    for pin in marks.constraints:
+    for pin in annotations.constraints:
         value = values.get(pin.handle)
         if value in lowered.computed and value not in lowered.found:
             assert pin.shardings == lowered.path(value)
@@ -56,10 +56,10 @@ def test_a_few_that_are_wrong_are_pinned_in_one_round(monkeypatch: pytest.Monkey
     chosen = {}
     for few in (0, 1):
         monkeypatch.setattr(minimal, "FEW", few)
-        chosen[few] = choose_marks(source, lowered)
+        chosen[few] = choose_annotations(source, lowered)
         assert chosen[few].unsettled == ()
     assert chosen[1].rounds < chosen[0].rounds
-    assert len(chosen[1].marks.constraints) > len(chosen[0].marks.constraints)
+    assert len(chosen[1].annotations.constraints) > len(chosen[0].annotations.constraints)
 
 
 def test_what_a_loop_carries_is_said_before_a_use_is_closed() -> None:
@@ -97,7 +97,7 @@ def test_values_that_xla_merges_get_a_pin_each() -> None:
     remade = remade_values(of.program)
     merged = [of.program.values[v].shape for v in minimal.merged_values(of.source, lowered, remade)]
     assert merged == [(8, 16), (8, 16)]
-    pinned = [pin.shardings[0] for pin in choose_marks(of.source, lowered).marks.constraints]
+    pinned = [pin.shardings[0] for pin in choose_annotations(of.source, lowered).annotations.constraints]
     assert ((), (0,)) in pinned
     assert ((), (1,)) in pinned
     assert not list(minimal.merged_values(of.source, of.lowered((Shard(a, 0), Shard(b, 0))), remade))

@@ -10,8 +10,8 @@ from sweeps import sweep
 
 from toast_cli.emit import propagate
 from toast_cli.emit.annotate import annotated
-from toast_cli.emit.minimal import choose_marks, declining
-from toast_cli.emit.moved_views import reduced_behind_transposes
+from toast_cli.emit.behind_transposes import reduced_behind_transposes
+from toast_cli.emit.minimal import choose_annotations, declining
 from toast_cli.emit.propagate import NumberingNotation, Propagation, numbered, without_units
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lower import lower
@@ -71,10 +71,10 @@ def test_the_order_of_propagation_does_not_matter(name: str) -> None:
 
 def strays_in_another_order(source: Source, lowered: PartitionedProgram) -> list[int]:
     """Values that lie elsewhere than planned when all kinds of ops are propagated through alike."""
-    marks = choose_marks(source, lowered).marks
+    annotations = choose_annotations(source, lowered).annotations
     with numbered(source, lowered):
-        notation = NumberingNotation(source, lowered, marks)
-        with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
+        notation = NumberingNotation(source, lowered, annotations)
+        with annotated(source.module, annotations, notation, prod(lowered.axis_sizes)):
             copy = source.module.operation.clone()
     passes = propagate.QUICK.replace("sdy-user-priority-propagate", "sdy-aggressive-propagate")
     found = Propagation(source, lowered).propagate(copy, passes).values

@@ -34,8 +34,8 @@ from programs import Case, arg, case_of, source_of_text
 
 from toast_cli import xla
 from toast_cli.emit import FORMATS, emit, emit_hlo, emit_shardy
-from toast_cli.emit.marks import constrained_marks
-from toast_cli.emit.stablehlo import shardy_marks
+from toast_cli.emit.annotations import full_annotations
+from toast_cli.emit.stablehlo import shardy_annotations
 from toast_cli.errors import UsageError
 from toast_cli.verify.ahead import as_stablehlo
 from toast_cli.verify.collectives import collectives_in
@@ -167,8 +167,8 @@ def test_a_reshard_is_shared_and_stands_before_its_first_use() -> None:
         [BATCH, WHOLE, WHOLE, BATCH, BATCH, WHOLE, WHOLE],
         required={(3, 0): WHOLE, (6, 1): WHOLE, (5, 0): WHOLE},
     )
-    marks = constrained_marks(source, shared)
-    assert [(r.value, r.anchor.name, r.edges) for r in marks.reshards] == [
+    annotations = full_annotations(source, shared)
+    assert [(r.value, r.anchor.name, r.edges) for r in annotations.reshards] == [
         (0, "stablehlo.dot_general", ((3, 0), (6, 1))),
         (4, "stablehlo.dot_general", ((5, 0),)),
     ]
@@ -176,7 +176,7 @@ def test_a_reshard_is_shared_and_stands_before_its_first_use() -> None:
 
 def test_a_use_in_a_loop_has_its_own_reshard(looped: Case) -> None:
     lowered = looped.lowered(strategy(looped, "x.0=data", "ws.1=data"))
-    (reshard,) = shardy_marks(looped.source, lowered).reshards
+    (reshard,) = shardy_annotations(looped.source, lowered).reshards
     assert reshard.anchor.parent.name == "stablehlo.while"
 
 

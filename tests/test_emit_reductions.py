@@ -11,8 +11,8 @@ from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit import emit_shardy
-from toast_cli.emit.marks import operation_marks
-from toast_cli.emit.minimal import choose_marks
+from toast_cli.emit.hlo import hlo_annotations
+from toast_cli.emit.minimal import choose_annotations
 from toast_cli.program.ops import SCATTER
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import collectives_after_partitioning
@@ -34,7 +34,7 @@ def test_a_scattered_reduction_says_where_it_is_computed() -> None:
     scattered = {
         op.results[0] for op in case.program.ops if op.name == "stablehlo.reduce" and op.results[0] in lowered.computed
     }
-    pins = {pin.handle: pin.shardings for pin in choose_marks(case.source, lowered).marks.constraints}
+    pins = {pin.handle: pin.shardings for pin in choose_annotations(case.source, lowered).annotations.constraints}
     assert scattered
     for value in scattered:
         assert pins[case.source.definitions[value]][0] == lowered.computed[value]
@@ -98,7 +98,7 @@ def test_the_partitioner_is_left_with_products_that_it_would_else_reduce_whole(r
     )
     lowered = case.lowered(plan)
     assert bool(lowered.found) is reduced
-    pins = [pin.shardings for pin in choose_marks(case.source, lowered).marks.constraints]
+    pins = [pin.shardings for pin in choose_annotations(case.source, lowered).annotations.constraints]
     assert any(len(shardings) > 1 for shardings in pins) is not reduced
     found = collectives_after_partitioning(emit_shardy(case.source, lowered), "stablehlo", {"data": 4, "model": 2})
     assert not isinstance(found, Failure)
@@ -157,8 +157,8 @@ def test_the_gradient_of_a_tied_table(split: bool, lookups: int) -> None:
     assert not isinstance(found, Failure)
     assert [(c.kind, c.axes, c.bytes) for c in found] == [expected[:3]]
     scatters = {case.source.definitions[op.results[0]] for op in case.source.program.ops if op.name == SCATTER}
-    for marks in (choose_marks(case.source, lowered).marks, operation_marks(case.source, lowered)):
-        assert {pin.handle for pin in marks.constraints} >= scatters  # in StableHLO, and in HLO
+    for each in (choose_annotations(case.source, lowered).annotations, hlo_annotations(case.source, lowered)):
+        assert {pin.handle for pin in each.constraints} >= scatters  # in StableHLO, and in HLO
 
 
 IDS, ROWS = [("ids.0", "data"), ("x.0", "data")], [("ids.0", "model"), ("x.0", "model")]

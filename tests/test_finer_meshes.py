@@ -58,9 +58,9 @@ def test_what_is_written_is_what_is_priced() -> None:
     lowered = lower(problem, plan)
     ops, made_by = problem.program.ops, problem.program.producer
     products = {value for value in lowered.computed if ops[made_by[value]].kind.matrix_unit}
-    hops = [one for one in lowered.collectives if one.kind == "reduce-scatter" and one.value in products]
-    assert {one.axes for one in hops} == {(0, 1), (2, 3)}
-    for one in hops:
+    scatters = [one for one in lowered.collectives if one.kind == "reduce-scatter" and one.value in products]
+    assert {one.axes for one in scatters} == {(0, 1), (2, 3)}
+    for one in scatters:
         path = lowered.path(one.value)
         assert one.after in path
         assert len(path) == 2

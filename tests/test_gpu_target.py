@@ -14,7 +14,7 @@ import pytest
 from toast_cli.cli.app import run
 from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.hardware import chip_names, find_preset, gpu_target_text, load_spec, parse_spec
-from toast_cli.hardware.gpu_target import SILICON
+from toast_cli.hardware.gpu_target import GPU_DEVICES
 from toast_cli.promised import Promises
 from toast_cli.report.verdict_table import print_verdict
 from toast_cli.verify import ahead, child
@@ -42,8 +42,8 @@ def test_every_preset_is_described(name: str) -> None:
 @pytest.mark.parametrize("name", GPUS)
 def test_silicon_gives_the_published_vector_rate(name: str) -> None:
     """Multiprocessors x lanes x 2 FLOPs x clock is what the data sheet prints for fp32."""
-    silicon = SILICON[name]
-    rate = silicon.multiprocessors * silicon.lanes * 2 * silicon.clock_ghz * 1e9
+    device_info = GPU_DEVICES[name]
+    rate = device_info.multiprocessors * device_info.lanes * 2 * device_info.clock_ghz * 1e9
     assert rate == pytest.approx(find_preset(name).chip.vector_flops, rel=0.02)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import emitted
 import pytest
 from emitted import strategy
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
-from toast_cli.emit import emit_hlo
+from toast_cli.emit import emit_hlo, emit_shardy
 
 # Zeros of an array of one shape and number are one array in HLO.
 ZEROS = """func.func public @main(%a: tensor<64x8xf32> loc("a"), %i: tensor<16x1xi32> loc("i"),
@@ -43,35 +41,14 @@ BESIDE = """func.func public @main(%x: tensor<16x64xf32> loc("x"), %w: tensor<64
   %1 = stablehlo.sine %0 : tensor<16x16xf32>
   return %1 : tensor<16x16xf32>
 }"""
-# A product that adds nothing up: scores times a table of decays.
-SCALED = """func.func public @main(%s: tensor<8x4x16x16xf32> loc("s"), %d: tensor<4x16x16xf32> loc("d"))
-    -> tensor<4x16x16x8xf32> {
-  %0 = stablehlo.sine %s : tensor<8x4x16x16xf32>
-  %1 = stablehlo.dot_general %0, %d, batching_dims = [1, 3, 2] x [0, 1, 2], contracting_dims = [] x [] :
-      (tensor<8x4x16x16xf32>, tensor<4x16x16xf32>) -> tensor<4x16x16x8xf32>
-  %2 = stablehlo.cosine %1 : tensor<4x16x16x8xf32>
-  return %2 : tensor<4x16x16x8xf32>
+# A layer that is split and one that is not: both read zeros of one shape, which are one array in HLO.
+TWO_LAYERS = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %y: tensor<64x16xf32> loc("y"))
+    -> (tensor<64x16xf32>, tensor<64x16xf32>) {
+  %zero = stablehlo.constant dense<0.0> : tensor<64x16xf32>
+  %0 = stablehlo.maximum %x, %zero : tensor<64x16xf32>
+  %1 = stablehlo.maximum %y, %zero : tensor<64x16xf32>
+  return %0, %1 : tensor<64x16xf32>, tensor<64x16xf32>
 }"""
-# A product of an image's points, taken as a sequence, that goes on in heads.
-RESHAPED = """func.func public @main(%x: tensor<8x4x4x16xf32> loc("x"), %w: tensor<16x16xf32> loc("w"))
-    -> tensor<8x16x2x8xf32> {
-  %0 = stablehlo.sine %x : tensor<8x4x4x16xf32>
-  %1 = stablehlo.reshape %0 : (tensor<8x4x4x16xf32>) -> tensor<8x16x16xf32>
-  %2 = stablehlo.dot_general %1, %w, contracting_dims = [2] x [0] :
-      (tensor<8x16x16xf32>, tensor<16x16xf32>) -> tensor<8x16x16xf32>
-  %3 = stablehlo.reshape %2 : (tensor<8x16x16xf32>) -> tensor<8x16x2x8xf32>
-  %4 = stablehlo.cosine %3 : tensor<8x16x2x8xf32>
-  return %4 : tensor<8x16x2x8xf32>
-}"""
-# A row that is repeated for each of many.
-REPEATED = """func.func public @main(%x: tensor<16x8xf32> loc("x"), %b: tensor<8xf32> loc("b")) -> tensor<16x8xf32> {
-  %0 = stablehlo.sine %b : tensor<8xf32>
-  %1 = stablehlo.broadcast_in_dim %0, dims = [1] : (tensor<8xf32>) -> tensor<16x8xf32>
-  %2 = stablehlo.multiply %x, %1 : tensor<16x8xf32>
-  return %2 : tensor<16x8xf32>
-}"""
-
-
 # Two products that are added up, transposed, and added to a third.
 TRANSPOSED_SUM = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %y: tensor<64x8xf32> loc("y"))
     -> tensor<8x16xf32> {
@@ -88,32 +65,6 @@ TRANSPOSED_SUM = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %y: t
   %7 = stablehlo.add %4, %6 : tensor<8x16xf32>
   return %7 : tensor<8x16xf32>
 }"""
-# A product with what a transpose makes.
-TURNED_OPERAND = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %w: tensor<8x16xf32> loc("w"))
-    -> tensor<64x8xf32> {
-  %0 = stablehlo.sine %w : tensor<8x16xf32>
-  %1 = stablehlo.transpose %0, dims = [1, 0] : (tensor<8x16xf32>) -> tensor<16x8xf32>
-  %2 = stablehlo.dot_general %x, %1, contracting_dims = [1] x [0] :
-      (tensor<64x16xf32>, tensor<16x8xf32>) -> tensor<64x8xf32>
-  return %2 : tensor<64x8xf32>
-}"""
-# Elementwise work that is read as it lies, and through a view: transposed, by a product with a vector that adds up over
-# its first dimension, and with a dimension of size 1 in front.
-VIEWED = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %v: tensor<64xf32> loc("v"))
-    -> (tensor<64x16xf32>, RESULT) {
-  %0 = stablehlo.sine %x : tensor<64x16xf32>
-  %1 = VIEW
-  %2 = stablehlo.cosine %1 : RESULT
-  return %0, %2 : tensor<64x16xf32>, RESULT
-}"""
-VIEWS = {
-    "transpose": ("stablehlo.transpose %0, dims = [1, 0] : (tensor<64x16xf32>) -> RESULT", "tensor<16x64xf32>"),
-    "dot": (
-        "stablehlo.dot_general %0, %v, contracting_dims = [0] x [0] : (tensor<64x16xf32>, tensor<64xf32>) -> RESULT",
-        "tensor<16xf32>",
-    ),
-    "reshape": ("stablehlo.reshape %0 : (tensor<64x16xf32>) -> RESULT", "tensor<1x64x16xf32>"),
-}
 
 
 @pytest.mark.parametrize(
@@ -134,81 +85,23 @@ def test_compiles_to_what_is_promised(program: str, decisions: tuple[str, ...], 
     assert emitted.collectives(case, emitted.compiled(case, plan, form)) == planned != []
 
 
-def test_a_transposed_product_is_constrained_behind_the_transpose() -> None:
-    """XLA:TPU folds the two, or moves the transpose behind what follows: a sharding on either is one of other
-    dimensions."""
+@pytest.mark.parametrize("decision", ["x.0=data", "y.1=model"])
+def test_a_constant_with_many_readers_carries_no_sharding_from_one_to_another(decision: str) -> None:
+    source = source_of_text(TWO_LAYERS)
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
+    plan = strategy(case, decision)
+    assert emitted.collectives(case, emitted.compiled(case, plan, "hlo")) == case.collectives(plan) == []
+
+
+def test_hlo_has_constraints_where_shardy_has_them_and_no_other_shardings_on_operations() -> None:
     source = source_of_text(SENT_BEFORE)
     case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
-    lines = emit_hlo(source, case.lowered(strategy(case, "w.1=model"))).decode().splitlines()
-    (product,) = (line for line in lines if " dot(" in line)
-    (turned,) = (line for line in lines if " transpose(" in line)
-    assert "sharding=" not in product + turned
-    name = turned.split()[0]
-    assert any(f"custom-call({name})" in line and "devices=[2,1,4]" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("program", "decision", "operation", "constrained"),
-    [(SCALED, "s.0=data", " dot(", True), (REPEATED, "x.0=data", " broadcast(", False)],
-    ids=["product", "broadcast"],
-)
-def test_what_xla_writes_otherwise_before_it_partitions_has_no_sharding(
-    program: str, decision: str, operation: str, constrained: bool
-) -> None:
-    """XLA makes such a product an elementwise one, and moves broadcasts past reshapes: a sharding on either is left on
-    arrays that lie otherwise. What reads a broadcast tells how it lies."""
-    source = source_of_text(program)
-    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
-    lines = emit_hlo(source, case.lowered(strategy(case, decision))).decode().splitlines()
-    (made,) = (line for line in lines if operation in line)
-    assert "sharding=" not in made
-    name = made.split()[0]
-    (read,) = (line for line in lines if f"({name})" in line or f" {name})" in line)
-    assert ("custom-call" in read) == constrained
-    assert "devices=[" in read
-
-
-@pytest.mark.parametrize("gathered", [True, False])
-def test_a_product_of_what_a_reshape_makes_has_no_sharding_of_its_own(gathered: bool) -> None:
-    """XLA:TPU reshapes behind the product, and takes its sharding for that of one with more dimensions: a U-net's step
-    was two thirds longer. What reads it as it lies tells how it does; a constraint would keep two reshapes apart."""
-    source = source_of_text(RESHAPED)
-    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
-    lowered = case.lowered(strategy(case, "x.0=data"))
-    (number,) = (k for k, op in enumerate(source.program.ops) if op.name == "stablehlo.dot_general")
-    ((reader, _),) = source.program.users[source.program.ops[number].results[0]]
-    if gathered:
-        lowered = replace(lowered, required={**lowered.required, (reader, 0): ((), (), ())})
-    lines = emit_hlo(source, lowered).decode().splitlines()
-    (product,) = (line for line in lines if " dot(" in line)
-    assert "sharding=" not in product
-    (read,) = (line for line in lines if f"({product.split()[0]})" in line)
-    assert ("custom-call" in read) == gathered
-    assert "devices=[4," in read
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_xla_moves_no_view_past_elementwise_work(name: str) -> None:
-    """XLA:TPU makes the work anew behind the view, and leaves its sharding on what lies otherwise: of gradients of
-    gradients, whole activations were exchanged."""
-    view, result = VIEWS[name]
-    source = source_of_text(VIEWED.replace("VIEW", view).replace("RESULT", result))
-    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
-    lines = emit_hlo(source, case.lowered(strategy(case, "x.0=data"))).decode().splitlines()
-    (constraint,) = (line for line in lines if "custom-call(sine" in line)
-    assert "sharding={devices=[4,1,2]<=[8]" in constraint
-    (view,) = (line for line in lines if f" {name}({constraint.split()[0]}" in line)
-    if name == "transpose":
-        assert any(f"custom-call({view.split()[0]})" in line and "devices=[1,4,2]" in line for line in lines)
-
-
-def test_a_transpose_that_goes_into_a_product_has_no_constraint_behind() -> None:
-    source = source_of_text(TURNED_OPERAND)
-    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
-    lines = emit_hlo(source, case.lowered(strategy(case, "x.0=data"))).decode().splitlines()
-    (turned,) = (line for line in lines if " transpose(" in line)
-    (product,) = (line for line in lines if " dot(" in line)
-    assert f", {turned.split()[0]})" in product
+    lowered = case.lowered(strategy(case, "x.1=data", "x.0=data", "x.0=model"))
+    text = emit_hlo(source, lowered).decode()
+    constraints = text.count('custom_call_target="Sharding"')
+    assert constraints == emit_shardy(source, lowered).count(b"sdy.sharding_constraint") > 0
+    operations = [line for line in text.splitlines() if " dot(" in line or " sine(" in line]
+    assert operations and not any("sharding=" in line for line in operations)
 
 
 def test_a_transposed_sum_of_partial_products_has_no_constraint() -> None:

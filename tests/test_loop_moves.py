@@ -17,7 +17,7 @@ from sweeps import sweep
 
 from benchmarks.law import differing, statements
 from toast_cli.emit import emit
-from toast_cli.emit.minimal import choose_marks
+from toast_cli.emit.minimal import choose_annotations
 from toast_cli.emit.stablehlo import strays
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Plan, Replicate
@@ -252,6 +252,6 @@ def test_files_are_checked_with_what_stands_before_loops() -> None:
     """What propagation makes of the file that is written is what was chosen for it."""
     case, plan = planned("forward and backward")
     lowered = case.lowered(plan)
-    marks = choose_marks(case.source, lowered).marks
-    assert any(one.ahead for one in marks.reshards)
-    assert strays(case.source, lowered, marks, emit(case.source, lowered, "stablehlo")) == []
+    annotations = choose_annotations(case.source, lowered).annotations
+    assert any(one.ahead for one in annotations.reshards)
+    assert strays(case.source, lowered, annotations, emit(case.source, lowered, "stablehlo")) == []

@@ -257,16 +257,18 @@ def run_toast(*arguments: str) -> int:
     return run(list(arguments))
 
 
-@pytest.mark.parametrize("wish", [{"strategy": "data-parallel"}, {"pins": ("data/0=data",), "iterations": 50}], ids=str)
-def test_inputs_that_come_merged_are_split_as_they_are(tmp_path: Path, wish: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "option", [{"strategy": "data-parallel"}, {"pins": ("data/0=data",), "iterations": 50}], ids=str
+)
+def test_inputs_that_come_merged_are_split_as_they_are(tmp_path: Path, option: dict[str, Any]) -> None:
     """Data-parallel, the torso's rows are split without regard to steps and batch, and gathered where they are taken
     apart."""
     run, shapes = GIVEN
-    outcome = partition(Request(saved(tmp_path, run, *shapes), MESH, "data=8", **wish))
+    outcome = partition(Request(saved(tmp_path, run, *shapes), MESH, "data=8", **option))
     assert not outcome.source.program.parted
     assert [list(axes) for axes in outcome.report.arguments[-1].sharding] == [["data"], []]
     gathered = [one.bytes for one in outcome.report.collectives if one.kind == "all-gather"]
-    assert "pins" in wish or (gathered and max(gathered) == T * B * 8 * 4)
+    assert "pins" in option or (gathered and max(gathered) == T * B * 8 * 4)
 
 
 def test_results_that_leave_merged(tmp_path: Path) -> None:

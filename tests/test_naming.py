@@ -628,9 +628,9 @@ def test_groups_without_a_role_are_named_after_array_and_place() -> None:
 def test_names_the_user_wrote_are_taken_over() -> None:
     spec = jax.sharding.PartitionSpec
     tree = {"layers": [{"w": spec("pixels", "mlp"), "b": spec("mlp")}], "head": spec(None, ("kinds", "of"))}
-    wishes = logical_names(tree)
-    assert wishes == ("head=,kinds+of", "layers/0/b=mlp", "layers/0/w=pixels,mlp")
-    names = names_of(with_dimension_names(separate("perceptron").program, wishes))
+    options = logical_names(tree)
+    assert options == ("head=,kinds+of", "layers/0/b=mlp", "layers/0/w=pixels,mlp")
+    names = names_of(with_dimension_names(separate("perceptron").program, options))
     assert names["params['layers'][0]['w']", 0] == "pixels"
     assert names["params['layers'][0]['w']", 1] == names["params['layers'][1]['w']", 0] == "mlp"
     assert names["params['head']", 0] == "ff"
@@ -638,16 +638,16 @@ def test_names_the_user_wrote_are_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "told"),
+    ("option", "told"),
     [
         ("nothing", "cannot read 'nothing'"),
         ("*absent*=embed", "no argument matches '*absent*'"),
         ("head=a,b,c", "names 3 dimensions but matches params/head with 2"),
     ],
 )
-def test_names_that_cannot_be_taken_over_are_refused(wish: str, told: str) -> None:
+def test_names_that_cannot_be_taken_over_are_refused(option: str, told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
-        with_dimension_names(separate("perceptron").program, (wish,))
+        with_dimension_names(separate("perceptron").program, (option,))
 
 
 def test_axes_that_a_program_states_name_what_nothing_else_names() -> None:

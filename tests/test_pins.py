@@ -165,7 +165,7 @@ def test_what_reports_show_is_a_pattern(pattern: str, path: str, meant: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("wishes", "told"),
+    ("user_pins", "told"),
     [
         (("*=data",), ()),
         (("*=?",), ("the pin '*=?' leaves every dimension open and decides nothing",)),
@@ -173,6 +173,6 @@ def test_what_reports_show_is_a_pattern(pattern: str, path: str, meant: bool) ->
         (("*=model", "p['a']=data"), ()),
     ],
 )
-def test_pins_that_decide_nothing_are_remarked_on(wishes: tuple[str, ...], told: tuple[str, ...]) -> None:
+def test_pins_that_decide_nothing_are_remarked_on(user_pins: tuple[str, ...], told: tuple[str, ...]) -> None:
     program = source_of(lambda p, x: x @ p["a"], {"a": arg(16, 16)}, arg(16, 16)).program
-    assert unused_pins(program, wishes) == told
+    assert unused_pins(program, user_pins) == told

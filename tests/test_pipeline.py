@@ -27,8 +27,8 @@ def path_of(name: str) -> str:
 EVALUATIONS = 200
 
 
-def request(name: str, **wishes: object) -> Request:
-    return replace(Request(path_of(name), "v4-32", iterations=EVALUATIONS), **wishes)  # type: ignore[arg-type]
+def request(name: str, **options: object) -> Request:
+    return replace(Request(path_of(name), "v4-32", iterations=EVALUATIONS), **options)  # type: ignore[arg-type]
 
 
 @cache
@@ -141,8 +141,8 @@ def test_the_same_request_gives_the_same_report() -> None:
 
 
 def test_pins_are_respected() -> None:
-    wishes = ("*['layers'][0]['w']=None,data", "batch['x']=data,model")
-    report = partition(request("mlp_tiny", pins=wishes)).report
+    options = ("*['layers'][0]['w']=None,data", "batch['x']=data,model")
+    report = partition(request("mlp_tiny", pins=options)).report
     shardings = {a.name: a.sharding for a in report.arguments}
     assert shardings["params['layers'][0]['w']"] == [[], ["data"]]
     assert shardings["batch['x']"] == [["data"], ["model"]]
@@ -184,7 +184,7 @@ def test_one_device_needs_no_plan() -> None:
     assert "model" not in {fact.axis for fact in report.plan.decisions}
 
 
-# wishes, kind of error, what it says
+# options, kind of error, what it says
 MISTAKES: list[tuple[dict[str, object], type[ToastError], str]] = [
     ({"search": "psychic"}, UsageError, "choose from mcts"),
     ({"mesh": "v4-33"}, SpecError, "v4-32"),
@@ -194,10 +194,10 @@ MISTAKES: list[tuple[dict[str, object], type[ToastError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wishes", "kind", "says"), MISTAKES)
-def test_mistakes_are_errors_with_a_hint(wishes: dict[str, object], kind: type[ToastError], says: str) -> None:
+@pytest.mark.parametrize(("options", "kind", "says"), MISTAKES)
+def test_mistakes_are_errors_with_a_hint(options: dict[str, object], kind: type[ToastError], says: str) -> None:
     with pytest.raises(kind) as caught:
-        partition(request("mlp_tiny", **wishes))
+        partition(request("mlp_tiny", **options))
     assert says in str(caught.value)
 
 

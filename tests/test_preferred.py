@@ -11,7 +11,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.pipeline import Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.search.incumbent import SearchResult
-from toast_cli.tactics import Expert, experts, strategy
+from toast_cli.tactics import PricedStrategy, priced_strategies, strategy
 from toast_cli.tactics.preferred import MARGIN, SMALL_GAIN, preferred
 
 
@@ -27,8 +27,8 @@ def found(evaluator: Evaluator, plan: Plan, *, seconds: float, peak_bytes: float
     return SearchResult(plan, cost, fits, 100, 50, 1.0, "iterations")
 
 
-def fastest_expert(evaluator: Evaluator) -> Expert:
-    return min(experts(evaluator)[0].values(), key=lambda one: one.rank)
+def fastest_expert(evaluator: Evaluator) -> PricedStrategy:
+    return min(priced_strategies(evaluator)[0].values(), key=lambda one: one.rank)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.report.build import PRODUCTS, _baselines
-from toast_cli.tactics import experts, strategy
+from toast_cli.tactics import priced_strategies, strategy
 from toast_cli.tactics.strategies import BASELINES, PAIRS
 
 
@@ -29,7 +29,7 @@ def problem() -> Problem:
 
 
 def test_pairs_are_plans_that_can_be_asked_for(problem: Problem) -> None:
-    found = experts(Evaluator(problem), PAIRS)[0]
+    found = priced_strategies(Evaluator(problem), PAIRS)[0]
     assert found["data-parallel x spatial"].axes == "data-parallel:model + spatial:data"  # no other assignment applies
     assert strategy(problem, "data-parallel:model+spatial:data") == found["data-parallel x spatial"].plan
     assert len({one.plan for one in found.values()}) == len(found)
@@ -37,9 +37,9 @@ def test_pairs_are_plans_that_can_be_asked_for(problem: Problem) -> None:
 
 def test_a_report_compares_with_the_best_of_them(problem: Problem) -> None:
     evaluator = Evaluator(problem)
-    listed = {"unsharded", *experts(evaluator, BASELINES)[0]}
+    listed = {"unsharded", *priced_strategies(evaluator, BASELINES)[0]}
     expert = "data-parallel x spatial"
-    seconds = experts(evaluator, PAIRS)[0][expert].cost.step_seconds
+    seconds = priced_strategies(evaluator, PAIRS)[0][expert].cost.step_seconds
     beside = _baselines(evaluator, seconds, {})
     added = beside.keys() - listed
     assert expert in added

@@ -17,7 +17,7 @@ from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search.run import Settings, run_search
-from toast_cli.tactics import TACTICS, DoesNotApply, Look, applicable, parse_wishes, strategies, strategy
+from toast_cli.tactics import TACTICS, DoesNotApply, Look, applicable, parse_tactics, strategies, strategy
 from toast_cli.tactics.files import read_tactics
 from toast_cli.tactics.model import effective
 from toast_cli.tactics.strategies import STRATEGIES
@@ -76,7 +76,7 @@ def test_a_tactic_applies_where_it_makes_sense_and_says_why_not_elsewhere(name: 
             list(TACTICS[name].decide(Look(problem(model), (1,))))
 
 
-# wishes -> splits they must make, splits they must not, arguments kept whole; all on t2b_tiny
+# requests -> splits they must make, splits they must not, arguments kept whole; all on t2b_tiny
 ASKED: list[tuple[list[str], set[tuple[str, str]], set[tuple[str, str]], set[tuple[str, str]]]] = [
     (["data-parallel:data"], {("batch", "data")}, {("embed", "data"), ("batch", "model")}, set()),
     (["fsdp:data"], {("batch", "data"), ("embed", "data")}, {("embed", "model")}, set()),
@@ -93,11 +93,11 @@ ASKED: list[tuple[list[str], set[tuple[str, str]], set[tuple[str, str]], set[tup
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("wishes", "present", "absent", "whole"), ASKED, ids=[" ".join(row[0]) for row in ASKED])
+@pytest.mark.parametrize(("requests", "present", "absent", "whole"), ASKED, ids=[" ".join(row[0]) for row in ASKED])
 def test_tactics_decide_what_their_names_say(
-    wishes: list[str], present: set[tuple[str, str]], absent: set[tuple[str, str]], whole: set[tuple[str, str]]
+    requests: list[str], present: set[tuple[str, str]], absent: set[tuple[str, str]], whole: set[tuple[str, str]]
 ) -> None:
-    of = parse_wishes(wishes).state(problem("t2b_tiny"))
+    of = parse_tactics(requests).state(problem("t2b_tiny"))
     found = split(of, of.fixed)
     assert present <= found
     assert not absent & found
@@ -115,7 +115,7 @@ def test_short_names(short: str, name: str) -> None:
     of = problem("t2b_tiny")
     assert strategy(of, short) == strategy(of, name)
     tactics = [short] if " x " not in short and "+" not in short else []
-    assert parse_wishes(tactics).state(of).fixed == parse_wishes([name] if tactics else []).state(of).fixed
+    assert parse_tactics(tactics).state(of).fixed == parse_tactics([name] if tactics else []).state(of).fixed
 
 
 def test_experts_have_a_short_name() -> None:
@@ -130,7 +130,7 @@ def test_short_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_sequence_comes_last_and_experts_first_whatever_the_order_asked_for() -> None:
     of = problem("moe_tiny")
-    plan = parse_wishes(["sequence:model", "data-parallel:data", "expert:data"]).state(of).fixed
+    plan = parse_tactics(["sequence:model", "data-parallel:data", "expert:data"]).state(of).fixed
     roles = [of.dimensions.groups[d.group].role for d in plan if isinstance(d, Shard)]
     assert roles[:2] == ["experts", "batch"]
     assert set(roles[2:]) == {"seq"}
@@ -140,7 +140,7 @@ def test_the_sequence_comes_last_and_experts_first_whatever_the_order_asked_for(
 
 
 def test_experts_over_an_axis_of_their_own_have_it_everywhere() -> None:
-    plan = parse_wishes(["data-parallel:data", "expert:model"]).state(problem("moe_tiny")).fixed
+    plan = parse_tactics(["data-parallel:data", "expert:model"]).state(problem("moe_tiny")).fixed
     assert all(d.unless < 0 for d in plan if isinstance(d, Shard))
 
 
@@ -163,7 +163,7 @@ def test_effective_plans_cost_what_the_whole_ones_do() -> None:
 
 
 def test_what_a_tactic_decides_stays_and_the_search_completes_it() -> None:
-    of = parse_wishes(["data-parallel:data"]).state(problem("t2b_tiny"))
+    of = parse_tactics(["data-parallel:data"]).state(problem("t2b_tiny"))
     result = run_search(Evaluator(of), Settings(evaluations=300))
     assert result.plan[: len(of.fixed)] == of.fixed
     assert {d.axis for d in result.plan[len(of.fixed) :]} >= {1}
@@ -172,14 +172,14 @@ def test_what_a_tactic_decides_stays_and_the_search_completes_it() -> None:
 
 
 def test_search_names_the_only_axes_left_to_the_search() -> None:
-    of = parse_wishes(["data-parallel:data", "search:model"]).state(problem("t2b_tiny"))
+    of = parse_tactics(["data-parallel:data", "search:model"]).state(problem("t2b_tiny"))
     result = run_search(Evaluator(of), Settings(evaluations=300))
     assert {d.axis for d in result.plan[len(of.fixed) :]} == {1}
-    alone = parse_wishes(["search:model"]).state(problem("t2b_tiny"))
+    alone = parse_tactics(["search:model"]).state(problem("t2b_tiny"))
     assert {d.axis for d in run_search(Evaluator(alone), Settings(evaluations=300)).plan} == {1}
 
 
-# wishes -> arguments that the search may still keep whole, by axis; all on t2b_tiny
+# requests -> arguments that the search may still keep whole, by axis; all on t2b_tiny
 LEFT_OPEN: list[tuple[list[str], set[tuple[str, str]]]] = [
     ([], {("weights", "data"), ("state", "data"), ("weights", "model"), ("state", "model")}),
     (["data-parallel:data"], {("weights", "data"), ("state", "data"), ("weights", "model"), ("state", "model")}),
@@ -189,11 +189,11 @@ LEFT_OPEN: list[tuple[list[str], set[tuple[str, str]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("wishes", "whole"), LEFT_OPEN, ids=[" ".join(row[0]) for row in LEFT_OPEN])
+@pytest.mark.parametrize(("requests", "whole"), LEFT_OPEN, ids=[" ".join(row[0]) for row in LEFT_OPEN])
 def test_the_search_keeps_nothing_whole_that_a_tactic_splits_at_rest(
-    wishes: list[str], whole: set[tuple[str, str]]
+    requests: list[str], whole: set[tuple[str, str]]
 ) -> None:
-    of = parse_wishes(wishes).state(problem("t2b_tiny"))
+    of = parse_tactics(requests).state(problem("t2b_tiny"))
     assert kept(of, of.decisions.choices) == whole
     arguments = {of.op_pattern[number] for number in range(len(of.program.arguments))}
     for rest in of.decisions.rests:
@@ -201,7 +201,7 @@ def test_the_search_keeps_nothing_whole_that_a_tactic_splits_at_rest(
 
 
 def test_a_faster_plan_that_keeps_weights_whole_does_not_take_back_what_fsdp_splits() -> None:
-    of = parse_wishes(["fsdp:data"]).state(problem("itx_decode_tiny"))
+    of = parse_tactics(["fsdp:data"]).state(problem("itx_decode_tiny"))
     plan = run_search(Evaluator(of), Settings(evaluations=200)).plan
     assert plan[: len(of.fixed)] == of.fixed
     assert ("weights", "data") not in kept(of, plan)
@@ -210,7 +210,7 @@ def test_a_faster_plan_that_keeps_weights_whole_does_not_take_back_what_fsdp_spl
 
 
 def test_a_strategy_leaves_nothing_to_the_search() -> None:
-    of = parse_wishes(strategy="fsdp+megatron").state(problem("t2b_tiny"))
+    of = parse_tactics(strategy="fsdp+megatron").state(problem("t2b_tiny"))
     result = run_search(Evaluator(of), Settings(evaluations=300))
     assert result.plan == of.fixed
     assert result.evaluations <= 2
@@ -251,9 +251,9 @@ WRONG: list[tuple[list[str], str | None, str, str]] = [
 def test_what_cannot_be_had_says_why(tactics: list[str], whole: str | None, what: str, hint: str) -> None:
     of = problem("mlp_tiny")
     with pytest.raises(ToastError) as error:
-        wishes = parse_wishes(tactics, whole)
-        wishes.check_axes([of.mesh.names])
-        wishes.state(of)
+        requests = parse_tactics(tactics, whole)
+        requests.check_axes([of.mesh.names])
+        requests.state(of)
     assert what in error.value.what
     assert hint in error.value.hint
 
@@ -262,7 +262,7 @@ def test_an_axis_that_does_not_divide_is_said() -> None:
     source, dimensions = sample("mlp_tiny")
     of = make_problem(source.program, dimensions, round_mesh(data=7))
     with pytest.raises(UsageError, match="cannot be split 7 ways over data"):
-        parse_wishes(["data-parallel:data"]).state(of)
+        parse_tactics(["data-parallel:data"]).state(of)
 
 
 # ---------------------------------------------------------------- tactics of one's own
@@ -298,11 +298,11 @@ def test_a_yaml_file_defines_tactics(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(YAML)
     of = problem("t2b_tiny")
-    plan = parse_wishes([f"{path}:wide:data"]).state(of).fixed
+    plan = parse_tactics([f"{path}:wide:data"]).state(of).fixed
     assert split(of, plan) == {("batch", "data"), ("ff", "data")}
     assert kept(of, plan) == {("weights", "data")}
-    assert split(of, parse_wishes([f"{path}:both:model"]).state(of).fixed) == {("batch", "model"), ("vocab", "model")}
-    tail = parse_wishes([f"{path}:tail:data", "data-parallel:data"]).state(of).fixed
+    assert split(of, parse_tactics([f"{path}:both:model"]).state(of).fixed) == {("batch", "model"), ("vocab", "model")}
+    tail = parse_tactics([f"{path}:tail:data", "data-parallel:data"]).state(of).fixed
     assert [of.dimensions.groups[d.group].role for d in tail if isinstance(d, Shard)] == ["batch", "seq"]
 
 
@@ -310,13 +310,13 @@ def test_a_python_file_defines_tactics(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(PYTHON)
     of = problem("t2b_tiny")
-    plan = parse_wishes([f"{path}:wide:data"]).state(of).fixed
+    plan = parse_tactics([f"{path}:wide:data"]).state(of).fixed
     assert split(of, plan) == {("batch", "data")}
     assert kept(of, plan) == {("weights", "data")}
     with pytest.raises(InputError, match="tactic 'broken' failed: AttributeError"):
-        parse_wishes([f"{path}:broken:data"]).state(of)
+        parse_tactics([f"{path}:broken:data"]).state(of)
     with pytest.raises(InputError, match="tactic 'odd' decided 'batch'"):
-        parse_wishes([f"{path}:odd:data"]).state(of)
+        parse_tactics([f"{path}:odd:data"]).state(of)
 
 
 FILES: list[tuple[str, str, str, str]] = [
@@ -356,7 +356,7 @@ def test_words_in_a_file_that_mean_nothing_say_where(tmp_path: Path, step: str, 
     path = tmp_path / "a.yaml"
     path.write_text(f"tactics:\n  x:\n    - {step}\n")
     with pytest.raises(ToastError) as error:
-        parse_wishes([f"{path}:x:data"]).state(problem("t2b_tiny"))
+        parse_tactics([f"{path}:x:data"]).state(problem("t2b_tiny"))
     assert error.value.where == f"{path}:3"
     assert what in error.value.what
     assert hint in error.value.hint

@@ -14,9 +14,9 @@ from programs import source_of
 
 from toast_cli import xla
 from toast_cli.emit import emit_hlo, stablehlo, write
-from toast_cli.emit.minimal import ChosenMarks
+from toast_cli.emit.minimal import ChosenAnnotations
 from toast_cli.emit.shardy import write_shardy
-from toast_cli.emit.stablehlo import check_note, reads_back, shardy_marks, strays
+from toast_cli.emit.stablehlo import check_note, reads_back, shardy_annotations, strays
 from toast_cli.frontend import Source
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.lower import lower
@@ -70,8 +70,8 @@ def test_what_is_written_lies_as_planned(
     planned: tuple[Source, PartitionedProgram], annotate: str, binary: bool
 ) -> None:
     source, lowered = planned
-    marks = shardy_marks(source, lowered, annotate)
-    assert strays(source, lowered, marks, write_shardy(source, lowered, marks, binary=binary)) == []
+    annotations = shardy_annotations(source, lowered, annotate)
+    assert strays(source, lowered, annotations, write_shardy(source, lowered, annotations, binary=binary)) == []
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -79,35 +79,35 @@ def test_what_was_seen_to_settle_is_read_back_and_not_propagated_again(
     planned: tuple[Source, PartitionedProgram], binary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, lowered = planned
-    marks = shardy_marks(source, lowered)
-    content = write_shardy(source, lowered, marks, binary=binary)
+    annotations = shardy_annotations(source, lowered)
+    content = write_shardy(source, lowered, annotations, binary=binary)
     asked = []
     monkeypatch.setattr(stablehlo, "strays", lambda *_: asked.append(1) or [])
-    assert check_note(source, lowered, marks, content, settled=True) == "" and asked == []
-    assert check_note(source, lowered, marks, content) == "" and asked == [1]
-    other = b"// not what was written\n" + write_shardy(source, lowered, marks)
-    assert check_note(source, lowered, marks, other, settled=True) == "" and asked == [1, 1]
+    assert check_note(source, lowered, annotations, content, settled=True) == "" and asked == []
+    assert check_note(source, lowered, annotations, content) == "" and asked == [1]
+    other = b"// not what was written\n" + write_shardy(source, lowered, annotations)
+    assert check_note(source, lowered, annotations, other, settled=True) == "" and asked == [1, 1]
     assert not reads_back(content[: len(content) // 2])
 
 
 def test_what_lies_elsewhere_is_a_note(planned: tuple[Source, PartitionedProgram]) -> None:
     source, lowered = planned
-    marks = shardy_marks(source, lowered)
-    note = check_note(source, lowered, marks, write_shardy(source, lowered, replace(marks, reshards=())))
+    annotations = shardy_annotations(source, lowered)
+    note = check_note(source, lowered, annotations, write_shardy(source, lowered, replace(annotations, reshards=())))
     assert re.match(r"sharding in the output differs from the plan for \d+ values, first at \w+\.py:\d+", note)
 
 
 def test_a_constraint_lost_from_the_file_is_noticed(planned: tuple[Source, PartitionedProgram]) -> None:
     source, lowered = planned
-    marks = shardy_marks(source, lowered)
-    lost = write_shardy(source, lowered, replace(marks, constraints=(), reshards=()))
-    assert strays(source, lowered, marks, lost) != []
+    annotations = shardy_annotations(source, lowered)
+    lost = write_shardy(source, lowered, replace(annotations, constraints=(), reshards=()))
+    assert strays(source, lowered, annotations, lost) != []
 
 
 def test_another_program_is_not_taken_for_the_file(planned: tuple[Source, PartitionedProgram]) -> None:
     source, lowered = planned
     content = b"module { func.func public @main() { return } }"
-    note = check_note(source, lowered, shardy_marks(source, lowered, "arguments"), content)
+    note = check_note(source, lowered, shardy_annotations(source, lowered, "arguments"), content)
     assert note == "the written program could not be checked: its operations are not those of the program"
 
 
@@ -123,8 +123,8 @@ def test_it_is_said_when_few_constraints_do_not_do(
     planned: tuple[Source, PartitionedProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, lowered = planned
-    unsettled = ChosenMarks(shardy_marks(source, lowered, "arguments"), (3,), 10, {})
-    monkeypatch.setattr(stablehlo, "choose_marks", lambda *_: unsettled)
+    unsettled = ChosenAnnotations(shardy_annotations(source, lowered, "arguments"), (3,), 10, {})
+    monkeypatch.setattr(stablehlo, "choose_annotations", lambda *_: unsettled)
     written = write(source, lowered, "stablehlo")
     assert written.notes == ("no few constraints reproduce the plan, so every value is constrained",)
     assert len(written.constraints) == len(write(source, lowered, "stablehlo", "full").constraints)

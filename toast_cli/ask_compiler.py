@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from toast_cli.confirm.candidates import candidates, experts, safer_plans, search_corrected
+from toast_cli.confirm.candidates import candidates, known_strategies, safer_plans, search_corrected
 from toast_cli.confirm.compilers import Compiler
 from toast_cli.confirm.model import Confirmation
 from toast_cli.confirm.run import Limits, Tell, compiled_cost, joined
@@ -79,7 +79,7 @@ def choose_by_compiler(
     for one in (variant, *others):
         evaluator, again = one.evaluator, None
         if one is variant:
-            listed = candidates(evaluator, found, experts(evaluator, found))
+            listed = candidates(evaluator, found, known_strategies(evaluator, found))
             if _is_free(request) and request.search == SearchName.mcts:
                 starts = [candidate.plan for candidate in listed]
                 again = search_corrected(evaluator, request.seed, request.iterations, starts)

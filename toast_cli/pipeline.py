@@ -46,7 +46,7 @@ from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import PLANS, SEARCHES
-from toast_cli.tactics import Expert, parse_wishes
+from toast_cli.tactics import PricedStrategy, parse_tactics
 from toast_cli.tactics.preferred import preferred
 from toast_cli.variants import Progress as Progress
 from toast_cli.variants import (
@@ -90,7 +90,7 @@ class Outcome:
     evaluator: Evaluator
     result: SearchResult
     plans: tuple[Plan, ...] = ()  # best plans that differ, as many as requested
-    experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Variant.experts`
+    strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)  # see `Variant.strategies`
     original: Source | None = None  # the user's program, if `source` is a rewritten one
     annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
 
@@ -143,7 +143,7 @@ class Outcome:
         cost = evaluator.exact_cost(plan, learn=False)
         fits = Objective(self.problem, evaluator.cost(self.problem.fixed)).met(cost)
         result = replace(before, plan=plan, cost=cost, fits=fits, proven=False)
-        report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.experts)
+        report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.strategies)
         report = replace(
             report,
             timings=self.report.timings,
@@ -182,11 +182,11 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
     tell = progress or (lambda *_: None)
     with _timed("spec", timings, tell):
         spec = load_spec(request.mesh)
-        wishes = parse_wishes(request.tactics, request.strategy)
+        tactics = parse_tactics(request.tactics, request.strategy)
         saved = read_plan(request.plan) if request.plan is not None else None
         meshes = choose_meshes(spec, request, saved)
-        wishes.check_axes([mesh.names for mesh in meshes])
-        meshes = [mesh for mesh in meshes if wishes.suit(mesh.names)]
+        tactics.check_axes([mesh.names for mesh in meshes])
+        meshes = [mesh for mesh in meshes if tactics.suit(mesh.names)]
         compiler_of = _compiler_of(spec, request.confirm_with) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
@@ -208,7 +208,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             saved or request.microbatches or request.recompute or request.offload
         )
         gives_up = rewrites and request.search == SearchName.mcts
-        best, *others = search_variants(variants, SearchSpace(request, meshes, wishes, saved, gives_up), tell)
+        best, *others = search_variants(variants, SearchSpace(request, meshes, tactics, saved, gives_up), tell)
 
         def again(rewritten: Source, like: Variant, plans: int | None) -> Variant:
             """A variant's best plan: of all, or of a few on the best mesh. like: has a plan to try first. plans: with
@@ -222,7 +222,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             if rewritten.program.parted and not request.even:
                 variant = with_uneven_shards(variant, meshes)
             few = plans is not None and plans <= GLANCE
-            return search_variants([variant], SearchSpace(asked, tried, wishes, start=start, tree=not few), tell)[0]
+            return search_variants([variant], SearchSpace(asked, tried, tactics, start=start, tree=not few), tell)[0]
 
         as_written, last = best, LAST if len(meshes) == 1 and request.search == SearchName.mcts else None
         if rewrites and best.exceeds_memory:
@@ -260,8 +260,8 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
-        report = build_report(source, evaluator, result, algorithm, request.seed, best.experts)
-        report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
+        report = build_report(source, evaluator, result, algorithm, request.seed, best.strategies)
+        report = replace(report, plan=replace(report.plan, tactics=[one.text for one in tactics.requests]))
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
             from toast_cli.ask_compiler import with_confirmation
@@ -276,7 +276,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         evaluator,
         result,
         tuple(plans),
-        best.experts,
+        best.strategies,
         original_source,
         own,
     )

@@ -32,7 +32,7 @@ from toast_cli.request import Offload, Recompute, Request, SearchName
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
-from toast_cli.tactics import Expert, Wishes, experts, starting_plans, strategies
+from toast_cli.tactics import PricedStrategy, TacticRequests, priced_strategies, starting_plans, strategies
 from toast_cli.tactics.strategies import EVERY, better
 
 # stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
@@ -50,14 +50,14 @@ class SearchSpace:
     """The candidates of a search.
 
     Attributes:
-        meshes: the candidate mesh shapes. wishes: the tactics that the user asked for. saved: a saved plan. gives_up:
+        meshes: the candidate mesh shapes. tactics: the tactics that the user asked for. saved: a saved plan. gives_up:
             whether a search may end early where hardly any plan fits. start: a plan to try first. tree: whether a
             search tree comes before local search.
     """
 
     request: Request
     meshes: list[Mesh]
-    wishes: Wishes
+    tactics: TacticRequests
     saved: SavedPlan | None = None
     gives_up: bool = False
     start: SavedPlan | None = None
@@ -69,13 +69,13 @@ class Variant:
     """One variant of the program, with the result of its search.
 
     Attributes:
-        experts: known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape.
+        strategies: known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape.
     """
 
     source: Source
     evaluator: Evaluator
     result: SearchResult
-    experts: Mapping[str, Expert] = field(default_factory=dict)
+    strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)
 
     @property
     def exceeds_memory(self) -> bool:
@@ -249,13 +249,13 @@ def search_meshes(
     source: Source, dimensions: Dimensions, space: SearchSpace, settings: Settings, tell: Progress
 ) -> Variant:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
-    request, meshes, wishes, saved = space.request, space.meshes, space.wishes, space.saved
+    request, meshes, tactics, saved = space.request, space.meshes, space.tactics, space.saved
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
     goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
 
     previous: Evaluator | None = None
-    found: Mapping[str, Expert] = {}
+    found: Mapping[str, PricedStrategy] = {}
 
     def problem_on(mesh: Mesh) -> Problem:
         nonlocal previous
@@ -264,16 +264,16 @@ def search_meshes(
         problem = replace(problem, goal=goal)
         if saved is not None:
             return apply_plan(problem, saved, complete=request.complete)
-        if wishes.whole and previous is None:
+        if tactics.complete and previous is None:
             previous = Evaluator(problem)
-        return wishes.state(problem, previous)
+        return tactics.state(problem, previous)
 
     def evaluator_of(mesh: Mesh) -> Evaluator:
         nonlocal previous, found
         problem = problem_on(mesh)
         previous = Evaluator(problem, strategies(problem).values(), previous)
         if len(meshes) > 1:
-            found = better(found, experts(previous, EVERY)[0])
+            found = better(found, priced_strategies(previous, EVERY)[0])
         return previous
 
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
@@ -283,7 +283,7 @@ def search_meshes(
         first = [] if space.start is None else [carried_over(problem, space.start)[0]]
         return [*first, *starting_plans(problem)]
 
-    suited = suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes
+    suited = suiting(meshes, problem_on) if (tactics.requests or source.stated) and len(meshes) > 1 else meshes
     evaluator, result = search_shapes(evaluator_of, suited, settings, starts, report)
     return Variant(source, evaluator, result, found)
 

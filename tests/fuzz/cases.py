@@ -94,9 +94,9 @@ def spec_case(rng: Random) -> Case:
 
 def tactics_case(rng: Random) -> Case:
     """A damaged file of tactics."""
-    wish = f"t.yaml:{rng.choice(('mine', 'other', 'none'))}:{rng.choice(('data', 'model', 'x'))}"
+    option = f"t.yaml:{rng.choice(('mine', 'other', 'none'))}:{rng.choice(('data', 'model', 'x'))}"
     command = rng.choice((
-        ("tactics", "--file", "t.yaml"), ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "--tactic", wish),
+        ("tactics", "--file", "t.yaml"), ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "--tactic", option),
         ("tactics", "m.mlir", "--mesh", "v4-32", "--file", "t.yaml"),
     ))  # fmt: skip
     return Case(

@@ -58,7 +58,7 @@ def compare(
         compiler_for(load_spec(mesh), request.confirm_with)  # whether it can be asked, before the search
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(replace(request, confirm=0, top=request.wanted), progress)
-        found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or (), outcome.experts)
+        found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or (), outcome.strategies)
         found = with_contender(found, outcome.annotated, outcome.evaluator)
         if request.confirm:
             named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}

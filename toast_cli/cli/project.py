@@ -111,18 +111,18 @@ def _entries(options: Mapping[str, Any], root: Path, place: str) -> Iterator[Pro
                 yield ProjectCheck(_shown(program), mesh, filled, place)
 
 
-def _wishes(options: Mapping[str, Any]) -> list[str]:
+def _requests(options: Mapping[str, Any]) -> list[str]:
     """The parts of the options' tactics and strategy: `FILE:NAME:AXIS` or `NAME:AXIS`."""
-    from toast_cli.tactics.wishes import parts_of
+    from toast_cli.tactics.requests import parts_of
 
     return [*options.get("tactic", ()), *parts_of(str(options.get("strategy", "")))]
 
 
 def _refuse_code(options: Mapping[str, Any], place: str) -> None:
     """Raises UsageError for a tactic that is Python code."""
-    from toast_cli.tactics.wishes import file_of
+    from toast_cli.tactics.requests import file_of
 
-    code = next((wish for wish in _wishes(options) if (file_of(wish) or "").endswith(".py")), None)
+    code = next((request for request in _requests(options) if (file_of(request) or "").endswith(".py")), None)
     if code is not None:
         hint = f"{ALLOW_CODE} allows it; give that only where you trust the file, and who can change it"
         raise UsageError(
@@ -145,17 +145,17 @@ def _refuse_outside(entry: ProjectCheck, root: Path) -> None:
 
 def _from_folder(options: dict[str, Any], root: Path) -> dict[str, Any]:
     """Makes paths of tactics and kernels files relative to the working directory."""
-    from toast_cli.tactics.wishes import file_of, parts_of
+    from toast_cli.tactics.requests import file_of, parts_of
 
-    def moved(wish: str) -> str:
-        file = file_of(wish)
-        return wish if not file else _shown(root / file) + wish.strip()[len(file) :]
+    def moved(request: str) -> str:
+        file = file_of(request)
+        return request if not file else _shown(root / file) + request.strip()[len(file) :]
 
     changed = dict(options)
     if "tactic" in options:
-        changed["tactic"] = [moved(wish) for wish in options["tactic"]]
+        changed["tactic"] = [moved(request) for request in options["tactic"]]
     if "strategy" in options:
-        changed["strategy"] = "+".join(moved(wish) for wish in parts_of(options["strategy"]))
+        changed["strategy"] = "+".join(moved(request) for request in parts_of(options["strategy"]))
     if "kernels" in options:
         changed["kernels"] = _shown(root / options["kernels"])
     return changed

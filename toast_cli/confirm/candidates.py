@@ -48,12 +48,12 @@ def safer_plans(evaluator: Evaluator, result: SearchResult) -> list[Plan]:
     return list(dict.fromkeys([*fastest, *sorted(smaller, key=lambda plan: known[plan].peak_bytes)[:1]]))
 
 
-def experts(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, Plan]:
+def known_strategies(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, Plan]:
     """Strategies by name: those that a report compares with, and the best other strategies and products of two that
     differ in meaning from these and from the plans found, as many as there are plans found."""
     problem = evaluator.problem
-    usual = {name: one.plan for name, one in tactics.experts(evaluator, baselines(problem))[0].items()}
-    others = {name: one.plan for name, one in tactics.experts(evaluator, EVERY)[0].items()}
+    usual = {name: one.plan for name, one in tactics.priced_strategies(evaluator, baselines(problem))[0].items()}
+    others = {name: one.plan for name, one in tactics.priced_strategies(evaluator, EVERY)[0].items()}
     names = {simplest(evaluator, plan): name for name, plan in others.items()}
     further = different_plans(evaluator, [*found, *usual.values()], names, len(found))
     return {**usual, **{names[plan]: plan for plan in further}}

@@ -90,8 +90,8 @@ def nccl_lines(kind: str, links: tuple[Link, ...], chip: str) -> tuple[Line, ...
     Args:
         chip: name of its preset; empty for a chip of one's own, which is taken to be like an A100.
     """
-    silicon = find_preset(chip).silicon if chip else None
-    group = _Group.of(links, _GENERATIONS[silicon.capability[0] if silicon else 8])
+    device_info = find_preset(chip).device_info if chip else None
+    group = _Group.of(links, _GENERATIONS[device_info.capability[0] if device_info else 8])
     if kind == "all-reduce":
         return (*group.rings(2), *group.trees(), *group.sharp())
     if kind == "all-gather":

@@ -1,7 +1,7 @@
-"""Writes marks into a module and removes them again.
+"""Writes annotations into a module and removes them again.
 
-In: a module and `Marks`. Inside the `with` block the module carries them in one dialect or the other (`Notation`);
-after it, the module is as before.
+In: a module and `Annotations`. Inside the `with` block the module carries them in one dialect or the other
+(`Notation`); after it, the module is as before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from toast_cli.emit.marks import Constraint, Marks, hands_on
+from toast_cli.emit.annotations import Annotations, Constraint, hands_on
 from toast_cli.emit.reshards import Reshard
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.ops import BARRIER
@@ -33,10 +33,7 @@ class Notation(Protocol):
         """Adds declarations to the module (a mesh) that the notation needs, if any."""
 
     def of_value(self, sharding: Sharding) -> Any:
-        """The attribute of an argument or result of the entry function."""
-
-    def of_operation(self, shardings: tuple[Sharding, ...]) -> Any:
-        """The attribute of an operation with these results."""
+        """The attribute of an argument or result of the entry function, or of an operation with one result."""
 
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
@@ -48,8 +45,8 @@ class Notation(Protocol):
 
 
 @contextmanager
-def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> Iterator[None]:
-    """The module carries `marks` and states that it runs on `devices` partitions while the block runs."""
+def annotated(module: Any, annotations: Annotations, notation: Notation, devices: int) -> Iterator[None]:
+    """The module carries `annotations` and states that it runs on `devices` partitions while the block runs."""
     undo: Undo = []
     function = main_function(module)
     try:
@@ -59,15 +56,15 @@ def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> It
             put(module.operation, PARTITIONS, count, undo)
             put(module.operation, REPLICAS, one, undo)
             notation.prepare(module, undo)
-            mark_boundary(function.operation, "arg_attrs", marks.arguments, notation, undo)
-            mark_boundary(function.operation, "res_attrs", marks.results, notation, undo)
-            for operation, shardings in marks.operations:
-                put(operation, notation.attribute, notation.of_operation(shardings), undo)
-            for value in marks.barriers:
+            annotate_boundary(function.operation, "arg_attrs", annotations.arguments, notation, undo)
+            annotate_boundary(function.operation, "res_attrs", annotations.results, notation, undo)
+            for operation, sharding in annotations.recomputed:
+                put(operation, notation.attribute, notation.of_value(sharding), undo)
+            for value in annotations.barriers:
                 put_barrier(value, undo)
-            for constraint in marks.constraints:
+            for constraint in annotations.constraints:
                 put_constraint(constraint, notation, undo)
-            for reshard in marks.reshards:
+            for reshard in annotations.reshards:
                 put_reshard(reshard, notation, undo)
         yield
     finally:
@@ -90,7 +87,9 @@ def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
     undo.append(restore)
 
 
-def mark_boundary(function: Any, name: str, shardings: tuple[Sharding, ...], notation: Notation, undo: Undo) -> None:
+def annotate_boundary(
+    function: Any, name: str, shardings: tuple[Sharding, ...], notation: Notation, undo: Undo
+) -> None:
     """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; their other entries (donation, paths) stay."""
     if not shardings:
         return

@@ -26,7 +26,6 @@ from toast_cli.program.ops import ADD, BARRIER, CARRY, CONVERT, DYNAMIC_SLICE, P
 from toast_cli.xla import ir, outer_operands, walk_ops
 
 CONSTANT = "stablehlo.constant"  # goes into the branch on the way to HLO
-CUSTOM_CALL, SHARDING = "stablehlo.custom_call", "mhlo.sharding"
 
 
 def held(program: Program, lowered: PartitionedProgram) -> list[int]:
@@ -101,8 +100,7 @@ def keep_branch_operands(module: Any) -> None:
     GSPMD passes the operands of a branch as a tuple. If its arrays have the shapes of the results, they get the
     shardings of the results, or of constraints in the branch: they are resharded before the conditional in every run,
     and back in the branch. A barrier in the branch that also takes the branch index gives the tuple other shapes; it
-    costs nothing, since XLA does not fuse across a conditional's boundary. None is needed if the operands have the
-    results' shardings and no constraint in the branch reads them.
+    costs nothing, since XLA does not fuse across a conditional's boundary.
     """
     for conditional in walk_ops(module, *CONDITIONALS):
         given = sorted(map(shape_of, conditional.results))
@@ -110,16 +108,8 @@ def keep_branch_operands(module: Any) -> None:
             body = [view.operation for view in region.blocks[0].operations]
             reads = [read for read in outer_operands(body) if not is_constant(read[2])]
             read = list(dict.fromkeys(value for _, _, value in reads))
-            if not read or sorted(map(shape_of, read)) != given:
-                continue
-            if stated_shardings(read) != stated_sharding(conditional) or any(
-                is_constraint(reader) for reader, _, _ in reads
-            ):
+            if read and sorted(map(shape_of, read)) == given:
                 put_behind_barrier(read[0], conditional.operands[0], region, reads)
-
-
-def is_constraint(operation: Any) -> bool:
-    return bool(operation.name == CUSTOM_CALL and operation.attributes["call_target_name"].value == "Sharding")
 
 
 def is_constant(value: Any) -> bool:
@@ -128,23 +118,6 @@ def is_constant(value: Any) -> bool:
 
 def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
-
-
-def stated_shardings(values: list[Any]) -> str:
-    """Their shardings in the notation for an operation with these results; empty for values without one."""
-    each = []
-    for value in values:
-        if isinstance(value, ir.BlockArgument):
-            owner = value.owner.owner
-            stated = owner.attributes["arg_attrs"][value.arg_number] if "arg_attrs" in owner.attributes else {}
-        else:
-            stated = value.owner.attributes if len(value.owner.results) == 1 else {}
-        each.append(stated[SHARDING].value if SHARDING in stated else "")
-    return each[0] if len(each) == 1 else "{" + ", ".join(each) + "}"
-
-
-def stated_sharding(operation: Any) -> str:
-    return str(operation.attributes[SHARDING].value) if SHARDING in operation.attributes else ""
 
 
 def put_behind_barrier(value: Any, number: Any, region: Any, reads: list[tuple[Any, int, Any]]) -> None:

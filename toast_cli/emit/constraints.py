@@ -1,12 +1,12 @@
 """Lists the constraints of a written program for people: their places and the equivalent lines of JAX.
 
-In: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Out: `ConstraintFacts`, in
+In: a `Source`, a `PartitionedProgram` and the `Annotations` that were written. Out: `ConstraintFacts`, in
 program order.
 """
 
 from __future__ import annotations
 
-from toast_cli.emit.marks import Marks
+from toast_cli.emit.annotations import Annotations
 from toast_cli.emit.specs import boundary_specs, entry_text, snippet, spec_text, words
 from toast_cli.frontend.name_stack import BACKWARD, pass_of
 from toast_cli.frontend.places import users_frame
@@ -22,8 +22,8 @@ UNCONSTRAINED = "P.UNCONSTRAINED"
 KERNEL = "kernel"
 
 
-def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[ConstraintFacts]:
-    """The constraints in `marks`, without the shardings of arguments and results."""
+def constraints_of(source: Source, lowered: PartitionedProgram, annotations: Annotations) -> list[ConstraintFacts]:
+    """The constraints in `annotations`, without the shardings of arguments and results."""
     program = source.program
     paths = {argument.value: argument.path for argument in program.arguments}
     found: list[tuple[int, ConstraintFacts]] = []
@@ -37,11 +37,11 @@ def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) ->
             (op, ConstraintFacts(place, source.location(op), kind, paths.get(value, ""), uses, line, explicit))
         )
 
-    for constraint in marks.constraints:
+    for constraint in annotations.constraints:
         if not isinstance(constraint.handle, ir.BlockArgument):  # inside a loop it repeats the loop result's constraint
             value = source.numbers[constraint.handle]
             add("definition", program.producer[value], value, constraint.shardings[-1], len(program.users[value]))
-    for reshard in marks.reshards:
+    for reshard in annotations.reshards:
         for sharding, open in reshard.steps:
             add("use", reshard.edges[0][0], reshard.value, sharding, len(reshard.edges), open)
     return [one for _, one in sorted(found, key=lambda item: item[0])]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from toast_cli.emit.moved_views import reduced_behind_transposes
+from toast_cli.emit.behind_transposes import reduced_behind_transposes
 from toast_cli.emit.specs import NamedAxes, boundary_specs
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source

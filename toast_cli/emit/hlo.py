@@ -1,24 +1,27 @@
 """HLO text with GSPMD's shardings, for XLA without Shardy.
 
 In: a `Source` and a `PartitionedProgram`. Out: the bytes of an HLO text file, parsed again; every parameter has
-a sharding, and XLA reads each of them.
+a sharding, and XLA reads each of them. `Sharding` custom calls stand where the Shardy form has constraints.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
+from toast_cli.emit.annotations import Annotations
 from toast_cli.emit.barriers import keep_branch_operands
+from toast_cli.emit.behind_transposes import reduced_behind_transposes
 from toast_cli.emit.dense_products import write_out_ragged
-from toast_cli.emit.marks import Marks, operation_marks
 from toast_cli.emit.misread import in_regions, shardings_at
-from toast_cli.emit.moved_views import reduced_behind_transposes
 from toast_cli.emit.propagate import read_sharding
+from toast_cli.emit.reshards import all_reshards
 from toast_cli.emit.shardy import check_manual_regions
+from toast_cli.emit.stablehlo import shardy_annotations
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.constraints import regions_on
@@ -44,7 +47,7 @@ NOT_OVER_SOME_AXES = ("stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo
 
 
 def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
-    """The program as HLO text with a sharding on every instruction.
+    """The program as HLO text with GSPMD shardings.
 
     Raises `UsageError` for programs that only Shardy can partition.
     """
@@ -56,13 +59,30 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         in_regions(source, lowered, sums_too=False) as (source, lowered),
     ):
         lowered = reduced_behind_transposes(source, lowered, narrow_too=True)
-        marks = operation_marks(source, lowered)
-        with annotated(source.module, marks, notation, devices):
+        annotations = hlo_annotations(source, lowered)
+        with annotated(source.module, annotations, notation, devices):
             text = xla.stablehlo_to_hlo_text(without_shardy(source, lowered))
     text = with_host_memory(with_partitions(text, devices), source)
-    check_arrival(text, marks, notation)
+    check_arrival(text, annotations, notation)
     xla.hlo_text_to_proto(text)
     return text.encode()
+
+
+def hlo_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
+    """The constraints of the Shardy form, and shardings on values that are recomputed for each use.
+
+    The conversion to HLO merges equal constants, and GSPMD would propagate shardings from the readers of one to those
+    of the other.
+    """
+    annotations = shardy_annotations(source, lowered)
+    program, remade = source.program, remade_values(source.program)
+    recomputed = tuple(
+        (handle.owner.operation, sharding)
+        for value, (handle, sharding) in enumerate(zip(source.definitions, lowered.shardings, strict=True))
+        if remade[value] and sharding and program.producer[value] >= 0
+    )
+    uses = [one for one in all_reshards(source, lowered) if remade[one.value] and one not in annotations.reshards]
+    return replace(annotations, recomputed=recomputed, reshards=(*annotations.reshards, *uses))
 
 
 def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
@@ -72,7 +92,6 @@ def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
         found = xla.walk_ops(source.module, REGION)
         boundaries = [boundary(region, source, lowered, stated.get(region)) for region in found]
         module = source.module.operation.clone()
-        constrain_approximate_top_k(module)
         write_out_ragged(module)
         keep_branch_operands(module)
         regions = dict(zip(xla.walk_ops(module, REGION), boundaries, strict=True))
@@ -147,19 +166,6 @@ def replicate_shared_splats(module: Any, manual: dict[Any, frozenset[int]], size
 def spread_by(value: Any) -> list[Any]:
     """The broadcasts of a constant."""
     return [one for use in value.uses if (one := use.owner.operation).name == BROADCAST_IN_DIM]
-
-
-def constrain_approximate_top_k(module: Any) -> None:
-    """The conversion to HLO expands `ApproxTopK` and refuses a sharding on it, so constraints behind it carry it."""
-    for operation in xla.walk_ops(module, CUSTOM_CALL):
-        explicit = GspmdNotation.attribute in operation.attributes
-        if explicit and operation.attributes["call_target_name"].value == "ApproxTopK":
-            text = operation.attributes[GspmdNotation.attribute].value
-            del operation.attributes[GspmdNotation.attribute]
-            each = text[1:-1].split(", ") if len(operation.results) > 1 else [text]
-            for array, sharding in zip(operation.results, each, strict=True):
-                there = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, sharding)
-                array.replace_all_uses_except(there, there.owner.operation)
 
 
 def the_one_number(operation: Any) -> str | None:
@@ -248,7 +254,7 @@ def with_partitions(text: str, devices: int) -> str:
 
 
 def with_host_memory(text: str, source: Source) -> str:
-    """Marks arguments and results in host memory in the header: those in memory space 5."""
+    """Annotations arguments and results in host memory in the header: those in memory space 5."""
     program, there = source.program, on_host(source.program)
     values = [a.value for a in program.arguments] + [result.value for result in program.results]
     if there.isdisjoint(values):
@@ -263,15 +269,15 @@ def with_host_memory(text: str, source: Source) -> str:
     return text[:start] + re.sub(r"(\w+\[[\d,<=]*\])(?:\{([\d,]*)\})?", placed, text[start:end]) + text[end:]
 
 
-def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:
+def check_arrival(text: str, annotations: Annotations, notation: GspmdNotation) -> None:
     """Raises `ToastError` for shardings that the conversion to HLO drops silently because XLA cannot read them.
     Constraints may be missing: XLA folds choices that depend on constants alone, and drops the other branch."""
     entry = text[text.index("\nENTRY ") :]
     parameters = len(re.findall(r" parameter\(\d+\), sharding=", entry))
     unread = [sharding for sharding in sorted(notation.written) if not xla.reads_sharding(sharding)]
-    if parameters != len(marks.arguments) or unread:
+    if parameters != len(annotations.arguments) or unread:
         raise ToastError(
-            f"shardings were lost on the way to HLO: {parameters} of {len(marks.arguments)} parameters have one"
+            f"shardings were lost on the way to HLO: {parameters} of {len(annotations.arguments)} parameters have one"
             + (f", XLA cannot read {unread[0]}" if unread else ""),
             hint="write the program with --format stablehlo, and report this as a bug",
         )
@@ -302,11 +308,6 @@ class GspmdNotation:
         self.written.add(self._text(sharding))
         return ir.StringAttr.get(self._text(sharding), self._context)
 
-    def of_operation(self, shardings: tuple[Sharding, ...]) -> Any:
-        if len(shardings) == 1:
-            return ir.StringAttr.get(self._text(shardings[0]), self._context)
-        return ir.StringAttr.get("{" + ", ".join(map(self._text, shardings)) + "}", self._context)
-
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
@@ -314,7 +315,11 @@ class GspmdNotation:
         if value in self._remade:
             return self._made_again(value, sharding, where)
         self.written.add(self._text(sharding))
-        return [call(where, CONSTRAINT_TARGET, value, value.type, self._text(sharding), location).owner.operation]
+        added = call(where, CONSTRAINT_TARGET, value, value.type, self._text(sharding), location).owner.operation
+        if open:
+            text = f"unspecified_dims=[{','.join(map(str, sorted(open)))}]"
+            added.attributes["backend_config"] = ir.StringAttr.get(text, self._context)
+        return [added]
 
     def _made_again(self, value: Any, sharding: Sharding, where: Any) -> list[Any]:
         copies: dict[Any, Any] = {}

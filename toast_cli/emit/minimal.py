@@ -1,6 +1,6 @@
 """Finds few constraints under which Shardy's propagation reproduces the plan.
 
-In: a `Source` and a `PartitionedProgram`. Out: `ChosenMarks`, and the values whose sharding still differs, if
+In: a `Source` and a `PartitionedProgram`. Out: `ChosenAnnotations`, and the values whose sharding still differs, if
 any.
 
 A use that needs another sharding than its value's gets a constraint, unless the operation's own sharding implies it.
@@ -16,12 +16,12 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toast_cli.emit.marks import (
+from toast_cli.emit.annotations import (
+    Annotations,
     Constraint,
-    Marks,
     argument_constraints,
-    argument_marks,
     barriers,
+    boundary_annotations,
     constrainable_values,
     hands_on,
     is_read,
@@ -30,7 +30,7 @@ from toast_cli.emit.marks import (
     sharding_finder,
     unneeded_values,
 )
-from toast_cli.emit.moved_views import keeps_sharding
+from toast_cli.emit.behind_transposes import keeps_sharding
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
 from toast_cli.emit.reshards import Reshard, all_reshards
 from toast_cli.emit.spmd.alignment import factor_axes
@@ -58,18 +58,18 @@ Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ChosenMarks:
-    """Marks to write; `unsettled` are values whose sharding still differs after propagation; `rounds` of propagation
-    run; `values` are the shardings after propagation from these marks (empty if some differ)."""
+class ChosenAnnotations:
+    """Annotations to write; `unsettled` are values whose sharding still differs after propagation; `rounds` of
+    propagation run; `values` are the shardings after propagation from these annotations (empty if some differ)."""
 
-    marks: Marks
+    annotations: Annotations
     unsettled: tuple[int, ...]
     rounds: int
     values: dict[int, Sharding]
 
 
-def choose_marks(source: Source, lowered: PartitionedProgram) -> ChosenMarks:
-    """Chooses a small sufficient set of marks."""
+def choose_annotations(source: Source, lowered: PartitionedProgram) -> ChosenAnnotations:
+    """Chooses a small sufficient set of annotations."""
     with numbered(source, lowered):
         return Chooser(source, lowered).choose()
 
@@ -85,7 +85,7 @@ class Chooser:
         self._source, self._lowered = source, lowered
         self._program = source.program
         self._propagation = Propagation(source, lowered)
-        self._boundary = argument_marks(source, lowered)
+        self._boundary = boundary_annotations(source, lowered)
         self._barriers = barriers(source, lowered)
         self._unneeded = unneeded_values(source)
         readable = constrainable_values(source, lowered)
@@ -108,7 +108,7 @@ class Chooser:
         self._passed = tuple(passed_constraints(source, lowered, self.reshards, self._unneeded))
         self.rounds = 0
 
-    def choose(self) -> ChosenMarks:
+    def choose(self) -> ChosenAnnotations:
         wrong, values = list[int](), dict[int, Sharding]()
         for attempt in range(MAX_ROUNDS):
             found = self._propagate(self.constrained)
@@ -123,7 +123,7 @@ class Chooser:
                 starts = self._starts(fresh)
                 fresh = starts if attempt < ALIKE_FROM_ROUND else self._alike(starts, fresh)
             self.constrained.update(map(self._behind_transpose, fresh))
-        return ChosenMarks(self._marks(self.constrained), tuple(wrong), self.rounds, values)
+        return ChosenAnnotations(self._marks(self.constrained), tuple(wrong), self.rounds, values)
 
     def _closed(self, reshard: Reshard) -> Reshard:
         """The reshard without open dimensions. Shardy takes that for a statement about the operand. So if the operand
@@ -135,7 +135,7 @@ class Chooser:
         through = reshard.through or ((reshard.start,) if restated else ())
         return replace(reshard, open=frozenset(), through=through)
 
-    def _marks(self, constrained: Iterable[int]) -> Marks:
+    def _marks(self, constrained: Iterable[int]) -> Annotations:
         constraints = tuple(constraint for value in sorted(constrained) for constraint in self._constraints(value))
         constraints += self._passed
         return replace(self._boundary, constraints=constraints, reshards=tuple(self.reshards), barriers=self._barriers)

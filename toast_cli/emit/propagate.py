@@ -1,6 +1,6 @@
 """Runs Shardy's own propagation in-process on a copy of the module.
 
-In: a `Source`, a `PartitionedProgram` and candidate `Marks`. Out: the propagated sharding of every value and of
+In: a `Source`, a `PartitionedProgram` and candidate `Annotations`. Out: the propagated sharding of every value and of
 every reshard.
 """
 
@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import annotated
-from toast_cli.emit.marks import Marks, constrainable_values
+from toast_cli.emit.annotations import Annotations, constrainable_values
 from toast_cli.emit.shardy import ShardyNotation
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -35,7 +35,7 @@ PART_OF_AXIS = -1
 
 @dataclass(frozen=True)
 class Propagated:
-    """`values`: value number -> sharding, if the value still exists. `reshards`: number in `Marks.reshards` ->
+    """`values`: value number -> sharding, if the value still exists. `reshards`: number in `Annotations.reshards` ->
     sharding.
 
     Axes of size 1 are left out.
@@ -54,11 +54,11 @@ class Propagation:
         self._shardings: dict[Any, tuple[Sharding, ...]] = {}
         self._numbers: dict[Any, tuple[int, ...]] = {}
 
-    def run(self, marks: Marks, pipeline: str = QUICK) -> Propagated:
-        """All shardings after propagation from these marks."""
+    def run(self, annotations: Annotations, pipeline: str = QUICK) -> Propagated:
+        """All shardings after propagation from these annotations."""
         source, lowered = self._source, self._lowered
-        notation = NumberingNotation(source, lowered, marks)
-        with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
+        notation = NumberingNotation(source, lowered, annotations)
+        with annotated(source.module, annotations, notation, prod(lowered.axis_sizes)):
             copy = source.module.operation.clone()
         return self.propagate(copy, pipeline)
 
@@ -98,9 +98,9 @@ class Propagation:
 class NumberingNotation(ShardyNotation):
     """Shardy's notation with a number on every reshard."""
 
-    def __init__(self, source: Source, lowered: PartitionedProgram, marks: Marks) -> None:
+    def __init__(self, source: Source, lowered: PartitionedProgram, annotations: Annotations) -> None:
         super().__init__(source.module, lowered.axis_names, lowered.axis_sizes)
-        self._numbers = constraint_numbers(marks)
+        self._numbers = constraint_numbers(annotations)
 
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
@@ -112,12 +112,12 @@ class NumberingNotation(ShardyNotation):
         return added
 
 
-def constraint_numbers(marks: Marks) -> Iterator[int]:
+def constraint_numbers(annotations: Annotations) -> Iterator[int]:
     """For each constraint in the order of writing, the number of the reshard that it ends; -1 for constraints and for
     intermediate shardings."""
-    for constraint in marks.constraints:
+    for constraint in annotations.constraints:
         yield from [-1] * len(constraint.shardings)
-    for number, reshard in enumerate(marks.reshards):
+    for number, reshard in enumerate(annotations.reshards):
         yield from [-1] * len(reshard.through)
         yield number
 

@@ -55,7 +55,7 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
     """One reshard for all uses that read one value, require one sharding and can see one another's operations.
 
     Reshards of loop-invariant values are moved in front of the loop, as far as they do not enlarge the array, and
-    completely if the loop slices it or the plan says so (see `reshard.hops_ahead`). These come first, since other
+    completely if the loop slices it or the plan says so (see `reshard.steps_ahead`). These come first, since other
     reshards start from their results. A result of the entry function needs none if one step suffices: its own sharding
     implies it.
     """

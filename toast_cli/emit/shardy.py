@@ -1,6 +1,6 @@
 """Shardy's notation: `sdy.mesh`, `sdy.sharding`, `sdy.sharding_constraint`.
 
-In: a `Source`, a `PartitionedProgram` and `Marks`. Out: the bytes of a StableHLO file.
+In: a `Source`, a `PartitionedProgram` and `Annotations`. Out: the bytes of a StableHLO file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import Undo, annotated
-from toast_cli.emit.marks import Marks
+from toast_cli.emit.annotations import Annotations
 from toast_cli.errors import UsageError
 from toast_cli.frontend.constraints import quoted
 from toast_cli.frontend.effects import is_placed
@@ -21,11 +21,13 @@ from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import declare_mesh, free_symbol, ir, write_bytecode
 
 
-def write_shardy(source: Source, lowered: PartitionedProgram, marks: Marks, *, binary: bool = False) -> bytes:
-    """The program with these marks; the module of `source` is unchanged afterwards."""
+def write_shardy(
+    source: Source, lowered: PartitionedProgram, annotations: Annotations, *, binary: bool = False
+) -> bytes:
+    """The program with these annotations; the module of `source` is unchanged afterwards."""
     check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
-    with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
+    with annotated(source.module, annotations, notation, prod(lowered.axis_sizes)):
         # A copy: operations that regions replace (see `loops`) are detached and still read values of the module, and
         # MLIR's bytecode writer, which sorts the users of each value, crashes on a detached user.
         return written(source.module.operation.clone() if binary else source.module, binary=binary)

@@ -15,7 +15,7 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-from toast_cli.emit.marks import result_shardings
+from toast_cli.emit.annotations import result_shardings
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding

@@ -14,18 +14,18 @@ from itertools import zip_longest
 from typing import Any
 
 from toast_cli.emit.annotate import is_added_barrier
-from toast_cli.emit.constraints import constraints_of, kernel_lines
-from toast_cli.emit.marks import (
-    Marks,
-    argument_marks,
+from toast_cli.emit.annotations import (
+    Annotations,
+    boundary_annotations,
     constrainable_values,
-    constrained_marks,
+    full_annotations,
     is_read,
     unneeded_values,
 )
-from toast_cli.emit.minimal import choose_marks
+from toast_cli.emit.behind_transposes import reduced_behind_transposes
+from toast_cli.emit.constraints import constraints_of, kernel_lines
+from toast_cli.emit.minimal import choose_annotations
 from toast_cli.emit.misread import in_regions
-from toast_cli.emit.moved_views import reduced_behind_transposes
 from toast_cli.emit.propagate import RESHARD, VALUES, Propagation, value_numbers, without_units
 from toast_cli.emit.shardy import write_shardy, written
 from toast_cli.errors import ToastError, UsageError
@@ -69,7 +69,7 @@ def emit_shardy(
     """
     with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
-        return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
+        return write_shardy(source, lowered, shardy_annotations(source, lowered, annotate), binary=binary)
 
 
 def write_checked(
@@ -79,10 +79,10 @@ def write_checked(
     kernels = kernel_lines(source, lowered)
     with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
-        marks, note, values = choose(source, lowered, annotate)
-        content = write_shardy(source, lowered, marks, binary=binary)
-        notes = (note, check_note(source, lowered, marks, content, settled=bool(values)))
-        found = (*kernels, *constraints_of(source, lowered, marks))
+        annotations, note, values = choose(source, lowered, annotate)
+        content = write_shardy(source, lowered, annotations, binary=binary)
+        notes = (note, check_note(source, lowered, annotations, content, settled=bool(values)))
+        found = (*kernels, *constraints_of(source, lowered, annotations))
         return Written(content, found, tuple(filter(None, notes)))
 
 
@@ -91,40 +91,40 @@ def on_mesh(source: Source, lowered: PartitionedProgram) -> AbstractContextManag
     return regions_on(source.module, lowered.axis_names, lowered.axis_sizes)
 
 
-def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Marks:
-    """The marks to write. If few constraints do not suffice, every value has one."""
+def shardy_annotations(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Annotations:
+    """The annotations to write. If few constraints do not suffice, every value has one."""
     return choose(source, lowered, annotate)[0]
 
 
-def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Marks, str, dict[int, Sharding]]:
-    """The marks; a note if they are not those requested; and the propagated shardings, if known."""
+def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Annotations, str, dict[int, Sharding]]:
+    """The annotations; a note if they are not those requested; and the propagated shardings, if known."""
     if annotate == "full":
-        return constrained_marks(source, lowered), "", {}
+        return full_annotations(source, lowered), "", {}
     if annotate == "arguments":
-        return argument_marks(source, lowered), "", {}
+        return boundary_annotations(source, lowered), "", {}
     if annotate != "minimal":
         raise UsageError(f"unknown value {annotate!r}", where="--annotate", hint=f"choose from {', '.join(ANNOTATE)}")
     try:
-        choice = choose_marks(source, lowered)
+        choice = choose_annotations(source, lowered)
     except ir.MLIRError:  # a program that Shardy's passes refuse; XLA may still take it
         note = "Shardy's propagation refuses the program, so every value is constrained"
-        return constrained_marks(source, lowered), note, {}
+        return full_annotations(source, lowered), note, {}
     if choice.unsettled:
         return (
-            constrained_marks(source, lowered),
+            full_annotations(source, lowered),
             "no few constraints reproduce the plan, so every value is constrained",
             {},
         )
-    return choice.marks, "", choice.values
+    return choice.annotations, "", choice.values
 
 
 def check_note(
-    source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes, *, settled: bool = False
+    source: Source, lowered: PartitionedProgram, annotations: Annotations, content: bytes, *, settled: bool = False
 ) -> str:
     """A note on the file for the report; empty if all shardings are as planned.
 
-    settled: True if propagation from `marks` is known to reproduce the plan, over the module from which `content` was
-    written.
+    settled: True if propagation from `annotations` is known to reproduce the plan, over the module from which `content`
+    was written.
     """
     if settled and reads_back(content):
         return ""
@@ -135,7 +135,7 @@ def check_note(
             f"{format_count(MOST_OPS)} is the limit"
         )
     try:
-        found = strays(source, lowered, marks, content)
+        found = strays(source, lowered, annotations, content)
     except ir.MLIRError:
         return "the written program could not be checked: Shardy's propagation refuses it"
     except ToastError as error:
@@ -156,37 +156,37 @@ def reads_back(content: bytes) -> bool:
     return written(module, binary=content.startswith(BYTECODE)) == content
 
 
-def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes) -> list[int]:
+def strays(source: Source, lowered: PartitionedProgram, annotations: Annotations, content: bytes) -> list[int]:
     """Ops, in program order, whose result has another propagated sharding than in `lowered`, or that read an operand in
-    another one than in `marks`; once for each value.
+    another one than in `annotations`; once for each value.
 
     Raises `ToastError` for a file that holds another program, `ir.MLIRError` for one that Shardy refuses.
     """
     context = make_context()
     module = parse_module(context, content)
     with context:
-        put_numbers(source, lowered, marks, module)
+        put_numbers(source, lowered, annotations, module)
         found = Propagation(source, lowered).propagate(module)
     producer, sizes = source.program.producer, lowered.axis_sizes
-    computed = {constraint.handle: constraint.shardings[0] for constraint in marks.constraints}
+    computed = {constraint.handle: constraint.shardings[0] for constraint in annotations.constraints}
     wrong, unneeded = list[int](), unneeded_values(source)
     for value in constrainable_values(source, lowered):
         handle = source.definitions[value]
         want = without_units(computed.get(handle, lowered.shardings[value]), sizes)
         if is_read(handle, unneeded) and found.values.get(value, want) != want:
             wrong.append(producer[value])
-    for k, reshard in enumerate(marks.reshards):
+    for k, reshard in enumerate(annotations.reshards):
         if found.reshards.get(k) != without_units(reshard.sharding, sizes):
             wrong.append(reshard.edges[0][0])
     return sorted(wrong)
 
 
-def put_numbers(source: Source, lowered: PartitionedProgram, marks: Marks, module: Any) -> None:
+def put_numbers(source: Source, lowered: PartitionedProgram, annotations: Annotations, module: Any) -> None:
     """Numbers the operations of the file, which are the program's in the same order, and the constraints before their
     uses."""
     numbers = value_numbers(source, lowered)
     uses: dict[Any, list[tuple[int, int]]] = defaultdict(list)
-    for k, reshard in enumerate(marks.reshards):
+    for k, reshard in enumerate(annotations.reshards):
         uses[reshard.uses[0].operation].append((reshard.uses[0].operand, k))
     for ours, theirs in zip_longest(_own_operations(source.module), _own_operations(module)):
         if ours is None or theirs is None or ours.name != theirs.name:
@@ -196,7 +196,7 @@ def put_numbers(source: Source, lowered: PartitionedProgram, marks: Marks, modul
             theirs.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers[ours])
         for operand, k in reversed(uses.get(ours, ())):
             handle = theirs.operands[operand] if operand not in behind else behind[operand]
-            for step in range(len(marks.reshards[k].steps)):
+            for step in range(len(annotations.reshards[k].steps)):
                 owner = handle.owner
                 if isinstance(owner, ir.Block) or owner.name != CONSTRAINT:
                     break

@@ -3,7 +3,7 @@
 * the arrays themselves, where they are written to memory;
 * copies in other shardings, live from the first to the last reader of each. A loop gathers in each iteration; on some
   chips it gathers loop-invariant arrays first, at its start (see `copy_made_at`). A copy that is no larger than the
-  array, or that a loop slices, is made before the loops that read it (see `reshard.hops_ahead`) and lives until they
+  array, or that a loop slices, is made before the loops that read it (see `reshard.steps_ahead`) and lives until they
   end; so does a copy that the plan gathers before them;
 * partial results: a kernel whose reduction is split over an axis writes its partial result, even if a consumer would be
   fused with it. The reduced array then lives, at its own size, until its readers in program order, because gradients'
@@ -111,12 +111,12 @@ class Buffers:
                     yield UNCUT, self._layouts.kept(item, computed) - self._layouts.kept(item, made)
         for copy in copies:
             size = self._pricer.copied_bytes(item, copy)
-            kind = Ahead(copy.places) if copy.ahead == len(copy.hops) else copy.places
+            kind = Ahead(copy.places) if copy.ahead == len(copy.steps) else copy.places
             yield kind, self._layouts.laid_out(item, size, copy.sharding, made)
             if self._layouts.is_put_together(item, copy, made):
                 yield PutTogether(kind), self._layouts.laid_out(item, size, copy.sharding, made)
             if is_part_held(copy):
-                between = copy.hops[copy.ahead - 1][1]
+                between = copy.steps[copy.ahead - 1][1]
                 yield Ahead(copy.places), self._layouts.laid_out(item, size, between, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
@@ -285,7 +285,7 @@ class Buffers:
 
 def is_part_held(copy: Copy) -> bool:
     """Whether a copy is gathered partly ahead of loops and further within them."""
-    return copy.ahead < len(copy.hops) and any(step.kind == GATHER for step, _ in copy.hops[: copy.ahead])
+    return copy.ahead < len(copy.steps) and any(step.kind == GATHER for step, _ in copy.steps[: copy.ahead])
 
 
 @dataclass(slots=True)

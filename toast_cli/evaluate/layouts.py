@@ -57,7 +57,7 @@ class Layouts:
     def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
         """Whether the last gather of a copy copies its pieces, see `pieces_are_copied`."""
         before, last = made, None
-        for step, after in copy.hops:
+        for step, after in copy.steps:
             if step.kind == GATHER:
                 last = before, after
             before = after

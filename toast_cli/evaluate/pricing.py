@@ -26,9 +26,9 @@ from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partials import (
     ALL_REDUCE,
     REDUCE_SCATTER,
+    CollectiveStep,
     Completion,
     Cuts,
-    Hop,
     Partial,
     completed,
     completion_of,
@@ -73,7 +73,7 @@ class Pricer:
         self._seconds: dict[tuple[str, float, tuple[int, ...], float], float] = {}
         self._profile = items.compilation.profile
         self._scatters = ScatterFates(problem, self._profile)
-        self._hops: dict[tuple[Partial, Completion, Cuts], tuple[Hop, ...]] = {}
+        self._steps: dict[tuple[Partial, Completion, Cuts], tuple[CollectiveStep, ...]] = {}
 
     # -- collectives of work items ----------------------------------------------------------------------------
 
@@ -152,12 +152,12 @@ class Pricer:
             seconds, written = item.runs * self._seconds_of(step.kind, size, step.axes), (step.kind, size)
             yield CollectiveUse(step.kind, step.axes, size, item.runs, seconds, number, value, True, written, "reshard")
 
-    def _hops_of(self, partial: Partial, how: Completion, cut: Cuts) -> tuple[Hop, ...]:
+    def _steps_of(self, partial: Partial, how: Completion, cut: Cuts) -> tuple[CollectiveStep, ...]:
         key = partial, how, cut
-        hops = self._hops.get(key)
-        if hops is None:
-            hops = self._hops[key] = tuple(completed(partial, self._sizes, how, cut))
-        return hops
+        steps = self._steps.get(key)
+        if steps is None:
+            steps = self._steps[key] = tuple(completed(partial, self._sizes, how, cut))
+        return steps
 
     def _reductions(
         self, op_sharding: OpSharding, partial: Partial, k: int, whole: int, how: _Reduced, cut: Cuts = ()
@@ -167,16 +167,16 @@ class Pricer:
         op = self._problem.program.ops[how.op]
         completion = completion_of(op, op_sharding, k, self._sizes, how.terms, apart=how.apart)
         value = self._problem.program.values[op.results[k]]
-        for hop in self._hops_of(partial, completion, cut):
-            size = whole * hop.fraction * written_part(value, hop.before, hop.after)
-            if hop.kind != REDUCE_SCATTER:
-                yield self._reduction(hop.kind, hop.axes, size, k, how)
-            elif hop.after is None and self._scatters.reduced_first(how.op, op_sharding, cut[0]):
-                before = size * shards((hop.axes,), self._sizes)
-                yield self._reduction("all-reduce", hop.axes, before, k, how, (hop.kind, size))
+        for step in self._steps_of(partial, completion, cut):
+            size = whole * step.fraction * written_part(value, step.before, step.after)
+            if step.kind != REDUCE_SCATTER:
+                yield self._reduction(step.kind, step.axes, size, k, how)
+            elif step.after is None and self._scatters.reduced_first(how.op, op_sharding, cut[0]):
+                before = size * shards((step.axes,), self._sizes)
+                yield self._reduction("all-reduce", step.axes, before, k, how, (step.kind, size))
             else:
-                yield self._scatter(hop.axes, size, sharding, op_sharding, k, how)
-                sharding = split_further(sharding, op_sharding.reduced_to[k], hop.axes)
+                yield self._scatter(step.axes, size, sharding, op_sharding, k, how)
+                sharding = split_further(sharding, op_sharding.reduced_to[k], step.axes)
 
     def _scatter(
         self, axes: tuple[int, ...], size: float, sharding: Sharding, op_sharding: OpSharding, k: int, how: _Reduced
@@ -218,12 +218,12 @@ class Pricer:
             return False
         how = completion_of(self._problem.program.ops[op], op_sharding, k, self._sizes)
         lies = partial.at
-        for hop in self._hops_of(partial, how, ()):
-            if hop.kind != REDUCE_SCATTER:
-                return hop.kind == ALL_REDUCE and not axes_of(lies).issuperset(axes_of(partial.to))
-            if not self._scatters.stays(ScatterSource(op, k), hop.axes, lies, op_sharding):
+        for step in self._steps_of(partial, how, ()):
+            if step.kind != REDUCE_SCATTER:
+                return step.kind == ALL_REDUCE and not axes_of(lies).issuperset(axes_of(partial.to))
+            if not self._scatters.stays(ScatterSource(op, k), step.axes, lies, op_sharding):
                 return True
-            lies = split_further(lies, partial.to, hop.axes)
+            lies = split_further(lies, partial.to, step.axes)
         return False
 
     def lies(self, item: ArrayItem, lowered: Lowered) -> tuple[Sharding, list[Sharding]]:

@@ -137,8 +137,8 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
     for spec in _specs(shape, mesh.names, mesh.sizes):
         if f"({', '.join(spec)})" == now:
             continue
-        wishes = tuple(f"{program.arguments[k].label or f'arg{k}'}={','.join(spec)}" for k in members)
-        other = make_problem(program, problem.dimensions, mesh, (*pins, *wishes), stated, problem.workarounds)
+        more = tuple(f"{program.arguments[k].label or f'arg{k}'}={','.join(spec)}" for k in members)
+        other = make_problem(program, problem.dimensions, mesh, (*pins, *more), stated, problem.workarounds)
         other = replace(other, goal=problem.goal)
         cost = Evaluator(other).exact_cost(study.plan)
         note = f"arguments {format_bytes(cost.argument_bytes)}"

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from toast_cli.errors import SpecError
-from toast_cli.hardware.model import Chip, Silicon
+from toast_cli.hardware.model import Chip, GpuDeviceInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Preset:
         pod_chips: largest slice on one torus, in chips; 0 without a torus.
         wrap_edge: a torus dimension of exactly this many chips has wraparound; 0: every dimension has it when all are
             multiples of 4 (slices made of whole 4x4x4 cubes), none otherwise.
-        megacore: XLA counts the two cores of a TPU as one device. silicon: properties of a GPU for its compiler.
+        megacore: XLA counts the two cores of a TPU as one device. device_info: properties of a GPU for its compiler.
     """
 
     chip: Chip
@@ -51,7 +51,7 @@ class Preset:
     pod_chips: int = 0
     wrap_edge: int = 0
     megacore: bool = False
-    silicon: Silicon | None = None
+    device_info: GpuDeviceInfo | None = None
 
 
 def presets() -> list[Preset]:
@@ -114,18 +114,20 @@ def _preset(name: str, keys: dict[str, Any]) -> Preset:
     """The preset of one table: figures are [value, source], wires [bytes per second, latency, source]."""
     figures = {key: value for key, value in keys.items() if isinstance(value, list) and len(value) == 2}
     wires = {key: value for key, value in keys.items() if isinstance(value, list) and len(value) == 3}
-    packing: dict[str, Any] = {key: keys[key] for key in keys.keys() - {*figures, *wires, "platform", "silicon"}}
+    packing: dict[str, Any] = {key: keys[key] for key in keys.keys() - {*figures, *wires, "platform", "device_info"}}
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, (value, _) in figures.items()
     }
     sources = {key: source for key, (_, source) in figures.items()}
     chip = Chip(name, keys["platform"], sources=sources, preset=name, **values)
-    silicon = keys.get("silicon")
+    device_info = keys.get("device_info")
     return Preset(
         chip,
         wires={key: Wire(rate, latency) for key, (rate, latency, _) in wires.items()},
         sources={key: source for key, (_, _, source) in wires.items()},
-        silicon=Silicon(**{**silicon, "capability": tuple(silicon["capability"])}) if silicon else None,
+        device_info=GpuDeviceInfo(**{**device_info, "capability": tuple(device_info["capability"])})
+        if device_info
+        else None,
         **packing,
     )
 

@@ -1,7 +1,7 @@
 """Target descriptions for XLA:GPU: a chip in, the text of a `GpuTargetConfigProto` out.
 
 XLA compiles for a GPU that is not present if it gets a description. Memory and its bandwidth are the chip's own (so a
-specification can override them); the rest is the preset's `Silicon`, published figures of the part.
+specification can override them); the rest is the preset's `GpuDeviceInfo`, published figures of the part.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 
 from toast_cli.errors import UsageError
 from toast_cli.hardware.chips import presets
-from toast_cli.hardware.model import Chip, Silicon
+from toast_cli.hardware.model import Chip, GpuDeviceInfo
 
 _KIB = 1024
 
 
-SILICON: Mapping[str, Silicon] = {preset.chip.name: preset.silicon for preset in presets() if preset.silicon}
+GPU_DEVICES: Mapping[str, GpuDeviceInfo] = {
+    preset.chip.name: preset.device_info for preset in presets() if preset.device_info
+}
 # The same on every part above: CUDA C++ Programming Guide, technical specifications per compute capability.
 _COMMON = {
     "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048,
@@ -35,29 +37,29 @@ def gpu_target_text(chip: Chip) -> str:
 
     Raises UsageError for an unknown chip.
     """
-    silicon = SILICON.get(chip.name)
-    if silicon is None:
+    device_info = GPU_DEVICES.get(chip.name)
+    if device_info is None:
         raise UsageError(
             f"XLA's GPU compiler has no target description of {chip.name}", where="--compiler gpu",
-            hint=f"known: {', '.join(SILICON)}; --compiler cpu works for any",
+            hint=f"known: {', '.join(GPU_DEVICES)}; --compiler cpu works for any",
         )  # fmt: skip
-    return "\n".join(_lines(chip, silicon)) + "\n"
+    return "\n".join(_lines(chip, device_info)) + "\n"
 
 
-def _lines(chip: Chip, silicon: Silicon) -> Iterator[str]:
-    major, minor = silicon.capability
-    feature = "ACCELERATED_FEATURES" if silicon.capability >= _ACCELERATED else "NONE"
+def _lines(chip: Chip, device_info: GpuDeviceInfo) -> Iterator[str]:
+    major, minor = device_info.capability
+    feature = "ACCELERATED_FEATURES" if device_info.capability >= _ACCELERATED else "NONE"
     figures: dict[str, int | float | str] = {
         **_COMMON,
-        "core_count": silicon.multiprocessors,
-        "fpus_per_core": silicon.lanes,
-        "clock_rate_ghz": silicon.clock_ghz,
-        "shared_memory_per_core": silicon.shared_kib * _KIB,
-        "shared_memory_per_block_optin": silicon.block_kib * _KIB,
-        "l2_cache_size": silicon.cache_bytes,
+        "core_count": device_info.multiprocessors,
+        "fpus_per_core": device_info.lanes,
+        "clock_rate_ghz": device_info.clock_ghz,
+        "shared_memory_per_core": device_info.shared_kib * _KIB,
+        "shared_memory_per_block_optin": device_info.block_kib * _KIB,
+        "l2_cache_size": device_info.cache_bytes,
         "memory_bandwidth": round(chip.memory_bytes_per_second),
         "device_memory_size": chip.memory_bytes - chip.reserved_bytes,
-        "name": f'"{silicon.part}"',
+        "name": f'"{device_info.part}"',
         "device_vendor": '"NVIDIA Corporation"',
         "runtime_version": f'"{_CUDA}"',
         "compile_time_toolkit_version": f'"{_CUDA}"',
@@ -69,4 +71,4 @@ def _lines(chip: Chip, silicon: Silicon) -> Iterator[str]:
     yield "}"
     yield 'platform_name: "CUDA"'
     yield "dnn_version_info {{ major: {} minor: {} patch: {} }}".format(*_CUDNN)
-    yield f'device_description_str: "{silicon.part}"'
+    yield f'device_description_str: "{device_info.part}"'

@@ -42,7 +42,7 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
-class Silicon:
+class GpuDeviceInfo:
     """Properties of a GPU that its compiler needs besides memory.
 
     Attributes:

@@ -1,6 +1,6 @@
 """All-gathers of arrays that loops only read: in each trip, or once before the loop.
 
-By default a loop gathers in each trip (see `reshard.hops_ahead` for the exceptions). `Replicate` of the role
+By default a loop gathers in each trip (see `reshard.steps_ahead` for the exceptions). `Replicate` of the role
 `LOOP_READS` over an axis hoists gathers over that axis out of all loops that only read the array. That saves
 collectives, but the gathered copy is in memory while those loops run.
 

@@ -17,8 +17,8 @@ from toast_cli.plan.halo import neighbours, read_of, rotations, windowed
 from toast_cli.plan.loop_reads import held_over
 from toast_cli.plan.one_device import spread
 from toast_cli.plan.partials import (
+    CollectiveStep,
     Cuts,
-    Hop,
     Partial,
     Reduction,
     completed,
@@ -252,8 +252,8 @@ class _Lowering:
         wanted = [self._op_shardings[reader].cut(k) for reader, k in part.readers]
         cut = in_turn((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
         how = completion_of(op, self._op_shardings[part.op], 0, self._sizes, part.terms, apart=part.apart)
-        for hop in completed(part.partial, self._sizes, how, cut):
-            yield self._completion(hop, part.op, part.value)
+        for step in completed(part.partial, self._sizes, how, cut):
+            yield self._completion(step, part.op, part.value)
 
     def _results(self, number: int) -> Iterator[Collective]:
         """Collectives that complete an op's partial results outside sums: one of several results, or a pinned one."""
@@ -261,18 +261,18 @@ class _Lowering:
         for k, value in enumerate(op.results):
             partial = partial_of(op_sharding, k)
             if partial is not None:
-                for hop in completed(partial, self._sizes, completion_of(op, op_sharding, k, self._sizes)):
-                    yield self._completion(hop, number, value)
+                for step in completed(partial, self._sizes, completion_of(op, op_sharding, k, self._sizes)):
+                    yield self._completion(step, number, value)
 
-    def _completion(self, hop: Hop, number: int, value: int) -> Collective:
+    def _completion(self, step: CollectiveStep, number: int, value: int) -> Collective:
         op, size = self._program.ops[number], self._program.values[value].bytes
-        local = size * hop.fraction
+        local = size * step.fraction
         runs = op.trips
         edge: Edge = "inside"
         if op.name == CARRY:
             runs, edge = trips_at(self._program, number, 0), "behind"
         return Collective(
-            hop.kind, hop.axes, value, number, hop.before, hop.after, local, runs, op.loop, edge, "partial"
+            step.kind, step.axes, value, number, step.before, step.after, local, runs, op.loop, edge, "partial"
         )
 
     def _pinned(self, number: int) -> Iterator[Collective]:

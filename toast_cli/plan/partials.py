@@ -12,7 +12,7 @@ unless over one axis alone with no all-reduce (see `sums.scatters_into`).
 These rules are pure functions of the shardings of the ops involved. Lowering applies them to every sum of a program,
 the incremental evaluator to every kind of sum.
 
-In: a sum and the shardings of its ops. Out: `Reduction`s of parts of it, and the `Hop`s that complete them.
+In: a sum and the shardings of its ops. Out: `Reduction`s of parts of it, and the `CollectiveStep`s that complete them.
 
 A worked example: the docstring of `toast_cli.plan`.
 """
@@ -83,7 +83,7 @@ class Reduction(NamedTuple):
         return self.into or bool(self.cut_before)
 
 
-class Hop(NamedTuple):
+class CollectiveStep(NamedTuple):
     """One collective that completes a partial value. fraction: of the whole array that its result is on each device.
     before, after: shardings of the value; None where readers that see it through a view determine it."""
 
@@ -226,7 +226,7 @@ def completion_of(
     return Completion(scattered_apart(op, terms, op_sharding, k, sizes), beside, gathers_terms(op))
 
 
-def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cuts = ()) -> Iterator[Hop]:
+def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cuts = ()) -> Iterator[CollectiveStep]:
     """The collectives that complete a partial value, in order.
 
     XLA writes one all-reduce over all reduced axes and a slice on each device, and makes a reduce-scatter of both where
@@ -243,23 +243,23 @@ def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cu
     scattered = tuple([axis for axes in over_dims for axis in axes])
     if how.gathers:
         over = tuple(sorted({*scattered, *reduced}))
-        yield Hop(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
+        yield CollectiveStep(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
         return
     taken = axes_of(cut)
     later = tuple(sorted(taken.union(reduced)))
     if scattered and ((later and not how.beside) or (len(over_dims) > 1 and not how.apart)):
-        yield Hop(ALL_REDUCE, tuple(sorted({*scattered, *later})), 1 / shards(at, sizes), at, at)
+        yield CollectiveStep(ALL_REDUCE, tuple(sorted({*scattered, *later})), 1 / shards(at, sizes), at, at)
         return
     current, fraction = at, 1 / shards(at, sizes)
     for axes in scattered_in(_over(at, to), sizes) if how.apart else [scattered]:
         if axes:
             known, fraction = split_further(current, to, axes), fraction / shards((axes,), sizes)
-            yield Hop(REDUCE_SCATTER, tuple(sorted(axes)), fraction, current, known)
+            yield CollectiveStep(REDUCE_SCATTER, tuple(sorted(axes)), fraction, current, known)
             current = known
     if len(cut) == 1 and taken.issuperset(reduced):
-        yield Hop(REDUCE_SCATTER, later, fraction / shards((later,), sizes), current, None)
+        yield CollectiveStep(REDUCE_SCATTER, later, fraction / shards((later,), sizes), current, None)
     elif later:
-        yield Hop(ALL_REDUCE, later, fraction, current, current)
+        yield CollectiveStep(ALL_REDUCE, later, fraction, current, current)
 
 
 def in_steps(op: Op) -> bool:

@@ -29,20 +29,20 @@ def make_problem(
     program: Program,
     dimensions: Dimensions,
     mesh: Mesh,
-    wishes: tuple[str, ...] = (),
+    user_pins: tuple[str, ...] = (),
     stated: Pins = NO_PINS,
     workarounds: Workarounds = ALL,
 ) -> Problem:
     """The problem of partitioning `program` over `mesh`.
 
     Args:
-        wishes: the user's `PATTERN=data,None` pins for arguments and results. stated: shardings that the program itself
-            states.
+        user_pins: the user's `PATTERN=data,None` pins for arguments and results. stated: shardings that the program
+            itself states.
     """
     free = remade_values(program)
     dimensions = split_as_read(program, dimensions, free)
     roles, argument_role = argument_roles(program)
-    value_pins, use_pins = number_pins(program, mesh, wishes, stated)
+    value_pins, use_pins = number_pins(program, mesh, user_pins, stated)
     kinds, argument_kind = _kinds_of_arguments(program, dimensions, roles, argument_role, value_pins)
     argument_of_value = {
         value: k for value, k in views(program).items() if _lies_as(program, value, k, roles[argument_role[k]])
@@ -98,7 +98,7 @@ def make_problem(
         argument_role,
         free,
         places,
-        notices=(*stated.notices, *unused_pins(program, wishes)),
+        notices=(*stated.notices, *unused_pins(program, user_pins)),
         workarounds=workarounds,
         argument_kind=argument_kind,
         accumulations=accumulations,

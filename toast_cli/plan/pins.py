@@ -18,28 +18,28 @@ from toast_cli.program.roles import carried_results
 
 
 def number_pins(
-    program: Program, mesh: Mesh, wishes: tuple[str, ...], stated: Pins
+    program: Program, mesh: Mesh, user_pins: tuple[str, ...], stated: Pins
 ) -> tuple[dict[int, PinnedSharding], dict[tuple[int, int], PinnedSharding]]:
     value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in stated.values.items()}
     use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in stated.uses.items()}
     result_ops = [n for n, op in enumerate(program.ops) if op.name == RESULT]
-    carried = carried_results(program) if wishes else ()
+    carried = carried_results(program) if user_pins else ()
     donor = {result: a.value for a, result in zip(program.arguments, carried, strict=False) if result >= 0}
-    for wish in wishes:
-        pattern, pin = parse_pin(wish)
+    for text in user_pins:
+        pattern, pin = parse_pin(text)
         matched = False
         for k, argument in enumerate(program.arguments):
             if matches(pattern, argument.label, k):
                 matched = True
                 name = shown_path(argument.label, k)
-                value_pins[argument.value] = _fit(pin, program.values[argument.value].own_shape, mesh, wish, name)
+                value_pins[argument.value] = _fit(pin, program.values[argument.value].own_shape, mesh, text, name)
                 if carried[k] >= 0:
                     use_pins[result_ops[carried[k]], 0] = value_pins[argument.value]
         for k, result in enumerate(program.results):
             if matches(pattern, result.path, k, "result"):
                 matched = True
                 name = f"result {slash_path(result.path) or k}"
-                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].own_shape, mesh, wish, name)
+                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].own_shape, mesh, text, name)
                 if k in donor:
                     value_pins[donor[k]] = use_pins[result_ops[k], 0]
         if not matched:
@@ -50,31 +50,31 @@ def number_pins(
     return value_pins, use_pins
 
 
-def unused_pins(program: Program, wishes: tuple[str, ...]) -> tuple[str, ...]:
+def unused_pins(program: Program, user_pins: tuple[str, ...]) -> tuple[str, ...]:
     """A message for each pin without effect: it leaves every dimension open, or later pins override it."""
     matched = []
-    for wish in wishes:
-        pattern, pin = parse_pin(wish)
+    for text in user_pins:
+        pattern, pin = parse_pin(text)
         arguments = {("arg", k) for k, one in enumerate(program.arguments) if matches(pattern, one.label, k)}
         results = {("result", k) for k, one in enumerate(program.results) if matches(pattern, one.path, k, "result")}
-        matched.append((wish, pin, arguments | results))
+        matched.append((text, pin, arguments | results))
     notices = []
-    for number, (wish, pin, places) in enumerate(matched):
+    for number, (text, pin, places) in enumerate(matched):
         later = set().union(*(others for _, _, others in matched[number + 1 :]))
         if pin and all(entry is None for entry in pin):
-            notices.append(f"the pin {wish!r} leaves every dimension open and decides nothing")
+            notices.append(f"the pin {text!r} leaves every dimension open and decides nothing")
         elif places <= later:
-            notices.append(f"the pin {wish!r} decides nothing: later ones override it everywhere")
+            notices.append(f"the pin {text!r} decides nothing: later ones override it everywhere")
     return tuple(notices)
 
 
-def parse_pin(wish: str) -> tuple[str, PinnedAxes]:
+def parse_pin(text: str) -> tuple[str, PinnedAxes]:
     """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; ''
     or -: whole)."""
-    pattern, sign, spec = wish.rpartition("=")
+    pattern, sign, spec = text.rpartition("=")
     if not sign or not pattern:
         raise UsageError(
-            f"cannot read {wish!r}",
+            f"cannot read {text!r}",
             where="--pin",
             hint="write --pin 'PATTERN=data,None': one entry per dimension, separated by commas",
         )
@@ -85,10 +85,10 @@ def parse_pin(wish: str) -> tuple[str, PinnedAxes]:
     return pattern, tuple(dims)
 
 
-def _fit(pin: PinnedAxes, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedSharding:
+def _fit(pin: PinnedAxes, shape: tuple[int, ...], mesh: Mesh, text: str, name: str) -> PinnedSharding:
     if len(pin) > len(shape):
         raise UsageError(
-            f"{wish!r} has {_count(len(pin), 'entry', 'entries')} but matches {name} with "
+            f"{text!r} has {_count(len(pin), 'entry', 'entries')} but matches {name} with "
             f"{_count(len(shape), 'dimension')}",
             where="--pin",
             hint="match fewer arrays, or give fewer entries: dimensions without one stay whole",
@@ -98,7 +98,7 @@ def _fit(pin: PinnedAxes, shape: tuple[int, ...], mesh: Mesh, wish: str, name: s
         ways = prod(mesh.sizes[axis] for axis in axes or ())
         if shape[dim] % ways:
             raise UsageError(
-                f"{wish!r} splits {ways} ways, which does not divide dimension {dim} ({shape[dim]}) of {name}",
+                f"{text!r} splits {ways} ways, which does not divide dimension {dim} ({shape[dim]}) of {name}",
                 where="--pin", hint="pin fewer axes there, or leave the dimension to toast with ?",
             )  # fmt: skip
     return fitted

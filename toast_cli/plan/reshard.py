@@ -38,18 +38,18 @@ class ReshardStep:
     fraction: float
 
 
-ReshardHop = tuple[ReshardStep, Sharding]  # a step and the sharding it leads to
-# The number of a hop and the hops up to the next constrained sharding: copies share a hop where these are equal.
-Way = tuple[int, tuple[ReshardHop, ...]]
+RoutedStep = tuple[ReshardStep, Sharding]  # a step and the sharding it leads to
+# The number of a step and the steps up to the next constrained sharding: copies share a step where these are equal.
+Way = tuple[int, tuple[RoutedStep, ...]]
 
 
 class Copy(NamedTuple):
-    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `hops`, the first `ahead` of which run
+    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `steps`, the first `ahead` of which run
     ahead of loops that only read the array."""
 
     sharding: Sharding
     places: tuple[int, ...]
-    hops: tuple[ReshardHop, ...]
+    steps: tuple[RoutedStep, ...]
     ahead: int
 
 
@@ -58,7 +58,7 @@ class ShardingMove(NamedTuple):
 
     Attributes:
         before, after: shardings on either side; the first step starts from the sharding in which the array is made.
-        places: of the uses that it serves. ahead: it runs before the loops that only read the array, see `hops_ahead`.
+        places: of the uses that it serves. ahead: it runs before the loops that only read the array, see `steps_ahead`.
     """
 
     step: ReshardStep
@@ -68,7 +68,7 @@ class ShardingMove(NamedTuple):
     ahead: bool
 
 
-_Queued = tuple[float, int, Sharding, tuple[ReshardHop, ...]]  # bytes moved, number of hops, sharding reached, hops
+_Queued = tuple[float, int, Sharding, tuple[RoutedStep, ...]]  # bytes moved, number of steps, sharding reached, steps
 
 
 @lru_cache(maxsize=200_000)
@@ -92,7 +92,7 @@ def copies_of(
 ) -> list[Copy]:
     """The resharded copies of an array made as `made` that need communication. needed: [uses] sharding that each needs.
     whole_ahead: [uses] see `regions.Reading`; uses outside loops share the copy made ahead of loops. held: see
-    `hops_ahead`."""
+    `steps_ahead`."""
     wanted: dict[tuple[Sharding, bool], list[int]] = {}
     wholly = whole_ahead or [None] * len(needed)
     if held:
@@ -106,50 +106,50 @@ def copies_of(
             ahead = sharding in ahead_of_loops if takes is None else takes
             wanted.setdefault((sharding, ahead), []).append(place)
     found = [copy_of(at, places, route(made, at, sizes, shape), ahead, held) for (at, ahead), places in wanted.items()]
-    return [copy for copy in found if communicates(copy.hops)]
+    return [copy for copy in found if communicates(copy.steps)]
 
 
 def copy_of(
     sharding: Sharding,
     places: Sequence[int],
-    hops: tuple[ReshardHop, ...],
+    steps: tuple[RoutedStep, ...],
     whole_ahead: bool | None,
     held: Collection[int] = (),
 ) -> Copy:
-    """The copy that serves these uses. whole_ahead, held: see `hops_ahead`."""
-    return Copy(sharding, tuple(places), hops, hops_ahead(hops, whole_ahead=bool(whole_ahead), held=held))
+    """The copy that serves these uses. whole_ahead, held: see `steps_ahead`."""
+    return Copy(sharding, tuple(places), steps, steps_ahead(steps, whole_ahead=bool(whole_ahead), held=held))
 
 
-def communicates(hops: tuple[ReshardHop, ...]) -> bool:
-    """Whether some hop is more than a slice."""
-    return any(step.kind != SLICE for step, _ in hops)
+def communicates(steps: tuple[RoutedStep, ...]) -> bool:
+    """Whether some step is more than a slice."""
+    return any(step.kind != SLICE for step, _ in steps)
 
 
 def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
     """The collectives that make the copies of an array that is made as `made`.
 
-    Copies whose hops begin alike share those, up to a sharding that both constrain (see `waypoints`): XLA's partitioner
-    keeps an array in every sharding that it was asked for.
+    Copies whose steps begin alike share those, up to a sharding that both constrain (see `waypoints`): XLA's
+    partitioner keeps an array in every sharding that it was asked for.
     """
-    served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a hop and its way, and whether it runs ahead -> uses
-    ways = [ways_of(copy.hops, copy.ahead) for copy in copies]
+    served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a step and its way, and whether it runs ahead -> uses
+    ways = [ways_of(copy.steps, copy.ahead) for copy in copies]
     for copy, way in zip(copies, ways, strict=True):
-        for k, hop in enumerate(way):
-            served[hop, k < copy.ahead] = (*served.get((hop, k < copy.ahead), ()), *copy.places)
+        for k, key in enumerate(way):
+            served[key, k < copy.ahead] = (*served.get((key, k < copy.ahead), ()), *copy.places)
     for copy, way in zip(copies, ways, strict=True):
         at = made
-        for k, ((step, to), hop) in enumerate(zip(copy.hops, way, strict=True)):
-            places = served.pop((hop, k < copy.ahead), None)
+        for k, ((step, to), key) in enumerate(zip(copy.steps, way, strict=True)):
+            places = served.pop((key, k < copy.ahead), None)
             if step.kind != SLICE and places is not None:
                 yield ShardingMove(step, at, to, places, k < copy.ahead)
             at = to
 
 
-def ways_of(hops: tuple[ReshardHop, ...], ahead: int = 0) -> list[Way]:
-    """[hops] its number, and the hops up to the next constrained sharding, or up to the loop's edge where the first
-    `ahead` hops run ahead of a loop."""
-    ends = sorted({*stations(hops), ahead or len(hops), len(hops)})
-    return [(k, hops[: next(end for end in ends if end > k)]) for k in range(len(hops))]
+def ways_of(steps: tuple[RoutedStep, ...], ahead: int = 0) -> list[Way]:
+    """[steps] its number, and the steps up to the next constrained sharding, or up to the loop's edge where the first
+    `ahead` steps run ahead of a loop."""
+    ends = sorted({*stations(steps), ahead or len(steps), len(steps)})
+    return [(k, steps[: next(end for end in ends if end > k)]) for k in range(len(steps))]
 
 
 Region = TypeVar("Region", bound=Hashable)
@@ -164,20 +164,20 @@ def runs_by_region(uses: Iterable[tuple[Region, float]]) -> dict[Region, float]:
     return runs
 
 
-def hops_ahead(hops: tuple[ReshardHop, ...], *, whole_ahead: bool = False, held: Collection[int] = ()) -> int:
-    """Number of hops that run ahead of a loop that only reads the array: all-to-alls, permutes and the slices before
+def steps_ahead(steps: tuple[RoutedStep, ...], *, whole_ahead: bool = False, held: Collection[int] = ()) -> int:
+    """Number of steps that run ahead of a loop that only reads the array: all-to-alls, permutes and the slices before
     them, up to the first gather. They do not enlarge the array, so repeating them in each trip would save no memory.
-    All hops do with `whole_ahead`. Gathers over axes in `held` run ahead of the loop as well."""
-    in_trips = (k for k, (step, _) in enumerate(hops) if step.kind == GATHER and not set(step.axes).issubset(held))
+    All steps do with `whole_ahead`. Gathers over axes in `held` run ahead of the loop as well."""
+    in_trips = (k for k, (step, _) in enumerate(steps) if step.kind == GATHER and not set(step.axes).issubset(held))
     stop = None if whole_ahead else next(in_trips, None)
     if stop is None:
-        return len(hops) if communicates(hops) else 0
-    return max([k + 1 for k, (step, _) in enumerate(hops[:stop]) if step.kind != SLICE], default=0)
+        return len(steps) if communicates(steps) else 0
+    return max([k + 1 for k, (step, _) in enumerate(steps[:stop]) if step.kind != SLICE], default=0)
 
 
-def gathers_over(hops: tuple[ReshardHop, ...], axes: Collection[int]) -> bool:
-    """Whether the hops have gathers, and only over these axes."""
-    over = [step.axes for step, _ in hops if step.kind == GATHER]
+def gathers_over(steps: tuple[RoutedStep, ...], axes: Collection[int]) -> bool:
+    """Whether the steps have gathers, and only over these axes."""
+    over = [step.axes for step, _ in steps if step.kind == GATHER]
     return bool(over) and all(set(each).issubset(axes) for each in over)
 
 
@@ -186,8 +186,8 @@ def waypoints(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[Sharding, ...]:
     """Intermediate shardings that must be constrained for XLA to take this route; none where it takes one step."""
-    hops = route(source, target, sizes, shape)
-    return tuple([hops[end - 1][1] for end in stations(hops)])
+    steps = route(source, target, sizes, shape)
+    return tuple([steps[end - 1][1] for end in stations(steps)])
 
 
 class Stretch(NamedTuple):
@@ -207,38 +207,38 @@ def stretches(
     whole_ahead: bool = False,
     held: Collection[int] = (),
 ) -> tuple[Stretch | None, Stretch | None]:
-    """(hops ahead of loops that only read the array, see `hops_ahead`; the rest). None for an empty part."""
-    hops = route(source, target, sizes, shape)
-    count = hops_ahead(hops, whole_ahead=whole_ahead, held=held)
-    along = {stop: hops[stop - 1][1] for stop in stations(hops)}
+    """(steps ahead of loops that only read the array, see `steps_ahead`; the rest). None for an empty part."""
+    steps = route(source, target, sizes, shape)
+    count = steps_ahead(steps, whole_ahead=whole_ahead, held=held)
+    along = {stop: steps[stop - 1][1] for stop in stations(steps)}
     if not count:
         return None, Stretch(source, target, tuple(along.values()))
-    middle = hops[count - 1][1]
+    middle = steps[count - 1][1]
     ahead = Stretch(source, middle, tuple([at for stop, at in along.items() if stop < count]))
     rest = Stretch(middle, target, tuple([at for stop, at in along.items() if stop > count]))
-    return ahead, rest if count < len(hops) else None
+    return ahead, rest if count < len(steps) else None
 
 
-def stations(hops: tuple[ReshardHop, ...]) -> list[int]:
-    """Numbers of hops after which the sharding has to be constrained; see `waypoints`."""
-    kinds = [step.kind for step, _ in hops]
+def stations(steps: tuple[RoutedStep, ...]) -> list[int]:
+    """Numbers of steps after which the sharding has to be constrained; see `waypoints`."""
+    kinds = [step.kind for step, _ in steps]
     moves = set(kinds) - {SLICE}
     one = len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}  # gathers XLA takes in one go
     if len(moves) < 2 and (SLICE not in kinds or set(kinds) <= {SLICE, PERMUTE}) and one:
         return []
-    return [k for k in range(1, len(hops)) if (kinds[k - 1], kinds[k]) != (SLICE, SLICE)]
+    return [k for k in range(1, len(steps)) if (kinds[k - 1], kinds[k]) != (SLICE, SLICE)]
 
 
 def route(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None
-) -> tuple[ReshardHop, ...]:
+) -> tuple[RoutedStep, ...]:
     """Steps from one sharding to the other, each with the sharding it leads to; slices too.
 
     The cheapest route whatever the shape; if it cuts this shape unevenly, the cheapest that does not.
     """
-    hops = _route(source, target, sizes)
-    if shape is None or all(is_even(at, shape, sizes) for _, at in hops[:-1]):
-        return hops
+    steps = _route(source, target, sizes)
+    if shape is None or all(is_even(at, shape, sizes) for _, at in steps[:-1]):
+        return steps
     return _route(source, target, sizes, shape)
 
 
@@ -250,8 +250,8 @@ def is_even(sharding: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]) 
 @lru_cache(maxsize=200_000)
 def _route(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
-) -> tuple[ReshardHop, ...]:
-    """Hops from one sharding to the other that move the fewest bytes; with a `shape`, over shardings that cut it
+) -> tuple[RoutedStep, ...]:
+    """Steps from one sharding to the other that move the fewest bytes; with a `shape`, over shardings that cut it
     evenly."""
     if source == target:
         return ()
@@ -260,20 +260,20 @@ def _route(
     queue: list[_Queued] = [(0.0, 0, source, ())]
     done: set[Sharding] = set()
     while queue:
-        cost, count, at, hops = heappop(queue)
+        cost, count, at, steps = heappop(queue)
         if at == target:
-            return hops
+            return steps
         if at in done:
             continue
         done.add(at)
-        for step, to in _hops(at, target, sizes, may_gather=shape is not None):
+        for step, to in _next_steps(at, target, sizes, may_gather=shape is not None):
             if to not in done and (shape is None or _is_allowed(to, source, target, shape, sizes)):
                 moved = 0.0 if step.kind == SLICE else step.fraction
-                heappush(queue, (cost + moved, count + 1, to, (*hops, (step, to))))
+                heappush(queue, (cost + moved, count + 1, to, (*steps, (step, to))))
     raise ValueError(f"no way from {source} to {target}")  # gathering everything and slicing is always one
 
 
-def _gathers(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> Iterator[ReshardHop]:
+def _gathers(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> Iterator[RoutedStep]:
     """One all-gather a dimension, the last first, as XLA does."""
     at = source
     for dim in reversed(range(len(source))):
@@ -293,7 +293,7 @@ def _is_allowed(
     )
 
 
-def _hops(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bool) -> Iterator[ReshardHop]:
+def _next_steps(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bool) -> Iterator[RoutedStep]:
     """Single steps that may lead to the target; gathers axes that the target uses only if `may_gather`."""
     home = {axis: dim for dim, axes in enumerate(target) for axis in axes}
     present = {axis for axes in at for axis in axes}

@@ -1,6 +1,7 @@
 """User-given names of argument dimensions: logical axis names as in Flax, MaxText and others.
 
-In: a `Program` and wishes, `PATTERN=embed,mlp` each. Out: the program with these names on its arguments.
+In: a `Program`, and names as users give them (`PATTERN=embed,mlp`). Out: the program with these names on its
+arguments.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from toast_cli.program.paths import matches, nearest_paths, shown_path, slash_pa
 _OPTION = "--names"
 
 
-def with_dimension_names(program: Program, wishes: tuple[str, ...]) -> Program:
-    """The program with these names on its arguments' dimensions; a later wish overrides an earlier one.
+def with_dimension_names(program: Program, given: tuple[str, ...]) -> Program:
+    """The program with these names on its arguments' dimensions; a later one overrides an earlier one.
 
     A pattern matches the arguments that it would match in `--pin`, and all whose path ends in it
-    (`params/dense/kernel`). An entry `None`, `?` or nothing leaves a dimension unnamed. Raises `UsageError` for a wish
+    (`params/dense/kernel`). An entry `None`, `?` or nothing leaves a dimension unnamed. Raises `UsageError` for names
     that does not parse or matches nothing.
     """
-    if not wishes:
+    if not given:
         return program
     arguments = list(program.arguments)
-    for wish in wishes:
-        pattern, names = parse_names(wish)
+    for text in given:
+        pattern, names = parse_names(text)
         found = [
             k
             for k, a in enumerate(arguments)
@@ -41,7 +42,7 @@ def with_dimension_names(program: Program, wishes: tuple[str, ...]) -> Program:
             if len(names) > rank:
                 name = shown_path(arguments[k].label, k)
                 raise UsageError(
-                    f"{wish!r} names {len(names)} dimensions but matches {name} with {rank}",
+                    f"{text!r} names {len(names)} dimensions but matches {name} with {rank}",
                     where=_OPTION,
                     hint="match fewer arrays, or give fewer names",
                 )
@@ -49,12 +50,12 @@ def with_dimension_names(program: Program, wishes: tuple[str, ...]) -> Program:
     return replace(program, arguments=tuple(arguments))
 
 
-def parse_names(wish: str) -> tuple[str, tuple[str, ...]]:
+def parse_names(text: str) -> tuple[str, tuple[str, ...]]:
     """`PATTERN=embed,mlp` -> the pattern and the name of each dimension, "" for none."""
-    pattern, sign, entries = wish.rpartition("=")
+    pattern, sign, entries = text.rpartition("=")
     if not sign or not pattern:
         raise UsageError(
-            f"cannot read {wish!r}", where=_OPTION, hint=f"write {_OPTION} 'PATTERN=embed,mlp': one name per dimension"
+            f"cannot read {text!r}", where=_OPTION, hint=f"write {_OPTION} 'PATTERN=embed,mlp': one name per dimension"
         )
     names = (entry.strip() for entry in entries.split(","))
     return pattern, tuple("" if name in ("None", "?", "-") else name for name in names)

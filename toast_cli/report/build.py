@@ -48,7 +48,7 @@ from toast_cli.report.padding import padding_advice
 from toast_cli.report.tokens import tokens_of
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import reader
-from toast_cli.tactics import Expert, experts
+from toast_cli.tactics import PricedStrategy, priced_strategies
 from toast_cli.tactics.strategies import PAIRS, baselines, better
 
 PRODUCTS = 3  # of pairs of tactics compared with, at most, if all strategies are
@@ -62,7 +62,7 @@ def build_report(
     result: SearchResult,
     algorithm: str,
     seed: int,
-    elsewhere: Mapping[str, Expert] | None = None,
+    elsewhere: Mapping[str, PricedStrategy] | None = None,
 ) -> Report:
     """The facts of a run, without its timings. elsewhere: known strategies by name on the mesh shapes tried."""
     problem = evaluator.problem
@@ -181,13 +181,15 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
     )
 
 
-def _baselines(evaluator: Evaluator, found_seconds: float, elsewhere: Mapping[str, Expert]) -> dict[str, BaselineFacts]:
+def _baselines(
+    evaluator: Evaluator, found_seconds: float, elsewhere: Mapping[str, PricedStrategy]
+) -> dict[str, BaselineFacts]:
     """The known strategies, each on the axes and mesh shape that suit it best; if all of them are far slower than
     the plan found, also the best few of the usual pairs, if they are faster."""
-    unsharded = Expert("unsharded", "", (), evaluator.exact_cost((), learn=False), evaluator.problem.mesh)
+    unsharded = PricedStrategy("unsharded", "", (), evaluator.exact_cost((), learn=False), evaluator.problem.mesh)
     found = {"unsharded": unsharded, **_best(evaluator, baselines(evaluator.problem), elsewhere)}
 
-    def seconds(one: Expert) -> float:
+    def seconds(one: PricedStrategy) -> float:
         return one.cost.step_seconds if one.fits else inf
 
     best = min(map(seconds, found.values()))
@@ -197,12 +199,14 @@ def _baselines(evaluator: Evaluator, found_seconds: float, elsewhere: Mapping[st
     return {name: _baseline(one, evaluator.problem.mesh) for name, one in found.items()}
 
 
-def _best(evaluator: Evaluator, names: tuple[str, ...], elsewhere: Mapping[str, Expert]) -> dict[str, Expert]:
-    here = experts(evaluator, names)[0]
+def _best(
+    evaluator: Evaluator, names: tuple[str, ...], elsewhere: Mapping[str, PricedStrategy]
+) -> dict[str, PricedStrategy]:
+    here = priced_strategies(evaluator, names)[0]
     return better(here, {name: elsewhere[name] for name in names if name in elsewhere})
 
 
-def _baseline(one: Expert, mesh: Mesh) -> BaselineFacts:
+def _baseline(one: PricedStrategy, mesh: Mesh) -> BaselineFacts:
     cost = one.cost
     return BaselineFacts(
         cost.step_seconds,

@@ -23,7 +23,7 @@ from toast_cli.report.build import other_shape
 from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import ConfirmedPlanFacts, MeshFacts, ProgramFacts, Report, strategy_label
 from toast_cli.search.objective import Objective
-from toast_cli.tactics import Expert, expert, experts
+from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
 from toast_cli.tactics.strategies import STRATEGIES, better
 
 if TYPE_CHECKING:
@@ -108,19 +108,19 @@ def compare(
     report: Report,
     found: Sequence[Plan],
     more: Iterable[str] = (),
-    elsewhere: Mapping[str, Expert] | None = None,
+    elsewhere: Mapping[str, PricedStrategy] | None = None,
 ) -> Comparison:
     """Tabulates the search's plans (`found`, the best first), all strategies that apply, and `more` named ones, which
     must apply. elsewhere: strategies by name on the mesh shapes tried."""
     problem = evaluator.problem
-    named, reasons = experts(evaluator)
+    named, reasons = priced_strategies(evaluator)
     named = better(named, {name: one for name, one in (elsewhere or {}).items() if name in STRATEGIES})
     for name in more:
-        named[name] = expert(evaluator, name)
+        named[name] = priced_strategy(evaluator, name)
     reasons = {name: why for name, why in reasons.items() if name not in named}
 
-    def here(name: str, plan: Plan) -> Expert:
-        return Expert(name, "", plan, evaluator.exact_cost(plan, learn=False), problem.mesh)
+    def here(name: str, plan: Plan) -> PricedStrategy:
+        return PricedStrategy(name, "", plan, evaluator.exact_cost(plan, learn=False), problem.mesh)
 
     searched = [(SEARCH, here(name_of(place), plan)) for place, plan in enumerate(found)]
     listed = [*searched, (UNSHARDED, here(UNSHARDED, ())), *((STRATEGY, one) for one in named.values())]
@@ -163,7 +163,7 @@ def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirm
     return replace(found, contenders=rows, compiler=confirmation.compiler)
 
 
-def _contender(evaluator: Evaluator, kind: str, one: Expert, own: set[str], met: bool) -> Contender:
+def _contender(evaluator: Evaluator, kind: str, one: PricedStrategy, own: set[str], met: bool) -> Contender:
     problem, cost = evaluator.problem, one.cost
     shape = other_shape(one.mesh, problem.mesh)
     if shape:

@@ -95,7 +95,7 @@ class Incumbent:
         """Evaluates the plan with the fixed decisions only, whatever the budget.
 
         Args:
-            starts: plans to try first, such as experts'; decisions that do not suit the problem are dropped.
+            starts: plans to try first, such as known strategies; decisions that do not suit the problem are dropped.
         """
         evaluator.unlearn()  # the result must not depend on earlier searches
         self.evaluator, self.problem = evaluator, evaluator.problem

@@ -21,7 +21,7 @@ import numpy as np
 
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
-from toast_cli.plan.reshard import SLICE, ReshardHop, Way, communicates, copy_of, route, ways_of
+from toast_cli.plan.reshard import SLICE, RoutedStep, Way, communicates, copy_of, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.search.dual_ascent import DualAscent, Edge, Floats, Integers, Payer, SharedPrice
 from toast_cli.search.ways import PatternWays
@@ -53,9 +53,9 @@ class _Pair(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """The reshard of an array between two shardings: its hops, and the `Way` of each."""
+    """The reshard of an array between two shardings: its steps, and the `Way` of each."""
 
-    hops: tuple[ReshardHop, ...]
+    steps: tuple[RoutedStep, ...]
     ways: list[Way]
 
 
@@ -183,13 +183,13 @@ class PairPrices:
 
     def _goals(self, item: ArrayItem, made: Sharding, wanted: list[Sharding]) -> dict[Sharding, list[Goal]]:
         """Sharding that readers need -> goal of each move to it: the common way where other reshards begin with the
-        same hops, then the sharding itself."""
+        same steps, then the sharding itself."""
         routes = {at: self._route(item, made, at) for at in wanted}
         begun = Counter(way for to in routes.values() for way in to.ways)
         return {
             at: [
                 way if begun[way] > 1 else at
-                for way, (step, _) in zip(to.ways, to.hops, strict=True)
+                for way, (step, _) in zip(to.ways, to.steps, strict=True)
                 if step.kind != SLICE
             ]
             for at, to in routes.items()
@@ -199,8 +199,8 @@ class PairPrices:
         key = item.shape, made, taken
         found = self._routes.get(key)
         if found is None:
-            hops = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
-            found = self._routes[key] = _Route(hops, ways_of(hops))
+            steps = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
+            found = self._routes[key] = _Route(steps, ways_of(steps))
         return found
 
     def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int, moved: _Moved) -> list[float]:
@@ -208,8 +208,8 @@ class PairPrices:
         readers."""
         found = moved.get((made, taken))
         if found is None:
-            hops = self._route(item, made, taken).hops
-            copies = [copy_of(taken, [place], hops, item.can_be_ahead(place))] if communicates(hops) else []
+            steps = self._route(item, made, taken).steps
+            copies = [copy_of(taken, [place], steps, item.can_be_ahead(place))] if communicates(steps) else []
             uses = self._ways.pricer.array_collectives(item, made, copies)
             found = moved[made, taken] = [use.seconds for use in uses]
         return found

@@ -67,7 +67,7 @@ def run_search(
     """The best plan that a search finds, with its exact cost. The first Ctrl-C ends it with the best plan so far.
 
     Args:
-        starts: plans to try first, such as experts'; decisions that do not suit the problem are dropped.
+        starts: plans to try first, such as known strategies; decisions that do not suit the problem are dropped.
     """
     with interruptible() as stop:
         budget = replace(settings.budget(), asked=lambda: stop.asked)

@@ -4,17 +4,17 @@ In: a `Problem`, and tactics as users name them. Out: fixed decisions of every p
 are baselines in the report and starting points of the search.
 """
 
-from toast_cli.tactics.assignments import Expert as Expert
+from toast_cli.tactics.assignments import PricedStrategy as PricedStrategy
 from toast_cli.tactics.model import DoesNotApply as DoesNotApply
 from toast_cli.tactics.model import Look as Look
 from toast_cli.tactics.model import Tactic as Tactic
 from toast_cli.tactics.named import ALIASES as ALIASES
 from toast_cli.tactics.named import TACTICS as TACTICS
+from toast_cli.tactics.requests import TacticRequests as TacticRequests
+from toast_cli.tactics.requests import parse_tactics as parse_tactics
 from toast_cli.tactics.strategies import applicable as applicable
-from toast_cli.tactics.strategies import expert as expert
-from toast_cli.tactics.strategies import experts as experts
+from toast_cli.tactics.strategies import priced_strategies as priced_strategies
+from toast_cli.tactics.strategies import priced_strategy as priced_strategy
 from toast_cli.tactics.strategies import starting_plans as starting_plans
 from toast_cli.tactics.strategies import strategies as strategies
 from toast_cli.tactics.strategies import strategy as strategy
-from toast_cli.tactics.wishes import Wishes as Wishes
-from toast_cli.tactics.wishes import parse_wishes as parse_wishes

@@ -1,6 +1,6 @@
 """Assigns mesh axes, and their order, to the tactics of a strategy whose name does not state them.
 
-In: a `Problem` and wishes. Out: every distinct assignment of axes, and the plan of each.
+In: a `Problem` and requests. Out: every distinct assignment of axes, and the plan of each.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from toast_cli.hardware.model import Axis, Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.mirrors import taken_apart
 from toast_cli.plan.problem import Problem
-from toast_cli.tactics.placing import Placed, Wish, compose, needs_axes, place
+from toast_cli.tactics.placing import Placed, TacticRequest, compose, needs_axes, place
 
 # A strategy with all its axes, as `--strategy` takes it (`fsdp:gpu,node`; empty: they are in the mesh's order) -> plan.
 PlansByAxes = dict[str, Plan]
 
 
 @dataclass(frozen=True)
-class Expert:
+class PricedStrategy:
     """A strategy on its best axes: plans that fit in memory come first, then the fastest wins.
 
     Attributes:
@@ -53,13 +53,13 @@ class Expert:
         return not self.fits, self.cost.step_seconds
 
 
-def best_assignment(evaluator: Evaluator, name: str, plans: PlansByAxes) -> Expert:
+def best_assignment(evaluator: Evaluator, name: str, plans: PlansByAxes) -> PricedStrategy:
     """The best of a strategy's plans, at least one; of equal ones, the first."""
     found = [
-        Expert(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
+        PricedStrategy(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
         for axes, plan in plans.items()
     ]
-    return min(found, key=lambda expert: expert.rank)
+    return min(found, key=lambda one: one.rank)
 
 
 def best_plan(problem: Problem, found: PlansByAxes, like: Evaluator | None = None) -> Plan:
@@ -69,7 +69,7 @@ def best_plan(problem: Problem, found: PlansByAxes, like: Evaluator | None = Non
     return best_assignment(Evaluator(problem, (), like), "", found).plan
 
 
-def plans_by_axes(problem: Problem, wishes: Sequence[Wish]) -> PlansByAxes:
+def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansByAxes:
     """The plans of a strategy, each once: first with the axes in the mesh's order, then with other assignments.
 
     Raises UsageError where it applies to no axes, with the reason for the first assignment.
@@ -77,11 +77,11 @@ def plans_by_axes(problem: Problem, wishes: Sequence[Wish]) -> PlansByAxes:
     if problem.mirrored is not None:  # strategies do not depend on un-mirrored groups
         alike, parts = problem.mirrored
         return {
-            text: problem.canonical(taken_apart(plan, parts)) for text, plan in plans_by_axes(alike, wishes).items()
+            text: problem.canonical(taken_apart(plan, parts)) for text, plan in plans_by_axes(alike, requests).items()
         }
     found: PlansByAxes = {}
     why: UsageError | None = None
-    for number, placed in enumerate(assignments(problem, wishes)):
+    for number, placed in enumerate(assignments(problem, requests)):
         try:
             plan = problem.canonical(compose(problem, placed))
         except UsageError as error:
@@ -94,17 +94,17 @@ def plans_by_axes(problem: Problem, wishes: Sequence[Wish]) -> PlansByAxes:
     return found
 
 
-def assignments(problem: Problem, wishes: Sequence[Wish]) -> Iterator[Placed]:
+def assignments(problem: Problem, requests: Sequence[TacticRequest]) -> Iterator[Placed]:
     """Every way to distribute the mesh's axes over the tactics that have none: all axes, at least one for each tactic.
     The axes of a tactic are in mesh order, fastest first or largest first. Equal axes are permuted only if the program
     or the user names axes.
     """
     axes, names = problem.mesh.axes, problem.mesh.names
-    taken = {name for wish in wishes for name in wish.axes or ()}
+    taken = {name for request in requests for name in request.axes or ()}
     free = [k for k, axis in enumerate(axes) if axis.size > 1 and axis.name not in taken]
-    own = needs_axes(wishes)
+    own = needs_axes(requests)
     if not own or len(own) > len(free):
-        yield place(wishes, names)
+        yield place(requests, names)
         return
     seen: set[object] = set()
     for order in _orders(free, axes):
@@ -117,7 +117,7 @@ def assignments(problem: Problem, wishes: Sequence[Wish]) -> Iterator[Placed]:
             )
             if key not in seen:
                 seen.add(key)
-                yield place(wishes, names, shares)
+                yield place(requests, names, shares)
 
 
 def _orders(free: list[int], axes: Sequence[Axis]) -> list[list[int]]:
@@ -140,8 +140,8 @@ def _text(problem: Problem, placed: Placed) -> str:
     """The assignment as text, such as `fsdp:gpu,node + expert`; a companion takes the axes of the tactic before it."""
     parts: list[str] = []
     before: tuple[int, ...] | None = None
-    for wish, axes in placed:
+    for request, axes in placed:
         over = ",".join(problem.mesh.names[a] for a in axes)
-        parts.append(wish.text if wish.axes is not None or axes == before else f"{wish.text}:{over}")
+        parts.append(request.text if request.axes is not None or axes == before else f"{request.text}:{over}")
         before = axes
     return " + ".join(parts)

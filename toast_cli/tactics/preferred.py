@@ -14,7 +14,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
-from toast_cli.tactics.strategies import experts
+from toast_cli.tactics.strategies import priced_strategies
 
 # Tolerated slowdown of a step, as a fraction: for a known strategy, and for the found plan with fewer decisions.
 MARGIN, SMALL_GAIN = 0.02, 0.005
@@ -31,7 +31,7 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     fixed = evaluator.problem.fixed
     known = [
         one
-        for one in experts(evaluator)[0].values()
+        for one in priced_strategies(evaluator)[0].values()
         if one.plan[: len(fixed)] == fixed and tolerance.allows(one.cost, MARGIN)
     ]
     if known:

@@ -13,11 +13,11 @@ from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.tactics.assignments import Expert, PlansByAxes, best_assignment, plans_by_axes
+from toast_cli.tactics.assignments import PlansByAxes, PricedStrategy, best_assignment, plans_by_axes
 from toast_cli.tactics.model import data_group, weight_groups
-from toast_cli.tactics.wishes import parse_wishes
+from toast_cli.tactics.requests import parse_tactics
 
-_T = TypeVar("_T", Plan, Expert)
+_T = TypeVar("_T", Plan, PricedStrategy)
 
 # Strategies that a report compares a plan with, as far as they apply.
 BASELINES = ("data-parallel", "fsdp", "megatron", "fsdp+expert", "data-parallel x megatron", "fsdp x megatron")
@@ -56,24 +56,26 @@ def applicable(problem: Problem, names: tuple[str, ...] = STRATEGIES) -> tuple[d
     return _each_once(problem, names, lambda _, plans: next(iter(plans.values())), lambda plan: plan)
 
 
-def experts(evaluator: Evaluator, names: tuple[str, ...] = STRATEGIES) -> tuple[dict[str, Expert], dict[str, str]]:
+def priced_strategies(
+    evaluator: Evaluator, names: tuple[str, ...] = STRATEGIES
+) -> tuple[dict[str, PricedStrategy], dict[str, str]]:
     """The same with the best axes for each strategy."""
     return _each_once(
         evaluator.problem,
         names,
         lambda name, plans: best_assignment(evaluator, name, plans),
-        lambda expert: expert.plan,
+        lambda one: one.plan,
     )
 
 
-def better(one: Mapping[str, Expert], other: Mapping[str, Expert]) -> dict[str, Expert]:
+def better(one: Mapping[str, PricedStrategy], other: Mapping[str, PricedStrategy]) -> dict[str, PricedStrategy]:
     """Each strategy on the better one of two meshes; on the first if equal."""
     return {
         name: min((of[name] for of in (one, other) if name in of), key=lambda it: it.rank) for name in {**one, **other}
     }
 
 
-def expert(evaluator: Evaluator, name: str) -> Expert:
+def priced_strategy(evaluator: Evaluator, name: str) -> PricedStrategy:
     """One strategy with its best axes. Raises UsageError where it does not apply."""
     return best_assignment(evaluator, name, plans_of_strategy(evaluator.problem, name))
 
@@ -90,7 +92,7 @@ def plans_of_strategy(problem: Problem, name: str) -> PlansByAxes:
     """The plans of one strategy, see `plans_by_axes`."""
     if all(size == 1 for size in problem.mesh.sizes):
         raise UsageError("the mesh has one device", where="--strategy")
-    return plans_by_axes(problem, parse_wishes(strategy=name).wishes)
+    return plans_by_axes(problem, parse_tactics(strategy=name).requests)
 
 
 def starting_plans(problem: Problem) -> list[Plan]:
@@ -133,9 +135,9 @@ __all__ = [
     "baselines",
     "better",
     "data_group",
-    "expert",
-    "experts",
     "plans_of_strategy",
+    "priced_strategies",
+    "priced_strategy",
     "starting_plans",
     "strategies",
     "strategy",

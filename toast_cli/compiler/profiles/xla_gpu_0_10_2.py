@@ -59,8 +59,8 @@ PASSES = plain.PASSES | {"temporary-growth", "library-convolutions", "scatter-st
 
 
 def _multiprocessors(chip: str) -> int:
-    silicon = find_preset(chip).silicon
-    return silicon.multiprocessors if silicon else 0
+    device_info = find_preset(chip).device_info
+    return device_info.multiprocessors if device_info else 0
 
 
 PROFILES = {

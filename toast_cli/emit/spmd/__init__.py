@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, mark_boundary
+from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, annotate_boundary
 from toast_cli.emit.shardy import ShardyNotation, written
 from toast_cli.emit.spmd.writer import Writer
 from toast_cli.errors import UsageError
@@ -48,8 +48,8 @@ def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
         region, in_shardings, out_shardings = manual_region(source, lowered, function)
         for name, attribute in notation.region_attributes(in_shardings, out_shardings).items():
             region.attributes[name] = attribute
-        mark_boundary(function.operation, "arg_attrs", in_shardings, notation, undo)
-        mark_boundary(function.operation, "res_attrs", out_shardings, notation, undo)
+        annotate_boundary(function.operation, "arg_attrs", in_shardings, notation, undo)
+        annotate_boundary(function.operation, "res_attrs", out_shardings, notation, undo)
         number = ir.IntegerType.get_signless(32)
         module.attributes[PARTITIONS] = ir.IntegerAttr.get(number, prod(lowered.axis_sizes))
         module.attributes[REPLICAS] = ir.IntegerAttr.get(number, 1)

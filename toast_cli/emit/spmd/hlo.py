@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 
 from toast_cli import xla
-from toast_cli.emit.annotate import mark_boundary
+from toast_cli.emit.annotate import annotate_boundary
 from toast_cli.emit.dense_products import write_out_ragged
 from toast_cli.emit.hlo import (
     ENTRANCE,
@@ -47,8 +47,8 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         every_axis = frozenset(range(len(lowered.axis_sizes)))
         flatten(region, Boundary(in_shardings, out_shardings, every_axis), lowered.axis_sizes)
         notation = GspmdNotation(source, lowered.axis_sizes)
-        mark_boundary(function.operation, "arg_attrs", in_shardings, notation, [])
-        mark_boundary(function.operation, "res_attrs", out_shardings, notation, [])
+        annotate_boundary(function.operation, "arg_attrs", in_shardings, notation, [])
+        annotate_boundary(function.operation, "res_attrs", out_shardings, notation, [])
         module.verify()
         text = xla.stablehlo_to_hlo_text(bare_bytecode(module))
     entrances, exits = text.count(f'"{ENTRANCE}"'), text.count(f'"{EXIT}"')

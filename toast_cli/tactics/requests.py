@@ -18,29 +18,29 @@ from toast_cli.tactics.assignments import best_plan, plans_by_axes
 from toast_cli.tactics.files import find_in_file
 from toast_cli.tactics.model import Tactic
 from toast_cli.tactics.named import SEARCH, find_tactic
-from toast_cli.tactics.placing import Wish, compose, place
+from toast_cli.tactics.placing import TacticRequest, compose, place
 
-_WISH = re.compile(r"(?:(?P<file>.+\.(?:ya?ml|py)):)?(?P<name>[^:]+?)(?::(?P<axes>[^:]*))?")
+_REQUEST = re.compile(r"(?:(?P<file>.+\.(?:ya?ml|py)):)?(?P<name>[^:]+?)(?::(?P<axes>[^:]*))?")
 _PARTS = re.compile(r"\s*\+\s*|\s+[x×]\s+")
 _SEARCH_IT = Tactic(SEARCH, "what the search finds", lambda look: ())
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """The requests of `--tactic` and `--strategy`. whole: nothing is left to the search."""
+class TacticRequests:
+    """The requests of `--tactic` and `--strategy`. complete: nothing is left to the search."""
 
-    wishes: tuple[Wish, ...] = ()
-    whole: bool = False
+    requests: tuple[TacticRequest, ...] = ()
+    complete: bool = False
 
     def check_axes(self, meshes: Sequence[Sequence[str]]) -> None:
         """Raises UsageError unless some mesh (given by its axis names) has all requested axes."""
-        named = {axis: wish for wish in self.wishes for axis in wish.axes or ()}
+        named = {axis: request for request in self.requests for axis in request.axes or ()}
         known = list(dict.fromkeys(name for names in meshes for name in names))
-        for axis, wish in named.items():
+        for axis, request in named.items():
             if axis not in known:
                 raise UsageError(
-                    f"unknown mesh axis {axis!r} in {wish.text!r}",
-                    where=wish.option,
+                    f"unknown mesh axis {axis!r} in {request.text!r}",
+                    where=request.option,
                     hint=f"this mesh has {', '.join(known)}",
                 )
         if not any(set(named) <= set(names) for names in meshes):
@@ -48,38 +48,38 @@ class Wishes:
 
     def suit(self, names: Sequence[str]) -> bool:
         """Whether a mesh with these axes has all requested ones."""
-        return all(axis in names for wish in self.wishes for axis in wish.axes or ())
+        return all(axis in names for request in self.requests for axis in request.axes or ())
 
     def state(self, problem: Problem, like: Evaluator | None = None) -> Problem:
         """The problem with the decisions of the tactics fixed. like: see `Evaluator`.
 
         Raises UsageError for a tactic that does not apply, and says why.
         """
-        if not self.wishes:
+        if not self.requests:
             return problem
-        if self.whole:
-            fixed = best_plan(problem, plans_by_axes(problem, self.wishes), like)
+        if self.complete:
+            fixed = best_plan(problem, plans_by_axes(problem, self.requests), like)
         else:
-            fixed = problem.canonical(compose(problem, place(self.wishes, problem.mesh.names)))
-        open_axes = {axis for wish in self.wishes if wish.is_search for axis in wish.axes or ()}
+            fixed = problem.canonical(compose(problem, place(self.requests, problem.mesh.names)))
+        open_axes = {axis for request in self.requests if request.is_search for axis in request.axes or ()}
         closed = frozenset(
-            k for k, name in enumerate(problem.mesh.names) if self.whole or (open_axes and name not in open_axes)
+            k for k, name in enumerate(problem.mesh.names) if self.complete or (open_axes and name not in open_axes)
         )
         return replace(problem, fixed=fixed, closed=closed)
 
 
-def parse_wishes(tactics: Sequence[str] = (), strategy: str | None = None) -> Wishes:
+def parse_tactics(tactics: Sequence[str] = (), strategy: str | None = None) -> TacticRequests:
     """The requests of the options. Raises ToastError for unknown names and files."""
     if strategy is None:
-        return Wishes(tuple(_wish(text, "--tactic") for text in tactics))
+        return TacticRequests(tuple(_request(text, "--tactic") for text in tactics))
     if tactics:
         raise UsageError("--strategy is a whole plan", where="--tactic", hint="give --tactic or --strategy")
-    wishes = tuple(_wish(text, "--strategy") for text in parts_of(strategy))
-    if any(wish.is_search for wish in wishes):
+    requests = tuple(_request(text, "--strategy") for text in parts_of(strategy))
+    if any(request.is_search for request in requests):
         raise UsageError(
             "a strategy leaves nothing to the search", where="--strategy", hint="give --tactic search:AXIS"
         )
-    return Wishes(wishes, whole=True)
+    return TacticRequests(requests, complete=True)
 
 
 def parts_of(strategy: str) -> list[str]:
@@ -89,12 +89,12 @@ def parts_of(strategy: str) -> list[str]:
 
 def file_of(text: str) -> str | None:
     """The file that one tactic of `--tactic` or `--strategy` comes from; None for a built-in tactic."""
-    matched = _WISH.fullmatch(text.strip())
+    matched = _REQUEST.fullmatch(text.strip())
     return None if matched is None else matched["file"]
 
 
-def _wish(text: str, option: str) -> Wish:
-    matched = _WISH.fullmatch(text.strip())
+def _request(text: str, option: str) -> TacticRequest:
+    matched = _REQUEST.fullmatch(text.strip())
     if matched is None:
         raise UsageError(f"cannot read {text!r}", where=option, hint="write NAME:AXIS, e.g. fsdp:data")
     name, axes = matched["name"].strip(), matched["axes"]
@@ -109,4 +109,4 @@ def _wish(text: str, option: str) -> Wish:
         )
     if tactic is _SEARCH_IT and names is None:
         raise UsageError("search takes the axes it may use", where=option, hint="write e.g. search:model")
-    return Wish(tactic, names, text.strip(), option)
+    return TacticRequest(tactic, names, text.strip(), option)
