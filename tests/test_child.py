@@ -129,14 +129,16 @@ def no_room(*_: object, **__: object) -> None:
 
 
 def test_an_answer_that_is_cut_off_is_no_answer(tmp_path: Path) -> None:
-    """A limit on the size of files holds for what a child writes, too."""
+    """A limit on the size of files holds for what a child writes, too, and would cut off modules that Python caches."""
     path = tmp_path / "program.mlir"
     path.write_text("func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }")
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
         "from toast_cli.cli import command; command()"
     )
-    ended = subprocess.run([sys.executable, "-c", code, "inspect", str(path)], capture_output=True, text=True)
+    arguments = [sys.executable, "-c", code, "inspect", str(path)]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "no room for its answer" in ended.stderr and "ulimit -f" in ended.stderr
 
