@@ -125,16 +125,16 @@ def groups_of(program: Program, dimensions: Dimensions, path: str) -> tuple[tupl
 def classes_of(program: Program, dimensions: Dimensions, path: str) -> tuple[tuple[int, ...], ...]:
     """Per dimension of the argument called `path`, its classes, major to minor."""
     number = argument(program, path)
-    form, classes = dimensions.forms[number], dimensions.slot_classes[number]
-    return tuple(tuple(classes[slot] for slot in slots) for slots in form.results[0])
+    form, classes = dimensions.forms[number], dimensions.factor_classes[number]
+    return tuple(tuple(classes[factor] for factor in factors) for factors in form.results[0])
 
 
 def value_classes(program: Program, dimensions: Dimensions, value: int) -> tuple[tuple[int, ...], ...]:
     """The same for any value, as its producer sees it."""
     number = program.producer[value]
-    form, classes = dimensions.forms[number], dimensions.slot_classes[number]
+    form, classes = dimensions.forms[number], dimensions.factor_classes[number]
     dims = form.results[program.ops[number].results.index(value)]
-    return tuple(tuple(classes[slot] for slot in slots) for slots in dims)
+    return tuple(tuple(classes[factor] for factor in factors) for factors in dims)
 
 
 def argument(program: Program, path: str) -> int:

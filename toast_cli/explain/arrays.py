@@ -83,19 +83,20 @@ def _why(study: Study, argument: int) -> Iterator[str]:
     value = problem.program.arguments[argument].value
     pattern = problem.op_pattern[argument]
     of, names = problem.patterns[pattern], problem.mesh.names
-    for dim, (slots, axes) in enumerate(zip(of.form.results[0], study.lowered.shardings[value], strict=True)):
+    for dim, (factors, axes) in enumerate(zip(of.form.results[0], study.lowered.shardings[value], strict=True)):
         size = problem.program.values[value].own_shape[dim]
         called = (
-            " x ".join(problem.dimensions.groups[of.groups[slot]].name for slot in slots) or "a dimension of its own"
+            " x ".join(problem.dimensions.groups[of.groups[factor]].name for factor in factors)
+            or "a dimension of its own"
         )
         reasons = []
         for axis in axes:
-            giver = study.giver(pattern, slots, axis)
+            giver = study.giver(pattern, factors, axis)
             reasons.append(f"{names[axis]} by {study.numbered(giver)}" if giver else f"{names[axis]} by a pin")
         for number, decision in enumerate(study.plan, 1):
             if (
                 isinstance(decision, Shard)
-                and decision.group in {of.groups[slot] for slot in slots}
+                and decision.group in {of.groups[factor] for factor in factors}
                 and decision.axis not in axes
             ):
                 reasons.append(
