@@ -23,7 +23,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import Source, load, stated_pins
+from toast_cli.frontend import Source, load, program_pins
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
 from toast_cli.plan.decisions import LOOK_UPS, NOWHERE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower
@@ -103,7 +103,7 @@ def problem_of(
     source: Source, mesh: str | Mesh = "v4-32", shape: dict[str, int] | None = None, pins: tuple[str, ...] = ()
 ) -> Problem:
     on = mesh_of(mesh, shape)
-    return make_problem(source.program, analyse(source.program), on, pins, stated_pins(source, on.names, on.sizes))
+    return make_problem(source.program, analyse(source.program), on, pins, program_pins(source, on.names, on.sizes))
 
 
 def evaluator_of(

@@ -95,7 +95,7 @@ def _given(program: Program, members: list[_Member]) -> str:
 
 def _axis(program: Program, members: list[_Member]) -> str:
     """The mesh axis that the program states for these dimensions, if it is the same for all with one; else ""."""
-    stated = (program.arguments[m.argument].stated_axes[m.dim : m.dim + 1] for m in members)
+    stated = (program.arguments[m.argument].annotated_axes[m.dim : m.dim + 1] for m in members)
     axes = {axis[0] for axis in stated if axis and axis[0]}
     return axes.pop() if len(axes) == 1 else ""
 

@@ -11,7 +11,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
 from toast_cli.folding import NamedArray, fold
-from toast_cli.frontend import stated_pins
+from toast_cli.frontend import program_pins
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.program.paths import matches, nearest_paths, shown_path
@@ -133,7 +133,7 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
     program, mesh = problem.program, problem.mesh
     value = program.arguments[members[0]].value
     shape, now = program.values[value].own_shape, study.sharding(study.lowered.shardings[value])
-    stated = stated_pins(source, mesh.names, mesh.sizes)
+    stated = program_pins(source, mesh.names, mesh.sizes)
     changes = []
     for spec in _specs(shape, mesh.names, mesh.sizes):
         if f"({', '.join(spec)})" == now:

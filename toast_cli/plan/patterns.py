@@ -30,19 +30,19 @@ def make_problem(
     dimensions: Dimensions,
     mesh: Mesh,
     user_pins: tuple[str, ...] = (),
-    stated: Pins = NO_PINS,
+    program_pins: Pins = NO_PINS,
     workarounds: Workarounds = ALL,
 ) -> Problem:
     """The problem of partitioning `program` over `mesh`.
 
     Args:
-        user_pins: the user's `PATTERN=data,None` pins for arguments and results. stated: shardings that the program
-            itself states.
+        user_pins: the user's `PATTERN=data,None` pins for arguments and results. program_pins: shardings that the
+            program itself states.
     """
     free = remade_values(program)
     dimensions = split_as_read(program, dimensions, free)
     roles, argument_role = argument_roles(program)
-    value_pins, use_pins = number_pins(program, mesh, user_pins, stated)
+    value_pins, use_pins = number_pins(program, mesh, user_pins, program_pins)
     kinds, argument_kind = _kinds_of_arguments(program, dimensions, roles, argument_role, value_pins)
     argument_of_value = {
         value: k for value, k in views(program).items() if _lies_as(program, value, k, roles[argument_role[k]])
@@ -79,7 +79,7 @@ def make_problem(
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
-        closed = _closed_axes(op, mesh, stated.manual.get(number), operand_pins + result_pins)
+        closed = _closed_axes(op, mesh, program_pins.manual.get(number), operand_pins + result_pins)
         looked_up = _looked_up(op, form)
         key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role, looked_up)
         at = numbers.get(key)
@@ -98,7 +98,7 @@ def make_problem(
         argument_role,
         free,
         places,
-        notices=(*stated.notices, *unused_pins(program, user_pins)),
+        notices=(*program_pins.notices, *unused_pins(program, user_pins)),
         workarounds=workarounds,
         argument_kind=argument_kind,
         accumulations=accumulations,
