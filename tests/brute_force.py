@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.corrections import NO_CORRECTIONS
-from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.dimensions.model import FactorKind, Form
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.items import Items, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -68,7 +68,7 @@ def best_of_all(problem: Problem, seconds: float = 60.0) -> Best:
 
 
 def every_split(form: Form, sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...], ...]]:
-    """All ways in which mesh axes can split an op: [slots] axes. Shards divide, and a minor slot is split where its
+    """All ways in which mesh axes can split an op: [factors] axes. Shards divide, and a minor factor is split where its
     majors are fully split.
     """
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
@@ -84,12 +84,12 @@ def every_split(form: Form, sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...
 
 
 def _is_legal(form: Form, shards: list[int]) -> bool:
-    for slot, count in enumerate(shards):
+    for factor, count in enumerate(shards):
         if count == 1:
             continue
-        if form.kinds[slot] is SlotKind.BLOCKED or any(extent % count for extent in form.extents[slot]):
+        if form.kinds[factor] is FactorKind.BLOCKED or any(extent % count for extent in form.extents[factor]):
             return False
-        if any(shards[major] != form.sizes[major] for major in form.majors[slot]):
+        if any(shards[major] != form.sizes[major] for major in form.majors[factor]):
             return False
     return True
 
@@ -102,9 +102,13 @@ def every_op_sharding(problem: Problem, number: int) -> list[OpSharding]:
     for split in every_split(form, sizes):
         if pattern.space is not None and without_split_space(pattern.space, split, sizes) != split:
             continue  # XLA gives wrong numbers
-        partial = [a for kind, axes in zip(form.kinds, split, strict=True) if kind is SlotKind.REDUCTION for a in axes]
-        targets = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
-        for wanted in product(*(tuple(product(slots, repeat=len(partial))) for slots in targets)):
+        partial = [
+            a for kind, axes in zip(form.kinds, split, strict=True) if kind is FactorKind.REDUCTION for a in axes
+        ]
+        targets = (
+            [(NOWHERE, *(factor for factors in dims for factor in factors)) for dims in form.results] if partial else []
+        )
+        for wanted in product(*(tuple(product(factors, repeat=len(partial))) for factors in targets)):
             if all(
                 _can_be_scattered(form, split, partial, dims, w, sizes)
                 for dims, w in zip(form.results, wanted, strict=False)
@@ -122,14 +126,14 @@ def _can_be_scattered(
     sizes: tuple[int, ...],
 ) -> bool:
     shards = [prod(sizes[a] for a in axes) for axes in split]
-    for axis, slot in zip(partial, wanted, strict=True):
-        if slot != NOWHERE:
-            shards[slot] *= sizes[axis]
-    for slots in dims:
-        for place, slot in enumerate(slots):
-            if slot in wanted and any(extent % shards[slot] for extent in form.extents[slot]):
+    for axis, factor in zip(partial, wanted, strict=True):
+        if factor != NOWHERE:
+            shards[factor] *= sizes[axis]
+    for factors in dims:
+        for place, factor in enumerate(factors):
+            if factor in wanted and any(extent % shards[factor] for extent in form.extents[factor]):
                 return False
-            if slot in wanted and any(shards[major] != form.sizes[major] for major in slots[:place]):
+            if factor in wanted and any(shards[major] != form.sizes[major] for major in factors[:place]):
                 return False
     return True
 

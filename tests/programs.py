@@ -23,7 +23,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import Source, load, stated_pins
+from toast_cli.frontend import Source, load, program_pins
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
 from toast_cli.plan.decisions import LOOK_UPS, NOWHERE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower
@@ -103,7 +103,7 @@ def problem_of(
     source: Source, mesh: str | Mesh = "v4-32", shape: dict[str, int] | None = None, pins: tuple[str, ...] = ()
 ) -> Problem:
     on = mesh_of(mesh, shape)
-    return make_problem(source.program, analyse(source.program), on, pins, stated_pins(source, on.names, on.sizes))
+    return make_problem(source.program, analyse(source.program), on, pins, program_pins(source, on.names, on.sizes))
 
 
 def evaluator_of(
@@ -125,16 +125,16 @@ def groups_of(program: Program, dimensions: Dimensions, path: str) -> tuple[tupl
 def classes_of(program: Program, dimensions: Dimensions, path: str) -> tuple[tuple[int, ...], ...]:
     """Per dimension of the argument called `path`, its classes, major to minor."""
     number = argument(program, path)
-    form, classes = dimensions.forms[number], dimensions.slot_classes[number]
-    return tuple(tuple(classes[slot] for slot in slots) for slots in form.results[0])
+    form, classes = dimensions.forms[number], dimensions.factor_classes[number]
+    return tuple(tuple(classes[factor] for factor in factors) for factors in form.results[0])
 
 
 def value_classes(program: Program, dimensions: Dimensions, value: int) -> tuple[tuple[int, ...], ...]:
     """The same for any value, as its producer sees it."""
     number = program.producer[value]
-    form, classes = dimensions.forms[number], dimensions.slot_classes[number]
+    form, classes = dimensions.forms[number], dimensions.factor_classes[number]
     dims = form.results[program.ops[number].results.index(value)]
-    return tuple(tuple(classes[slot] for slot in slots) for slots in dims)
+    return tuple(tuple(classes[factor] for factor in factors) for factors in dims)
 
 
 def argument(program: Program, path: str) -> int:

@@ -66,7 +66,7 @@ def test_a_slice_of_which_devices_keep_a_part_is_clamped_first(form: str) -> Non
     case = case_of(
         lambda x, i: jnp.sin(lax.dynamic_slice(jnp.cos(x), (i, 0), (16, 8))), arg(64, 8), arg(dtype=jnp.int32)
     )
-    rows = case.problem.dimensions.slot_classes[case.program.producer[case.program.results[0].value]][0]
+    rows = case.problem.dimensions.factor_classes[case.program.producer[case.program.results[0].value]][0]
     plan = (Shard(case.problem.dimensions.class_group[rows], 0),)
     x = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     written = emit(case.source, case.lowered(plan), form)

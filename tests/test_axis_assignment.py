@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import cases, plans
 
-from toast_cli.dimensions.model import SlotKind
+from toast_cli.dimensions.model import FactorKind
 from toast_cli.evaluate.op_sharding_memo import OpShardingMemo
 from toast_cli.plan.axis_assignment import assigned_order
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
@@ -29,7 +29,7 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
     ]
     closed = {d.axis for d in plan if isinstance(d, Replicate) and d.role in (pattern.role, pattern.kind)}
     axes: list[list[int]] = [[] for _ in pattern.groups]
-    table = {pattern.groups[s] for slots in form.operands[0] for s in slots} if pattern.looked_up else set()
+    table = {pattern.groups[s] for factors in form.operands[0] for s in factors} if pattern.looked_up else set()
 
     def count(of: list[int]) -> int:
         total = 1
@@ -37,47 +37,51 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
             total *= sizes[axis]
         return total
 
-    def slots_of(decision: Shard) -> list[int]:
-        def chosen(slot: int) -> int:
-            strand = pattern.strands[slot] if pattern.strands else None
+    def factors_of(decision: Shard) -> list[int]:
+        def chosen(factor: int) -> int:
+            strand = pattern.strands[factor] if pattern.strands else None
             at = problem.resolution_place.get(strand.resolution, NOWHERE) if strand else NOWHERE
             return decision.sides[at] if 0 <= at < len(decision.sides) else 0
 
-        def rank(slot: int) -> tuple[bool, int]:
-            strand = pattern.strands[slot] if pattern.strands else None
-            side = strand.side if strand else chosen(slot)
-            return side < chosen(slot), side
+        def rank(factor: int) -> tuple[bool, int]:
+            strand = pattern.strands[factor] if pattern.strands else None
+            side = strand.side if strand else chosen(factor)
+            return side < chosen(factor), side
 
-        slots = [s for s, group in enumerate(pattern.groups) if group == decision.group]
-        if decision.unless == SUMMED and any(form.kinds[s] is SlotKind.REDUCTION for s in slots):
+        factors = [s for s, group in enumerate(pattern.groups) if group == decision.group]
+        if decision.unless == SUMMED and any(form.kinds[s] is FactorKind.REDUCTION for s in factors):
             return []
         if decision.unless == LOOK_UPS and pattern.looked_up and not table & {decision.group}:
             return []
-        if pattern.strands and any(chosen(s) == ASIDE for s in slots):
+        if pattern.strands and any(chosen(s) == ASIDE for s in factors):
             return []
-        return sorted(slots, key=rank)
+        return sorted(factors, key=rank)
 
     for decision in shards:
         if decision.axis not in closed:
-            for slot in slots_of(decision):
-                divides = all(e % (count(axes[slot]) * sizes[decision.axis]) == 0 for e in form.extents[slot])
-                majors_full = all(count(axes[m]) == form.sizes[m] for m in form.majors[slot])
-                if form.kinds[slot] is not SlotKind.BLOCKED and divides and majors_full:
-                    axes[slot].append(decision.axis)
+            for factor in factors_of(decision):
+                divides = all(e % (count(axes[factor]) * sizes[decision.axis]) == 0 for e in form.extents[factor])
+                majors_full = all(count(axes[m]) == form.sizes[m] for m in form.majors[factor])
+                if form.kinds[factor] is not FactorKind.BLOCKED and divides and majors_full:
+                    axes[factor].append(decision.axis)
                     closed.add(decision.axis)
                     break
-    partial = [a for kind, spent in zip(form.kinds, axes, strict=True) if kind is SlotKind.REDUCTION for a in spent]
+    partial = [a for kind, spent in zip(form.kinds, axes, strict=True) if kind is FactorKind.REDUCTION for a in spent]
     wanted = []
     for dims in form.results if partial else ():
         own, places = [list(spent) for spent in axes], []
         for axis in partial:
             places.append(NOWHERE)
-            for slot in (slot for d in shards if d.axis == axis for slot in slots_of(d)):
-                slots = next((slots for slots in dims if slot in slots), ())
-                divides = all(e % (count(own[slot]) * sizes[axis]) == 0 for e in form.extents[slot])
-                if slots and divides and all(count(own[m]) == form.sizes[m] for m in slots[: slots.index(slot)]):
-                    own[slot].append(axis)
-                    places[-1] = slot
+            for factor in (factor for d in shards if d.axis == axis for factor in factors_of(d)):
+                factors = next((factors for factors in dims if factor in factors), ())
+                divides = all(e % (count(own[factor]) * sizes[axis]) == 0 for e in form.extents[factor])
+                if (
+                    factors
+                    and divides
+                    and all(count(own[m]) == form.sizes[m] for m in factors[: factors.index(factor)])
+                ):
+                    own[factor].append(axis)
+                    places[-1] = factor
                     break
         wanted.append(tuple(places))
     return tuple(map(tuple, axes)), tuple(wanted)

@@ -170,7 +170,9 @@ def test_transformers_train_with_batch_tensor_and_optimizer_sharding_together(na
         if op.name == "stablehlo.dot_general"
         for pattern in [case.problem.op_pattern[number]]
         for g, axes in zip(
-            case.problem.patterns[pattern].groups, case.problem.op_sharding(pattern, result.plan).slot_axes, strict=True
+            case.problem.patterns[pattern].groups,
+            case.problem.op_sharding(pattern, result.plan).factor_axes,
+            strict=True,
         )
         if axes
     }

@@ -207,8 +207,8 @@ def test_consecutive_widths_of_a_plain_perceptron_are_coloured_apart() -> None:
 
     program = program_of(run, arg(8, D), *[arg(D, D)] * 6)
     dimensions = analyse(program)
-    for number, slots in enumerate(dimensions.slot_classes):
-        groups = [dimensions.class_group[c] for c in slots]
+    for number, factors in enumerate(dimensions.factor_classes):
+        groups = [dimensions.class_group[c] for c in factors]
         assert len(set(groups)) == len(groups), program.ops[number]
     inner = [groups_of(program, dimensions, f"weights[{k}]")[1][0] for k in range(1, 5)]
     assert inner[0] == inner[2] != inner[1] == inner[3]  # every other width together
@@ -249,9 +249,9 @@ def test_both_sizes_of_a_stencil_must_divide() -> None:
 
 
 def structure(program: Program, dimensions: Dimensions) -> list[Any]:
-    """Per op its slots' classes, numbered in order of first sight over the ops as they are in `program`."""
+    """Per op its factors' classes, numbered in order of first sight over the ops as they are in `program`."""
     seen: dict[int, int] = {}
-    return [[seen.setdefault(c, len(seen)) for c in slots] for slots in dimensions.slot_classes]
+    return [[seen.setdefault(c, len(seen)) for c in factors] for factors in dimensions.factor_classes]
 
 
 def renamed(program: Program, new: list[int]) -> Program:
@@ -310,11 +310,11 @@ def test_reordering_independent_ops_changes_no_class(case: Case, random: Any) ->
     before, after = analyse(program), analyse(other)
     back: list[Any] = [()] * len(order)
     for place, number in enumerate(order):
-        back[number] = after.slot_classes[place]
+        back[number] = after.factor_classes[place]
     renumbered: dict[int, int] = {}
-    for slots, again in zip(before.slot_classes, back, strict=True):
-        assert len(slots) == len(again)
-        for one, other_class in zip(slots, again, strict=True):
+    for factors, again in zip(before.factor_classes, back, strict=True):
+        assert len(factors) == len(again)
+        for one, other_class in zip(factors, again, strict=True):
             assert renumbered.setdefault(one, other_class) == other_class
     assert len(set(renumbered.values())) == len(renumbered)
     assert len(before.groups) == len(after.groups)

@@ -19,7 +19,7 @@ from toast_cli import xla
 from toast_cli.dimensions import analyse
 from toast_cli.emit import emit
 from toast_cli.errors import InputError
-from toast_cli.frontend import Source, stated_pins
+from toast_cli.frontend import Source, program_pins
 from toast_cli.frontend.constraints import axes_on, factored
 from toast_cli.frontend.gspmd import read_tiling
 from toast_cli.pipeline import partition
@@ -117,8 +117,8 @@ def test_numbers(function: Callable[..., Any], dialect: str) -> None:
 
 
 def problem_on(source: Source, **sizes: int) -> Problem:
-    pins = stated_pins(source, tuple(sizes), tuple(sizes.values()))
-    return make_problem(source.program, analyse(source.program), round_mesh(**sizes), stated=pins)
+    pins = program_pins(source, tuple(sizes), tuple(sizes.values()))
+    return make_problem(source.program, analyse(source.program), round_mesh(**sizes), program_pins=pins)
 
 
 def test_arrays_lie_at_the_boundary_as_it_says() -> None:
@@ -203,7 +203,7 @@ def test_what_is_no_region_is_refused(text: str, what: str) -> None:
 def test_the_mesh_must_hold_the_same_devices(sizes: dict[str, int]) -> None:
     source = source_of_text(PAIR)
     with pytest.raises(InputError) as error:
-        stated_pins(source, tuple(sizes), tuple(sizes.values()))
+        program_pins(source, tuple(sizes), tuple(sizes.values()))
     assert "2 × 4 devices" in error.value.what and "--mesh-shape a=2,b=4" in error.value.hint
 
 

@@ -37,9 +37,9 @@ B, S, D, F, H, K, V, E = 16, 24, 32, 96, 4, 8, 48, 6
 
 def role_of(program: Program, dimensions: Dimensions, argument: int, dim: int) -> str:
     """The role of one dimension (its major part) of an argument."""
-    form, classes = dimensions.forms[argument], dimensions.slot_classes[argument]
-    slot = form.results[0][dim][0]
-    return dimensions.groups[dimensions.class_group[classes[slot]]].role
+    form, classes = dimensions.forms[argument], dimensions.factor_classes[argument]
+    factor = form.results[0][dim][0]
+    return dimensions.groups[dimensions.class_group[classes[factor]]].role
 
 
 def block(x: Any, w: Any) -> Any:
@@ -598,9 +598,9 @@ def names_of(program: Program) -> dict[tuple[str, int], str]:
     dimensions = analyse(program)
     found = {}
     for k, argument in enumerate(program.arguments):
-        for dim, slots in enumerate(dimensions.forms[k].results[0]):
+        for dim, factors in enumerate(dimensions.forms[k].results[0]):
             found[argument.path, dim] = dimensions.groups[
-                dimensions.class_group[dimensions.slot_classes[k][slots[0]]]
+                dimensions.class_group[dimensions.factor_classes[k][factors[0]]]
             ].name
     return found
 

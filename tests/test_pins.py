@@ -12,7 +12,7 @@ from programs import Case, arg, case_of, result_shardings, round_mesh, source_of
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import stated_pins
+from toast_cli.frontend import program_pins
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.pins import unused_pins
@@ -92,7 +92,7 @@ func.func @main(%x: tensor<8x16xf32>, %w: tensor<16x32xf32>) -> tensor<8x32xf32>
 def test_bringing_a_value_to_where_the_program_pins_it_is_paid_for() -> None:
     source = source_of_text(KEPT, keep_shardings=True)
     mesh = round_mesh(data=4, model=2)
-    stated = stated_pins(source, mesh.names, mesh.sizes)
+    stated = program_pins(source, mesh.names, mesh.sizes)
     problem = make_problem(source.program, analyse(source.program), mesh, (), stated)
     case = Case(source, Evaluator(problem))
     (dot,) = case.ops("dot_general")

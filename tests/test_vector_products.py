@@ -14,7 +14,7 @@ from toast_cli.cost.matrix_unit import Grid
 from toast_cli.cost.model import Attained
 
 PASSED = replace(PLAIN, passes=PLAIN.passes | {"vector-products"}, attained=Attained(pass_bytes=4.0))
-# slots: 0 batch of 8, 1 rows, 2 columns of 64, 3 added up, 32
+# factors: 0 batch of 8, 1 rows, 2 columns of 64, 3 added up, 32
 CASES = [
     (1, (1, 1, 1, 1), 8 * 32 * 64.0),
     (2, (1, 1, 1, 1), 0.0),

@@ -27,7 +27,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.fitting import GLANCE, LAST, made_faster, made_to_fit, options_of
-from toast_cli.frontend import Source, load, stated_pins
+from toast_cli.frontend import Source, load, program_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.decisions import Plan
@@ -330,7 +330,7 @@ def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tup
     with without_cycle_collection():
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
         source = load(program)
-        stated = stated_pins(source, chosen.names, chosen.sizes)
+        stated = program_pins(source, chosen.names, chosen.sizes)
         workarounds = installed_workarounds()
         return make_problem(source.program, analyse(source.program), chosen, pins, stated, workarounds)
 

@@ -207,7 +207,7 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
     program = source.program
     handles = {handle: k for k, handle in enumerate(source.definitions)}
     stated: dict[str, Any] = {}
-    for kept in source.stated:
+    for kept in source.annotations:
         if not kept.uses and handles.get(kept.value, len(program.arguments)) < len(program.arguments):
             stated.setdefault(f"argument {handles[kept.value]}", kept.sharding)
         stated[kept.origin] = kept.sharding

@@ -20,7 +20,7 @@ from toast_cli.dimensions.merged import reorderable, row_positions, set_apart
 from toast_cli.dimensions.padded import with_uneven
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import NewOrder, Source, stated_pins, with_order, with_parts
+from toast_cli.frontend import NewOrder, Source, program_pins, with_order, with_parts
 from toast_cli.hardware import Mesh
 from toast_cli.levers import with_microbatches, with_offload, with_recompute
 from toast_cli.plan.decisions import Plan
@@ -115,7 +115,7 @@ def variants_of(
 
     Raises `UsageError` if the program cannot be run so.
     """
-    wanted = False if request.as_written or source.stated else request.parted if saved is None else saved.parted
+    wanted = False if request.as_written or source.annotations else request.parted if saved is None else saved.parted
     policy = request.recompute or (saved.recompute if saved else None)
     offload = request.offload or (saved.offload if saved else None)
     parts = request.microbatches or (saved.microbatches if saved else 1)
@@ -259,7 +259,7 @@ def search_meshes(
 
     def problem_on(mesh: Mesh) -> Problem:
         nonlocal previous
-        stated = stated_pins(source, mesh.names, mesh.sizes)
+        stated = program_pins(source, mesh.names, mesh.sizes)
         problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
         problem = replace(problem, goal=goal)
         if saved is not None:
@@ -283,7 +283,7 @@ def search_meshes(
         first = [] if space.start is None else [carried_over(problem, space.start)[0]]
         return [*first, *starting_plans(problem)]
 
-    suited = suiting(meshes, problem_on) if (tactics.requests or source.stated) and len(meshes) > 1 else meshes
+    suited = suiting(meshes, problem_on) if (tactics.requests or source.annotations) and len(meshes) > 1 else meshes
     evaluator, result = search_shapes(evaluator_of, suited, settings, starts, report)
     return Variant(source, evaluator, result, found)
 

@@ -101,7 +101,7 @@ def masked_growth(op: Op, profile: CompilerProfile) -> float:
 
 
 def elements_walked(profile: CompilerProfile, grid: Grid, cuts: tuple[int, ...]) -> float:
-    """Elements of the larger operand on one device, 0 where the matrix unit multiplies. cuts: [slots] shards of each.
+    """Elements of the larger operand on one device, 0 where the matrix unit multiplies. cuts: [factors] shards of each.
 
     Where one side of a product has one row on a device, XLA:TPU multiplies element by element and adds up: the
     attention of the one new query of a decoding step, or any product of a batch that is split into single rows. This
@@ -111,5 +111,5 @@ def elements_walked(profile: CompilerProfile, grid: Grid, cuts: tuple[int, ...])
     """
     if "vector-products" not in profile.passes or grid.window > 1.0 or least_rows(grid, cuts) > 1.0:
         return 0.0
-    sizes = [local_size(slots, cuts) for slots in (grid.batch, grid.depth, grid.rows, grid.columns)]
+    sizes = [local_size(factors, cuts) for factors in (grid.batch, grid.depth, grid.rows, grid.columns)]
     return sizes[0] * sizes[1] * max(sizes[2:])

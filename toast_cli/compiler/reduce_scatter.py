@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.op_sharding import OpSharding, SlotAxes, axes_summed_over
+from toast_cli.plan.op_sharding import FactorAxes, OpSharding, axes_summed_over
 from toast_cli.plan.partials import in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
@@ -214,13 +214,13 @@ class ScatterFates:
         self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
         self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
         self._tied: dict[int, int] = {}
-        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], bool] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, FactorAxes, bool], bool] = {}
 
     def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
         """Whether the reduce-scatter over `axes` of a partial result in this sharding stays one; else it becomes an
         all-reduce and a slice."""
         k = source.result
-        key = source.op, k, axes, sharding, op_sharding.reduced_to[k], op_sharding.slot_axes, source.alone
+        key = source.op, k, axes, sharding, op_sharding.reduced_to[k], op_sharding.factor_axes, source.alone
         known = self._known.get(key)
         if known is None:
             turned = source.alone and self._turned(axes, k, op_sharding)
@@ -234,7 +234,7 @@ class ScatterFates:
         if len(axes) < 2 or self._program.ops[number].name == CARRY:
             return False
         kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
-        summed = [axis for axis in axes_summed_over(kinds, op_sharding.slot_axes) if axis in axes]
+        summed = [axis for axis in axes_summed_over(kinds, op_sharding.factor_axes) if axis in axes]
         whole = shards((axes,), self._sizes) == prod(self._sizes)
         return list(axes) != summed or (whole and "tiled-reduce-scatter" in self._profile.passes)
 

@@ -9,7 +9,7 @@ A GPU has a matrix unit in each multiprocessor. One multiprocessor computes each
 wave of tiles leaves some idle; with few tiles, several share the depth of one ("split K"). Smaller tiles spread better,
 but load more for each product they compute. A library picks the fastest tile.
 
-In: a product's form, and the number of shards of each slot. Out: the factor by which padding increases its
+In: a product's form, and the number of shards of each factor. Out: the factor by which padding increases its
 flops.
 """
 
@@ -27,7 +27,7 @@ STREAMED_ROWS = 8  # sublanes of a vector register
 # single ops of `benchmarks/gpu_timer.py` on an H200.
 TILES = (((256, 128), 1.0), ((128, 128), 1.0), ((128, 64), 0.55), ((64, 64), 0.45), ((64, 32), 0.3), ((32, 32), 0.2))
 LEAST_DEPTH = 512  # of one part of a split depth
-Slots = tuple[tuple[int, int], ...]  # slot, elements along it
+Factors = tuple[tuple[int, int], ...]  # factor, elements along it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,20 @@ class Grid:
     grouped: a convolution of feature groups runs as one of all features with a block-diagonal kernel.
     """
 
-    batch: Slots
-    rows: Slots
-    columns: Slots
-    depth: Slots
+    batch: Factors
+    rows: Factors
+    columns: Factors
+    depth: Factors
     window: float
     grouped: bool
 
 
 def grid_of(form: Form, flops: float, convolution: bool) -> Grid:
     """The grid of an op with two operands; `flops` of the op as a whole."""
-    left, right, out = ({s for slots in dims for s in slots} for dims in (*form.operands[:2], form.results[0]))
+    left, right, out = ({s for factors in dims for s in factors} for dims in (*form.operands[:2], form.results[0]))
 
-    def sized(slots: set[int]) -> Slots:
-        return tuple((slot, form.sizes[slot]) for slot in sorted(slots))
+    def sized(factors: set[int]) -> Factors:
+        return tuple((factor, form.sizes[factor]) for factor in sorted(factors))
 
     batch, rows, columns = left & right & out, (left & out) - right, (right & out) - left
     depth = (left | right) - out
@@ -63,9 +63,9 @@ def grid_of(form: Form, flops: float, convolution: bool) -> Grid:
 
 
 def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
-    """Flops done over flops needed; cuts: [slots] shards of each. Limited to the growth at which the vector unit would
-    be faster."""
-    rows, columns, depth = (local_size(slots, cuts) for slots in (grid.rows, grid.columns, grid.depth))
+    """Flops done over flops needed; cuts: [factors] shards of each. Limited to the growth at which the vector unit
+    would be faster."""
+    rows, columns, depth = (local_size(factors, cuts) for factors in (grid.rows, grid.columns, grid.depth))
     depth *= max(1.0, grid.window)
     if attained.multiprocessors and not grid.grouped:
         found = shared_out(attained.multiprocessors, local_size(grid.batch, cuts), rows, columns, depth)
@@ -88,9 +88,9 @@ def least_rows(grid: Grid, cuts: tuple[int, ...]) -> float:
     return min(local_size(grid.rows, cuts), local_size(grid.columns, cuts))
 
 
-def local_size(slots: Slots, cuts: tuple[int, ...]) -> float:
-    """Elements along some slots on one device."""
-    return prod(size / cuts[slot] for slot, size in slots)
+def local_size(factors: Factors, cuts: tuple[int, ...]) -> float:
+    """Elements along some factors on one device."""
+    return prod(size / cuts[factor] for factor, size in factors)
 
 
 def padding(tile: tuple[int, int], rows: float, columns: float, depth: float) -> float:

@@ -33,6 +33,6 @@ def analyse(program: Program) -> Dimensions:
         for k, (group, it) in enumerate(zip(members, named, strict=True))
     )
     return Dimensions(
-        classes.sizes, tuple(class_group), classes.forms, classes.slot_classes, groups, conflicts.resolutions,
+        classes.sizes, tuple(class_group), classes.forms, classes.factor_classes, groups, conflicts.resolutions,
         conflicts.strands, conflicts.values, conflicts.components, classes.misaligned,
     )  # fmt: skip

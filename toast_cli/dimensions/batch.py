@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from toast_cli.dimensions.classes import Classes
-from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.dimensions.model import FactorKind, Form
 from toast_cli.program.model import Program, Window
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 from toast_cli.program.roles import INPUTS, ROLES, STATE, WEIGHTS, argument_roles, carried_results
@@ -68,10 +68,10 @@ class _Splits:
     def __init__(self, program: Program, classes: Classes, class_group: list[int]) -> None:
         _, of = argument_roles(program)
         roles = [ROLES[number] for number in of]
-        arguments = [{class_group[c] for c in slots} for slots in classes.slot_classes[: len(roles)]]
+        arguments = [{class_group[c] for c in factors} for factors in classes.factor_classes[: len(roles)]]
         results = [
-            {class_group[c] for c in slots}
-            for op, slots in zip(program.ops, classes.slot_classes, strict=True)
+            {class_group[c] for c in factors}
+            for op, factors in zip(program.ops, classes.factor_classes, strict=True)
             if op.name == RESULT
         ]
         self.groups, self.made = set(class_group), set[int]().union(*results)
@@ -79,14 +79,14 @@ class _Splits:
         self.weights = set[int]().union(*of_role[WEIGHTS])
         self.data = set[int]().union(*of_role[STATE], *of_role[INPUTS])
         kept = [
-            {class_group[classes.slot_classes[k][0]]}
+            {class_group[classes.factor_classes[k][0]]}
             for k, result in enumerate(carried_results(program))
             if result >= 0 and arguments[k]
         ]
         self.alone = set.intersection(*kept, *filter(None, results)) if kept else set()
         first = [
-            {class_group[slots[0]]} if slots else set[int]()
-            for op, slots in zip(program.ops, classes.slot_classes, strict=True)
+            {class_group[factors[0]]} if factors else set[int]()
+            for op, factors in zip(program.ops, classes.factor_classes, strict=True)
             if op.name == RESULT
         ]
         self.leading = set.intersection(*first) if first else set[int]()
@@ -95,9 +95,9 @@ class _Splits:
         self._work: dict[tuple[frozenset[int], frozenset[int]], float] = defaultdict(float)
         known: dict[object, tuple[frozenset[int], frozenset[int]]] = {}
         for number, op in enumerate(program.ops):
-            key = form, slot_classes, _ = classes.forms[number], classes.slot_classes[number], op.windows
+            key = form, factor_classes, _ = classes.forms[number], classes.factor_classes[number], op.windows
             if key not in known:
-                groups = [class_group[c] for c in slot_classes]
+                groups = [class_group[c] for c in factor_classes]
                 known[key] = frozenset(groups), self._free(form, groups, op.windows)
             elements = sum(program.values[v].elements for v in op.results)
             if op.name not in (ARGUMENT, RESULT, CARRY):
@@ -106,20 +106,20 @@ class _Splits:
     def _free(self, form: Form, groups: list[int], windows: tuple[Window, ...]) -> frozenset[int]:
         """Groups along which one op can be split: all its results have them, element by element, or it sums over them
         and its result only has groups of weights, or none."""
-        results = {groups[slot] for dims in form.results for slots in dims for slot in slots}
-        kinds: dict[int, list[SlotKind]] = defaultdict(list)
+        results = {groups[factor] for dims in form.results for factors in dims for factor in factors}
+        kinds: dict[int, list[FactorKind]] = defaultdict(list)
         for group, kind in zip(groups, form.kinds, strict=True):
             kinds[group].append(kind)
         for window in windows:
-            for slot in form.operands[0][window.operand_dim]:
-                kinds[groups[slot]].append(SlotKind.PERMUTATION)
+            for factor in form.operands[0][window.operand_dim]:
+                kinds[groups[factor]].append(FactorKind.PERMUTATION)
         free = {
             group
             for group, found in kinds.items()
-            if found == [SlotKind.PARALLEL] or (found == [SlotKind.REDUCTION] and results <= self.weights)
+            if found == [FactorKind.PARALLEL] or (found == [FactorKind.REDUCTION] and results <= self.weights)
         }
         self.mixed.update(kinds.keys() - free)
-        self.alone -= {group for group, found in kinds.items() if found != [SlotKind.PARALLEL]}
+        self.alone -= {group for group, found in kinds.items() if found != [FactorKind.PARALLEL]}
         return frozenset(free)
 
     def free(self, without: set[int]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""From a Program to dimension classes: every op's rule as slots over classes.
+"""From a Program to dimension classes: every op's rule, with its factors cut along the classes.
 
 In: a `Program`. Out: `Classes`. Near-linear in the number of ops; each distinct rule is processed once.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.dimensions.model import FactorKind, Form
 from toast_cli.dimensions.names import Names
 from toast_cli.program.model import Op, Program, Rule
 
@@ -21,11 +21,12 @@ Position = tuple[int, int]  # array number (operands first, then results), dimen
 
 @dataclass(frozen=True)
 class Classes:
-    """[classes] sizes; [ops] form and slot classes; pairs of classes that a stencil or slice links; misaligned ops."""
+    """[classes] sizes; [ops] form and factor classes; pairs of classes that a stencil or slice links; misaligned
+    ops."""
 
     sizes: tuple[int, ...]
     forms: tuple[Form, ...]
-    slot_classes: tuple[tuple[int, ...], ...]
+    factor_classes: tuple[tuple[int, ...], ...]
     links: tuple[tuple[int, int], ...]
     misaligned: tuple[int, ...]
 
@@ -56,7 +57,7 @@ def plan_rule(rule: Rule) -> RulePlan:
 
 
 def classify(program: Program) -> Classes:
-    """Names every dimension, unifies the names that rules equate, and divides every op's factors into slots."""
+    """Names every dimension, unifies the names that rules equate, and cuts every op's factors along the classes."""
     names = Names()
     value_names = [tuple(names.new(s) if s > 1 else NO_NAME for s in value.shape) for value in program.values]
     plans: dict[Rule, RulePlan] = {}
@@ -114,7 +115,7 @@ def _equate_aliases(names: Names, program: Program, value_names: list[tuple[int,
 
 
 class _Cutter:
-    """Turns final names into class numbers and every op's factors into slots."""
+    """Turns final names into class numbers and cuts every op's factors along the classes."""
 
     def __init__(self, names: Names, value_names: list[tuple[int, ...]], plans: dict[Rule, RulePlan]) -> None:
         self._names = names
@@ -130,15 +131,19 @@ class _Cutter:
 
     def cut(self, program: Program, misaligned: set[int]) -> Classes:
         forms: list[Form] = []
-        slot_classes: list[tuple[int, ...]] = []
+        factor_classes: list[tuple[int, ...]] = []
         for number, op in enumerate(program.ops):
             form, classes, aligned = self._op(op)
             forms.append(form)
-            slot_classes.append(classes)
+            factor_classes.append(classes)
             if not aligned:
                 misaligned.add(number)
         return Classes(
-            tuple(self._sizes), tuple(forms), tuple(slot_classes), tuple(sorted(self._links)), tuple(sorted(misaligned))
+            tuple(self._sizes),
+            tuple(forms),
+            tuple(factor_classes),
+            tuple(sorted(self._links)),
+            tuple(sorted(misaligned)),
         )
 
     def _classes(self, name: int) -> tuple[int, ...]:
@@ -154,7 +159,7 @@ class _Cutter:
         return found
 
     def _op(self, op: Op) -> tuple[Form, tuple[int, ...], bool]:
-        """The op's form, the class of each of its slots, and whether every dimension lined up."""
+        """The op's form, the class of each of its factors, and whether every dimension lined up."""
         arrays = tuple(self._array(v) for v in op.operands + op.results)
         key = (op.rule, arrays, op.region is not None)
         found = self._ops.get(key)
@@ -263,39 +268,39 @@ def lost_factors(rule: Rule) -> frozenset[int]:
 
 
 def _make_form(rule: Rule, pieces: dict[int, list[int]], extents: dict[int, list[int]], blocked: set[int]) -> Form:
-    slots_of: dict[int, tuple[int, ...]] = {}
+    parts_of: dict[int, tuple[int, ...]] = {}
     sizes: list[int] = []
-    kinds: list[SlotKind] = []
+    kinds: list[FactorKind] = []
     divisors: list[tuple[int, ...]] = []
     for factor in sorted(pieces):
-        slots_of[factor] = tuple(range(len(sizes), len(sizes) + len(pieces[factor])))
+        parts_of[factor] = tuple(range(len(sizes), len(sizes) + len(pieces[factor])))
         for size in pieces[factor]:
             sizes.append(size)
             kinds.append(_kind(rule, factor, blocked))
             divisors.append(tuple(extents.get(factor, [size])))
 
     def place(dims: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(slot for f in factors for slot in slots_of.get(f, ())) for factors in dims)
+        return tuple(tuple(part for f in factors for part in parts_of.get(f, ())) for factors in dims)
 
     operands = tuple(map(place, rule.operands))
     results = tuple(map(place, rule.results))
     majors: list[set[int]] = [set() for _ in sizes]
-    for slots in _dimensions(operands + results):
-        for k, slot in enumerate(slots):
-            majors[slot].update(slots[:k])
-    uneven = frozenset(slot for factor in rule.uneven for slot in slots_of.get(factor, ()))
+    for parts in _dimensions(operands + results):
+        for k, part in enumerate(parts):
+            majors[part].update(parts[:k])
+    uneven = frozenset(part for factor in rule.uneven for part in parts_of.get(factor, ()))
     said = tuple(tuple(sorted(m)) for m in majors)
     return Form(tuple(sizes), tuple(kinds), tuple(divisors), operands, results, said, uneven)
 
 
-def _kind(rule: Rule, factor: int, blocked: set[int]) -> SlotKind:
+def _kind(rule: Rule, factor: int, blocked: set[int]) -> FactorKind:
     if factor in blocked:
-        return SlotKind.BLOCKED
+        return FactorKind.BLOCKED
     if factor in rule.reduction:
-        return SlotKind.REDUCTION
+        return FactorKind.REDUCTION
     if factor in rule.permutation:
-        return SlotKind.PERMUTATION
-    return SlotKind.PARALLEL
+        return FactorKind.PERMUTATION
+    return FactorKind.PARALLEL
 
 
 def _dimensions(arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> Iterator[tuple[int, ...]]:

@@ -16,15 +16,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from toast_cli.dimensions.classes import Classes
-from toast_cli.dimensions.model import Resolution, SlotKind, Strand
+from toast_cli.dimensions.model import FactorKind, Resolution, Strand
 from toast_cli.program.disjoint_set import DisjointSets
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
 _MOST_NEAR = 8  # most components that a light op can belong to; with more it belongs to none
 
-# One occurrence of a group: (value number, or -1 - op number for an op of its own; place in the value, or slot of the
-# op). Places count by dimension, since not every op has slots for all dimensions of a value.
+# One occurrence of a group: (value number, or -1 - op number for an op of its own; place in the value, or factor of the
+# op). Places count by dimension, since not every op has factors for all dimensions of a value.
 End = tuple[int, int]
 PLACES_PER_DIMENSION = 64
 
@@ -32,7 +32,7 @@ PLACES_PER_DIMENSION = 64
 @dataclass(frozen=True)
 class Conflicts:
     resolutions: tuple[Resolution, ...]
-    strands: dict[int, tuple[Strand | None, ...]]  # op -> per slot
+    strands: dict[int, tuple[Strand | None, ...]]  # op -> per factor
     values: int
     components: int
 
@@ -41,21 +41,23 @@ def find_conflicts(program: Program, classes: Classes, class_group: list[int]) -
     ops = _crowded_ops(classes, class_group)
     if not ops:
         return Conflicts((), {}, 0, 0)
-    ends, slot_ends = _ends(program, classes, class_group, ops)
-    find = _tie(program, ops, ends, slot_ends)
+    ends, factor_ends = _ends(program, classes, class_group, ops)
+    find = _tie(program, ops, ends, factor_ends)
     components = _components(ends, find)
-    return _resolve(program, classes, class_group, slot_ends, find, components)
+    return _resolve(program, classes, class_group, factor_ends, find, components)
 
 
 def _crowded_ops(classes: Classes, class_group: list[int]) -> dict[int, list[int]]:
-    """Op number -> slots whose group occurs in two or more of its slots."""
+    """Op number -> factors whose group occurs in two or more of its factors."""
     crowded: dict[tuple[int, ...], list[int]] = {}
     found: dict[int, list[int]] = {}
-    for number, slots in enumerate(classes.slot_classes):
-        twice = crowded.get(slots)
+    for number, factors in enumerate(classes.factor_classes):
+        twice = crowded.get(factors)
         if twice is None:
-            groups = [class_group[c] for c in slots]
-            twice = crowded[slots] = [k for k, g in enumerate(groups) if groups.count(g) > 1] if len(groups) > 1 else []
+            groups = [class_group[c] for c in factors]
+            twice = crowded[factors] = (
+                [k for k, g in enumerate(groups) if groups.count(g) > 1] if len(groups) > 1 else []
+            )
         if twice:
             found[number] = twice
     return found
@@ -64,31 +66,33 @@ def _crowded_ops(classes: Classes, class_group: list[int]) -> dict[int, list[int
 def _ends(
     program: Program, classes: Classes, class_group: list[int], ops: dict[int, list[int]]
 ) -> tuple[dict[int, dict[int, list[End]]], dict[tuple[int, int], list[End]]]:
-    """Strand ends per conflicting value and group, and the ends that each crowded slot of each op touches."""
+    """Strand ends per conflicting value and group, and the ends that each crowded factor of each op touches."""
     ends: dict[int, dict[int, list[End]]] = {}
-    slot_ends: dict[tuple[int, int], list[End]] = defaultdict(list)
+    factor_ends: dict[tuple[int, int], list[End]] = defaultdict(list)
     for number, crowded in ops.items():
-        op, form, slot_class = program.ops[number], classes.forms[number], classes.slot_classes[number]
+        op, form, factor_class = program.ops[number], classes.forms[number], classes.factor_classes[number]
         for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
-            by_group: dict[int, list[tuple[int, int]]] = defaultdict(list)  # group -> place and slot of each occurrence
-            for dim, slots in enumerate(dims):
-                for k, slot in enumerate(slots):
-                    if slot in crowded:
-                        by_group[class_group[slot_class[slot]]].append((PLACES_PER_DIMENSION * dim + k, slot))
+            by_group: dict[int, list[tuple[int, int]]] = defaultdict(
+                list
+            )  # group -> place and factor of each occurrence
+            for dim, factors in enumerate(dims):
+                for k, factor in enumerate(factors):
+                    if factor in crowded:
+                        by_group[class_group[factor_class[factor]]].append((PLACES_PER_DIMENSION * dim + k, factor))
             for group, found in by_group.items():
                 if len(found) > 1:
                     ends.setdefault(value, {}).setdefault(group, [(value, place) for place, _ in found])
-                    for place, slot in found:
-                        slot_ends[number, slot].append((value, place))
+                    for place, factor in found:
+                        factor_ends[number, factor].append((value, place))
         own: dict[int, list[End]] = defaultdict(list)
-        for slot in crowded:
-            if not slot_ends[number, slot]:  # no value has this conflict: the op has a choice of its own
-                own[class_group[slot_class[slot]]].append((-1 - number, slot))
+        for factor in crowded:
+            if not factor_ends[number, factor]:  # no value has this conflict: the op has a choice of its own
+                own[class_group[factor_class[factor]]].append((-1 - number, factor))
         for group, places_of_op in own.items():
             for end in places_of_op:
-                slot_ends[number, end[1]].append(end)
+                factor_ends[number, end[1]].append(end)
             ends.setdefault(-1 - number, {})[group] = places_of_op
-    return ends, slot_ends
+    return ends, factor_ends
 
 
 class _Strands:
@@ -126,7 +130,7 @@ def _tie(
     program: Program,
     ops: dict[int, list[int]],
     ends: dict[int, dict[int, list[End]]],
-    slot_ends: dict[tuple[int, int], list[End]],
+    factor_ends: dict[tuple[int, int], list[End]],
 ) -> _Strands:
     """Ties donated arguments to the results that reuse their buffers, then the ends that each op links, heaviest ops
     first; an op that would tie two sides of a component is left untied.
@@ -149,7 +153,7 @@ def _tie(
         return max(program.values[v].bytes for v in op.operands + op.results) * op.trips
 
     for number in sorted(ops, key=lambda n: (-weight(n), n)):
-        ties = [(slot_ends[number, s][0], end) for s in ops[number] for end in slot_ends[number, s][1:]]
+        ties = [(factor_ends[number, s][0], end) for s in ops[number] for end in factor_ends[number, s][1:]]
         if all(find.compatible(a, b) for a, b in ties):
             for a, b in ties:
                 if find.compatible(a, b):
@@ -182,11 +186,11 @@ def _resolve(
     program: Program,
     classes: Classes,
     class_group: list[int],
-    slot_ends: dict[tuple[int, int], list[End]],
+    factor_ends: dict[tuple[int, int], list[End]],
     find: _Strands,
     sides: dict[End, tuple[End, int]],
 ) -> Conflicts:
-    """Groups equal components into resolution groups, and assigns every crowded slot its strand."""
+    """Groups equal components into resolution groups, and assigns every crowded factor its strand."""
     side_count: dict[End, int] = defaultdict(int)
     for component, _ in sides.values():
         side_count[component] += 1
@@ -194,37 +198,37 @@ def _resolve(
     touched: dict[End, set[int]] = defaultdict(set)
     group_of: dict[End, int] = {}
     order: list[End] = []
-    placed: list[tuple[int, int, End, int]] = []  # op, slot, component, side
-    for (number, slot), found in sorted(slot_ends.items()):
-        op, slot_class = program.ops[number], classes.slot_classes[number]
+    placed: list[tuple[int, int, End, int]] = []  # op, factor, component, side
+    for (number, factor), found in sorted(factor_ends.items()):
+        op, factor_class = program.ops[number], classes.factor_classes[number]
         component, side = sides[find(found[0])]
         if component not in group_of:
             order.append(component)
-            group_of[component] = class_group[slot_class[slot]]
-        kind = classes.forms[number].kinds[slot]
-        if op.flops or kind in (SlotKind.BLOCKED, SlotKind.PERMUTATION):
-            looks[component].add((op.name, classes.forms[number].sizes, slot, side, kind))
+            group_of[component] = class_group[factor_class[factor]]
+        kind = classes.forms[number].kinds[factor]
+        if op.flops or kind in (FactorKind.BLOCKED, FactorKind.PERMUTATION):
+            looks[component].add((op.name, classes.forms[number].sizes, factor, side, kind))
         touched[component].update(v for v, _ in found if v >= 0)
-        placed.append((number, slot, component, side))
+        placed.append((number, factor, component, side))
     number_of, kinds = _gather_alike(order, group_of, side_count, looks)
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for component in order:
         counts[number_of[component]][0] += 1
         counts[number_of[component]][1] += len(touched[component])
     resolutions = tuple(Resolution(group, counts[k][0], counts[k][1], sides) for k, (group, sides) in enumerate(kinds))
-    strands: dict[int, list[Strand | None]] = {n: [None] * len(classes.slot_classes[n]) for n, _ in slot_ends}
-    for number, slot, component, side in placed:
-        strands[number][slot] = Strand(number_of[component], side)
+    strands: dict[int, list[Strand | None]] = {n: [None] * len(classes.factor_classes[n]) for n, _ in factor_ends}
+    for number, factor, component, side in placed:
+        strands[number][factor] = Strand(number_of[component], side)
     of_op: dict[int, set[End]] = defaultdict(set)
     for number, _, component, _ in placed:
         of_op[number].add(component)
     for number, between in _between(program, of_op).items():
-        slot_class = classes.slot_classes[number]
-        for slot, member in enumerate(slot_class):
+        factor_class = classes.factor_classes[number]
+        for factor, member in enumerate(factor_class):
             for component in sorted(between):
                 if class_group[member] == group_of[component]:
-                    own = strands.setdefault(number, [None] * len(slot_class))
-                    own[slot] = own[slot] or Strand(number_of[component], 0)
+                    own = strands.setdefault(number, [None] * len(factor_class))
+                    own[factor] = own[factor] or Strand(number_of[component], 0)
     conflicts = len(set().union(*touched.values())) if touched else 0
     return Conflicts(resolutions, {n: tuple(s) for n, s in strands.items()}, conflicts, len(order))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.batch import find_batches
 from toast_cli.dimensions.classes import Classes
-from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.dimensions.model import FactorKind, Form
 from toast_cli.program import ops
 from toast_cli.program.model import Op, Program
 from toast_cli.program.roles import INPUTS, ROLES, WEIGHTS, argument_roles, views
@@ -28,7 +28,7 @@ _ORDERED = ("edges", "nodes", "seq", *_SPACE)
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One op: its form, the group of each slot, and per operand the weight it is made of, or -1. counted: its indices
+    """One op: its form, the group of each factor, and per operand the weight it is made of, or -1. counted: its indices
     are non-uniform constants. given: its indices are integer inputs of the program."""
 
     op: Op
@@ -38,11 +38,11 @@ class _Look:
     counted: bool = False
     given: bool = False
 
-    def slots(self, arrays: Iterable[tuple[tuple[int, ...], ...]]) -> list[set[int]]:
-        return [{slot for slots in dims for slot in slots} for dims in arrays]
+    def factors(self, arrays: Iterable[tuple[tuple[int, ...], ...]]) -> list[set[int]]:
+        return [{factor for factors in dims for factor in factors} for dims in arrays]
 
-    def named(self, slots: Iterable[int]) -> set[int]:
-        return {self.groups[slot] for slot in slots}
+    def named(self, factors: Iterable[int]) -> set[int]:
+        return {self.groups[factor] for factor in factors}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
     for number, op in enumerate(program.ops):
         weights = tuple([origin.get(v, -1) for v in op.operands])
         if op.kind.heavy or op.name == ops.DYNAMIC_SLICE:
-            groups = tuple(class_group[c] for c in classes.slot_classes[number])
+            groups = tuple(class_group[c] for c in classes.factor_classes[number])
             counted = len(op.operands) > 1 and constant.get(op.operands[1], False)
             by_input = len(op.operands) > 1 and op.operands[1] in given
             look = _without_latents(_Look(op, classes.forms[number], groups, weights, counted, by_input), repeated)
@@ -168,7 +168,7 @@ def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tu
     _, of = argument_roles(program)
     found: tuple[set[int], set[int]] = (set(), set())
     for number in range(len(program.arguments)):
-        found[ROLES[of[number]] != WEIGHTS].update(class_group[c] for c in classes.slot_classes[number])
+        found[ROLES[of[number]] != WEIGHTS].update(class_group[c] for c in classes.factor_classes[number])
     return found
 
 
@@ -195,13 +195,13 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             evidence.square |= product.summed & one
             for weight, dims in zip(look.weights, look.form.operands, strict=True):
                 if weight >= 0:
-                    for group in look.named(slot for slots in dims for slot in slots) - repeated:
+                    for group in look.named(factor for factors in dims for factor in factors) - repeated:
                         evidence.weights_of[group].add(weight)
         case ops.CONVOLUTION if look.weights[1] >= 0:
             _kernel(evidence, look)
         case ops.RAGGED_DOT if look.weights[1] >= 0:
-            rows, matrices, _ = look.slots(look.form.operands)
-            (out,) = look.slots(look.form.results)
+            rows, matrices, _ = look.factors(look.form.operands)
+            (out,) = look.factors(look.form.results)
             experts = look.named(matrices - rows - out)
             evidence.stacked |= experts
             evidence.routed |= experts
@@ -210,8 +210,8 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             for group in look.named(matrices):
                 evidence.weights_of[group].add(look.weights[1])
         case ops.GATHER if look.weights[0] >= 0:
-            table, indices = look.slots(look.form.operands[:2])
-            rows = {s for s in table - indices if look.form.kinds[s] is SlotKind.REDUCTION}
+            table, indices = look.factors(look.form.operands[:2])
+            rows = {s for s in table - indices if look.form.kinds[s] is FactorKind.REDUCTION}
             picked = look.named(table - indices - rows)
             evidence.made |= picked
             if len(picked) > 1 and not (look.counted or look.given):  # whole matrices, chosen by computed indices
@@ -224,7 +224,7 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
         case ops.DYNAMIC_SLICE if look.weights[0] >= 0 and look.op.loop >= 0:
             first = look.form.operands[0][:1]
             evidence.vote(
-                {look.groups[s[0]] for s in first if s and look.form.kinds[s[0]] is SlotKind.BLOCKED}, "layers"
+                {look.groups[s[0]] for s in first if s and look.form.kinds[s[0]] is FactorKind.BLOCKED}, "layers"
             )
 
 
@@ -241,19 +241,19 @@ def _without_latents(look: _Look, repeated: set[int]) -> _Look:
 
 def _groups_of_weight(look: _Look) -> set[int]:
     arrays = [dims for weight, dims in zip(look.weights, look.form.operands, strict=True) if weight >= 0]
-    return look.named(slot for slots in look.slots(arrays) for slot in slots)
+    return look.named(factor for factors in look.factors(arrays) for factor in factors)
 
 
 def _kernel(evidence: _Evidence, look: _Look) -> None:
     form = look.form
-    image = [slots[0] for slots in form.operands[0] if slots]
-    (kernel,) = look.slots(form.operands[1:2])
-    (out,) = look.slots(form.results[:1])
+    image = [factors[0] for factors in form.operands[0] if factors]
+    (kernel,) = look.factors(form.operands[1:2])
+    (out,) = look.factors(form.results[:1])
     evidence.vote(look.named(kernel & (out | set(image))), "channels")
     space = iter(_SPACE)
-    for slot in image:
-        if slot in out and form.kinds[slot] is SlotKind.PERMUTATION:
-            evidence.vote([look.groups[slot]], next(space, "space"))
+    for factor in image:
+        if factor in out and form.kinds[factor] is FactorKind.PERMUTATION:
+            evidence.vote([look.groups[factor]], next(space, "space"))
 
 
 # ---------------------------------------------------------------- products, look-ups and sums of activations
@@ -271,10 +271,10 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
                 own = product.left if look.weights[0] >= 0 else product.right
                 evidence.routed |= own & evidence.stacked if len(own) == 1 else set()
         case ops.GATHER if look.weights[0] < 0:
-            table, indices = look.slots(form.operands[:2])
+            table, indices = look.factors(form.operands[:2])
             if look.named(indices) & evidence.sorted:
                 return
-            rows = {s for s in table - indices if kinds[s] is SlotKind.REDUCTION}
+            rows = {s for s in table - indices if kinds[s] is FactorKind.REDUCTION}
             # Picks along each row are the loss picking the label's probability. Otherwise whole rows are picked: nodes
             # at the ends of edges.
             if table & indices or look.given:
@@ -282,12 +282,12 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
             evidence.tokens |= look.named(table & indices)
         case ops.DYNAMIC_SLICE if look.weights[0] < 0 and look.op.loop >= 0:
             evidence.stepped |= {
-                look.groups[s] for slots in form.operands[0] for s in slots if kinds[s] is SlotKind.BLOCKED
+                look.groups[s] for factors in form.operands[0] for s in factors if kinds[s] is FactorKind.BLOCKED
             }
             evidence.tokens |= evidence.stepped
         case ops.SCATTER:
-            target, updates = look.slots([form.operands[0], form.operands[-1]])
-            summed = {s for s in updates - target if kinds[s] is SlotKind.REDUCTION}
+            target, updates = look.factors([form.operands[0], form.operands[-1]])
+            summed = {s for s in updates - target if kinds[s] is FactorKind.REDUCTION}
             rows = target - updates
             evidence.routed |= look.named(rows) & evidence.stacked  # rows are written to computed places: dispatch
             of_table = look.named(rows) & weights or look.named(summed) & evidence.sorted  # it is the gradient of one
@@ -297,7 +297,7 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
 
 
 def _product(look: _Look) -> _Product:
-    (left, right), (out,) = look.slots(look.form.operands), look.slots(look.form.results)
+    (left, right), (out,) = look.factors(look.form.operands), look.factors(look.form.results)
     return _Product(
         look.named(left & right & out),
         look.named((left & right) - out),

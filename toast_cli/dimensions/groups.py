@@ -1,6 +1,6 @@
 """Mirrored groups: classes with the same structural fingerprint are decided together.
 
-A class's fingerprint counts its occurrences: slots of heavy ops (contractions, convolutions, gathers, scatters,
+A class's fingerprint counts its occurrences: factors of heavy ops (contractions, convolutions, gathers, scatters,
 arguments; of all ops if no heavy one has it). Classes of one fingerprint that occur in one op (the widths of
 consecutive layers of an MLP) are separated by graph colouring, so that no op has one group twice for that reason.
 Classes linked by a stencil or a slice share a group, whatever their sizes.
@@ -33,15 +33,15 @@ def _fingerprints(program: Program, classes: Classes) -> list[frozenset[tuple[ob
     heavy: list[Counter[object]] = [Counter() for _ in classes.sizes]
     light: list[Counter[object]] = [Counter() for _ in classes.sizes]
     for number, op in enumerate(program.ops):
-        slots = classes.slot_classes[number]
-        if not slots:
+        factors = classes.factor_classes[number]
+        if not factors:
             continue
         is_heavy = op.kind.heavy or op.name == ARGUMENT
         counters = heavy if is_heavy else light
         signature = (op.name, op.detail, classes.forms[number], op.trips)
         key = hash(signature)
-        for slot, number_of_class in enumerate(slots):
-            counters[number_of_class][key, slot] += 1
+        for factor, number_of_class in enumerate(factors):
+            counters[number_of_class][key, factor] += 1
     return [frozenset((some or any_op).items()) for some, any_op in zip(heavy, light, strict=True)]
 
 
@@ -54,8 +54,8 @@ def families(program: Program, classes: Classes, groups: list[list[int]]) -> lis
     for number, op in enumerate(program.ops):
         if op.kind.heavy:
             form = classes.forms[number]
-            for slot, member in enumerate(classes.slot_classes[number]):
-                roles[member].add((op.name, form.kinds[slot], tuple(slot in s for d in form.operands for s in d)))
+            for factor, member in enumerate(classes.factor_classes[number]):
+                roles[member].add((op.name, form.kinds[factor], tuple(factor in s for d in form.operands for s in d)))
     numbers: dict[object, int] = {}
     found: list[int] = []
     for k, members in enumerate(groups):
@@ -68,11 +68,11 @@ def _separate(classes: Classes, buckets: dict[object, list[int]]) -> dict[int, i
     """A colour per class such that classes of one bucket that occur in one op differ; greedy, in class order."""
     bucket_of = {c: k for k, members in enumerate(buckets.values()) if len(members) > 1 for c in members}
     neighbours: dict[int, set[int]] = defaultdict(set)
-    for slots in set(classes.slot_classes):
-        if len(slots) < 2:
+    for factors in set(classes.factor_classes):
+        if len(factors) < 2:
             continue
-        for a in slots:
-            for b in slots:
+        for a in factors:
+            for b in factors:
                 if a != b and a in bucket_of and bucket_of[a] == bucket_of.get(b):
                     neighbours[a].add(b)
     colours: dict[int, int] = {}

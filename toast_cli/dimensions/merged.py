@@ -63,7 +63,7 @@ def reorderable(program: Program, dimensions: Dimensions, meshes: Meshes) -> lis
     def first(parts: tuple[int, ...]) -> int:
         if not weights:
             roles, of = argument_roles(program)
-            weights.update(c for k, n in enumerate(of) if roles[n] == WEIGHTS for c in dimensions.slot_classes[k])
+            weights.update(c for k, n in enumerate(of) if roles[n] == WEIGHTS for c in dimensions.factor_classes[k])
         if weights.intersection(parts):
             return 0
         sizes = [dimensions.class_sizes[c] for c in parts]
@@ -179,8 +179,8 @@ def _place(op: Op, position: Position) -> Place:
 
 def _parts(dimensions: Dimensions, number: int, position: Position) -> tuple[int, ...]:
     form = dimensions.forms[number]
-    slots = (form.operands + form.results)[position[0]][position[1]]
-    return tuple(dimensions.slot_classes[number][slot] for slot in slots)
+    factors = (form.operands + form.results)[position[0]][position[1]]
+    return tuple(dimensions.factor_classes[number][factor] for factor in factors)
 
 
 def _linked(program: Program, start: Place) -> tuple[frozenset[Place], set[int]]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 
-class SlotKind(IntEnum):
-    """The effect of splitting a slot on its op."""
+class FactorKind(IntEnum):
+    """The effect of splitting a factor on its op."""
 
     PARALLEL = 0  # every result has it: no communication
     REDUCTION = 1  # summed over: the results become partial
@@ -18,21 +18,22 @@ class SlotKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An op's rule with its factors cut into sub-factors, *slots*, one per dimension class. Forms are dictionary keys
-    for every op, so the hash is stored.
+    """An op's sharding rule, with its factors cut so that each belongs to one dimension class (Shardy's sub-factors).
+    Forms are dictionary keys for every op, so the hash is stored.
 
     Attributes:
-        sizes: [slots] elements along each.
-        kinds: [slots] effect of splitting each.
-        extents: [slots] sizes that the number of shards must all divide (more than one where a stencil or a slice links
-            dimensions of different sizes).
-        operands, results: per array, per dimension, the slots it is made of, major to minor.
-        majors: [slots] slots that must be fully split before this one may be (it is minor to them in some dimension).
-        uneven: slots whose size is padded; sums are not reduce-scattered along them.
+        sizes: [factors] elements along each.
+        kinds: [factors] effect of splitting each.
+        extents: [factors] sizes that the number of shards must all divide (more than one where a stencil or a slice
+            links dimensions of different sizes).
+        operands, results: per array, per dimension, the factors it is made of, major to minor.
+        majors: [factors] factors that must be fully split before this one may be (it is minor to them in some
+            dimension).
+        uneven: factors whose size is padded; sums are not reduce-scattered along them.
     """
 
     sizes: tuple[int, ...]
-    kinds: tuple[SlotKind, ...]
+    kinds: tuple[FactorKind, ...]
     extents: tuple[tuple[int, ...], ...]
     operands: tuple[tuple[tuple[int, ...], ...], ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
@@ -53,7 +54,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """One slot's place in a conflict: it is on side `side` of resolution group `resolution`."""
+    """One factor's place in a conflict: it is on side `side` of resolution group `resolution`."""
 
     resolution: int
     side: int
@@ -95,15 +96,15 @@ class Dimensions:
     Attributes:
         class_sizes: [classes] elements.
         class_group: [classes] group of each.
-        forms: [ops]; slot_classes: [ops] class of each slot of the op's form.
-        strands: op number -> per slot its place in a conflict, or None; only for ops that take part in one.
+        forms: [ops]; factor_classes: [ops] class of each factor of the op's form.
+        strands: op number -> per factor its place in a conflict, or None; only for ops that take part in one.
         misaligned: ops at which two splits of one dimension do not line up, so that they need a reshard.
     """
 
     class_sizes: tuple[int, ...]
     class_group: tuple[int, ...]
     forms: tuple[Form, ...]
-    slot_classes: tuple[tuple[int, ...], ...]
+    factor_classes: tuple[tuple[int, ...], ...]
     groups: tuple[Group, ...]
     resolutions: tuple[Resolution, ...]
     strands: dict[int, tuple[Strand | None, ...]]

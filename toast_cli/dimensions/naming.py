@@ -64,11 +64,11 @@ def _members(program: Program, classes: Classes, class_group: list[int], groups:
     roles, of = argument_roles(program)
     found: list[list[_Member]] = [[] for _ in range(groups)]
     for number in range(len(program.arguments)):
-        form, slots = classes.forms[number], classes.slot_classes[number]
+        form, factors = classes.forms[number], classes.factor_classes[number]
         for dim, pieces in enumerate(form.results[0]):
-            for slot in pieces:
+            for factor in pieces:
                 rank = 0 if roles[of[number]] == WEIGHTS else 1
-                found[class_group[slots[slot]]].append(_Member(rank, number, dim))
+                found[class_group[factors[factor]]].append(_Member(rank, number, dim))
     return [sorted(members) for members in found]
 
 
@@ -95,7 +95,7 @@ def _given(program: Program, members: list[_Member]) -> str:
 
 def _axis(program: Program, members: list[_Member]) -> str:
     """The mesh axis that the program states for these dimensions, if it is the same for all with one; else ""."""
-    stated = (program.arguments[m.argument].stated_axes[m.dim : m.dim + 1] for m in members)
+    stated = (program.arguments[m.argument].annotated_axes[m.dim : m.dim + 1] for m in members)
     axes = {axis[0] for axis in stated if axis and axis[0]}
     return axes.pop() if len(axes) == 1 else ""
 

@@ -75,21 +75,25 @@ def _places(program: Program, dimensions: Dimensions, wanted: dict[int, int]) ->
     refused: set[int] = set()
     all_work = 0.0
     for number, op in enumerate(program.ops):
-        form, classes = dimensions.forms[number], dimensions.slot_classes[number]
+        form, classes = dimensions.forms[number], dimensions.factor_classes[number]
         cost = (op.flops + sum(program.values[v].elements for v in op.results)) * op.trips
         all_work += cost
         here = wanted.keys() & set(classes)
         for number_of_class in here:
             work[number_of_class] += cost
         for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True) if here else ():
-            for dim, slots in enumerate(dims):
+            for dim, factors in enumerate(dims):
                 size = program.values[value].shape[dim]
-                if len(slots) == 1 and classes[slots[0]] in here and size == dimensions.class_sizes[classes[slots[0]]]:
-                    found[value, dim] = classes[slots[0]]
+                if (
+                    len(factors) == 1
+                    and classes[factors[0]] in here
+                    and size == dimensions.class_sizes[classes[factors[0]]]
+                ):
+                    found[value, dim] = classes[factors[0]]
         if any(program.values[v].dtype.startswith("complex") for v in op.results):
             refused |= here
         if op.kind.convolution or op.name == "stablehlo.reduce_window":
-            refused |= {classes[slot] for w in op.windows for slot in form.operands[0][w.operand_dim]}
+            refused |= {classes[factor] for w in op.windows for factor in form.operands[0][w.operand_dim]}
     return {place: c for place, c in found.items() if c not in refused and work[c] >= LEAST_WORK * all_work}
 
 

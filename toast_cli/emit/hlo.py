@@ -88,9 +88,9 @@ def hlo_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
 def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
     """The module as bytecode, with the bodies of manual regions between custom calls."""
     with source.module.context, ir.Location.unknown():
-        stated = {source.operations[n]: n for n, op in enumerate(source.program.ops) if op.region is not None}
+        numbers = {source.operations[n]: n for n, op in enumerate(source.program.ops) if op.region is not None}
         found = xla.walk_ops(source.module, REGION)
-        boundaries = [boundary(region, source, lowered, stated.get(region)) for region in found]
+        boundaries = [boundary(region, source, lowered, numbers.get(region)) for region in found]
         module = source.module.operation.clone()
         write_out_ragged(module)
         keep_branch_operands(module)

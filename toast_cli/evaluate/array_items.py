@@ -15,7 +15,7 @@ from toast_cli.compiler.compilation import Compilation
 from toast_cli.compiler.kernels import Making, making_whole
 from toast_cli.compiler.layouts import Tiling
 from toast_cli.compiler.space_to_batch import Images
-from toast_cli.dimensions.model import SlotKind
+from toast_cli.dimensions.model import FactorKind
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import runs_by_region
@@ -140,7 +140,7 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
         (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
         left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
         making = making_of(problem, made, values[0], readers) if left else None
-        sums = SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
+        sums = FactorKind.REDUCTION in problem.patterns[pattern].form.kinds
         at_edges = LOOP_READS in problem.roles and are_at_edges(left)
         item = ArrayItem(
             pattern, k, *measures, left, at_edges, region, costs=sums, values=tuple(values), making=making,
@@ -183,9 +183,9 @@ def _ways_of_reading(
 
 def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:
     """Whether ops of pattern `reader` read this result of pattern `maker` in its own sharding under every plan: it is
-    neither partial nor pinned, both patterns choose alike, and the same slots make up the array."""
+    neither partial nor pinned, both patterns choose alike, and the same factors make up the array."""
     one, other = problem.patterns[maker], problem.patterns[reader]
-    if one.result_pins or other.operand_pins or SlotKind.REDUCTION in one.form.kinds:
+    if one.result_pins or other.operand_pins or FactorKind.REDUCTION in one.form.kinds:
         return False
     alike = problem.chosen_by[maker] == problem.chosen_by[reader]
     return alike and one.form.results[result] == other.form.operands[position]

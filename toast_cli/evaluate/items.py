@@ -20,7 +20,7 @@ from toast_cli.compiler.kernel import Side as KernelSide
 from toast_cli.compiler.liveness import Lives
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.cost.model import Attained
-from toast_cli.dimensions.model import SlotKind
+from toast_cli.dimensions.model import FactorKind
 from toast_cli.evaluate.array_items import NO_REGION, ArrayItem, array_items
 from toast_cli.evaluate.neighbour_items import NeighbourItem, neighbour_items
 from toast_cli.evaluate.reduction_shares import reduction_shares
@@ -30,8 +30,8 @@ from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import HandWritten, Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 
-# Slots whose splitting makes an op communicate.
-_COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
+# Factors whose splitting makes an op communicate.
+_COMMUNICATE = frozenset({FactorKind.REDUCTION, FactorKind.PERMUTATION})
 
 
 class Side(NamedTuple):

@@ -70,14 +70,14 @@ class WorkPricer:
     def seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Compute seconds of all ops of the item, each on its local shape."""
         if work.region >= 0:
-            return work.runs * self._regions[work.region].price(op_sharding.slot_axes).seconds
+            return work.runs * self._regions[work.region].price(op_sharding.factor_axes).seconds
         if (not work.kernels and not work.flops) or self._is_transfer(work):
             return 0.0
         if work.kernel is not None:
             return work.runs * self._by_hand(work.kernel, work.dtype, op_sharding)
         sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
         cuts = (
-            tuple([shards((axes,), sizes) for axes in op_sharding.slot_axes])
+            tuple([shards((axes,), sizes) for axes in op_sharding.factor_axes])
             if work.flops or work.kind.matrix_unit
             else ()
         )
@@ -138,8 +138,8 @@ class WorkPricer:
         return is_transfer(self._problem.program.ops[work.op])
 
     def _by_hand(self, kernel: HandWritten, dtype: str, op_sharding: OpSharding) -> float:
-        """Seconds of a hand-written kernel, whose work is divided by the shards of its slots."""
-        pieces = prod(self._pieces(op_sharding.slot_axes))
+        """Seconds of a hand-written kernel, whose work is divided by the shards of its factors."""
+        pieces = prod(self._pieces(op_sharding.factor_axes))
         work = kernel.products / pieces, kernel.vector / pieces, kernel.bytes / pieces
         return kernel_seconds(self._problem.mesh.chip, self._hand_written, dtype, *work)
 
@@ -365,14 +365,14 @@ class WorkPricer:
         if not work.kind.contraction or not any(side.staying for side in work.results):
             return False
         grid, program = self._grid(work), self._problem.program
-        batch, rows, columns = (local_size(slots, cuts) for slots in (grid.batch, grid.rows, grid.columns))
+        batch, rows, columns = (local_size(factors, cuts) for factors in (grid.batch, grid.rows, grid.columns))
         bits = DTYPE_BITS.get(program.values[program.ops[work.op].results[0]].dtype, 32)
         return has_small_windows(self._profile, batch * rows, columns, bits)
 
     def uses(self, work: WorkItem, op_sharding: OpSharding) -> Iterator[KernelUse]:
         """Work and time of the item's kernels."""
         if work.region >= 0:
-            yield from self._regions[work.region].price(op_sharding.slot_axes).kernels_in(work.runs)
+            yield from self._regions[work.region].price(op_sharding.factor_axes).kernels_in(work.runs)
             return
         seconds = self.seconds(work, op_sharding)
         if seconds:
@@ -381,7 +381,7 @@ class WorkPricer:
     def _size(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""
         sizes = self._sizes
-        pieces = prod(shards((axes,), sizes) for axes in op_sharding.slot_axes)
+        pieces = prod(shards((axes,), sizes) for axes in op_sharding.factor_axes)
         flops = work.flops / pieces
         if work.kernel is not None:
             return work.runs * flops, work.runs * work.kernel.bytes / pieces

@@ -30,7 +30,7 @@ from toast_cli.hardware.device_groups import axes_of_groups, crossed_axes
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.loop_reads import LOOP_EDGES, edges, held_over
-from toast_cli.plan.op_sharding import OpPattern, SlotAxes
+from toast_cli.plan.op_sharding import FactorAxes, OpPattern
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
@@ -60,10 +60,10 @@ class _At:
     region: _Region
     op: int
     value: int
-    known: dict[SlotAxes, RegionPrice] = field(default_factory=dict)
+    known: dict[FactorAxes, RegionPrice] = field(default_factory=dict)
 
-    def price(self, split: SlotAxes) -> RegionPrice:
-        """Its price when these axes split its slots."""
+    def price(self, split: FactorAxes) -> RegionPrice:
+        """Its price when these axes split its factors."""
         if split not in self.known:
             self.known[split] = self.region.price(split).at(self.op, self.value)
         return self.known[split]
@@ -87,15 +87,15 @@ class _Region:
         self._groups = _groups(self._problem, pattern)
         self._known: dict[Plan, RegionPrice] = {}
 
-    def price(self, split: SlotAxes) -> RegionPrice:
-        """The price of one run when these axes split its slots."""
+    def price(self, split: FactorAxes) -> RegionPrice:
+        """The price of one run when these axes split its factors."""
         plan = self._plan(split)
         if plan not in self._known:
             self._known[plan] = self._price(plan)
         return self._known[plan]
 
-    def _plan(self, split: SlotAxes) -> Plan:
-        """The plan for the body in which these axes split its slots."""
+    def _plan(self, split: FactorAxes) -> Plan:
+        """The plan for the body in which these axes split its factors."""
         groups = self._problem.dimensions.groups
         return tuple(
             [
@@ -175,15 +175,15 @@ class _Region:
 
 
 def _groups(problem: Problem, pattern: OpPattern) -> list[int]:
-    """[slots of the region] the corresponding group of its body; -1 for none."""
+    """[factors of the region] the corresponding group of its body; -1 for none."""
     body, dimensions, found = problem.program, problem.dimensions, [-1] * len(pattern.form.sizes)
     arrays = [argument.value for argument in body.arguments] + [result.value for result in body.results]
     for value, outside in zip(arrays, (*pattern.form.operands, *pattern.form.results), strict=True):
         maker = body.producer[value]
         inside = dimensions.forms[maker].results[body.ops[maker].results.index(value)]
-        for slots, within in zip(outside, inside, strict=True):
-            if slots and within and found[slots[0]] < 0:
-                found[slots[0]] = dimensions.class_group[dimensions.slot_classes[maker][within[0]]]
+        for factors, within in zip(outside, inside, strict=True):
+            if factors and within and found[factors[0]] < 0:
+                found[factors[0]] = dimensions.class_group[dimensions.factor_classes[maker][within[0]]]
     return found
 
 

@@ -3,8 +3,8 @@
 Patterns that the same decisions affect form one *view*. The op shardings of all patterns of a view under some plan
 are one *row* of it; equal rows have one number, so that callers can tell by a number whether anything has changed.
 
-The edges of loops are one more pattern, `LOOP_EDGES`: its op sharding has a slot for each mesh axis, which is split if
-the plan gathers loop-invariant arrays over that axis before loops.
+The edges of loops are one more pattern, `LOOP_EDGES`: its op sharding has a factor for each mesh axis, which is split
+if the plan gathers loop-invariant arrays over that axis before loops.
 
 The axis assignment of a view's patterns after some decisions (see `plan.axis_assignment`) is a *state* of the view. One
 more decision leads to the next state, so that most rows are found by following memoised transitions.
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from toast_cli.dimensions.model import SlotKind
+from toast_cli.dimensions.model import FactorKind
 from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, SplitRules, assigned_order, claim_of
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.loop_reads import LOOP_EDGES, LOOP_READS
@@ -282,7 +282,7 @@ class OpShardingMemo:
 
 
 def _edges(sizes: tuple[int, ...]) -> AxisAssigner:
-    """The assigner of `LOOP_EDGES`, whose slot k only axis k may split."""
+    """The assigner of `LOOP_EDGES`, whose factor k only axis k may split."""
     none = ((),) * len(sizes)
     return AxisAssigner(SplitRules(sizes, (0,) * len(sizes), none, frozenset(), (), (), None), sizes)
 
@@ -290,5 +290,5 @@ def _edges(sizes: tuple[int, ...]) -> AxisAssigner:
 def _arrangement(pattern: OpPattern) -> tuple[object, ...]:
     """The parts of a pattern that determine the shardings of a choice, see `lay_out`."""
     form = pattern.form
-    summed = tuple([kind is SlotKind.REDUCTION for kind in form.kinds])
+    summed = tuple([kind is FactorKind.REDUCTION for kind in form.kinds])
     return form.operands, form.results, summed, pattern.operand_pins, pattern.result_pins

@@ -81,7 +81,7 @@ class Pricer:
         """All-reduces and reduce-scatters of partial results outside sums, reshards to pinned shardings, permutes of
         ops that move elements, and collectives of manual regions."""
         if work.region >= 0:
-            yield from self._regions[work.region].price(op_sharding.slot_axes).collectives_in(work.runs)
+            yield from self._regions[work.region].price(op_sharding.factor_axes).collectives_in(work.runs)
         results = self._problem.program.ops[work.op].results
         if not work.summed and (op_sharding.reduced or any(op_sharding.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop, work.share)
@@ -238,7 +238,7 @@ class Pricer:
         made = lowered[item.pattern].shardings[item.result]
         needed = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
         wholly = [reader.whole_if_ahead for reader in item.readers]
-        held = axes_of(lowered[LOOP_EDGES].slot_axes) if item.at_edges else ()
+        held = axes_of(lowered[LOOP_EDGES].factor_axes) if item.at_edges else ()
         return copies_of(made, needed, self._sizes, item.shape, wholly, held)
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
@@ -281,7 +281,7 @@ class Pricer:
 
     def inside_bytes(self, item: ArrayItem, op_sharding: OpSharding) -> float:
         """Peak bytes on one device inside the manual region that makes the item."""
-        return self._regions[item.region].price(op_sharding.slot_axes).bytes
+        return self._regions[item.region].price(op_sharding.factor_axes).bytes
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program

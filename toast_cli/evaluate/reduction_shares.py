@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from toast_cli.compiler.collectives import combined_shares
 from toast_cli.compiler.compilation import Compilation
-from toast_cli.dimensions.model import SlotKind
+from toast_cli.dimensions.model import FactorKind
 from toast_cli.plan.problem import Problem
 
 
@@ -16,7 +16,7 @@ def reduction_shares(problem: Problem, made: Compilation) -> list[float]:
     program, late = problem.program, made.late
     earlier = {term for found in problem.sums for term in found.terms if term != max(found.terms)}
     groups = [
-        frozenset([g for g, kind in zip(p.groups, p.form.kinds, strict=True) if kind is SlotKind.REDUCTION])
+        frozenset([g for g, kind in zip(p.groups, p.form.kinds, strict=True) if kind is FactorKind.REDUCTION])
         for p in problem.patterns
     ]
     over: list[tuple[frozenset[int], str, str] | None] = [None] * len(program.ops)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from toast_cli.cost.model import CollectiveUse, KernelUse
-from toast_cli.plan.op_sharding import SlotAxes
+from toast_cli.plan.op_sharding import FactorAxes
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class RegionPrice:
 class PricedRegion(Protocol):
     """An op that is a manual region."""
 
-    def price(self, split: SlotAxes) -> RegionPrice:
-        """The price of one run on one device when these axes split its slots."""
+    def price(self, split: FactorAxes) -> RegionPrice:
+        """The price of one run on one device when these axes split its factors."""
 
 
 RegionPrices = Mapping[int, PricedRegion]  # op -> its price

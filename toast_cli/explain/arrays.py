@@ -11,7 +11,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
 from toast_cli.folding import NamedArray, fold
-from toast_cli.frontend import stated_pins
+from toast_cli.frontend import program_pins
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.program.paths import matches, nearest_paths, shown_path
@@ -83,19 +83,20 @@ def _why(study: Study, argument: int) -> Iterator[str]:
     value = problem.program.arguments[argument].value
     pattern = problem.op_pattern[argument]
     of, names = problem.patterns[pattern], problem.mesh.names
-    for dim, (slots, axes) in enumerate(zip(of.form.results[0], study.lowered.shardings[value], strict=True)):
+    for dim, (factors, axes) in enumerate(zip(of.form.results[0], study.lowered.shardings[value], strict=True)):
         size = problem.program.values[value].own_shape[dim]
         called = (
-            " x ".join(problem.dimensions.groups[of.groups[slot]].name for slot in slots) or "a dimension of its own"
+            " x ".join(problem.dimensions.groups[of.groups[factor]].name for factor in factors)
+            or "a dimension of its own"
         )
         reasons = []
         for axis in axes:
-            giver = study.giver(pattern, slots, axis)
+            giver = study.giver(pattern, factors, axis)
             reasons.append(f"{names[axis]} by {study.numbered(giver)}" if giver else f"{names[axis]} by a pin")
         for number, decision in enumerate(study.plan, 1):
             if (
                 isinstance(decision, Shard)
-                and decision.group in {of.groups[slot] for slot in slots}
+                and decision.group in {of.groups[factor] for factor in factors}
                 and decision.axis not in axes
             ):
                 reasons.append(
@@ -132,7 +133,7 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
     program, mesh = problem.program, problem.mesh
     value = program.arguments[members[0]].value
     shape, now = program.values[value].own_shape, study.sharding(study.lowered.shardings[value])
-    stated = stated_pins(source, mesh.names, mesh.sizes)
+    stated = program_pins(source, mesh.names, mesh.sizes)
     changes = []
     for spec in _specs(shape, mesh.names, mesh.sizes):
         if f"({', '.join(spec)})" == now:

@@ -63,7 +63,7 @@ def _work(problem: Problem, lowered: list[OpSharding]) -> dict[tuple[int, int], 
         if not heavy and (of.role != NO_ROLE or in_weights.issuperset(of.groups)):
             continue
         made = op.trips * sum(program.values[value].elements for value in op.results)
-        for group, axes in zip(of.groups, lowered[number].slot_axes, strict=True):
+        for group, axes in zip(of.groups, lowered[number].factor_axes, strict=True):
             for axis in axes:
                 elements[group, axis] += made
                 if heavy:
@@ -98,7 +98,7 @@ def _stored(
     arguments = [k for k, of in enumerate(problem.argument_role) if of == number]
     sizes: dict[int, float] = defaultdict(float)
     for k in arguments:
-        groups, split = problem.patterns[problem.op_pattern[k]].groups, lowered[problem.op_pattern[k]].slot_axes
+        groups, split = problem.patterns[problem.op_pattern[k]].groups, lowered[problem.op_pattern[k]].factor_axes
         parts = ((group, axis) for group, axes in zip(groups, split, strict=True) for axis in axes)
         for axis in {axis for group, axis in parts if (group, axis) not in computed}:
             sizes[axis] += program.values[program.arguments[k].value].bytes

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 
 from toast_cli.cost.model import BY_HAND, CollectiveUse, Cost
-from toast_cli.dimensions.model import SlotKind
+from toast_cli.dimensions.model import FactorKind
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.words import (
@@ -155,10 +155,10 @@ class Study:
 
     # -- causes --------------------------------------------------------------------------------------------------
 
-    def giver(self, pattern: int, slots: Iterable[int], axis: int) -> int:
-        """Number of the decision that put `axis` on one of an op's slots; 0 where a pin or the op did."""
+    def giver(self, pattern: int, factors: Iterable[int], axis: int) -> int:
+        """Number of the decision that put `axis` on one of an op's factors; 0 where a pin or the op did."""
         of = self.problem.patterns[pattern]
-        groups = {of.groups[slot] for slot in slots}
+        groups = {of.groups[factor] for factor in factors}
         for number, decision in enumerate(self.plan, 1):
             if isinstance(decision, Shard) and claim_of(of, decision, self.problem.resolution_place) is None:
                 continue
@@ -169,9 +169,9 @@ class Study:
     def holder(self, pattern: int, axis: int) -> tuple[int, str]:
         """(decision number, name of the dimension) that uses an axis in an op; (0, "") if none does."""
         of = self.problem.patterns[pattern]
-        for slot, axes in enumerate(self.op_shardings[pattern].slot_axes):
+        for factor, axes in enumerate(self.op_shardings[pattern].factor_axes):
             if axis in axes:
-                return self.giver(pattern, [slot], axis), self.problem.dimensions.groups[of.groups[slot]].name
+                return self.giver(pattern, [factor], axis), self.problem.dimensions.groups[of.groups[factor]].name
         return 0, ""
 
     def why_not(self, pattern: int, number: int) -> str:
@@ -180,12 +180,12 @@ class Study:
         if not isinstance(decision, Shard):
             return ""
         axis, size = decision.axis, self.problem.mesh.sizes[decision.axis]
-        slots = [slot for slot, group in enumerate(of.groups) if group == decision.group]
-        axes = self.op_shardings[pattern].slot_axes
+        factors = [factor for factor, group in enumerate(of.groups) if group == decision.group]
+        axes = self.op_shardings[pattern].factor_axes
         if claim_of(of, decision, self.problem.resolution_place) is None:
             return "it leaves these ops to other decisions"
-        if any(axis in axes[slot] for slot in slots):
-            giver = self.giver(pattern, slots, axis)
+        if any(axis in axes[factor] for factor in factors):
+            giver = self.giver(pattern, factors, axis)
             return "" if giver in (0, number) else f"decision {giver} splits it already"
         holder, name = self.holder(pattern, axis)
         if name:
@@ -195,12 +195,12 @@ class Study:
         for k, other in enumerate(self.plan, 1):
             if isinstance(other, Replicate) and other.role == of.role and other.axis == axis:
                 return f"{self.numbered(k)} keeps it replicated"
-        if all(of.form.kinds[slot] is SlotKind.BLOCKED for slot in slots):
+        if all(of.form.kinds[factor] is FactorKind.BLOCKED for factor in factors):
             return "the operation needs it whole"
-        for slot in slots:
-            taken = prod(self.problem.mesh.sizes[a] for a in axes[slot])
-            if of.form.sizes[slot] % (taken * size):
-                return f"{of.form.sizes[slot] // taken} cannot be split {size} ways"
+        for factor in factors:
+            taken = prod(self.problem.mesh.sizes[a] for a in axes[factor])
+            if of.form.sizes[factor] % (taken * size):
+                return f"{of.form.sizes[factor] // taken} cannot be split {size} ways"
         return "it is the inner part of a reshaped dimension, whose outer part is not fully split"
 
     def place(self, op: int, inside: str = "") -> str:

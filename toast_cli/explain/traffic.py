@@ -71,10 +71,10 @@ def _acting(study: Study, ops: list[int]) -> Counter[str]:
     for op in ops:
         pattern = problem.op_pattern[op]
         of = problem.patterns[pattern]
-        for slot, axes in enumerate(study.op_shardings[pattern].slot_axes):
+        for factor, axes in enumerate(study.op_shardings[pattern].factor_axes):
             for axis in axes:
-                giver = study.giver(pattern, [slot], axis)
-                name, kind = problem.dimensions.groups[of.groups[slot]].name, of.form.kinds[slot].name
+                giver = study.giver(pattern, [factor], axis)
+                name, kind = problem.dimensions.groups[of.groups[factor]].name, of.form.kinds[factor].name
                 how = ", summed over: partial results" if kind == "REDUCTION" else ""
                 by = f"decision {giver} " if giver else "a pin "
                 found[f"{name} is split over {problem.mesh.names[axis]}{how}, by {by}"] += 1

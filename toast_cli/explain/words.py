@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from toast_cli.dimensions.model import SlotKind
+from toast_cli.dimensions.model import FactorKind
 from toast_cli.explain.strategy import Strategy, strategy_of
 from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
@@ -209,14 +209,17 @@ def sight(problem: Problem, resolution: int) -> Sight:
         op, form = program.ops[number], dimensions.forms[number]
         for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
             names = {
-                sides[slot]: str(d) for d, slots in reversed([*enumerate(dims)]) for slot in slots if slot in sides
+                sides[factor]: str(d)
+                for d, factors in reversed([*enumerate(dims)])
+                for factor in factors
+                if factor in sides
             }
             if len(names) > 1:
                 of = program.values[value]
                 found.append(((1, op.flops, of.bytes, -number), Sight(number, str(of), names)))
         summed = {
-            side: "what is summed over" if form.kinds[slot] == SlotKind.REDUCTION else "what is kept"
-            for slot, side in sides.items()
+            side: "what is summed over" if form.kinds[factor] == FactorKind.REDUCTION else "what is kept"
+            for factor, side in sides.items()
         }
         found.append(((min(len(sides), 2) - 2, op.flops, 0, -number), Sight(number, "", summed)))
     return max(found, key=lambda one: one[0])[1]

@@ -31,7 +31,7 @@ def take_known_branches(module: Any) -> None:
     """Inlines the known branches, inner conditionals first, since these may decide outer ones."""
     decided = 0
     for operation in walk_ops(module, *DECIDED, inner_first=True):
-        number = stated_number(operation.operands[0])
+        number = constant_number(operation.operands[0])
         if number is not None:
             replace_operation(operation, outcome(operation, number))
             decided += 1
@@ -104,7 +104,7 @@ def outcome(operation: Any, number: int) -> list[Any]:
     return moved_out(branch.blocks[0], operation)
 
 
-def stated_number(value: Any) -> int | None:
+def constant_number(value: Any) -> int | None:
     """The value of a splat of integers or booleans, if the program states it; looks through conversions and the clamp
     of `lax.switch`."""
     stated = splat_number(value)
@@ -114,9 +114,9 @@ def stated_number(value: Any) -> int | None:
     if isinstance(owner, ir.Block):
         return None
     if owner.name == "stablehlo.convert":
-        inner = stated_number(owner.operands[0])
+        inner = constant_number(owner.operands[0])
         return inner if isinstance(value.type.element_type, ir.IntegerType) else None
     if owner.name == "stablehlo.clamp":
-        low, number, high = (stated_number(operand) for operand in owner.operands)
+        low, number, high = (constant_number(operand) for operand in owner.operands)
         return None if low is None or number is None or high is None else max(low, min(number, high))
     return None

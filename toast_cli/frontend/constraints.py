@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from toast_cli.errors import InputError
+from toast_cli.frontend.annotations import AnnotatedSharding, Axes, MeshAxes, mesh_axes_of, meshes_of, value_shardings
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.exchanges import manual_axes
 from toast_cli.frontend.gspmd import TILED, TileAssignment, mesh_axes, read_tiling
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, OperandOfOp
-from toast_cli.frontend.statements import Axes, MeshAxes, StatedSharding, mesh_axes_of, meshes_of, value_shardings
 from toast_cli.xla import ir, sdy, walk_ops
 
 PREFIX = "gspmd_axis_"
@@ -140,7 +140,7 @@ def quoted(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class StatedConstraint:
+class AnnotatedConstraint:
     """`value` (or, if `uses` is not empty, these uses of it) must have the sharding `axes`: per dimension, axis names,
     or None if the dimension is open."""
 
@@ -152,12 +152,12 @@ class StatedConstraint:
 
 def constraints_on(
     records: Iterable[Kept], axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
-) -> tuple[list[StatedConstraint], list[str]]:
+) -> tuple[list[AnnotatedConstraint], list[str]]:
     """The records in axes of a mesh, and a notice about those that cannot be expressed by its axes.
 
     Raises `InputError` when a record names an axis that the mesh does not have, or has with another size.
     """
-    found: list[StatedConstraint] = []
+    found: list[AnnotatedConstraint] = []
     left_out: list[Kept] = []
     for record in records:
         axes = record.sharding.axes
@@ -170,7 +170,7 @@ def constraints_on(
         if axes is None:
             left_out.append(record)
         else:
-            found.append(StatedConstraint(record.value, axes, record.uses, record.origin))
+            found.append(AnnotatedConstraint(record.value, axes, record.uses, record.origin))
     if not left_out:
         return found, []
     first = left_out[0]
@@ -181,7 +181,7 @@ def constraints_on(
     return found, [notice]
 
 
-def translated(sharding: StatedSharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
+def translated(sharding: AnnotatedSharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
     """A GSPMD sharding by mesh axes; None if no assignment of axes expresses it."""
     tiling = read_tiling(sharding.gspmd)
     axes = mesh_axes(tiling, rank, names, sizes) if tiling else None

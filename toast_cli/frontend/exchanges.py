@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.frontend.statements import meshes_of, value_shardings
+from toast_cli.frontend.annotations import meshes_of, value_shardings
 from toast_cli.hardware.device_groups import Groups
 from toast_cli.program.model import Exchange, Op
 from toast_cli.xla import ir, sdy

@@ -16,12 +16,12 @@ import numpy as np
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.annotations import GSPMD, SDY, MeshAxes
 from toast_cli.frontend.constraints import factored, manual_text, sharding_text
 from toast_cli.frontend.creation_order import sort_block
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.gspmd import MANUAL, MOST_DEVICES, REPLICATED, TILED, TileAssignment, mesh_axes, read_tiling
 from toast_cli.frontend.shardings import PARTITIONS, kind_of, unspecified_dims
-from toast_cli.frontend.statements import GSPMD, SDY, MeshAxes
 from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in, walk_ops
 
 ENTRANCE, EXIT, STATEMENT = "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"
@@ -212,7 +212,7 @@ def build(body: Body, crossings: dict[Any, Crossing], mesh: MeshAxes, symbol: st
     for operation in body.operations:
         operation.move_before(end)
     copied = copy_in(inside, region.operation.block)
-    drop_statements(inside)
+    drop_annotations(inside)
     for call, result in zip(body.exits, region.results, strict=True):
         call.results[0].replace_all_uses_with(result)
     stated = {call.operands[0] for call in body.entrances}
@@ -318,7 +318,7 @@ def copy_in(inside: Any, outside: Any) -> set[Any]:
     return set(copies)
 
 
-def drop_statements(inside: Any) -> None:
+def drop_annotations(inside: Any) -> None:
     """Removes sharding annotations from a body, whose values are shards already."""
     for view in list(inside.operations):
         for operation in [*walk_ops(view.operation, "stablehlo.custom_call")]:

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from toast_cli import xla
 from toast_cli.child import MEMORY, ChildError, in_child
 from toast_cli.errors import InputError
+from toast_cli.frontend.annotations import AnnotatedSharding
 from toast_cli.frontend.diagnostics import first_error
 from toast_cli.frontend.formats import hint_for, parse_here, read_bytes, recognise, source_name
 from toast_cli.frontend.normalise import Normalised, normalise
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.source import read_source
-from toast_cli.frontend.statements import StatedSharding
 from toast_cli.frontend.wire import strings_are_text
 from toast_cli.kernels.table import Table
 from toast_cli.xla import ir
@@ -87,7 +87,7 @@ def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str,
 
 def _received(facts: dict[str, Any], operations: list[Any]) -> Kept:
     axes = facts["axes"]
-    sharding = StatedSharding(
+    sharding = AnnotatedSharding(
         None if axes is None else tuple(None if names is None else tuple(names) for names in axes),
         tuple((name, size) for name, size in facts["mesh"]),
         facts["gspmd"],

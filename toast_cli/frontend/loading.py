@@ -8,12 +8,12 @@ from math import prod
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.frontend.annotations import meshes_of
 from toast_cli.frontend.constraints import axes_on, check_manual_axes, constraints_on
 from toast_cli.frontend.handover import load_module
 from toast_cli.frontend.name_stack import scope_parts
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.source import Source, read_source
-from toast_cli.frontend.statements import meshes_of
 from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 from toast_cli.kernels.table import Table
 from toast_cli.program.model import Program
@@ -33,7 +33,7 @@ def load(
     loaded = load_module(path, keep_shardings=keep_shardings, content=content, kernels=table)
     source = read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
     source = with_first_uses(replace(source, kernels=table, own_mesh=loaded.own_mesh))
-    return with_stated_axes(source, loaded.argument_axes)
+    return with_annotated_axes(source, loaded.argument_axes)
 
 
 def with_first_uses(source: Source) -> Source:
@@ -58,26 +58,27 @@ def with_first_uses(source: Source) -> Source:
     return replace(source, program=replace(program, arguments=tuple(arguments)))
 
 
-def with_stated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:
+def with_annotated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:
     """Adds the mesh axes that the program states for its arguments; they name dimensions that have no other name."""
     if not axes:
         return source
     arguments = tuple(
-        replace(argument, stated_axes=axes.get(number, ())) for number, argument in enumerate(source.program.arguments)
+        replace(argument, annotated_axes=axes.get(number, ()))
+        for number, argument in enumerate(source.program.arguments)
     )
     return replace(source, program=replace(source.program, arguments=arguments))
 
 
-def stated_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> Pins:
+def program_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> Pins:
     """Shardings that the program requires, in axes of the chosen mesh.
 
     Raises `InputError` when a manual region or a kept sharding was written for another mesh.
     """
-    if not source.stated:
+    if not source.annotations:
         return NO_PINS
     check_manual_axes(source.module, axis_names, axis_sizes, source.path)
     _check_devices(source, source.program, prod(axis_sizes))
-    constraints, notices = constraints_on(source.stated, axis_names, axis_sizes)
+    constraints, notices = constraints_on(source.annotations, axis_names, axis_sizes)
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
     places = _places(source)
     pins = Pins(notices=tuple(notices), manual=_manual_axes(source, axis_names, axis_sizes))

@@ -12,10 +12,10 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.annotations import FRONTEND, frontend_texts
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.inline import callee_name
 from toast_cli.frontend.shardings import kind_of
-from toast_cli.frontend.statements import FRONTEND, frontend_texts
 from toast_cli.xla import declare_mesh, ir, run_passes, sdy, walk_ops
 
 BODY_PREFIXES = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")

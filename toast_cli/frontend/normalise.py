@@ -12,6 +12,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.annotations import MeshAxes, meshes_of
 from toast_cli.frontend.branches import (
     CONDITIONALS,
     DECIDED,
@@ -36,7 +37,6 @@ from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static,
 from toast_cli.frontend.shardings import MANUAL_REGION, PARTITIONS, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
-from toast_cli.frontend.statements import MeshAxes, meshes_of
 from toast_cli.frontend.tuples import flatten_tuples, is_tuple
 from toast_cli.kernels.describe import CUSTOM_CALL, describe_kernels
 from toast_cli.kernels.table import Table

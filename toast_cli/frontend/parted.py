@@ -43,7 +43,7 @@ _BRANCHES = ("stablehlo.case", "stablehlo.if")
 def with_parts(source: Source) -> Source | None:
     """The rewritten program; None if nothing is fused, or if the program states shardings, which would refer to the
     original arrays."""
-    parts = None if source.stated else fused_parts(source.program)
+    parts = None if source.annotations else fused_parts(source.program)
     if parts is None:
         return None
     copy = source.module.operation.clone().operation

@@ -16,6 +16,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.annotations import FRONTEND
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, manual_axes
@@ -35,7 +36,6 @@ from toast_cli.frontend.rules import (
     whole_rule,
 )
 from toast_cli.frontend.shardings import MANUAL_REGION
-from toast_cli.frontend.statements import FRONTEND
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
 from toast_cli.kernels.describe import hand_written

@@ -24,7 +24,7 @@ def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) ->
     describe_kernels(module, source.kernels)
     found = read_source(source.path, source.format, module)
     arguments = tuple(
-        replace(new, dimension_names=old.dimension_names, stated_axes=old.stated_axes)
+        replace(new, dimension_names=old.dimension_names, annotated_axes=old.annotated_axes)
         for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
     )
     before = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute", "offload")}

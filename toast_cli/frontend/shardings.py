@@ -14,22 +14,22 @@ from functools import partial
 from typing import Any
 
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.diagnostics import place_of
-from toast_cli.frontend.statements import (
+from toast_cli.frontend.annotations import (
     FRONTEND,
     GSPMD,
     RULE,
     SDY,
+    AnnotatedSharding,
     Meshes,
-    StatedSharding,
+    annotated_shardings,
     check_rank,
     meshes_of,
     one_sharding,
-    stated_shardings,
     tensor_sharding,
     value_shardings,
     without_shardings,
 )
+from toast_cli.frontend.diagnostics import place_of
 from toast_cli.inputs import whole_number
 from toast_cli.xla import ADVANCE, SKIP, ir, sdy
 
@@ -76,7 +76,7 @@ class Kept:
     """
 
     value: Any
-    sharding: StatedSharding
+    sharding: AnnotatedSharding
     uses: tuple[OperandOfOp, ...]
     origin: str
 
@@ -132,14 +132,14 @@ class _Taker:
         self._meshes = meshes
         self._path = path
         self._records: dict[Any, list[int]] = defaultdict(list)  # value -> places in `findings.kept`
-        self._stated: dict[Any, StatedSharding] = {}  # value -> the first sharding stated for it as a whole
+        self._annotated: dict[Any, AnnotatedSharding] = {}  # value -> the first sharding stated for it as a whole
 
-    def _record(self, value: Any, sharding: StatedSharding, uses: tuple[OperandOfOp, ...], origin: str) -> None:
+    def _record(self, value: Any, sharding: AnnotatedSharding, uses: tuple[OperandOfOp, ...], origin: str) -> None:
         self.findings.count += 1
         if sharding.single_device:
             return
         if not uses:
-            self._stated.setdefault(value, sharding)
+            self._annotated.setdefault(value, sharding)
         self._records[value].append(len(self.findings.kept))
         self.findings.kept.append(Kept(value, sharding, uses, origin))
 
@@ -164,7 +164,7 @@ class _Taker:
         for entry, (value, uses, origin) in zip(function.attributes[name], subjects, strict=True):
             attributes = {item.name: item.attr for item in entry}
             place = partial(_at, self._path, origin)
-            sharding = one_sharding(stated_shardings(attributes, self._meshes, place), _rank(value), place)
+            sharding = one_sharding(annotated_shardings(attributes, self._meshes, place), _rank(value), place)
             if sharding is not None and not (self._one_device and sharding.gspmd == REPLICATED):
                 self._record(value, sharding, uses, origin)
             cleaned.append(ir.DictAttr.get(without_shardings(attributes, place)))
@@ -198,7 +198,7 @@ class _Taker:
         """Takes the shardings in an operation's attributes, which are those of its results."""
         attributes = {name: operation.attributes[name] for name in operation.attributes}
         place = partial(place_of, operation, self._path)
-        shardings = stated_shardings(attributes, self._meshes, place)
+        shardings = annotated_shardings(attributes, self._meshes, place)
         placed = any(sharding.single_device for sharding in shardings)
         if not placed:
             for result, sharding in zip(operation.results, shardings, strict=False):
@@ -218,19 +218,19 @@ class _Taker:
             operation.erase()
             return
         value, result = operation.operands[0], operation.results[0]
-        stated = self._stated_by(operation)
-        if stated is None:
+        found = self._annotated_by(operation)
+        if found is None:
             self.findings.count += 1
         else:
-            differs = value in self._stated and self._stated[value] != stated
-            self._record(value, stated, real_uses(result) if differs else (), place_of(operation, self._path))
+            differs = value in self._annotated and self._annotated[value] != found
+            self._record(value, found, real_uses(result) if differs else (), place_of(operation, self._path))
         for number in self._records.pop(result, ()):  # the result's shardings move to its replacement
             self.findings.kept[number] = replace(self.findings.kept[number], value=value)
             self._records[value].append(number)
         result.replace_all_uses_with(value)
         operation.erase()
 
-    def _stated_by(self, operation: Any) -> StatedSharding | None:
+    def _annotated_by(self, operation: Any) -> AnnotatedSharding | None:
         """The sharding that a constraint states; None if it states none."""
         for name in ("sharding", "out_sharding"):
             if name in operation.attributes:
@@ -239,8 +239,8 @@ class _Taker:
                 return one_sharding([tensor_sharding(attribute, self._meshes)], _rank(operation.results[0]), place)
         attributes = {name: operation.attributes[name] for name in operation.attributes}
         place = partial(place_of, operation, self._path)
-        stated = stated_shardings(attributes, self._meshes, place)
-        sharding = one_sharding(stated, _rank(operation.results[0]), place)
+        found = annotated_shardings(attributes, self._meshes, place)
+        sharding = one_sharding(found, _rank(operation.results[0]), place)
         return None if sharding is None else replace(sharding, open_dims=unspecified_dims(attributes))
 
     def _manual_region(self, operation: Any) -> None:
@@ -269,7 +269,7 @@ def real_uses(value: Any) -> tuple[OperandOfOp, ...]:
 
 
 def unspecified_dims(attributes: dict[str, Any]) -> frozenset[int]:
-    """Dimensions that a `StatedSharding` custom call leaves open, as it says in its backend config."""
+    """Dimensions that a `Sharding` custom call leaves open, as it says in its backend config."""
     if "backend_config" not in attributes or not isinstance(attributes["backend_config"], ir.StringAttr):
         return frozenset()
     found = _UNSPECIFIED.search(foreign.text(attributes, "backend_config", lambda: "") or "")

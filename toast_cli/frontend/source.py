@@ -40,7 +40,7 @@ class Source:
             result, or, for a carried value, the result of the `while`; for a join the result of the `case`/`if`.
         operations: [ops] ir.Operation that each op stands for (the `while` of a carry, the terminator of a result).
         uses: (op, operand position) -> where in the module, for the ops of our own kinds.
-        stated: shardings the program states and we keep: its manual regions' always, the rest on request.
+        annotations: shardings the program states and we keep: its manual regions' always, the rest on request.
         frames: which frames of the stack `location` shows: "user" or "all".
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
         kernels: what the user says of hand-written ones.
@@ -55,7 +55,7 @@ class Source:
     definitions: list[Any]
     operations: list[Any]
     uses: dict[tuple[int, int], tuple[Any, int]]
-    stated: tuple[Kept, ...] = ()
+    annotations: tuple[Kept, ...] = ()
     notices: tuple[str, ...] = ()
     frames: str = USERS
     kernels: Table | None = None
@@ -101,7 +101,7 @@ class Source:
 
 
 def read_source(
-    path: str, form: str, module: Any, notices: tuple[str, ...] = (), stated: tuple[Kept, ...] = ()
+    path: str, form: str, module: Any, notices: tuple[str, ...] = (), annotations: tuple[Kept, ...] = ()
 ) -> Source:
     """The Source of a normalised module. Populates Shardy's rules, reads them and removes them again."""
     xla.run_passes(module, "func.func(sdy-populate-op-sharding-rules)")
@@ -125,6 +125,6 @@ def read_source(
         reader.definitions,
         reader.operations,
         reader.uses,
-        stated,
+        annotations,
         notices + tuple(reader.notices),
     )

@@ -92,7 +92,7 @@ def _copy(source: Source) -> Any:
 def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divided | str:
     """The split of the first dimension that can be a batch, or why there is none. copy: of the source's module; it is
     changed. parts_of: size of a dimension -> number of parts."""
-    if source.stated:
+    if source.annotations:
         return "the program states shardings of its own, which are of arrays for the whole batch"
     _read_from_outside(copy)
     xla.run_passes(copy, "func.func(sdy-populate-op-sharding-rules)")

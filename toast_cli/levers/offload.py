@@ -48,7 +48,7 @@ _STATE_IN_JAX = (
 
 def with_offload(source: Source, what: Offload) -> Source | str:
     """The program with these arrays in host memory, or the reason why there are none."""
-    if source.stated:
+    if source.annotations:
         return "the program states shardings of its own, which toast does not carry over to a rewritten program"
     copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
     describe_kernels(copy, source.kernels)

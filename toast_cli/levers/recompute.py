@@ -39,7 +39,7 @@ _IN_JAX = {
 
 def with_recompute(source: Source, policy: Recompute) -> Source | str:
     """The program with rematerialisation under this policy, or the reason why there is none."""
-    if source.stated:
+    if source.annotations:
         return "the program states shardings of its own, which are of arrays that it saves"
     copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
     describe_kernels(copy, source.kernels)

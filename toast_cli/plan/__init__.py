@@ -30,8 +30,8 @@ one: dimension 1 of `up` and dimension 0 of `down`.
 >>> [(group.name, group.size) for group in dimensions.groups]
 [('batch', 8), ('features_4', 4), ('ff', 16), ('features_4_2', 4)]
 
-Patterns (`plan/problem.py`). An op has a *slot* for each dimension that it runs over. The second product runs over
-the batch, what it makes, and the hidden units, which it sums over. Ops with equal slots and groups share a pattern.
+Patterns (`plan/problem.py`). An op has a *factor* for each dimension that it runs over. The second product runs over
+the batch, what it makes, and the hidden units, which it sums over. Ops with equal factors and groups share a pattern.
 
 >>> problem = make_problem(program, dimensions, load_spec("h100:2").mesh({"x": 2}))
 >>> second = problem.op_pattern[5]

@@ -1,15 +1,16 @@
-"""Assigns mesh axes to the slots of one op, decision by decision, and decides where its partial results are scattered.
+"""Assigns mesh axes to the factors of one op, decision by decision, and decides where its partial results are
+scattered.
 
-For every op and every mesh axis, the first decision whose group has an eligible slot in that op wins the axis there.
-Eligible: the shards divide every extent, the op does not need the slot whole, and every slot that is major to it in
-some dimension is already fully split. Where a conflict gives the group several slots, those on the preferred side are
-tried first. If an axis splits a reduced slot, the op's results are partial over it; they are reduce-scattered where a
+For every op and every mesh axis, the first decision whose group has an eligible factor in that op wins the axis there.
+Eligible: the shards divide every extent, the op does not need the factor whole, and every factor that is major to it in
+some dimension is already fully split. Where a conflict gives the group several factors, those on the preferred side are
+tried first. If an axis splits a reduced factor, the op's results are partial over it; they are reduce-scattered where a
 decision wants that axis on one of their own dimensions, and all-reduced otherwise.
 
 `Replicate` closes an axis to the ops it names, so it is applied before all `Shard`s. An assignment is then
 never undone, and the state of an op after the first decisions of a plan is all that later ones depend on. There are few
 states, however many plans there are: most decisions find their axis taken, and equivalent orders lead to the same
-state. Ops whose slots can be split alike share states, whatever the names and sizes of their arrays, so each state is
+state. Ops whose factors can be split alike share states, whatever the names and sizes of their arrays, so each state is
 computed once.
 
 In: an `OpPattern` and a plan. Out: a `Choice`.
@@ -21,11 +22,11 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import NamedTuple
 
-from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.dimensions.model import FactorKind, Form
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
-from toast_cli.plan.op_sharding import Choice, OpPattern, SlotAxes, Space
+from toast_cli.plan.op_sharding import Choice, FactorAxes, OpPattern, Space
 
-SUMS = (SlotKind.REDUCTION, SlotKind.SUMMED_LATER)
+SUMS = (FactorKind.REDUCTION, FactorKind.SUMMED_LATER)
 START = 0  # the state in which nothing is decided
 
 
@@ -40,16 +41,17 @@ class Workarounds:
 ALL = Workarounds()
 
 
-def without_split_space(space: Space, slot_axes: SlotAxes, sizes: tuple[int, ...]) -> SlotAxes:
-    """The axes of a convolution's slots without those that split space where XLA's partitioner computes a wrong result.
+def without_split_space(space: Space, factor_axes: FactorAxes, sizes: tuple[int, ...]) -> FactorAxes:
+    """The axes of a convolution's factors without those that split space where XLA's partitioner computes a wrong
+    result.
 
     Where image and kernel are both split, and space is, it splits the kernel in space as well and sums over all
     devices. Devices that hold the same pieces, because an axis does not split the summed dimensions, then count several
     times: a gradient comes out doubled (jaxlib 0.10.2).
     """
 
-    def spent(slots: frozenset[int]) -> set[int]:
-        return {axis for slot in slots for axis in slot_axes[slot]}
+    def spent(factors: frozenset[int]) -> set[int]:
+        return {axis for factor in factors for axis in factor_axes[factor]}
 
     away: frozenset[int] = frozenset()
     if spent(space.tiled) and (spent(space.kernel) or spent(space.summed)):
@@ -58,26 +60,27 @@ def without_split_space(space: Space, slot_axes: SlotAxes, sizes: tuple[int, ...
         added_up = spent(space.summed | space.contracted)
         if away or any(size > 1 and axis not in added_up for axis, size in enumerate(sizes)):
             away |= space.summed
-    return tuple([() if slot in away else axes for slot, axes in enumerate(slot_axes)])
+    return tuple([() if factor in away else axes for factor, axes in enumerate(factor_axes)])
 
 
 class AxisClaim(NamedTuple):
-    """The effect of a decision on one op. slots: those that the axis may split, in order of preference; empty if no
+    """The effect of a decision on one op. factors: those that the axis may split, in order of preference; empty if no
     decision may use the axis."""
 
     axis: int
-    slots: tuple[int, ...]
+    factors: tuple[int, ...]
 
 
 class SplitRules(NamedTuple):
-    """The properties of an op that decide which slots an axis may split.
+    """The properties of an op that decide which factors an axis may split.
 
     Attributes:
-        limits: [slots] number that the shards must divide. full: [slots] shards that split it fully; 0 where none do.
-        majors: [slots] slots that must be fully split first. whole: slots that the op needs whole.
-        summed: slots over which results are partial. results: slots of each result's dimensions; none where nothing is
-            summed.
-        space: slots of a windowed convolution. closed: axes that no decision may use.
+        limits: [factors] number that the shards must divide. full: [factors] shards that split it fully; 0 where none
+            do.
+        majors: [factors] factors that must be fully split first. whole: factors that the op needs whole.
+        summed: factors over which results are partial. results: factors of each result's dimensions; none where nothing
+            is summed.
+        space: factors of a windowed convolution. closed: axes that no decision may use.
     """
 
     limits: tuple[int, ...]
@@ -94,12 +97,12 @@ class AssignmentState(NamedTuple):
     """State of an op after some decisions; equal states behave alike under all further decisions.
 
     Attributes:
-        slot_axes: [slots] mesh axes that split each.
+        factor_axes: [factors] mesh axes that split each.
         gone: axes that no further decision can use, because they are assigned or excluded.
         waiting: claims by which a partial result may still be reduce-scattered, sorted by axis, then by priority.
     """
 
-    slot_axes: SlotAxes
+    factor_axes: FactorAxes
     gone: frozenset[int]
     waiting: tuple[AxisClaim, ...]
 
@@ -110,7 +113,7 @@ class AxisAssigner:
 
     def __init__(self, rules: SplitRules, sizes: tuple[int, ...]) -> None:
         self.rules, self._sizes = rules, sizes
-        self._scatters = frozenset(slot for dims in rules.results for slots in dims for slot in slots)
+        self._scatters = frozenset(factor for dims in rules.results for factors in dims for factor in factors)
         self._states: list[AssignmentState] = []
         self._number: dict[AssignmentState, int] = {}
         self._after: list[dict[AxisClaim, int]] = []
@@ -144,51 +147,51 @@ class AxisAssigner:
         return found
 
     def _claim(self, assigned: AssignmentState, claim: AxisClaim) -> AssignmentState:
-        slot_axes, gone, waiting = assigned
-        axis, slots = claim
-        if not slots:
-            return AssignmentState(slot_axes, gone | {axis}, waiting)
-        taken = NOWHERE if axis in gone else self._eligible(slot_axes, claim)
+        factor_axes, gone, waiting = assigned
+        axis, factors = claim
+        if not factors:
+            return AssignmentState(factor_axes, gone | {axis}, waiting)
+        taken = NOWHERE if axis in gone else self._eligible(factor_axes, claim)
         if taken != NOWHERE:
-            slot_axes = (*slot_axes[:taken], (*slot_axes[taken], axis), *slot_axes[taken + 1 :])
+            factor_axes = (*factor_axes[:taken], (*factor_axes[taken], axis), *factor_axes[taken + 1 :])
             gone = gone | {axis}
-        if axis in gone and axis not in self._partial(slot_axes):
+        if axis in gone and axis not in self._partial(factor_axes):
             waiting = tuple([other for other in waiting if other.axis != axis])
-        elif scatter := tuple([slot for slot in slots if slot in self._scatters]):
+        elif scatter := tuple([factor for factor in factors if factor in self._scatters]):
             waiting = tuple(sorted((*waiting, AxisClaim(axis, scatter)), key=_axis))
-        return AssignmentState(slot_axes, gone, waiting)
+        return AssignmentState(factor_axes, gone, waiting)
 
-    def _eligible(self, slot_axes: SlotAxes, claim: AxisClaim) -> int:
-        """The first slot that can be split further by the axis; NOWHERE if none."""
+    def _eligible(self, factor_axes: FactorAxes, claim: AxisClaim) -> int:
+        """The first factor that can be split further by the axis; NOWHERE if none."""
         rules, sizes = self.rules, self._sizes
-        for slot in claim.slots:
-            if slot in rules.whole or rules.limits[slot] % (_count(slot_axes[slot], sizes) * sizes[claim.axis]):
+        for factor in claim.factors:
+            if factor in rules.whole or rules.limits[factor] % (_count(factor_axes[factor], sizes) * sizes[claim.axis]):
                 continue
-            if all(_count(slot_axes[major], sizes) == rules.full[major] for major in rules.majors[slot]):
-                return slot
+            if all(_count(factor_axes[major], sizes) == rules.full[major] for major in rules.majors[factor]):
+                return factor
         return NOWHERE
 
-    def _partial(self, slot_axes: SlotAxes) -> list[int]:
-        return [axis for slot in self.rules.summed for axis in slot_axes[slot]]
+    def _partial(self, factor_axes: FactorAxes) -> list[int]:
+        return [axis for factor in self.rules.summed for axis in factor_axes[factor]]
 
     def _settle(self, assigned: AssignmentState) -> Choice:
-        space, slot_axes = self.rules.space, assigned.slot_axes
+        space, factor_axes = self.rules.space, assigned.factor_axes
         if space is not None:
-            slot_axes = without_split_space(space, slot_axes, self._sizes)
-        partial = self._partial(slot_axes)
+            factor_axes = without_split_space(space, factor_axes, self._sizes)
+        partial = self._partial(factor_axes)
         if not partial:
-            return slot_axes, ()
+            return factor_axes, ()
         wanted: list[tuple[int, ...]] = []
         for dims in self.rules.results:
-            own = {slot: slot_axes[slot] for slots in dims for slot in slots}
+            own = {factor: factor_axes[factor] for factors in dims for factor in factors}
             places: list[int] = []
             for axis in partial:
-                slot = self._wants(assigned.waiting, axis, own, dims)
-                places.append(slot)
-                if slot != NOWHERE:
-                    own[slot] = (*own[slot], axis)
+                factor = self._wants(assigned.waiting, axis, own, dims)
+                places.append(factor)
+                if factor != NOWHERE:
+                    own[factor] = (*own[factor], axis)
             wanted.append(tuple(places))
-        return slot_axes, tuple(wanted)
+        return factor_axes, tuple(wanted)
 
     def _wants(
         self,
@@ -197,21 +200,21 @@ class AxisAssigner:
         own: dict[int, tuple[int, ...]],
         dims: tuple[tuple[int, ...], ...],
     ) -> int:
-        """The slot along which a result that is partial over `axis` is reduce-scattered, by the first claim that can;
+        """The factor along which a result that is partial over `axis` is reduce-scattered, by the first claim that can;
         else NOWHERE."""
-        for slot in (slot for claim in waiting if claim.axis == axis for slot in claim.slots):
-            if slot in own and self._room(slot, own, dims, self._sizes[axis]):
-                return slot
+        for factor in (factor for claim in waiting if claim.axis == axis for factor in claim.factors):
+            if factor in own and self._room(factor, own, dims, self._sizes[axis]):
+                return factor
         return NOWHERE
 
-    def _room(self, slot: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...], more: int) -> bool:
-        """Whether `slot` of a result can be split into `more` times as many shards: they divide it, and the slots major
-        to it are fully split."""
+    def _room(self, factor: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...], more: int) -> bool:
+        """Whether `factor` of a result can be split into `more` times as many shards: they divide it, and the factors
+        major to it are fully split."""
         rules, sizes = self.rules, self._sizes
-        if rules.limits[slot] % (_count(own[slot], sizes) * more):
+        if rules.limits[factor] % (_count(own[factor], sizes) * more):
             return False
-        slots = next(slots for slots in dims if slot in slots)
-        return all(_count(own[major], sizes) == rules.full[major] for major in slots[: slots.index(slot)])
+        factors = next(factors for factors in dims if factor in factors)
+        return all(_count(own[major], sizes) == rules.full[major] for major in factors[: factors.index(factor)])
 
 
 class AxisAssigners:
@@ -232,12 +235,12 @@ def rules_of(
 ) -> SplitRules:
     """The split rules of a form on a mesh with these axis sizes, whose products are the possible shard counts."""
     devices = prod(sizes)
-    summed = tuple([slot for slot, kind in enumerate(form.kinds) if kind is SlotKind.REDUCTION])
+    summed = tuple([factor for factor, kind in enumerate(form.kinds) if kind is FactorKind.REDUCTION])
     return SplitRules(
         tuple([gcd(devices, *extents) for extents in form.extents]),
         tuple([size if devices % size == 0 else 0 for size in form.sizes]),
         form.majors,
-        frozenset(slot for slot, kind in enumerate(form.kinds) if kind is SlotKind.BLOCKED),
+        frozenset(factor for factor, kind in enumerate(form.kinds) if kind is FactorKind.BLOCKED),
         summed,
         _scattered(form) if summed else (),
         space,
@@ -246,8 +249,10 @@ def rules_of(
 
 
 def _scattered(form: Form) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Slots of each result's dimensions; none for dimensions along which a sum cannot be scattered."""
-    return tuple(tuple(() if form.uneven.intersection(slots) else slots for slots in dims) for dims in form.results)
+    """Factors of each result's dimensions; none for dimensions along which a sum cannot be scattered."""
+    return tuple(
+        tuple(() if form.uneven.intersection(factors) else factors for factors in dims) for dims in form.results
+    )
 
 
 def assigned_order(plan: Plan) -> Plan:
@@ -266,41 +271,41 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
     if decision.only != NOWHERE and decision.only not in pattern.groups:
         return None
     key = decision.group, decision.sides, min(decision.unless, NOWHERE)
-    slots = pattern.candidates.get(key)
-    if slots is None:
-        slots = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
-    return AxisClaim(decision.axis, slots) if slots else None
+    factors = pattern.candidates.get(key)
+    if factors is None:
+        factors = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
+    return AxisClaim(decision.axis, factors) if factors else None
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
-    """Slots of the decision's group, the preferred side of a conflict first; none where the decision leaves the op
+    """Factors of the decision's group, the preferred side of a conflict first; none where the decision leaves the op
     alone."""
-    slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
-    if decision.unless == SUMMED and any(pattern.form.kinds[slot] in SUMS for slot in slots):
+    factors = tuple(factor for factor, other in enumerate(pattern.groups) if other == decision.group)
+    if decision.unless == SUMMED and any(pattern.form.kinds[factor] in SUMS for factor in factors):
         return ()
     if decision.unless == LOOK_UPS and is_looked_up_by(pattern, decision.group):
         return ()
     if not pattern.strands:
-        return slots
+        return factors
 
-    def chosen(slot: int) -> int:
-        strand = pattern.strands[slot]
+    def chosen(factor: int) -> int:
+        strand = pattern.strands[factor]
         at = resolutions.get(strand.resolution, NOWHERE) if strand else NOWHERE
         return decision.sides[at] if 0 <= at < len(decision.sides) else 0
 
-    def place(slot: int) -> tuple[bool, int]:
-        strand, wanted = pattern.strands[slot], chosen(slot)
+    def place(factor: int) -> tuple[bool, int]:
+        strand, wanted = pattern.strands[factor], chosen(factor)
         side = strand.side if strand else wanted
         return side < wanted, side
 
-    return () if any(chosen(slot) == ASIDE for slot in slots) else tuple(sorted(slots, key=place))
+    return () if any(chosen(factor) == ASIDE for factor in factors) else tuple(sorted(factors, key=place))
 
 
 def is_looked_up_by(pattern: OpPattern, group: int) -> bool:
     """Whether ops of a pattern gather rows of a table, or scatter into it, by indices that have this group while the
     table does not."""
-    slots = [slot for slot, other in enumerate(pattern.groups) if other == group]
-    return bool(slots) and pattern.looked_up.issuperset(slots)
+    factors = [factor for factor, other in enumerate(pattern.groups) if other == group]
+    return bool(factors) and pattern.looked_up.issuperset(factors)
 
 
 def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:

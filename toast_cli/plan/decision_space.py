@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from toast_cli.dimensions.model import Dimensions, SlotKind
+from toast_cli.dimensions.model import Dimensions, FactorKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.axis_assignment import is_looked_up_by
@@ -74,7 +74,7 @@ class DecisionSpace:
             group
             for pattern in (self.patterns[number] for number in working)
             for group, kind in zip(pattern.groups, pattern.form.kinds, strict=True)
-            if kind is not SlotKind.BLOCKED
+            if kind is not FactorKind.BLOCKED
         }
 
     @cached_property
@@ -89,7 +89,7 @@ class DecisionSpace:
             if op.name != DOT_GENERAL:
                 continue
             form, groups = self.patterns[number].form, self.patterns[number].groups
-            left, right, out = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))
+            left, right, out = ({s for factors in dims for s in factors} for dims in (*form.operands, form.results[0]))
             batching = {groups[s] for s in left & right & out}
             for group in {groups[s] for s in left | right}:
                 if group in batching and any(v in roles for v in op.operands):
@@ -204,6 +204,6 @@ class DecisionSpace:
     def _sums_over(self, number: int, group: int) -> bool:
         pattern = self.patterns[number]
         return any(
-            other == group and kind is SlotKind.REDUCTION
+            other == group and kind is FactorKind.REDUCTION
             for other, kind in zip(pattern.groups, pattern.form.kinds, strict=True)
         )

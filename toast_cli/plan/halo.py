@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from toast_cli.dimensions.model import SlotKind
+from toast_cli.dimensions.model import FactorKind
 from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.reshard import GATHER, PERMUTE
 from toast_cli.plan.sharding import Sharding, shards
@@ -120,12 +120,12 @@ def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
 
 
 def rotations(
-    op: Op, whole_bytes: float, kinds: Sequence[SlotKind], op_sharding: OpSharding, sizes: tuple[int, ...]
+    op: Op, whole_bytes: float, kinds: Sequence[FactorKind], op_sharding: OpSharding, sizes: tuple[int, ...]
 ) -> Iterator[Exchange]:
-    """The collective-permute of an op that moves elements without windows, over all axes that split a permuted slot.
-    whole_bytes: of its result. kinds: [slots] of the op's form."""
-    slots = zip(op_sharding.slot_axes, kinds, strict=True)
-    moved = tuple(axis for axes, kind in slots if kind is SlotKind.PERMUTATION for axis in axes)
+    """The collective-permute of an op that moves elements without windows, over all axes that split a permuted factor.
+    whole_bytes: of its result. kinds: [factors] of the op's form."""
+    factors = zip(op_sharding.factor_axes, kinds, strict=True)
+    moved = tuple(axis for axes, kind in factors if kind is FactorKind.PERMUTATION for axis in axes)
     if moved and not op.kind.windowed:
         yield Exchange(PERMUTE, moved, whole_bytes / shards(op_sharding.computed[0], sizes))
 

@@ -76,6 +76,6 @@ def held_over(roles: Sequence[str], plan: Plan) -> frozenset[int]:
 
 
 def edges(sizes: tuple[int, ...], held: Collection[int]) -> OpSharding:
-    """The op sharding of `LOOP_EDGES`: one slot per mesh axis, split by that axis if it is in `held`. sizes: of the
+    """The op sharding of `LOOP_EDGES`: one factor per mesh axis, split by that axis if it is in `held`. sizes: of the
     mesh axes."""
     return OpSharding(tuple([(axis,) if axis in held else () for axis in range(len(sizes))]), (), (), (), (), (), ())

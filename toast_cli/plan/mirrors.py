@@ -60,8 +60,8 @@ def _part(program: Program, dimensions: Dimensions, group: Group, classes: tuple
     size = max(dimensions.class_sizes[c] for c in classes)
     members: list[str] = []
     for number, argument in enumerate(program.arguments):
-        for dim, slots in enumerate(dimensions.forms[number].results[0]):
-            if any(dimensions.slot_classes[number][slot] in classes for slot in slots):
+        for dim, factors in enumerate(dimensions.forms[number].results[0]):
+            if any(dimensions.factor_classes[number][factor] in classes for factor in factors):
                 members.append(f"{argument.label}.{dim}")
     return replace(group, name=name, classes=classes, size=size, members=tuple(members[:_NAMED]))
 
@@ -71,7 +71,7 @@ def _with_dimensions(problem: Problem, dimensions: Dimensions, parts: Parts) -> 
     patterns: list[OpPattern] = []
     op_pattern: list[int] = []
     for op, old in enumerate(problem.op_pattern):
-        groups = tuple(dimensions.class_group[c] for c in dimensions.slot_classes[op])
+        groups = tuple(dimensions.class_group[c] for c in dimensions.factor_classes[op])
         at = numbers.setdefault((old, groups), len(patterns))
         if at == len(patterns):
             patterns.append(replace(problem.patterns[old], groups=groups))

@@ -1,4 +1,4 @@
-"""Shardings of an op's operands and results, given the axes that split its slots (see `axis_assignment`).
+"""Shardings of an op's operands and results, given the axes that split its factors (see `axis_assignment`).
 
 In: an `OpPattern` and a `Choice`. Out: an `OpSharding`.
 """
@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from toast_cli.dimensions.model import Form, SlotKind, Strand
+from toast_cli.dimensions.model import FactorKind, Form, Strand
 from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.sharding import Sharding
 
 NO_ROLE = -1
-SlotAxes = tuple[tuple[int, ...], ...]  # [slots] mesh axes that split each
+FactorAxes = tuple[tuple[int, ...], ...]  # [factors] mesh axes that split each
 PinnedSharding = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Slots of a windowed convolution. tiled: windowed slots of image and result. summed: windowed slots of image and
-    kernel. contracted: other slots of image and kernel. kernel: slots of the kernel without windows."""
+    """Factors of a windowed convolution. tiled: windowed factors of image and result. summed: windowed factors of image
+    and kernel. contracted: other factors of image and kernel. kernel: factors of the kernel without windows."""
 
     tiled: frozenset[int]
     summed: frozenset[int]
@@ -32,12 +32,12 @@ class Space:
 class OpPattern:
     """All that decides an op's shardings; ops with equal patterns are split alike under every plan.
 
-    groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
+    groups: [factors] class group. strands: [factors] place in a conflict, or None; empty when no factor has one.
     role: for an argument, a view of one, or a result in its buffer: weights, state, inputs (number in `Problem.roles`).
     kind: its kind of arguments (see `Problem.roles`). loop_role: a third role, see
         `loop_reads.weight_views`.
-    result_pins, operand_pins: pinned shardings, per array, or None. space: slots of a windowed convolution.
-    closed: mesh axes that cannot split it, such as those of a manual region. looked_up: slots of the indices of
+    result_pins, operand_pins: pinned shardings, per array, or None. space: factors of a windowed convolution.
+    closed: mesh axes that cannot split it, such as those of a manual region. looked_up: factors of the indices of
         a look-up in a table, or of a scatter into one, that are no dimensions of the table.
     """
 
@@ -52,7 +52,7 @@ class OpPattern:
     closed: frozenset[int] = frozenset()
     loop_role: int = NO_ROLE
     looked_up: frozenset[int] = frozenset()
-    # Memo: (group, sides, scope if that is no group) -> slots in the order in which they are tried.
+    # Memo: (group, sides, scope if that is no group) -> factors in the order in which they are tried.
     candidates: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -63,7 +63,7 @@ class OpSharding:
     """The shardings of one op under one plan.
 
     Attributes:
-        slot_axes: [slots] mesh axes that split each.
+        factor_axes: [factors] mesh axes that split each.
         operands: [operands] sharding each must have.
         computed: [results] sharding the op computes each in. reduced_to: [results] sharding once reductions are
             resolved. shardings: [results] the same with pins applied.
@@ -73,7 +73,7 @@ class OpSharding:
         number: its number in an `OpShardingMemo`; -1 if it is in none.
     """
 
-    slot_axes: SlotAxes
+    factor_axes: FactorAxes
     operands: tuple[Sharding, ...]
     computed: tuple[Sharding, ...]
     reduced_to: tuple[Sharding, ...]
@@ -88,15 +88,15 @@ class OpSharding:
         return self.operands[operand] if self.cuts is None else self.cuts[operand]
 
 
-# The axis assignment of an op, which determines its op sharding: [slots] the axes that split each, and per result, for
-# each axis it is partial over, the slot to scatter it on (NOWHERE: all-reduce it).
-Choice = tuple[SlotAxes, tuple[tuple[int, ...], ...]]
+# The axis assignment of an op, which determines its op sharding: [factors] the axes that split each, and per result,
+# for each axis it is partial over, the factor to scatter it on (NOWHERE: all-reduce it).
+Choice = tuple[FactorAxes, tuple[tuple[int, ...], ...]]
 
 
 def decisive(pattern: OpPattern) -> tuple[object, ...]:
     """The parts of a pattern that determine its choice: patterns that agree in them choose alike under every plan."""
     form = pattern.form
-    sums = form.results if SlotKind.REDUCTION in form.kinds else ()
+    sums = form.results if FactorKind.REDUCTION in form.kinds else ()
     return (
         pattern.groups,
         pattern.closed,
@@ -118,27 +118,27 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
 def lay_out(pattern: OpPattern, choice: Choice) -> OpSharding:
     """The shardings that follow from a choice."""
     form = pattern.form
-    slot_axes, wanted = choice
+    factor_axes, wanted = choice
 
-    def sharding(dims: tuple[tuple[int, ...], ...], axes_of: Sequence[tuple[int, ...]] = slot_axes) -> Sharding:
-        return tuple([_along(slots, axes_of) for slots in dims])
+    def sharding(dims: tuple[tuple[int, ...], ...], axes_of: Sequence[tuple[int, ...]] = factor_axes) -> Sharding:
+        return tuple([_along(factors, axes_of) for factors in dims])
 
     pinned = _pin_further if pattern.closed else _pin
     operands = tuple(map(sharding, form.operands))
     if pattern.operand_pins:
         operands = tuple(pinned(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
-    partial = axes_summed_over(form.kinds, slot_axes)
+    partial = axes_summed_over(form.kinds, factor_axes)
     computed = tuple(map(sharding, form.results))
     shardings = list(computed)
     scattered: list[tuple[int, ...]] = [()] * len(computed)
     reduced: list[int] = []
     for k, places in enumerate(wanted):
-        own = list(slot_axes)
-        for axis, slot in zip(partial, places, strict=True):
-            if slot == NOWHERE:
+        own = list(factor_axes)
+        for axis, factor in zip(partial, places, strict=True):
+            if factor == NOWHERE:
                 reduced.append(axis)
             else:
-                own[slot] = (*own[slot], axis)
+                own[factor] = (*own[factor], axis)
                 scattered[k] = (*scattered[k], axis)
         shardings[k] = sharding(form.results[k], own)
     reduced_to = tuple(shardings)
@@ -148,20 +148,28 @@ def lay_out(pattern: OpPattern, choice: Choice) -> OpSharding:
             computed = reduced_to = tuple(shardings)
         if not operands and not partial:  # an argument: it is stored as pinned
             computed = reduced_to = tuple(shardings)
-    even = [() if slot in form.uneven else axes for slot, axes in enumerate(slot_axes)]
+    even = [() if factor in form.uneven else axes for factor, axes in enumerate(factor_axes)]
     cuts = tuple(sharding(dims, even) for dims in form.operands) if form.uneven else None
     all_reduced = tuple(dict.fromkeys(reduced))
-    return OpSharding(slot_axes, operands, computed, reduced_to, tuple(shardings), all_reduced, tuple(scattered), cuts)
+    return OpSharding(
+        factor_axes, operands, computed, reduced_to, tuple(shardings), all_reduced, tuple(scattered), cuts
+    )
 
 
-def axes_summed_over(kinds: Sequence[SlotKind], slot_axes: SlotAxes) -> list[int]:
-    """Axes over which an op's results are partial: those that split its reduction slots, in that order."""
-    return [axis for kind, axes in zip(kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for axis in axes]
+def axes_summed_over(kinds: Sequence[FactorKind], factor_axes: FactorAxes) -> list[int]:
+    """Axes over which an op's results are partial: those that split its reduction factors, in that order."""
+    return [
+        axis for kind, axes in zip(kinds, factor_axes, strict=True) if kind is FactorKind.REDUCTION for axis in axes
+    ]
 
 
-def _along(slots: tuple[int, ...], slot_axes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Axes that split a dimension made of these slots."""
-    return slot_axes[slots[0]] if len(slots) == 1 else tuple([axis for slot in slots for axis in slot_axes[slot]])
+def _along(factors: tuple[int, ...], factor_axes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Axes that split a dimension made of these factors."""
+    return (
+        factor_axes[factors[0]]
+        if len(factors) == 1
+        else tuple([axis for factor in factors for axis in factor_axes[factor]])
+    )
 
 
 def _pin_further(sharding: Sharding, pin: PinnedSharding | None) -> Sharding:

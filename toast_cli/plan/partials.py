@@ -357,7 +357,7 @@ def found_by_partitioner(op: Op, op_sharding: OpSharding, k: int, sizes: tuple[i
     if op.name != DOT_GENERAL or not op_sharding.reduced or not in_one_step(op_sharding, k, sizes):
         return False
     target = op_sharding.shardings[k]
-    busy = {axis for axes in op_sharding.slot_axes for axis in axes}
+    busy = {axis for axes in op_sharding.factor_axes for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(sizes))
     return not idle and op_sharding.scattered[k] in target and in_mesh_order(target)
 

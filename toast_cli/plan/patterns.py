@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
+from toast_cli.dimensions.model import Dimensions, FactorKind, Form, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.axis_assignment import ALL, Workarounds
@@ -22,7 +22,7 @@ from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, carried_results, views
 from toast_cli.program.sums import adds_up
 
-Dims = tuple[tuple[int, ...], ...]  # [dimensions] slots, major to minor
+Dims = tuple[tuple[int, ...], ...]  # [dimensions] factors, major to minor
 
 
 def make_problem(
@@ -30,19 +30,19 @@ def make_problem(
     dimensions: Dimensions,
     mesh: Mesh,
     user_pins: tuple[str, ...] = (),
-    stated: Pins = NO_PINS,
+    program_pins: Pins = NO_PINS,
     workarounds: Workarounds = ALL,
 ) -> Problem:
     """The problem of partitioning `program` over `mesh`.
 
     Args:
-        user_pins: the user's `PATTERN=data,None` pins for arguments and results. stated: shardings that the program
-            itself states.
+        user_pins: the user's `PATTERN=data,None` pins for arguments and results. program_pins: shardings that the
+            program itself states.
     """
     free = remade_values(program)
     dimensions = split_as_read(program, dimensions, free)
     roles, argument_role = argument_roles(program)
-    value_pins, use_pins = number_pins(program, mesh, user_pins, stated)
+    value_pins, use_pins = number_pins(program, mesh, user_pins, program_pins)
     kinds, argument_kind = _kinds_of_arguments(program, dimensions, roles, argument_role, value_pins)
     argument_of_value = {
         value: k for value, k in views(program).items() if _lies_as(program, value, k, roles[argument_role[k]])
@@ -62,7 +62,7 @@ def make_problem(
     groups_of: dict[tuple[int, ...], tuple[int, ...]] = {}
     results_seen = 0
     for number, op in enumerate(program.ops):
-        classes = dimensions.slot_classes[number]
+        classes = dimensions.factor_classes[number]
         groups = groups_of.get(classes)
         if groups is None:
             groups = groups_of[classes] = tuple(class_group[c] for c in classes)
@@ -79,7 +79,7 @@ def make_problem(
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
-        closed = _closed_axes(op, mesh, stated.manual.get(number), operand_pins + result_pins)
+        closed = _closed_axes(op, mesh, program_pins.manual.get(number), operand_pins + result_pins)
         looked_up = _looked_up(op, form)
         key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role, looked_up)
         at = numbers.get(key)
@@ -98,7 +98,7 @@ def make_problem(
         argument_role,
         free,
         places,
-        notices=(*stated.notices, *unused_pins(program, user_pins)),
+        notices=(*program_pins.notices, *unused_pins(program, user_pins)),
         workarounds=workarounds,
         argument_kind=argument_kind,
         accumulations=accumulations,
@@ -106,7 +106,7 @@ def make_problem(
 
 
 def _looked_up(op: Op, form: Form) -> frozenset[int]:
-    """Slots of a look-up in a table, or of a scatter into one, that are no dimensions of the table."""
+    """Factors of a look-up in a table, or of a scatter into one, that are no dimensions of the table."""
     if op.name not in (GATHER, SCATTER):
         return frozenset()
     return frozenset(range(len(form.sizes))).difference(*form.operands[0])
@@ -146,7 +146,7 @@ def _accumulations(
     found = find_accumulations(
         program,
         [
-            SlotKind.REDUCTION in form.kinds and len(op.results) == 1 and adds_up(op) and op.results[0] not in pins
+            FactorKind.REDUCTION in form.kinds and len(op.results) == 1 and adds_up(op) and op.results[0] not in pins
             for op, form in zip(program.ops, dimensions.forms, strict=True)
         ],
     )
@@ -164,7 +164,7 @@ def _kinds_of_arguments(
     those of the roles). Arguments of one kind have the same dimensions, such as one weight in every layer."""
     members: dict[object, list[int]] = defaultdict(list)
     for number, argument in enumerate(program.arguments):
-        groups = tuple(dimensions.class_group[c] for c in dimensions.slot_classes[number])
+        groups = tuple(dimensions.class_group[c] for c in dimensions.factor_classes[number])
         form, strands = dimensions.forms[number], dimensions.strands.get(number, ())
         members[argument_role[number], form, groups, strands, pins.get(argument.value)].append(number)
     names: list[str] = []
@@ -181,11 +181,11 @@ def _kinds_of_arguments(
 
 
 def _space(op: Op, form: Form) -> Space | None:
-    """The slots of a windowed convolution; None for other ops."""
+    """The factors of a windowed convolution; None for other ops."""
     if op.name != CONVOLUTION or not op.windows:
         return None
-    image, kernel, result = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))
-    windowed = {slot for w in op.windows for slot in form.operands[0][w.operand_dim]}
+    image, kernel, result = ({s for factors in dims for s in factors} for dims in (*form.operands, form.results[0]))
+    windowed = {factor for w in op.windows for factor in form.operands[0][w.operand_dim]}
     sets = (
         windowed & result - kernel,
         windowed & kernel,
@@ -207,7 +207,7 @@ def _operand_pins(
 def split_as_read(program: Program, dimensions: Dimensions, free: Sequence[bool]) -> Dimensions:
     """Dimensions in which ops that only enlarge an array (repeat it, or convert it to a wider type) are split as the
     first product that reads it, so that the small array is resharded. free: [values] made from constants alone."""
-    forms, slot_classes, strands = list(dimensions.forms), list(dimensions.slot_classes), dict(dimensions.strands)
+    forms, factor_classes, strands = list(dimensions.forms), list(dimensions.factor_classes), dict(dimensions.strands)
     for number, op in enumerate(program.ops):
         if not op.kind.view_or_convert or free[op.results[0]] or not _enlarges(program, op):
             continue
@@ -215,11 +215,11 @@ def split_as_read(program: Program, dimensions: Dimensions, free: Sequence[bool]
         if product is None:
             continue
         for step, form in _along(way, dimensions.forms, dimensions.forms[product], position):
-            forms[step], slot_classes[step] = form, dimensions.slot_classes[product]
+            forms[step], factor_classes[step] = form, dimensions.factor_classes[product]
             strands.pop(step, None)
             if product in dimensions.strands:
                 strands[step] = dimensions.strands[product]
-    return replace(dimensions, forms=tuple(forms), slot_classes=tuple(slot_classes), strands=strands)
+    return replace(dimensions, forms=tuple(forms), factor_classes=tuple(factor_classes), strands=strands)
 
 
 def _enlarges(program: Program, op: Op) -> bool:
@@ -242,25 +242,25 @@ def _way_to_product(program: Program, number: int) -> tuple[list[int], int | Non
 
 
 def _along(way: list[int], forms: Sequence[Form], product: Form, position: int) -> list[tuple[int, Form]]:
-    """(op, its form in the slots of the contraction) for each op of a path; empty where dimensions do not line up."""
+    """(op, its form in the factors of the contraction) for each op of a path; empty where dimensions do not line up."""
     found: list[tuple[int, Form]] = []
-    kinds = tuple([SlotKind.SUMMED_LATER if kind is SlotKind.REDUCTION else kind for kind in product.kinds])
+    kinds = tuple([FactorKind.SUMMED_LATER if kind is FactorKind.REDUCTION else kind for kind in product.kinds])
     read: Dims = product.operands[position]
     for step in reversed(way):
         form = forms[step]
-        slots = _same_slots(form, form.results[0], product, read)
-        if slots is None or any(slot not in slots for dim in form.operands[0] for slot in dim):
+        factors = _same_factors(form, form.results[0], product, read)
+        if factors is None or any(factor not in factors for dim in form.operands[0] for factor in dim):
             return []
-        made, read = read, tuple([tuple([slots[slot] for slot in dim]) for dim in form.operands[0]])
+        made, read = read, tuple([tuple([factors[factor] for factor in dim]) for dim in form.operands[0]])
         found.append((step, replace(product, kinds=kinds, operands=(read,), results=(made,))))
     return found
 
 
-def _same_slots(form: Form, dims: Dims, product: Form, read: Dims) -> dict[int, int] | None:
-    """Slot of an op's result -> slot of the product that is the same dimension."""
+def _same_factors(form: Form, dims: Dims, product: Form, read: Dims) -> dict[int, int] | None:
+    """Factor of an op's result -> factor of the product that is the same dimension."""
     found: dict[int, int] = {}
     for own, other in zip(dims, read, strict=True):
-        if [form.sizes[slot] for slot in own] != [product.sizes[slot] for slot in other]:
+        if [form.sizes[factor] for factor in own] != [product.sizes[factor] for factor in other]:
             return None
         found.update(zip(own, other, strict=True))
     return found

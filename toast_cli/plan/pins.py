@@ -18,10 +18,10 @@ from toast_cli.program.roles import carried_results
 
 
 def number_pins(
-    program: Program, mesh: Mesh, user_pins: tuple[str, ...], stated: Pins
+    program: Program, mesh: Mesh, user_pins: tuple[str, ...], program_pins: Pins
 ) -> tuple[dict[int, PinnedSharding], dict[tuple[int, int], PinnedSharding]]:
-    value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in stated.values.items()}
-    use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in stated.uses.items()}
+    value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in program_pins.values.items()}
+    use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in program_pins.uses.items()}
     result_ops = [n for n, op in enumerate(program.ops) if op.name == RESULT]
     carried = carried_results(program) if user_pins else ()
     donor = {result: a.value for a, result in zip(program.arguments, carried, strict=False) if result >= 0}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from toast_cli.dimensions.model import Dimensions, Form, SlotKind
+from toast_cli.dimensions.model import Dimensions, FactorKind, Form
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import Accumulation
 from toast_cli.plan.axis_assignment import (
@@ -207,7 +207,7 @@ class Problem:
     @cached_property
     def _nested(self) -> frozenset[tuple[int, int]]:
         """Pairs of groups, in both orders, one of which is major to the other in some dimension of some op: a minor
-        slot may be split only once its majors are."""
+        factor may be split only once its majors are."""
         found: set[tuple[int, int]] = set()
         for pattern in self.patterns:
             for minor, majors in enumerate(pattern.form.majors):
@@ -235,7 +235,7 @@ class Problem:
     def _can_be_partial(self, number: int) -> bool:
         pattern = self.patterns[self.op_pattern[number]]
         one_result = len(self.program.ops[number].results) == 1
-        return one_result and SlotKind.REDUCTION in pattern.form.kinds and not pattern.result_pins
+        return one_result and FactorKind.REDUCTION in pattern.form.kinds and not pattern.result_pins
 
     @cached_property
     def weight_bytes(self) -> dict[int, int]:
@@ -254,8 +254,8 @@ class Problem:
             groups, form = self.patterns[number].groups, self.patterns[number].form
             for group in {
                 group
-                for slot, group in enumerate(groups)
-                if form.kinds[slot] != SlotKind.BLOCKED and form.sizes[slot] % ways == 0
+                for factor, group in enumerate(groups)
+                if form.kinds[factor] != FactorKind.BLOCKED and form.sizes[factor] % ways == 0
             }:
                 work[group] += flops
         return work

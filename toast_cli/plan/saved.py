@@ -197,26 +197,28 @@ def traits_of(problem: Problem) -> list[Traits]:
     members: dict[int, set[str]] = defaultdict(set)
     uses: dict[int, set[str]] = defaultdict(set)
     for number, argument in enumerate(problem.program.arguments):
-        groups, form = _slots(problem, number)
-        for dim, slots in enumerate(form.results[0] if argument.path else ()):
-            for place, slot in enumerate(slots):
-                part = f"/{place}" if len(slots) > 1 else ""
-                members[groups[slot]].add(f"{re.sub(r'[0-9]+', '*', argument.path)}.{dim}{part}")
+        groups, form = _factors(problem, number)
+        for dim, factors in enumerate(form.results[0] if argument.path else ()):
+            for place, factor in enumerate(factors):
+                part = f"/{place}" if len(factors) > 1 else ""
+                members[groups[factor]].add(f"{re.sub(r'[0-9]+', '*', argument.path)}.{dim}{part}")
     for number in {pattern: k for k, pattern in enumerate(problem.op_pattern)}.values():
         op = problem.program.ops[number]
         if op.kind.heavy:
-            groups, form = _slots(problem, number)
-            for slot, group in enumerate(groups):
+            groups, form = _factors(problem, number)
+            for factor, group in enumerate(groups):
                 arrays = (*form.operands, *form.results)
-                places = [f"{a}.{d}" for a, dims in enumerate(arrays) for d, slots in enumerate(dims) if slot in slots]
-                uses[group].add(" ".join([op.name, form.kinds[slot].name, *places]))
+                places = [
+                    f"{a}.{d}" for a, dims in enumerate(arrays) for d, factors in enumerate(dims) if factor in factors
+                ]
+                uses[group].add(" ".join([op.name, form.kinds[factor].name, *places]))
     return [
         Traits(g.name, g.role, g.size, tuple(sorted(members[k])), tuple(sorted(uses[k])))
         for k, g in enumerate(problem.dimensions.groups)
     ]
 
 
-def _slots(problem: Problem, op: int) -> Any:
+def _factors(problem: Problem, op: int) -> Any:
     pattern = problem.patterns[problem.op_pattern[op]]
     return pattern.groups, pattern.form
 

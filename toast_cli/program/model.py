@@ -259,7 +259,7 @@ class Argument:
     Attributes:
         aliased_result: number of the result that reuses this argument's buffer; -1 for none.
         dimension_names: [dimensions] the user's names ("embed"), "" for none; empty if there are none at all.
-        stated_axes: [dimensions] mesh axis that the program itself splits it over, "" for none; empty likewise.
+        annotated_axes: [dimensions] mesh axis that the program itself splits it over, "" for none; empty likewise.
         on_host: it is in host memory.
         used_in: for an argument without a path, its first reader in a named module (`encoder/attention/dot_general`);
             else empty.
@@ -270,7 +270,7 @@ class Argument:
     donated: bool = False
     aliased_result: int = -1
     dimension_names: tuple[str, ...] = ()
-    stated_axes: tuple[str, ...] = ()
+    annotated_axes: tuple[str, ...] = ()
     on_host: bool = False
     used_in: str = ""
 

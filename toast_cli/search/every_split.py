@@ -1,7 +1,7 @@
 """Enumerates every op sharding of an op pattern on a mesh, whether or not decisions lead to it.
 
 In: an `OpPattern` and the sizes of mesh axes. Out: `OpSharding`s. Their number grows with the orders of the axes
-and their assignments to slots, so only small ops and meshes have few.
+and their assignments to factors, so only small ops and meshes have few.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import permutations, product
 from math import prod
 
-from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.dimensions.model import FactorKind, Form
 from toast_cli.plan.axis_assignment import without_split_space
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.op_sharding import OpPattern, OpSharding, SlotAxes, axes_summed_over, lay_out
+from toast_cli.plan.op_sharding import FactorAxes, OpPattern, OpSharding, axes_summed_over, lay_out
 
 
 def every_op_sharding(pattern: OpPattern, sizes: tuple[int, ...]) -> list[OpSharding]:
@@ -20,30 +20,32 @@ def every_op_sharding(pattern: OpPattern, sizes: tuple[int, ...]) -> list[OpShar
     form = pattern.form
     found: dict[OpSharding, None] = {}
     for split in _every_split(form, sizes, pattern.closed):
-        slot_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
-        partial = axes_summed_over(form.kinds, slot_axes)
-        slots = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
-        for wanted in product(*(tuple(product(of, repeat=len(partial))) for of in slots)):
+        factor_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
+        partial = axes_summed_over(form.kinds, factor_axes)
+        factors = (
+            [(NOWHERE, *(factor for factors in dims for factor in factors)) for dims in form.results] if partial else []
+        )
+        for wanted in product(*(tuple(product(of, repeat=len(partial))) for of in factors)):
             if all(
-                _can_scatter(form, slot_axes, partial, dims, to, sizes)
+                _can_scatter(form, factor_axes, partial, dims, to, sizes)
                 for dims, to in zip(form.results, wanted, strict=False)
             ):
-                found[lay_out(pattern, (slot_axes, wanted))] = None
+                found[lay_out(pattern, (factor_axes, wanted))] = None
     return list(found)
 
 
-def _every_split(form: Form, sizes: tuple[int, ...], closed: frozenset[int]) -> list[SlotAxes]:
-    """All ways in which mesh axes can split an op: shards divide, and a minor slot is split where its majors are
+def _every_split(form: Form, sizes: tuple[int, ...], closed: frozenset[int]) -> list[FactorAxes]:
+    """All ways in which mesh axes can split an op: shards divide, and a minor factor is split where its majors are
     fully split.
     """
     axes = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in closed]
-    found: dict[SlotAxes, None] = {}
+    found: dict[FactorAxes, None] = {}
     for order in permutations(axes):
         for places in product((NOWHERE, *range(len(form.sizes))), repeat=len(order)):
             split: list[tuple[int, ...]] = [()] * len(form.sizes)
-            for axis, slot in zip(order, places, strict=True):
-                if slot != NOWHERE:
-                    split[slot] = (*split[slot], axis)
+            for axis, factor in zip(order, places, strict=True):
+                if factor != NOWHERE:
+                    split[factor] = (*split[factor], axis)
             if _is_legal(form, [prod(sizes[a] for a in of) for of in split]):
                 found[tuple(split)] = None
     return list(found)
@@ -51,33 +53,33 @@ def _every_split(form: Form, sizes: tuple[int, ...], closed: frozenset[int]) -> 
 
 def _is_legal(form: Form, shards: list[int]) -> bool:
     return all(
-        form.kinds[slot] is not SlotKind.BLOCKED
-        and not any(extent % count for extent in form.extents[slot])
-        and all(shards[major] == form.sizes[major] for major in form.majors[slot])
-        for slot, count in enumerate(shards)
+        form.kinds[factor] is not FactorKind.BLOCKED
+        and not any(extent % count for extent in form.extents[factor])
+        and all(shards[major] == form.sizes[major] for major in form.majors[factor])
+        for factor, count in enumerate(shards)
         if count > 1
     )
 
 
 def _can_scatter(
     form: Form,
-    slot_axes: SlotAxes,
+    factor_axes: FactorAxes,
     partial: list[int],
     dims: tuple[tuple[int, ...], ...],
     wanted: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> bool:
-    """Whether a result that is partial over these axes can be scattered over them on these slots."""
-    shards = [prod(sizes[a] for a in axes) for axes in slot_axes]
-    for axis, slot in zip(partial, wanted, strict=True):
-        if slot != NOWHERE:
-            shards[slot] *= sizes[axis]
+    """Whether a result that is partial over these axes can be scattered over them on these factors."""
+    shards = [prod(sizes[a] for a in axes) for axes in factor_axes]
+    for axis, factor in zip(partial, wanted, strict=True):
+        if factor != NOWHERE:
+            shards[factor] *= sizes[axis]
     return all(
-        slot not in wanted
+        factor not in wanted
         or (
-            not any(extent % shards[slot] for extent in form.extents[slot])
-            and all(shards[major] == form.sizes[major] for major in slots[:place])
+            not any(extent % shards[factor] for extent in form.extents[factor])
+            and all(shards[major] == form.sizes[major] for major in factors[:place])
         )
-        for slots in dims
-        for place, slot in enumerate(slots)
+        for factors in dims
+        for place, factor in enumerate(factors)
     )

@@ -143,7 +143,7 @@ class PatternWays:
             )
             computed = op_sharding.computed if number in self._windowed else ()  # halo exchanges depend on it
             groups = self.problem.patterns[number].groups
-            split = zip(groups, op_sharding.slot_axes, strict=True)
+            split = zip(groups, op_sharding.factor_axes, strict=True)
             pairs = frozenset((group, axis) for group, axes in split for axis in axes)
             for cut, seconds in self.sums.options(number, op_sharding):
                 key = (op_sharding.operands, computed, op_sharding.shardings, pairs, cut)

@@ -144,7 +144,7 @@ def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, 
     neither.
     """
     from toast_cli import xla
-    from toast_cli.frontend.statements import meshes_of
+    from toast_cli.frontend.annotations import meshes_of
 
     content = read_bytes(path)
     kind, module = parse(content, path)

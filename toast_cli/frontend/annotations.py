@@ -31,7 +31,7 @@ MeshAxes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class StatedSharding:
+class AnnotatedSharding:
     """One array's sharding as a program states it.
 
     Attributes:
@@ -69,7 +69,7 @@ def mesh_axes_of(attribute: Any) -> MeshAxes:
     return tuple((str(axis.name), int(axis.size)) for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(attribute).axes))
 
 
-def tensor_sharding(attribute: Any, meshes: Meshes) -> StatedSharding:
+def tensor_sharding(attribute: Any, meshes: Meshes) -> AnnotatedSharding:
     """Parses one `#sdy.sharding`. A dimension split over a sub-axis counts as open: sub-axes have no name."""
     sharding = sdy.TensorShardingAttr(attribute)
     reference = sharding.mesh_or_ref
@@ -79,7 +79,7 @@ def tensor_sharding(attribute: Any, meshes: Meshes) -> StatedSharding:
     else:
         mesh = meshes.get(str(ir.FlatSymbolRefAttr(reference).value))
     axes = tuple(_dimension(sdy.DimensionShardingAttr(d)) for d in sharding.dimension_shardings)
-    return StatedSharding(axes, mesh or (), single_device=mesh == ())
+    return AnnotatedSharding(axes, mesh or (), single_device=mesh == ())
 
 
 def _dimension(dimension: Any) -> tuple[str, ...] | None:
@@ -89,38 +89,38 @@ def _dimension(dimension: Any) -> tuple[str, ...] | None:
     return tuple(str(axis.name) for axis in axes) if axes or dimension.is_closed else None
 
 
-def value_shardings(attribute: Any, meshes: Meshes) -> list[StatedSharding]:
+def value_shardings(attribute: Any, meshes: Meshes) -> list[AnnotatedSharding]:
     """The shardings in an `#sdy.sharding` (one) or an `#sdy.sharding_per_value` (one per result)."""
     if sdy.TensorShardingPerValueAttr.isinstance(attribute):
         return [tensor_sharding(entry, meshes) for entry in sdy.TensorShardingPerValueAttr(attribute).shardings]
     return [tensor_sharding(attribute, meshes)]
 
 
-def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[StatedSharding]:
+def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[AnnotatedSharding]:
     """The shardings in an `mhlo.sharding`."""
     return [
-        StatedSharding(gspmd=part, open_dims=open_dims, single_device=part.startswith("{" + MAXIMAL))
+        AnnotatedSharding(gspmd=part, open_dims=open_dims, single_device=part.startswith("{" + MAXIMAL))
         for part in split_shardings(text)
     ]
 
 
-def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator) -> list[StatedSharding]:
+def annotated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator) -> list[AnnotatedSharding]:
     """The shardings in the attributes of an operation, argument or result, one per array; empty if there are none.
 
     Raises `InputError` at `place` for attributes that are no shardings.
     """
     texts = frontend_texts(attributes, place)
 
-    def several(attribute: Any, name: str) -> list[StatedSharding]:
+    def several(attribute: Any, name: str) -> list[AnnotatedSharding]:
         if sdy.TensorShardingPerValueAttr.isinstance(attribute):
             return value_shardings(attribute, meshes)
         return [tensor_sharding(foreign.of_kind(attribute, name, sdy.TensorShardingAttr, place), meshes)]
 
-    def from_text() -> list[StatedSharding]:
+    def from_text() -> list[AnnotatedSharding]:
         kind = sdy.TensorShardingPerValueAttr if _SEVERAL in texts[FRONTEND_SDY] else sdy.TensorShardingAttr
         return several(foreign.parsed(texts[FRONTEND_SDY], FRONTEND_SDY, kind, place), FRONTEND_SDY)
 
-    readers: tuple[Callable[[], list[StatedSharding]], ...] = (
+    readers: tuple[Callable[[], list[AnnotatedSharding]], ...] = (
         lambda: several(attributes[SDY], SDY),
         from_text,
         lambda: gspmd_shardings(foreign.text(attributes, GSPMD, place) or ""),
@@ -129,21 +129,21 @@ def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator)
     return next((read() for read, there in zip(readers, present, strict=True) if there), [])
 
 
-def one_sharding(stated: list[StatedSharding], rank: int, place: Locator) -> StatedSharding | None:
-    """The sharding of a single array; None if none is stated.
+def one_sharding(found: list[AnnotatedSharding], rank: int, place: Locator) -> AnnotatedSharding | None:
+    """The sharding of a single array; None if it has none.
 
     Raises `InputError` for several shardings, or for another number of dimensions.
     """
-    if not stated:
+    if not found:
         return None
-    if len(stated) > 1:
-        what = f"there are {len(stated)} shardings for one array"
+    if len(found) > 1:
+        what = f"there are {len(found)} shardings for one array"
         raise InputError(what, where=place(), hint="give it one, or take them out of the program")
-    check_rank(stated[0], rank, place)
-    return stated[0]
+    check_rank(found[0], rank, place)
+    return found[0]
 
 
-def check_rank(sharding: StatedSharding, rank: int, place: Locator) -> None:
+def check_rank(sharding: AnnotatedSharding, rank: int, place: Locator) -> None:
     """Raises `InputError` if a sharding has another number of dimensions than its array."""
     if sharding.axes is not None and not sharding.single_device and len(sharding.axes) != rank:
         what = f"a sharding has {len(sharding.axes)} dimensions and its array {rank}"
@@ -168,7 +168,7 @@ def _unescaped(text: str) -> str:
 
 
 def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement: bool = False) -> dict[str, Any]:
-    """The attributes without those that `stated_shardings` reads; a placement on one device may stay.
+    """The attributes without those that `annotated_shardings` reads; a placement on one device may stay.
 
     An op's sharding rule, which JAX attaches to custom calls, is kept: from HLO's frontend attributes it is turned into
     the attribute that Shardy reads.
