@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 import in_this_process
 import pytest
@@ -99,6 +100,7 @@ SLOW = {
     "test_verify",
     "test_verify_lapack",
     "test_written",
+    "test_architecture::test_imports_follow_the_pipeline",
     "test_architecture::test_no_files_import_each_other",
     "test_check::test_bad_commands",
     "test_check::test_check",
@@ -117,17 +119,46 @@ SLOW = {
     "test_docs::test_the_how_to_pages_run",
     "test_docs::test_the_tutorial_runs",
     "test_folding::test_every_entry_is_in_one_row_with_its_like",
+    "test_gspmd_regions::test_numbers",
     "test_hardware::test_mesh_show_of_another_shape_and_of_every_ready_spec",
+    "test_least_sums::test_no_plan_completes_sums_sooner",
     "test_memory_space_assignment::test_the_evaluator_agrees_with_a_plain_one",
+    "test_merged_dimensions::test_devices_exchange_nothing_but_gradients",
+    "test_merged_dimensions::test_groups_that_shards_cross_are_made_whole",
+    "test_merged_dimensions::test_numbers_stay_what_they_were",
+    "test_merged_dimensions::test_what_is_written_is_equal_on_eight_devices",
+    "test_offload::test_numbers_are_the_same",
+    "test_offload::test_parts_of_a_batch_are_offloaded_one_by_one",
+    "test_offload::test_saved_plans_and_reports_say_it",
+    "test_offload::test_what_is_moved_is_written",
+    "test_one_device::test_results_of_host_callbacks",
     "test_passes::test_without_a_pass_the_prediction_is_another",
+    "test_quiet::test_writing_a_file_of_jax_export_logs_nothing",
+    "test_recompute::test_a_batch_in_parts_recomputes_too",
+    "test_recompute::test_a_bound_on_time_that_no_variant_keeps_is_said",
+    "test_recompute::test_a_search_that_the_user_ends_is_followed_by_no_other",
+    "test_recompute::test_a_variant_that_the_compiler_refuses_is_followed_by_another_of_the_program_as_written",
+    "test_recompute::test_an_exact_search_ends_with_an_exact_search_of_the_chosen_variant",
+    "test_recompute::test_it_is_chosen_where_a_bound_on_memory_does_not_hold",
+    "test_recompute::test_it_is_chosen_where_the_compiler_refuses_and_asked_about",
+    "test_recompute::test_numbers_are_the_same_and_less_is_saved",
+    "test_recompute::test_parts_are_tried_without_recomputing_where_both_do_not_go_together",
+    "test_recompute::test_saved_plans_and_reports_say_it",
+    "test_recompute::test_the_program_is_the_same_each_time",
+    "test_recompute::test_what_a_program_recomputes_is_kept",
+    "test_recompute::test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried",
     "test_reduce_scatter::test_gradients_of_a_tied_table",
     "test_reference_cost::test_the_evaluator_agrees_with_a_plain_one",
     "test_rules::test_every_op_of_the_sample_models_has_a_rule",
+    "test_rules::test_the_table_above_lists_nothing_else",
     "test_tactics::test_an_idle_axis_is_remarked_on_with_the_reason",
     "test_tactics::test_every_strategy_is_a_plan_or_says_why_not",
     "test_tactics::test_shapes_on_which_a_tactic_does_not_apply_are_left_out",
     "test_tactics::test_the_report_says_which_decisions_come_from_tactics",
     "test_tactics::test_what_a_tactic_decides_stays_and_the_search_completes_it",
+    "test_uneven_shards::test_numbers_and_collectives_are_as_promised",
+    "test_uneven_shards::test_pairs_go_from_rows_to_columns",
+    "test_unmirror::test_a_plan_means_the_same_for_a_problem_taken_apart",
     "test_verify_numbers::test_a_wrong_gradient_is_caught",
     "test_verify_numbers::test_another_order_of_summing_is_no_error",
     "test_versions::test_a_name_that_is_missing_is_an_error_and_no_traceback",
@@ -136,12 +167,21 @@ SLOW = {
 
 
 @pytest.fixture(autouse=True)
-def compiled_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA:CPU compiles in this process what `toast_cli.verify` compiles in children, which takes them longer to start
-    than to do. Tests about children, and those that may abort the compiler, are marked `children`."""
+def one_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are read and compiled in this process, which takes children longer to start than to do. Tests about
+    children, and those that may abort the compiler, are marked `children`."""
     if "children" not in request.keywords:
         monkeypatch.setattr("toast_cli.verify.child.subprocess", in_this_process)
-        monkeypatch.setattr("toast_cli.xla.cpu_devices", in_this_process.cpu_devices)
+        for module in ("handover", "shapes"):
+            monkeypatch.setattr(f"toast_cli.frontend.{module}.in_child", in_this_process.in_child)
+        for name in ("cpu_devices", "compile_program"):
+            monkeypatch.setattr(f"toast_cli.xla.{name}", getattr(in_this_process, name))
+            monkeypatch.setattr(f"toast_cli.xla.running.{name}", getattr(in_this_process, name))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make quick` does not even import the files in `SLOW`, which takes as long as a tenth of its tests."""
+    return True if "not slow" in config.option.markexpr and collection_path.stem in SLOW else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,8 @@
-"""Stands in for `subprocess` in `toast_cli.verify.child`: tasks for XLA:CPU are done in this process."""
+"""What toast has other processes do, tests do in their own: programs are read, compiled and run here, equal ones once.
+
+`in_child` stands in for that of `toast_cli.child`, `run` for `subprocess` in `toast_cli.verify.child`, and the others
+for those of `toast_cli.xla.running`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,49 @@ import os
 import subprocess
 import tempfile
 import threading
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib import import_module
 from pathlib import Path
 from subprocess import TimeoutExpired as TimeoutExpired
 from typing import Any
 
+from toast_cli.xla import running
+
+new_devices, compile_anew = running.cpu_devices, running.compile_program
 one_at_a_time = threading.Lock()  # standard error is the process's
+
+
+def in_child(task: str, *arguments: Any, **_limits: int) -> bytes:
+    """What the function returns, which is the same for the same arguments."""
+    return answer(task, *arguments)
+
+
+@lru_cache(maxsize=256)
+def answer(task: str, *arguments: Any) -> bytes:
+    module, _, name = task.partition(":")
+    found: bytes = getattr(import_module(module), name)(*arguments)
+    return found
 
 
 @cache
 def cpu_devices(count: int) -> list[Any]:
     """Clients of XLA never end their threads, so there is one for each number of devices."""
-    from toast_cli.xla.running import cpu_devices
+    return new_devices(count)
 
-    return cpu_devices(count)
+
+def compile_program(
+    program: bytes, devices: list[Any], *, shardy: bool, settings: Mapping[str, str | bool] | None = None
+) -> Any:
+    """Several forms and plans are compared with one original program, and compiled beside it again and again."""
+    if settings:  # they ask for files
+        return compile_anew(program, devices, shardy=shardy, settings=settings)
+    return compiled(program, tuple(devices), shardy)
+
+
+@lru_cache(maxsize=8)
+def compiled(program: bytes, devices: tuple[Any, ...], shardy: bool) -> Any:
+    return compile_anew(program, list(devices), shardy=shardy)
 
 
 def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[bytes]:

@@ -25,6 +25,8 @@ from toast_cli.frontend.formats import hlo_module_proto, nesting, read_bytes, re
 from toast_cli.frontend.handover import load_module, parse
 from toast_cli.frontend.wire import flatbuffer_bytes, message_fields, strings_are_text
 
+pytestmark = pytest.mark.children  # some programs end the process that reads them
+
 
 def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The one program that is written in every format; its first argument is donated."""
