@@ -37,7 +37,7 @@ from toast_cli.xla import ir
 REGION = "sdy.manual_computation"
 CONSTANT, CUSTOM_CALL = "stablehlo.constant", "stablehlo.custom_call"
 CONSTRAINT_TARGET = "Sharding"
-WHOLE = "{replicated}"
+REPLICATED = "{replicated}"
 ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
 # A mesh of one device, as Shardy prints it.
 ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
@@ -148,7 +148,7 @@ def replicate_shared_splats(module: Any, manual: dict[Any, frozenset[int]], size
     for array, operation in local:
         if array in outside:
             piece = operation.results[0]
-            whole = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, piece, piece.type, WHOLE)
+            whole = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, piece, piece.type, REPLICATED)
             inside = gspmd_string(replicated(piece.type.rank), sizes, manual[operation.parent.operation])
             there = call(ir.InsertionPoint.after(whole.owner), ENTRANCE, whole, piece.type, inside)
             piece.replace_all_uses_except(there, [whole.owner.operation, *spread_by(piece)])
@@ -157,8 +157,10 @@ def replicate_shared_splats(module: Any, manual: dict[Any, frozenset[int]], size
         if len(set(explicit.values())) > 1:
             for operation, sharding in explicit.items():
                 array = operation.results[0]
-                first = there = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, WHOLE)
-                if sharding != WHOLE:
+                first = there = call(
+                    ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, REPLICATED
+                )
+                if sharding != REPLICATED:
                     there = call(ir.InsertionPoint.after(first.owner), CONSTRAINT_TARGET, first, array.type, sharding)
                 array.replace_all_uses_except(there, [first.owner.operation, *spread_by(array)])
 

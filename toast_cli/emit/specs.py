@@ -112,7 +112,7 @@ def shardings(specs, tree):
 _NUMBER = re.compile(r"\d+")
 _ROOT = re.compile(r"[A-Za-z_]\w*")
 _STEP = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\]]*)\]|\.?\w+|.", re.DOTALL)
-WHOLE: NamedAxes = ()
+REPLICATED: NamedAxes = ()
 RESULT = "result"  # what stands for the parameter's name in front of a result's path
 
 
@@ -234,16 +234,16 @@ def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, NamedAxes]]:
     compiled = [(matcher(pattern), pattern, spec) for pattern, spec in ordered]
 
     def found(path: str) -> tuple[str, NamedAxes]:
-        return next(((pattern, spec) for fits, pattern, spec in compiled if fits.fullmatch(path)), ("", WHOLE))
+        return next(((pattern, spec) for fits, pattern, spec in compiled if fits.fullmatch(path)), ("", REPLICATED))
 
     exact = [(path, spec) for path, spec in wanted.items() if found(path)[1] != spec]
     used = {found(path)[0] for path in wanted}
     kept = [(pattern, spec) for pattern, spec in ordered if pattern in used]
-    for rule in [rule for rule in kept if rule[1] == WHOLE]:  # unmatched arrays are replicated anyway
+    for rule in [rule for rule in kept if rule[1] == REPLICATED]:  # unmatched arrays are replicated anyway
         others = [(matcher(pattern), spec) for pattern, spec in kept if (pattern, spec) != rule]
         fits = matcher(rule[0])
         mine = [path for path in wanted if fits.fullmatch(path)]
-        if all(next((s for f, s in others if f.fullmatch(path)), WHOLE) == found(path)[1] for path in mine):
+        if all(next((s for f, s in others if f.fullmatch(path)), REPLICATED) == found(path)[1] for path in mine):
             kept.remove(rule)
     return [*in_few_lines(exact, wanted), *kept]
 

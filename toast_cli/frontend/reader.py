@@ -32,8 +32,8 @@ from toast_cli.frontend.rules import (
     identity_rule,
     partitioner_rule,
     region_rule,
+    replicated_rule,
     table_rule,
-    whole_rule,
 )
 from toast_cli.frontend.shardings import MANUAL_REGION
 from toast_cli.frontend.trips import trip_count, trip_limit
@@ -169,7 +169,7 @@ class Reader:
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
         large = any(prod(s) > 1 for s in shapes + result_shapes)
         of_region = kernel is not None and self._in_region  # kernels cannot use axes left to the partitioner
-        if "sdy.sharding_rule" in attributes and not kind_of(name).whole and not of_region:
+        if "sdy.sharding_rule" in attributes and not kind_of(name).replicated and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
             whole = len(rule.need_replication) == len(rule.sizes)  # such as eigh of a single matrix
             opaque = whole and large and name == "stablehlo.custom_call"
@@ -182,7 +182,7 @@ class Reader:
         else:
             ragged = ragged_rule(operation) if name == RAGGED_DOT else None
             known = ragged or table_rule(name, detail, shapes, result_shapes)
-            rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
+            rule = known or replicated_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             whole = known is None and name != MANUAL_REGION  # a region is computed in shards
             opaque = whole and large
             familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)

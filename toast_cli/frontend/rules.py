@@ -48,7 +48,7 @@ def identity_rule(shape: tuple[int, ...], operands: int, results: int) -> Rule:
 
 
 @lru_cache(maxsize=4096)
-def whole_rule(operand_ranks: tuple[int, ...], result_ranks: tuple[int, ...]) -> Rule:
+def replicated_rule(operand_ranks: tuple[int, ...], result_ranks: tuple[int, ...]) -> Rule:
     """No factors: every operand and result must be replicated."""
     return Rule((), tuple(((),) * rank for rank in operand_ranks), tuple(((),) * rank for rank in result_ranks))
 
@@ -75,8 +75,8 @@ def table_rule(name: str, target: str, operands: list[tuple[int, ...]], results:
     kind = kind_of(name)
     if kind.source:
         return free_rule(results[0])
-    if kind.whole:
-        return whole_rule(tuple(map(len, operands)), tuple(map(len, results)))
+    if kind.replicated:
+        return replicated_rule(tuple(map(len, operands)), tuple(map(len, results)))
     same_shape = len(set(operands) | set(results)) == 1
     if kind.elementwise and same_shape:
         return identity_rule(results[0], len(operands), len(results))

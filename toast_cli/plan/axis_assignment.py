@@ -77,7 +77,7 @@ class SplitRules(NamedTuple):
     Attributes:
         limits: [factors] number that the shards must divide. full: [factors] shards that split it fully; 0 where none
             do.
-        majors: [factors] factors that must be fully split first. whole: factors that the op needs whole.
+        majors: [factors] factors that must be fully split first. need_replication: factors that cannot be split.
         summed: factors over which results are partial. results: factors of each result's dimensions; none where nothing
             is summed.
         space: factors of a windowed convolution. closed: axes that no decision may use.
@@ -86,7 +86,7 @@ class SplitRules(NamedTuple):
     limits: tuple[int, ...]
     full: tuple[int, ...]
     majors: tuple[tuple[int, ...], ...]
-    whole: frozenset[int]
+    need_replication: frozenset[int]
     summed: tuple[int, ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
     space: Space | None
@@ -165,7 +165,9 @@ class AxisAssigner:
         """The first factor that can be split further by the axis; NOWHERE if none."""
         rules, sizes = self.rules, self._sizes
         for factor in claim.factors:
-            if factor in rules.whole or rules.limits[factor] % (_count(factor_axes[factor], sizes) * sizes[claim.axis]):
+            if factor in rules.need_replication or rules.limits[factor] % (
+                _count(factor_axes[factor], sizes) * sizes[claim.axis]
+            ):
                 continue
             if all(_count(factor_axes[major], sizes) == rules.full[major] for major in rules.majors[factor]):
                 return factor

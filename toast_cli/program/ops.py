@@ -77,7 +77,7 @@ class OpKind:
             `fuses_operands`.
         no_arithmetic: it counts no flops; implied for further ops, see `computes_nothing`.
         per_device: it communicates, or its result depends on the device.
-        whole: XLA computes it whole on every device from whole operands.
+        replicated: XLA computes it whole on every device from whole operands.
         windowed: an element of its result depends on a window of its first operand, see `Op.windows`.
     """
 
@@ -102,7 +102,7 @@ class OpKind:
     computes_operands: bool = False
     no_arithmetic: bool = False
     per_device: bool = False
-    whole: bool = False
+    replicated: bool = False
     windowed: bool = False
 
     @cached_property
@@ -260,11 +260,11 @@ stablehlo.collective_permute        per_device no_arithmetic
 stablehlo.collective_reduce         per_device reduction
 stablehlo.cross-replica-sum         per_device reduction
 stablehlo.reduce_scatter            per_device reduction
-stablehlo.partition_id              per_device whole no_arithmetic
-stablehlo.replica_id                per_device whole no_arithmetic
+stablehlo.partition_id              per_device replicated no_arithmetic
+stablehlo.replica_id                per_device replicated no_arithmetic
 
-stablehlo.after_all                 whole no_arithmetic
-stablehlo.get_dimension_size        whole no_arithmetic
+stablehlo.after_all                 replicated no_arithmetic
+stablehlo.get_dimension_size        replicated no_arithmetic
 stablehlo.set_dimension_size        no_arithmetic
 stablehlo.async_done                no_arithmetic
 stablehlo.async_start               no_arithmetic

@@ -160,7 +160,7 @@ class Mover:
                 piece = Piece(self._all_reduce(piece, step.axes), at, left, piece.reducer)
         return piece
 
-    def whole(self, piece: Piece) -> Piece:
+    def all_reduced(self, piece: Piece) -> Piece:
         """All-reduces a partial piece over all its axes."""
         return Piece(self._all_reduce(piece, piece.partial), piece.sharding) if piece.partial else piece
 

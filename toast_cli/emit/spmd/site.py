@@ -106,7 +106,7 @@ class Site:
         """The shape of a device's piece of operand k."""
         return local_shape(self.operand(k).shape, self.operands[k].sharding, self.sizes)
 
-    def whole(self, k: int) -> Sharding:
+    def replicated(self, k: int) -> Sharding:
         """The replicated sharding of operand k."""
         return replicated(len(self.operand(k).shape))
 

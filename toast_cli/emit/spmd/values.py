@@ -95,7 +95,7 @@ class Values:
         with self._behind(piece.handle, operation):
             piece = self._mover.reduce(piece, self._completions.get(value, ()))
             if not (piece.partial and self._is_added(value)):
-                piece = self._mover.to(self._mover.whole(piece), target, shape)
+                piece = self._mover.to(self._mover.all_reduced(piece), target, shape)
             if value in self._held:
                 piece = replace(piece, handle=self._build.barrier(piece.handle))
             self.pieces[value] = piece
@@ -169,7 +169,7 @@ class Values:
         """Completes a partial value that no addition has consumed."""
         piece = self.pieces[value]
         with self._behind(piece.handle, piece.handle.owner):
-            piece = self._mover.whole(piece)
+            piece = self._mover.all_reduced(piece)
         self.pieces[value] = piece
         return piece
 

@@ -36,9 +36,9 @@ def _made(rule: Rule) -> frozenset[int]:
     return frozenset(range(len(rule.sizes))) - read
 
 
-def whole(site: Site) -> list[Piece]:
+def on_every_device(site: Site) -> list[Piece]:
     """The operation on replicated arrays, on every device: the fallback."""
-    site.bring_all(tuple(site.whole(k) for k in range(len(site.operands))))
+    site.bring_all(tuple(site.replicated(k) for k in range(len(site.operands))))
     return site.localise(tuple(replicated(len(site.result(k).shape)) for k in range(len(site.op.results))))
 
 

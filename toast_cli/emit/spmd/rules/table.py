@@ -4,7 +4,7 @@ computed on shards, all others replicated."""
 from __future__ import annotations
 
 from toast_cli.emit.spmd.rules.indexing import dynamic_slice, dynamic_update_slice, gather, scatter
-from toast_cli.emit.spmd.rules.plain import constant, custom_call, iota, one_device, plain, whole
+from toast_cli.emit.spmd.rules.plain import constant, custom_call, iota, on_every_device, one_device, plain
 from toast_cli.emit.spmd.rules.ragged import ragged
 from toast_cli.emit.spmd.rules.reducing import reduce
 from toast_cli.emit.spmd.rules.windows import convolution, pad, reduce_window, reverse, select_and_scatter, slices
@@ -42,4 +42,4 @@ RULES: dict[str, LocalRule] = {
 def rule_of(kind: OpKind) -> LocalRule:
     """The per-device lowering of an op."""
     found = RULES.get(kind.name)
-    return found or (plain if kind.elementwise or kind.name.startswith("chlo.") else whole)
+    return found or (plain if kind.elementwise or kind.name.startswith("chlo.") else on_every_device)
