@@ -10,6 +10,8 @@ import in_this_process
 import pytest
 from hypothesis import HealthCheck, settings
 
+from toast_cli.search import run
+
 # How long an example takes says how busy the machine is, and nothing about toast. The examples are the same in every
 # run: a commit passes wherever it is tested, or nowhere. `make check-all` draws new ones.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -36,6 +38,7 @@ os.environ.setdefault("TOAST_ASK", "never")
 SLOW = {
     "test_alternatives",
     "test_api",
+    "test_architecture",
     "test_assignments",
     "test_axis_assignment",
     "test_branch_collectives",
@@ -100,8 +103,6 @@ SLOW = {
     "test_verify",
     "test_verify_lapack",
     "test_written",
-    "test_architecture::test_imports_follow_the_pipeline",
-    "test_architecture::test_no_files_import_each_other",
     "test_check::test_bad_commands",
     "test_check::test_check",
     "test_cli::test_bad_commands",
@@ -177,6 +178,13 @@ def one_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         for name in ("cpu_devices", "compile_program"):
             monkeypatch.setattr(f"toast_cli.xla.{name}", getattr(in_this_process, name))
             monkeypatch.setattr(f"toast_cli.xla.running.{name}", getattr(in_this_process, name))
+
+
+@pytest.fixture(autouse=True)
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for which a test states no budget looks at a tenth of the plans that it looks at for users."""
+    for effort, plans in run.PLANS.items():
+        monkeypatch.setitem(run.PLANS, effort, plans // 10)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
