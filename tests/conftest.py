@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 
 import in_this_process
 import pytest
 from hypothesis import HealthCheck, settings
 
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.decisions import Plan
 from toast_cli.search import run
 
 # How long an example takes says how busy the machine is, and nothing about toast. The examples are the same in every
@@ -178,6 +182,29 @@ def one_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         for name in ("cpu_devices", "compile_program"):
             monkeypatch.setattr(f"toast_cli.xla.{name}", getattr(in_this_process, name))
             monkeypatch.setattr(f"toast_cli.xla.running.{name}", getattr(in_this_process, name))
+
+
+# A test that does more is in SLOW.
+MOST_COMPILATIONS, MOST_EVALUATIONS = 4, 1000
+
+
+@pytest.fixture(autouse=True)
+def little_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`make quick` stays quick: its tests compile few programs and evaluate few plans."""
+    if {"slow", "thorough"} & set(request.keywords):
+        yield
+        return
+    evaluate, evaluated, compiled = Evaluator._evaluate, count(), in_this_process.compilations
+
+    def counted(evaluator: Evaluator, plan: Plan) -> object:
+        next(evaluated)
+        return evaluate(evaluator, plan)
+
+    monkeypatch.setattr(Evaluator, "_evaluate", counted)
+    yield
+    done = in_this_process.compilations - compiled, next(evaluated)
+    few = done[0] <= MOST_COMPILATIONS and done[1] <= MOST_EVALUATIONS
+    assert few, f"{done} programs compiled and plans evaluated: add it to SLOW"
 
 
 @pytest.fixture(autouse=True)
