@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 
 import in_this_process
 import pytest
 from hypothesis import HealthCheck, settings
+
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.decisions import Plan
+from toast_cli.search import run
 
 # How long an example takes says how busy the machine is, and nothing about toast. The examples are the same in every
 # run: a commit passes wherever it is tested, or nowhere. `make check-all` draws new ones.
@@ -36,6 +42,7 @@ os.environ.setdefault("TOAST_ASK", "never")
 SLOW = {
     "test_alternatives",
     "test_api",
+    "test_architecture",
     "test_assignments",
     "test_axis_assignment",
     "test_branch_collectives",
@@ -100,8 +107,6 @@ SLOW = {
     "test_verify",
     "test_verify_lapack",
     "test_written",
-    "test_architecture::test_imports_follow_the_pipeline",
-    "test_architecture::test_no_files_import_each_other",
     "test_check::test_bad_commands",
     "test_check::test_check",
     "test_cli::test_bad_commands",
@@ -177,6 +182,36 @@ def one_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         for name in ("cpu_devices", "compile_program"):
             monkeypatch.setattr(f"toast_cli.xla.{name}", getattr(in_this_process, name))
             monkeypatch.setattr(f"toast_cli.xla.running.{name}", getattr(in_this_process, name))
+
+
+# A test that does more is in SLOW.
+MOST_COMPILATIONS, MOST_EVALUATIONS = 4, 1000
+
+
+@pytest.fixture(autouse=True)
+def little_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`make quick` stays quick: its tests compile few programs and evaluate few plans."""
+    if {"slow", "thorough"} & set(request.keywords):
+        yield
+        return
+    evaluate, evaluated, compiled = Evaluator._evaluate, count(), in_this_process.compilations
+
+    def counted(evaluator: Evaluator, plan: Plan) -> object:
+        next(evaluated)
+        return evaluate(evaluator, plan)
+
+    monkeypatch.setattr(Evaluator, "_evaluate", counted)
+    yield
+    done = in_this_process.compilations - compiled, next(evaluated)
+    few = done[0] <= MOST_COMPILATIONS and done[1] <= MOST_EVALUATIONS
+    assert few, f"{done} programs compiled and plans evaluated: add it to SLOW"
+
+
+@pytest.fixture(autouse=True)
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for which a test states no budget looks at a tenth of the plans that it looks at for users."""
+    for effort, plans in run.PLANS.items():
+        monkeypatch.setitem(run.PLANS, effort, plans // 10)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -20,6 +20,7 @@ from typing import Any
 from toast_cli.xla import running
 
 new_devices, compile_anew = running.cpu_devices, running.compile_program
+compilations = 0  # asked for so far
 one_at_a_time = threading.Lock()  # standard error is the process's
 
 
@@ -37,7 +38,8 @@ def answer(task: str, *arguments: Any) -> bytes:
 
 @cache
 def cpu_devices(count: int) -> list[Any]:
-    """Clients of XLA never end their threads, so there is one for each number of devices."""
+    """A client of XLA has some twenty threads, and waits for them when the garbage collector ends it, in the middle of
+    another test: so there is one for each number of devices, which stays."""
     return new_devices(count)
 
 
@@ -45,6 +47,8 @@ def compile_program(
     program: bytes, devices: list[Any], *, shardy: bool, settings: Mapping[str, str | bool] | None = None
 ) -> Any:
     """Several forms and plans are compared with one original program, and compiled beside it again and again."""
+    global compilations
+    compilations += 1
     if settings:  # they ask for files
         return compile_anew(program, devices, shardy=shardy, settings=settings)
     return compiled(program, tuple(devices), shardy)

@@ -7,7 +7,6 @@ would be.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -67,10 +66,7 @@ def source_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()
 
 def source_of_text(text: str, *, keep_shardings: bool = False) -> Source:
     """The `Source` of a StableHLO module given as text."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "program.mlir")
-        path.write_text(text)
-        return load(str(path), keep_shardings=keep_shardings)
+    return load("program.mlir", keep_shardings=keep_shardings, content=text.encode())
 
 
 def program_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Program:

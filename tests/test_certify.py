@@ -47,7 +47,7 @@ def problem(name: str, spec: str, limit_bytes: int | None = None, **shape: int) 
 
 @cache
 def searched(name: str) -> SearchResult:
-    return run_search(Evaluator(problem(name, "v4-32", data=8, model=2)), Settings(evaluations=1500))
+    return run_search(Evaluator(problem(name, "v4-32", data=8, model=2)), Settings(evaluations=500))
 
 
 @cache
@@ -72,7 +72,7 @@ def test_mcts_reaches_the_proven_optimum_on_two_axes() -> None:
     evaluator = Evaluator(problem("mlp_tiny", "v4-32", data=8, model=2))
     proven = certified_on_two_axes("mlp_tiny")
     assert proven.proven
-    assert priced(run_search(evaluator, Settings(seed=1))) <= priced(proven) * 1.0001
+    assert priced(run_search(evaluator, Settings(seed=1, evaluations=500))) <= priced(proven) * 1.0001
 
 
 def test_what_is_left_out_does_not_change_the_bound() -> None:
@@ -197,7 +197,7 @@ def test_the_report_says_what_is_proven(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str, said: str
 ) -> None:
     report = tmp_path / "report.json"
-    arguments = ["partition", path_of(model), "--mesh", "v4-32", "--certify"]
+    arguments = ["partition", path_of(model), "--mesh", "v4-32", "--certify", "--iterations", "500"]
     assert main([*arguments, "--json", str(report)]) == 0
     assert f"proof      {said}" in capsys.readouterr().out
     facts = json.loads(report.read_text())

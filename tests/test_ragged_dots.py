@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -145,8 +146,13 @@ def planned(name: str) -> Planned:
     return Planned(Whole(Situation(program(name))), MESHES["4x2"])
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd"])
-@pytest.mark.parametrize("name", TENSORS)
+FORMS = ("stablehlo", "hlo", "spmd")
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    sweep(product(TENSORS, FORMS), *((name, FORMS[number % 3]) for number, name in enumerate(TENSORS))),
+)
 def test_as_promised_however_it_is_split(name: str, form: str) -> None:
     at = planned(name)
     found = plans(at)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from checking import toast
 from jax import lax
 from programs import arg, source_of
+from sweeps import sweep
 
 from toast_cli import fitting, xla
 from toast_cli.confirm.model import Compiled
@@ -156,8 +158,15 @@ def saved_bytes(source: Source) -> int:
     return int(alive.max())
 
 
-@pytest.mark.parametrize("policy", Recompute)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    sweep(
+        product(PROGRAMS, Recompute),
+        *product(("unrolled", "scanned"), Recompute),
+        *((name, list(Recompute)[number % 3]) for number, name in enumerate(PROGRAMS) if "scan" not in name),
+        ("scanned from the last", BATCHED),
+    ),
+)
 def test_numbers_are_the_same_and_less_is_saved(name: str, policy: Recompute) -> None:
     run, shapes = PROGRAMS[name]
     source = source_of(run, *shapes)

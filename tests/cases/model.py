@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -34,7 +35,11 @@ class Situation:
     compiles: bool = True
 
     def source(self) -> Source:
-        return source_of_text(self.module().operation.get_asm(enable_debug_info=True))
+        return source_of_text(self.text)
+
+    @cached_property
+    def text(self) -> str:
+        return str(self.module().operation.get_asm(enable_debug_info=True))
 
     def module(self) -> Any:
         """As the user has it."""
