@@ -57,3 +57,24 @@ def test_padding_counts_where_products_read_it_through_views() -> None:
     program = source_of(seen, arg(16, 16), arg(17, 8)).program
     made = {op.name: op.results[0] for op in program.ops if op.results}
     assert padded_operands(program) == {made["stablehlo.sine"]}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "config", "written"),
+    [
+        ("v5e-16", (0, 0, 1), True),  # between rows: the gradient of x[::2]
+        ("v5p-64", (1, 0, 1), True),
+        ("v5e-16", (1, 1, 0), False),  # at edges
+        ("h100-8", (0, 0, 1), False),
+    ],
+)
+def test_a_pad_between_elements_is_a_kernel_of_its_own(mesh: str, config: tuple[int, int, int], written: bool) -> None:
+    def spread(x: Any, y: Any) -> Any:
+        return jnp.sin(lax.pad(jnp.exp(x), 0.0, (config, (0, 0, 0)))) * y
+
+    rows = 64 + sum(config[:2]) + 63 * config[2]
+    source = source_of(spread, arg(64, 256), arg(rows, 256))
+    stored = evaluator_of(source, mesh_of(mesh)).items.stored
+    made = {op.name: op.results[0] for op in source.program.ops if op.results}
+    names = ("stablehlo.exponential", "stablehlo.pad", "stablehlo.sine")
+    assert [stored[made[name]] for name in names] == [written, written, False]

@@ -20,6 +20,7 @@ from toast_cli.compiler.fusion_rules import (
     narrower_views,
     one_hot_scatters,
     padded_operands,
+    pads_inside,
     polynomial_is_written,
     recomputing_pays,
 )
@@ -140,7 +141,7 @@ class _Fusion:
             return True
         if name == BARRIER:  # it forwards its operand
             return False
-        if self._library and producer.kind.convolution:
+        if (self._library and producer.kind.convolution) or self._is_spreading(producer):
             return True
         fused = producer.kind.fusible or maker in self._one_hot or _sums_nothing_up(program, producer)
         fused = fused or self._is_fused_lookup(producer)
@@ -186,8 +187,13 @@ class _Fusion:
     def _goes_into_product(self, readers: frozenset[int]) -> bool:
         return any(self._program.ops[reader].kind.matrix_unit for reader in readers)
 
+    def _is_spreading(self, op: Op) -> bool:
+        return "interior-pads" in self._passes and pads_inside(op)
+
     def _computes(self, reader: Op) -> bool:
         """Whether an op fuses the computation of its operands."""
+        if self._is_spreading(reader):
+            return False
         return reader.kind.fuses_operands or (self._fused_lookups and fuses_updates(reader))
 
     def _is_sliced(self, value: int) -> bool:
