@@ -2,9 +2,9 @@
 
 Each program gets a fraction of the memory of its smallest plan as written. A row has the lever taken, and the peak and
 the step as predicted and as XLA:TPU has them ahead of time (extra `tpu`): what it says to need when it has next to no
-memory (see `calibrate_memory`), and compute plus all communication of the compiled program (minutes each, so only with
-`--compile-seconds`). Rows are kept in `--table`; rows that the table has are left alone. Programs are samples in
-middling sizes (`benchmarks.corpus`) and programs of published packages (`benchmarks.real.lower`).
+memory (see `calibrate_memory`), and compute plus exposed communication of the compiled program (minutes each, so only
+with `--compile-seconds`). Rows are kept in `--table`; rows that the table has are left alone. Programs are sample
+models with batches that need gigabytes of each device, and programs of published packages (`benchmarks.real.lower`).
 """
 
 from __future__ import annotations
@@ -14,31 +14,48 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from textwrap import wrap
 
 from benchmarks.calibrate_memory import needed, starved_options
 from benchmarks.common import Row, markdown_table, note, put_between, show, spearman
-from benchmarks.corpus import PROGRAMS, source_of
 from benchmarks.real.lower import path_of
+from sample_models import block, decoder, moe, resnet50, rnn, scan, ssm, vit
+from sample_models.common import Sample, encode, lower
 from toast_cli import xla
 from toast_cli.confirm.search import compiler_for
 from toast_cli.fitting import options_of
-from toast_cli.hardware import load_spec
+from toast_cli.hardware import Spec, load_spec
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.request import Ask, Fit
 from toast_cli.verify.ahead import target_of
 
-NAMES = (
-    "t2b_2", "scan_small", "block", "scan", "ssm", "vit", "moe", "rnn", "resnet", "scan own kept", "scan maxtext kept",
-    "linen mixer", "nnx decoder", "equinox gru",
+# Sample models whose smallest plan needs 3 to 12 GiB.
+SAMPLES: dict[str, Callable[[], Sample]] = {
+    "decoder": lambda: decoder.training("decoder", "", decoder.Config(
+        layers=2, model=2048, heads=8, kv_heads=1, head=256, ff=8192, vocab=32000, batch=128, seq=1024)),
+    "scan": lambda: scan.training("scan", "", scan.Config(6, 1024, 8, 128, 2816, 16000, 128, 1024)),
+    "block": lambda: block.training("block", "", block.Config(2, 4096, 32, 128, 16384, 1024, 32)),
+    "ssm": lambda: ssm.training("ssm", "", ssm.Config(2, 2048, 2048, 32000, 128, 1024)),
+    "vit": lambda: vit.training("vit", "", vit.Config(2, 1024, 16, 64, 4096, 1000, 2048, 224, 16)),
+    "moe": lambda: moe.training("moe", "", moe.Config(
+        layers=2, model=1024, heads=16, head=64, ff=4096, experts=16, groups=256, capacity=96, vocab=32000,
+        batch=256, seq=1024)),
+    "rnn": lambda: rnn.training("rnn", "", rnn.Config(2, 1024, 2048, 16000, 2048, 64)),
+    "resnet": lambda: resnet50.training("resnet", "", resnet50.Config(2048, 224, 64, (1, 1, 1, 1), 1000)),
+}  # fmt: skip
+REAL_PROGRAMS = (
+    "scan own kept", "scan maxtext kept", "linen mixer", "nnx decoder", "equinox gru", "gpt2", "haiku decoder",
+    "dinov2",
 )  # fmt: skip
-MESH, SHAPE = "v5e-8", "data=4,model=2"
+NAMES = (*SAMPLES, *REAL_PROGRAMS)
+SMALL, LARGE = ("v5e-8", "data=4,model=2"), ("v5e-64", "data=16,model=4")
+MACHINES = {"scan own kept": LARGE, "scan maxtext kept": LARGE}  # program -> mesh and shape, if not `SMALL`
 SHARES = (0.75, 0.5, 0.35)  # of the smallest plan's peak; "as written" has no limit
 TABLE = Path(__file__).resolve().parent / "data" / "fit.jsonl"
-CORPUS, REAL = Path("build/calibration"), Path("build/real")
+LOWERED, REAL = Path("build/fit"), Path("build/real")
 START, END = "<!-- fit: written by benchmarks/fit.py -->", "<!-- fit: end -->"
 COLUMNS = {
     "program": "{program}", "memory": "{memory}", "lever": "{lever}", "predicted GiB": "{predicted_gib:.2f}",
@@ -97,13 +114,14 @@ def points(name: str, options: argparse.Namespace, known: set[tuple[str, str]]) 
     wanted = {memory: share for memory, share in wanted.items() if (name, memory) not in known}
     if not wanted:
         return
-    if name in PROGRAMS:
-        source_of(name, CORPUS)
-    path = str(CORPUS / f"{name}.mlirbc.zst" if name in PROGRAMS else path_of(name, REAL))
+    path, (mesh, shape) = path_of(name, LOWERED if name in SAMPLES else REAL), MACHINES.get(name, SMALL)
+    if name in SAMPLES and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(lower(SAMPLES[name]()), "bytecode"))
 
     def found(**more: object) -> tuple[Outcome, float]:
         begun = time.process_time()
-        request = Request(path, MESH, SHAPE, ask=Ask.never, iterations=options.iterations, **more)  # type: ignore[arg-type]
+        request = Request(str(path), mesh, shape, ask=Ask.never, iterations=options.iterations, **more)  # type: ignore[arg-type]
         return partition(request, annotated=False), time.process_time() - begun
 
     smallest, _ = found(minimise=("peak_memory",), fit=Fit.as_written)
@@ -119,13 +137,13 @@ def points(name: str, options: argparse.Namespace, known: set[tuple[str, str]]) 
             "why": next((it for it in outcome.source.notices if it.startswith("cannot be made to fit")), ""),
         }  # fmt: skip
         if outcome.result.fits:
-            row |= compiled(outcome, options.compile_seconds)
+            row |= compiled(outcome, load_spec(mesh), options.compile_seconds)
         yield row
 
 
-def compiled(outcome: Outcome, seconds: float) -> Row:
+def compiled(outcome: Outcome, spec: Spec, seconds: float) -> Row:
     """What XLA:TPU says of a program."""
-    content, spec = outcome.emit("bytecode").content, load_spec(MESH)
+    content = outcome.emit("bytecode").content
     target = target_of(spec)
     devices = xla.tpu_devices(target.topology, target.megacore)[: target.devices]
     row: Row = {}
@@ -136,7 +154,7 @@ def compiled(outcome: Outcome, seconds: float) -> Row:
     if seconds:
         answer = compiler_for(spec, None)(outcome.problem.mesh).judge(content, seconds)
         row |= {"outcome": answer.outcome, "reason": answer.reason[:300]}
-        row["step"] = (answer.compute_seconds or 0.0) + answer.communication_seconds
+        row["step"] = (answer.compute_seconds or 0.0) + answer.exposed_seconds
     return row
 
 
