@@ -257,6 +257,30 @@ def test_dimensions_have_the_role_they_play(name: str) -> None:
     assert {place: role_of(program, dimensions, *place) for place in expected} == expected
 
 
+def several_steps(w: Any, x: Any, y: Any) -> Any:
+    """Several steps of training in one program: each carries the weights to the next."""
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((jax.nn.relu(block(x, w)) - y) ** 2)
+
+    def step(w: Any, batch: Any) -> Any:
+        found, slopes = jax.value_and_grad(loss)(w, *batch)
+        return jax.tree.map(lambda a, b: a - b, w, slopes), found
+
+    return jax.lax.scan(step, w, (x, y))
+
+
+def test_a_loop_over_training_steps_hides_no_weights() -> None:
+    """What the loop carries for a weight is that weight, so Megatron splits heads and hidden units."""
+    program = program_of(several_steps, BLOCK, arg(5, B, S, D), arg(5, B, S, D), donate=(0,))
+    dimensions = analyse(program)
+    down, query, up, x = 0, 3, 4, 6
+    assert role_of(program, dimensions, down, 0) == role_of(program, dimensions, up, 1) == "ff"
+    assert role_of(program, dimensions, query, 1) == "heads"
+    assert role_of(program, dimensions, query, 0) == "embed"
+    assert role_of(program, dimensions, x, 1) == "batch"
+
+
 def test_megatron_splits_no_table_of_positions() -> None:
     """Each device would look for all rows among its own, and devices would add up what they find."""
     run, shapes, _ = PROGRAMS["learnt positions"]
@@ -591,6 +615,18 @@ def test_the_batch_of_a_recurrence_is_a_batch() -> None:
 
 
 # ---------------------------------------------------------------- names people see
+
+
+def test_the_summary_of_a_solver_says_what_is_split() -> None:
+    """A program that only updates its state computes nothing else to speak of."""
+    problem = make_problem(program := program_of(relaxed, arg(16, 64), donate=(0,)), analyse(program), MESH)
+    groups = [problem.dimensions.class_group[c] for c in problem.dimensions.slot_classes[0]]
+    assert summary(problem, (Shard(groups[0], 0),)) == "x.0 over data; model not used"
+
+
+def relaxed(x: Any) -> tuple[Any, Any]:
+    x = jax.lax.fori_loop(0, 5, lambda _, x: x + 0.1 * (jnp.roll(x, 1, 1) - x), x)
+    return x, jnp.max(jnp.abs(x))
 
 
 def names_of(program: Program) -> dict[tuple[str, int], str]:

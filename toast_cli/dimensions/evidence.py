@@ -118,7 +118,7 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
     repeated: groups that a weight can have only where it is repeated for each element of a batch.
     """
     roles, of = argument_roles(program)
-    origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
+    origin = {value: k for value, k in views(program, trained=True).items() if roles[of[k]] == WEIGHTS}
     constant: dict[int, bool] = {}
     given = {a.value for k, a in enumerate(program.arguments) if ROLES[of[k]] == INPUTS and _counts(program, a.value)}
     for number, op in enumerate(program.ops):

@@ -54,13 +54,19 @@ def strategy_of(problem: Problem, plan: Plan) -> Strategy:
 
 def _work(problem: Problem, lowered: list[OpSharding]) -> dict[tuple[int, int], float]:
     """(group, axis) -> FLOPs of contractions and convolutions that are split so. Dimensions that split none of these
-    have 0, and are included if enough elements of other arrays are; updates of weights and state do not count."""
+    have 0, and are included if enough elements of other arrays are; updates of weights and state do not count, unless
+    the program does nothing else."""
+    return _work_of(problem, lowered, updates=False) or _work_of(problem, lowered, updates=True)
+
+
+def _work_of(problem: Problem, lowered: list[OpSharding], *, updates: bool) -> dict[tuple[int, int], float]:
+    """The same with or without updates of weights and state."""
     in_weights, program = set(problem.weight_bytes), problem.program
     found: dict[tuple[int, int], float] = defaultdict(float)
     elements: dict[tuple[int, int], float] = defaultdict(float)
     for op, number in zip(program.ops, problem.op_pattern, strict=True):
         of, heavy = problem.patterns[number], op.kind.heavy
-        if not heavy and (of.role != NO_ROLE or in_weights.issuperset(of.groups)):
+        if not (heavy or updates) and (of.role != NO_ROLE or in_weights.issuperset(of.groups)):
             continue
         made = op.trips * sum(program.values[value].elements for value in op.results)
         for group, axes in zip(of.groups, lowered[number].factor_axes, strict=True):
@@ -79,7 +85,7 @@ def _gathered(problem: Problem, lowered: list[OpSharding]) -> frozenset[int]:
     weights = [k for k, of in enumerate(problem.argument_role) if of == role]
     sizes: dict[int, float] = defaultdict(float)
     seen: set[tuple[int, int]] = set()
-    for value, argument in views(program, [program.arguments[k].value for k in weights]).items():
+    for value, argument in views(program, [program.arguments[k].value for k in weights], trained=True).items():
         maker = program.producer[value]
         made = axes_of(lowered[problem.op_pattern[maker]].shardings[program.ops[maker].results.index(value)])
         for op, position in program.users[value] if made else ():

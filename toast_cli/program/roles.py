@@ -148,11 +148,17 @@ def _in_order(program: Program, found: list[int]) -> Iterator[tuple[int, int]]:
                 break
 
 
-def views(program: Program, of: Iterable[int] | None = None) -> dict[int, int]:
+def views(program: Program, of: Iterable[int] | None = None, *, trained: bool = False) -> dict[int, int]:
     """Value -> number of the argument that it is a plain view of: converted, transposed, reshaped, sliced. of: values
-    of the arguments to consider, all by default."""
+    of the arguments to consider, all by default. trained: an argument that a loop updates, step after step of training,
+    is also what the loop carries for it."""
     wanted = None if of is None else set(of)
     origin = {a.value: n for n, a in enumerate(program.arguments) if wanted is None or a.value in wanted}
+    if trained:
+        replaced = carried_results(program)
+        starts = {value: n for value, n in origin.items() if replaced[n] >= 0}
+        carries = (op for op in program.ops if op.name == CARRY and op.operands[0] in starts)
+        origin.update((op.results[0], starts[op.operands[0]]) for op in carries)
     for op in program.ops:
         if op.name in _VIEWS and op.operands and op.operands[0] in origin:
             origin[op.results[0]] = origin[op.operands[0]]
