@@ -145,6 +145,7 @@ PIECES = replace(
     passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "padded-operands"} | {"sliced-products"},
 )
 RAGGED = replace(PLAIN, passes=PLAIN.passes | {"ragged-gradients"}, attained=Attained(matrix=0.001))
+HOLDING = replace(PLAIN, passes=PLAIN.passes | {"held-results"})
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 
 # Pass -> a program where it matters, its arguments, the decisions (dimension, axis and perhaps where alone), what is
@@ -208,6 +209,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "scan-unification": (stacked, (arg(8, 64, 1024),), "", "more peak", PLAIN),
     "bf16-widening": (lambda x, v: (x @ v) @ v, (arg(64, 64, dtype=BF16),) * 2, "", "less peak", "v100-8"),
     "early-results": (updated, (arg(64, 256), arg(256, 512), arg(512, 256)), "", "other peak", PLAIN),
+    "held-results": (lambda x, v: v @ (x @ x @ x @ x)[:16, :16], (SQUARE, S), "", "less peak", HOLDING),
     "loops-first": (projected, (SQUARE, arg(64, 2048), arg(64, 512)), "", "more peak", PLAIN),
     "loop-gathers-first": (looping, (arg(4096, 8192), arg(8192, 8192), arg(8192, 8192)), "x.0:data w.0:data v.1:data",
                            "less peak", "v5e-16"),

@@ -221,6 +221,46 @@ def borrowed_buffers(
     return borrowed
 
 
+def waiting_results(program: Program, lives: Lives, profile: CompilerProfile) -> dict[int, int]:
+    """Result -> last tick at which its buffer is there and not in use.
+
+    XLA allocates a result that replaces no argument for the whole program, apart from the temporaries. Until the result
+    is made, its buffer serves one temporary after another that fits: see `typical_bytes`. An array in whose place the
+    result is written, such as a gradient, is there already.
+    """
+    if "held-results" not in profile.passes:
+        return {}
+    first = len(program.ops) - len(program.results)
+    returned = {program.ops[n].operands[0] for n in range(first, len(program.ops)) if n not in lives.into_arguments}
+    ends = {value: _first_in_place(program, lives, value) - 1 for value in returned if lives.intervals[value]}
+    return {value: end for value, end in ends.items() if end >= 0}
+
+
+def _first_in_place(program: Program, lives: Lives, result: int) -> int:
+    """When the buffer of a result is first in use: from when the result is made, or the array that it replaces."""
+    born, size = lives.intervals[result][0][0], program.values[result].bytes
+    first, seen, waiting = born, {result}, [result]
+    while waiting:
+        for value in program.ops[program.producer[waiting.pop()]].operands:
+            maker = program.ops[program.producer[value]]
+            if value in seen or maker.name == ARGUMENT:
+                continue
+            seen.add(value)
+            if not lives.intervals[value] and maker.kind.fusible:
+                waiting.append(value)
+            elif lives.intervals[value] and lives.intervals[value][-1][1] == born - 1:
+                first = min(first, lives.intervals[value][0][0] if program.values[value].bytes == size else born)
+    return first
+
+
+def typical_bytes(program: Program, lives: Lives) -> float:
+    """Bytes of a whole temporary in the mean, weighted by their bytes. The buffer of a larger result has a temporary in
+    it at nearly all times; smaller ones are too small for most."""
+    made = zip(program.values, lives.intervals, program.producer, strict=True)
+    sizes = [value.bytes for value, alive, maker in made if alive and program.ops[maker].name != ARGUMENT]
+    return sum(size * size for size in sizes) / max(sum(sizes), 1)
+
+
 def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[bool]:
     """[ops] whether an op's written result has fewer bits an element than some array, at least as large, that it
     depends on.

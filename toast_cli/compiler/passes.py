@@ -58,6 +58,7 @@ PASSES: Mapping[str, str] = {
     "bf16-widening": "A chip that cannot compute in bf16 gets it widened to f32.",
     # Schedule and liveness.
     "early-results": "Results of the program are computed as soon as their operands are available.",
+    "held-results": "Results that replace no argument have their buffers from the start of the program.",
     "loops-first": "Ops that do not depend on a loop are moved before or behind it.",
     "loop-gathers-first": "A loop gathers all loop-invariant arrays at the start of an iteration.",
     "late-reductions": "The result of a collective reduction lives until its readers in program order.",

@@ -11,6 +11,7 @@
   an all-reduce leaves the whole result until the last kernel slices it;
 * initial arrays of scatters (see `scatter_starts`), and copies of results while they are made (see
   `returned_products`);
+* buffers of results that are not made yet (see `waiting_results`);
 * the peak inside a manual region while it runs.
 
 In: array items with the op shardings around them. Out: bytes and ticks.
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from toast_cli.compiler.liveness import Interval, reduced_deaths
+from toast_cli.compiler.liveness import Interval, reduced_deaths, typical_bytes, waiting_results
 from toast_cli.compiler.on_chip import OnChipMemory
 from toast_cli.compiler.schedule import copy_made_at
 from toast_cli.evaluate.array_items import ArrayItem
@@ -40,6 +41,7 @@ from toast_cli.program.regions import readings
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 STARTED = "started"  # the initial array of a scatter
 RETURNED = "returned"  # a result copied into other tiles
+WAITING = "waiting"  # the buffer of a result that is not made yet
 
 
 class Ahead(NamedTuple):
@@ -80,6 +82,8 @@ class Buffers:
         self._deaths = reduced_deaths(items.lives, profile)
         self._started = items.compilation.started
         self._returned = items.compilation.returned
+        self._waiting_results = waiting_results(problem.program, items.lives, profile)
+        self._typical_bytes = typical_bytes(problem.program, items.lives) / problem.mesh.devices
         self._gathers_first = "loop-gathers-first" in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
@@ -90,7 +94,10 @@ class Buffers:
         """
         made = op_sharding.shardings[item.result]
         if item.stored:
-            yield OWN, self._layouts.kept(item, made)
+            own = self._layouts.kept(item, made)
+            yield OWN, own
+            if own < self._typical_bytes and not self._waiting_results.keys().isdisjoint(item.values):
+                yield WAITING, own
         if self._waits_for_scatter(item, op_sharding):
             computed = op_sharding.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
@@ -138,6 +145,8 @@ class Buffers:
                 places = kind.places if isinstance(kind, Ahead) else kind
                 found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
+        if kind == WAITING:
+            return [(0, self._waiting_results[value])] if value in self._waiting_results else []
         if kind == STARTED:
             return [self._started[value].interval] if value in self._started else []
         made = self._lives.times[self._problem.program.producer[value]]
@@ -170,8 +179,8 @@ class Buffers:
 
     def is_brief(self, kind: Kind, value: int, interval: Interval) -> bool:
         """Whether that array, if it is small enough, may be in on-chip memory for this interval; unreduced arrays,
-        uncut ones, and those moved from or to host memory may not."""
-        if kind in (PARTIAL, UNCUT) or value in self._moved:
+        uncut ones, results, and those moved from or to host memory may not."""
+        if kind in (PARTIAL, UNCUT, WAITING) or value in self._moved:
             return False
         return self.on_chip.brief(interval) and (
             (kind not in (OWN, REDUCED) and not isinstance(kind, HandedOn)) or self.on_chip.may_hold(value)
@@ -181,7 +190,7 @@ class Buffers:
         """Its name in reports: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind in (STARTED, RETURNED):
+        if kind in (STARTED, RETURNED, WAITING):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"
