@@ -15,6 +15,7 @@ from programs import PLAIN, arg, case_of, evaluator_of, program_of, round_mesh, 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.layouts import Tiling, dims_of_rows, growth, tilings
 from toast_cli.compiler.schedule import op_ticks
+from toast_cli.compiler.short_tiles import default_layouts, slowdown
 
 TILE = (8, 128)
 
@@ -36,6 +37,52 @@ GROWTHS: list[tuple[tuple[float, ...], tuple[int, ...], float]] = [
 @pytest.mark.parametrize(("shape", "dims", "expected"), GROWTHS)
 def test_growth(shape: tuple[float, ...], dims: tuple[int, ...], expected: float) -> None:
     assert growth(shape, dims, TILE) == pytest.approx(expected)
+
+
+# local shape, bits of an element, time over that in tiles of 8 rows
+SLOWDOWNS: list[tuple[tuple[int, ...], int, float]] = [
+    ((64, 2048, 8, 128), 16, 1.0),
+    ((64, 2048, 4, 128), 16, 1.55),
+    ((64, 2048, 3, 128), 16, 1.0),  # 3 rows would be padded to 4, so that the 2,048 are the rows
+    ((64, 2048, 2, 128), 16, 2.7),
+    ((64, 2048, 1, 128), 16, 1.0),  # one row does not fill a word, so that the 2,048 are the rows
+    ((64, 2048, 1, 128), 32, 5.3),
+    ((64, 2048, 4, 128), 32, 2.0),
+    ((64, 2048, 2, 128), 8, 1.0),
+    ((64, 2048, 4, 128), 8, 1.7),
+    ((2, 64, 100, 128), 32, 1.0),
+]
+
+
+@pytest.mark.parametrize(("shape", "bits", "expected"), SLOWDOWNS)
+def test_tiles_of_few_rows_are_slow(shape: tuple[int, ...], bits: int, expected: float) -> None:
+    assert slowdown(shape, TILE, bits) == expected
+
+
+def cached(cache: Any, new: Any, table: Any) -> Any:
+    """Each layer writes a position of its cache, as a scan over layers does; the product's result lies in any tiles."""
+
+    def layer(carry: Any, layer: tuple[Any, Any]) -> Any:
+        mine = lax.dynamic_update_slice(layer[0], layer[1], (0, 5, 0, 0))
+        return carry + jnp.sum(jnp.einsum("bthd,dk->bthk", mine, table)), mine
+
+    return lax.scan(layer, 0.0, (cache, new))
+
+
+def test_a_cache_lies_in_the_tiles_of_its_argument() -> None:
+    program = program_of(cached, arg(3, 16, 64, 8, 128), arg(3, 16, 1, 8, 128), arg(128, 256), donate=(0,))
+    shapes = {program.values[value].shape for value in default_layouts(program, TILE)}
+    assert {(3, 16, 64, 8, 128), (16, 64, 8, 128)} <= shapes  # as stacked and in a layer
+    assert (16, 64, 8, 256) not in shapes
+
+
+def test_a_cache_with_few_heads_on_each_device_is_copied_slowly() -> None:
+    """Of 8 heads, a device of 4 holds 2: tiles of 2 rows take 2.7 times as long as all heads of a quarter of the
+    batch."""
+    cache = arg(64, 4096, 8, 128, dtype=jnp.bfloat16)
+    case = case_of(lambda cache: cache + 1, cache, donate=(0,), mesh="v5e-16")
+    few, many = (case.evaluator.cost((case.shard(place, "data"),)).compute_seconds for place in ("cache.2", "cache.0"))
+    assert few / many == pytest.approx(2.7, rel=0.01)
 
 
 def test_what_is_gathered_keeps_its_tiles() -> None:

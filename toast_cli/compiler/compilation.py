@@ -21,6 +21,7 @@ from toast_cli.compiler.layouts import Sides, Tiling, dims_of_rows, paddings, re
 from toast_cli.compiler.liveness import Lives, find_lives
 from toast_cli.compiler.on_chip import elapsed_seconds
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.short_tiles import default_layouts
 from toast_cli.compiler.space_to_batch import Images, space_to_batch
 from toast_cli.hardware.model import Chip
 from toast_cli.program.model import Program
@@ -62,7 +63,8 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     tiled = tilings(program, tile, chosen="tile-dimensions" in profile.passes, rows=rows)
     stored = materialised(program, free, profile)
     written = materialised(program, free, profile, most=False)
-    tiled_rows = {value: tiled[value] for value in rows if not tiled[value].copies}
+    tiled_rows = default_layouts(program, tile) if "tile-dimensions" in profile.passes else {}
+    tiled_rows |= {value: tiled[value] for value in rows if not tiled[value].copies}
     form = MemoryForm(paddings(program, tiled, tile), written_parts(program, written, profile), tiled_rows)
     done = kernels(program, written, free, profile, form)
     parts = written_parts(program, stored, profile)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from toast_cli.compiler.arithmetic import op_arithmetic, scatter_start_bytes
 from toast_cli.compiler.fusion_rules import expansions
-from toast_cli.compiler.kernel import Kernel, Side
+from toast_cli.compiler.kernel import Kernel, Rows, Side
 from toast_cli.compiler.layouts import Tiling
 from toast_cli.compiler.merged_kernels import Hosts, join_rows, let_reductions_ride
 from toast_cli.compiler.on_chip import is_scalar, loop_residency, reuse_widths
@@ -217,15 +217,18 @@ class _Grouping:
             size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
             if op.name == SCATTER:
                 return Side(size + (scatter_start_bytes(program, op, self._free) if self._atomic else 0), elements)
-            return Side(size, elements, passing=size, widest=it.bytes * padding)
+            return Side(size, elements, passing=size, widest=it.bytes * padding, rows=self._rows_in(value, size))
         size, elements = round(it.bytes * padding * self._parts[value]), round(it.elements * padding)
         stays, beside = self._residency.of_yield(program, value)
         if stays:
             return Side(size, elements, staying=size, beside=beside)
-        rows = {(it.shape, self._rows[value]): size} if value in self._rows else {}
+        rows = self._rows_in(value, size)
         if any(program.ops[user].name == RESULT for user, _ in program.users[value]):
             return Side(size, elements, rows=rows)
         return Side(size, elements, passing=size, widest=min(size, self._widths[value]), rows=rows)
+
+    def _rows_in(self, value: int, size: int) -> dict[Rows, int]:
+        return {(self._program.values[value].shape, self._rows[value]): size} if value in self._rows else {}
 
 
 class Making(NamedTuple):

@@ -37,12 +37,14 @@ Dims = tuple[int, ...]
 class Tiling:
     """Possible tilings of an array. dims: dimensions that may be one of the two innermost; () if the array keeps the
     tiles of another, with its growth `fixed`. copies: this holds for copies only; the array itself is an argument, in
-    the tiles that waste least. lanes: those of `dims` that may be the innermost; (): any."""
+    the tiles that waste least. lanes: those of `dims` that may be the innermost; (): any. default_bits: of an element,
+    if the last two dimensions are innermost, see `short_tiles`."""
 
     dims: Dims
     fixed: float = 1.0
     copies: bool = False
     lanes: Dims = ()
+    default_bits: int = 0
 
 
 UNTILED = Tiling(())

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, prod
 
+from toast_cli.compiler import short_tiles
 from toast_cli.compiler.arithmetic import elements_walked, masked_growth
 from toast_cli.compiler.convolutions import PixelProducts, is_reversed, pixel_products
 from toast_cli.compiler.gpu_libraries import (
@@ -65,7 +66,7 @@ class WorkPricer:
         self._profile = profile
         self._images: dict[int, tuple[ConvolvedImage, ...]] = {}
         self._pixels: dict[int, PixelProducts | None] = {}
-        self._growths: dict[tuple[tuple[tuple[Rows, float], ...], Sharding], float] = {}
+        self._growths: dict[tuple[tuple[tuple[Rows, float], ...], Sharding, bool], float] = {}
 
     def seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Compute seconds of all ops of the item, each on its local shape."""
@@ -290,12 +291,13 @@ class WorkPricer:
         memory, bytes read from on-chip memory) of a kernel's operands."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = most = vector = transfers = kept = 0.0
+        elementwise = not work.kind.matrix_unit
         for (read, through, flops, passing, staying, beside, widest, _, rows), sharding in zip(
             work.operands, op_sharding.operands, strict=True
         ):
             if read or flops:
                 count = shards(sharding, sizes)
-                if rows and (wasted := self._rows_growth(rows, sharding)) != 1.0:
+                if rows and (wasted := self._rows_growth(rows, sharding, elementwise)) != 1.0:
                     read, through, flops, passing, widest = (
                         wasted * size for size in (read, through, flops, passing, widest)
                     )
@@ -316,11 +318,12 @@ class WorkPricer:
         of a kernel's results, which have these shardings. cramped: its windows are small."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
+        elementwise = not work.kind.matrix_unit
         for (read, through, flops, passing, staying, beside, widest, packed, rows), sharding in zip(
             work.results, shardings, strict=True
         ):
             count = shards(sharding, sizes)
-            if rows and (wasted := self._rows_growth(rows, sharding)) != 1.0:
+            if rows and (wasted := self._rows_growth(rows, sharding, elementwise)) != 1.0:
                 read, through, flops, passing, widest = (
                     wasted * size for size in (read, through, flops, passing, widest)
                 )
@@ -340,15 +343,21 @@ class WorkPricer:
                 kept += passing / count
         return reads, out, vector, transfers, kept
 
-    def _rows_growth(self, rows: tuple[tuple[Rows, float], ...], sharding: Sharding) -> float:
-        """The factor by which tiles that hold a part of each row increase the bytes and flops of one side."""
-        key = rows, sharding
+    def _rows_growth(self, rows: tuple[tuple[Rows, float], ...], sharding: Sharding, elementwise: bool) -> float:
+        """The factor by which tiles that hold a part of each row, or few rows, increase the bytes and flops of one
+        side."""
+        key = rows, sharding, elementwise
         found = self._growths.get(key)
         if found is None:
             found, tile = 1.0, tile_of(self._profile)
             for (shape, tiling), part in rows:
                 if len(shape) != len(sharding):
                     continue  # reshaped on the way
+                if tiling.default_bits:
+                    bits = tiling.default_bits
+                    if elementwise:
+                        found += part * (short_tiles.slowdown(self._local(shape, sharding), tile, bits) - 1.0)
+                    continue
                 here = tiled_growth(self._local(shape, sharding), tiling.dims, tile, lanes=tiling.lanes)
                 found += part * (here / tiled_growth(shape, tiling.dims, tile, lanes=tiling.lanes) - 1.0)
             self._growths[key] = found
