@@ -14,21 +14,16 @@ import jax.numpy as jnp
 import pytest
 from programs import SAMPLES, arg, case_of, round_mesh, sample
 
-import toast_cli.search.exact as exact_module
 from toast_cli.cli import main
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search import solver
-from toast_cli.search.branches import cases_of
 from toast_cli.search.exact import Bound, Deadline, Known, bound, certify
 from toast_cli.search.incumbent import SearchResult
-from toast_cli.search.integer_program import IntegerProgram
 from toast_cli.search.objective import PRICE
-from toast_cli.search.pair_prices import PairPrices
 from toast_cli.search.run import Settings, run_search
-from toast_cli.search.ways import PatternWays
 
 UNBOUNDED = 1e6  # seconds: no test depends on the clock
 
@@ -81,46 +76,6 @@ def test_what_is_left_out_does_not_change_the_bound() -> None:
     quick = bound(of, Deadline(UNBOUNDED), Known(priced(found), priced(found)))
     assert quick.seconds == pytest.approx(full.seconds, rel=PRICE / 2)
     assert full.seconds < priced(found)
-
-
-def test_cases_are_all_there_is() -> None:
-    """The cheapest assignment of all is that of the best case; what takes more than is asked for is in none."""
-    of = problem("mlp_tiny", "v4-32", data=8, model=2)
-    ways = PatternWays(of)
-    prices = PairPrices(ways)
-    whole = full_bound().seconds
-    every, ascent = ways.of_pattern, prices.ascent(1.2 * whole)
-    ascent.run(10)
-    cases = cases_of(ways, ascent, 1.1 * whole)
-    found = []
-    for case in cases:
-        ways.take(every)
-        ways.keep(case.left)
-        program = IntegerProgram(ways, prices)
-        assert program.state()
-        found.append(program.solve(UNBOUNDED, lambda: False))
-    assert len(cases) > 1
-    assert min(found) == pytest.approx(whole, rel=1e-4)
-    ways.take(every)
-    assert cases_of(ways, ascent, 0.9 * whole) == []
-    assert cases_of(ways, ascent, 1.1 * whole, lambda: True) == [ascent]
-
-
-def test_a_proof_is_one_of_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is closed because what is faster there takes more decisions leaves the others to be looked at, though
-    the bound on all can grow no more."""
-    of = problem("mlp_tiny", "v4-32", data=8, model=2)
-    whole = full_bound().seconds
-    looked: list[float] = []
-
-    def solved(_ways: object, _prices: object, least: Bound, _deadline: object, _known: object) -> Bound:
-        looked.append(least.seconds)
-        return Bound(0.5 * whole, closed=len(looked) == 1)
-
-    monkeypatch.setattr(exact_module, "_solved", solved)
-    found = bound(of, Deadline(UNBOUNDED), Known(1.2 * whole, 1.1 * whole))
-    assert len(looked) > 1
-    assert not found.closed
 
 
 def recurrent(w: jax.Array, xs: jax.Array) -> jax.Array:

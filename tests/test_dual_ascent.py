@@ -47,23 +47,6 @@ def test_every_better_assignment_is_left(seed: int) -> None:
             assert all(of[way] for of, way in zip(left, ways, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_node_within_some_of_its_ways_is_bounded_by_them(seed: int) -> None:
-    """As if it had no others, and what was found before is not changed by it."""
-    own, edges = random_problem(seed)
-    everything = sorted((seconds_of(own, edges, ways), ways) for ways in product(*(range(len(of)) for of in own)))
-    root = DualAscent(own, edges, everything[-1][0] + 1.0)
-    least = root.run()
-    for way in range(len(own[0])):
-        case = root.within(0, np.arange(len(own[0])) == way, everything[-1][0] + 1.0)
-        best, ways = min(it for it in everything if it[1][0] == way)
-        assert least - 1e-9 <= case.run() <= best + 1e-9
-        assert all(of[k] for of, k in zip(case.left, ways, strict=True))
-        assert case.left[0].tolist() == [k == way for k in range(len(own[0]))]
-    assert root.bound == least
-    assert all(of.all() for of in root.left)
-
-
 def test_what_costs_too_much_together_is_out() -> None:
     """Three nodes in a row: one way of the first and one of the second are in no assignment that is good enough,
     though each is cheap by itself."""

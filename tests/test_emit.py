@@ -157,7 +157,7 @@ def test_literal_text() -> None:
     )
     module = xla.parse_module(xla.make_context(), emit_shardy(source, scattered, binary=True))
     assert str(module).strip() == SCATTERED.strip()
-    assert emit_hlo(source, scattered).count(b'custom_call_target="Sharding"') == 4
+    assert emit_hlo(source, scattered).count(b'custom_call_target="Sharding"') == 7
 
 
 def test_a_reshard_is_shared_and_stands_before_its_first_use() -> None:

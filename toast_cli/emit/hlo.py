@@ -1,7 +1,8 @@
 """HLO text with GSPMD's shardings, for XLA without Shardy.
 
 In: a `Source` and a `PartitionedProgram`. Out: the bytes of an HLO text file, parsed again; every parameter has
-a sharding, and XLA reads each of them. `Sharding` custom calls stand where the Shardy form has constraints.
+a sharding, and XLA reads each of them. `Sharding` custom calls stand where Shardy's form has constraints with
+`--annotate full`: behind every value.
 """
 
 from __future__ import annotations
@@ -13,25 +14,24 @@ from typing import Any, NamedTuple
 
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
-from toast_cli.emit.annotations import Annotations
+from toast_cli.emit.annotations import Annotations, full_annotations
 from toast_cli.emit.barriers import keep_branch_operands
 from toast_cli.emit.behind_transposes import reduced_behind_transposes
 from toast_cli.emit.dense_products import write_out_ragged
 from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.propagate import read_sharding
-from toast_cli.emit.reshards import all_reshards
 from toast_cli.emit.shardy import check_manual_regions
-from toast_cli.emit.stablehlo import shardy_annotations
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.constraints import regions_on
 from toast_cli.frontend.exchanges import manual_axes
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding, replicated
+from toast_cli.plan.sharding import Sharding, axes_of, replicated
 from toast_cli.program.host_memory import on_host
 from toast_cli.program.ops import BROADCAST_IN_DIM, RAGGED_DOT
 from toast_cli.program.rematerialised import remade_values
+from toast_cli.program.transposed import transposed
 from toast_cli.xla import ir
 
 REGION = "sdy.manual_computation"
@@ -69,20 +69,38 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
 
 
 def hlo_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
-    """The constraints of the Shardy form, and shardings on values that are recomputed for each use.
+    """A constraint on every value: GSPMD's propagation goes further than Shardy's, so fewer do not give the plan.
 
-    The conversion to HLO merges equal constants, and GSPMD would propagate shardings from the readers of one to those
-    of the other.
+    Products that are scattered over some axes and reduced over others are computed in their final sharding if the
+    partitioner finds the collectives by itself: given the computed sharding, it all-reduces over all axes. Values that
+    are recomputed for each use have a sharding of their own: the conversion to HLO merges equal constants, and GSPMD
+    would propagate shardings from the readers of one to those of the other.
     """
-    annotations = shardy_annotations(source, lowered)
+    computed = {
+        value: sharding
+        for value, sharding in lowered.computed.items()
+        if value not in lowered.found
+        or axes_of(lowered.shardings[value]) - axes_of(sharding) >= {*lowered.partial.get(value, ())}
+    }
     program, remade = source.program, remade_values(source.program)
     recomputed = tuple(
         (handle.owner.operation, sharding)
         for value, (handle, sharding) in enumerate(zip(source.definitions, lowered.shardings, strict=True))
         if remade[value] and sharding and program.producer[value] >= 0
     )
-    uses = [one for one in all_reshards(source, lowered) if remade[one.value] and one not in annotations.reshards]
-    return replace(annotations, recomputed=recomputed, reshards=(*annotations.reshards, *uses))
+    found = full_annotations(source, replace(lowered, computed=computed))
+    constraints = tuple(one for one in found.constraints if not is_folded(source, lowered, one.handle))
+    return replace(found, constraints=constraints, recomputed=recomputed)
+
+
+def is_folded(source: Source, lowered: PartitionedProgram, handle: Any) -> bool:
+    """True if only a transpose reads a value: XLA:TPU folds it into the product that makes the value, unless a
+    constraint is in between. The one behind the transpose suffices."""
+    value = source.numbers.get(handle)
+    behind = None if value is None else transposed(source.program, value)
+    if value is None or behind is None:
+        return False
+    return (behind.op, 0) not in lowered.required and len(lowered.path(value)) == 1
 
 
 def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
@@ -317,11 +335,7 @@ class GspmdNotation:
         if value in self._remade:
             return self._made_again(value, sharding, where)
         self.written.add(self._text(sharding))
-        added = call(where, CONSTRAINT_TARGET, value, value.type, self._text(sharding), location).owner.operation
-        if open:
-            text = f"unspecified_dims=[{','.join(map(str, sorted(open)))}]"
-            added.attributes["backend_config"] = ir.StringAttr.get(text, self._context)
-        return [added]
+        return [call(where, CONSTRAINT_TARGET, value, value.type, self._text(sharding), location).owner.operation]
 
     def _made_again(self, value: Any, sharding: Sharding, where: Any) -> list[Any]:
         copies: dict[Any, Any] = {}

@@ -103,7 +103,7 @@ def scatters_into(op: Op, program: Program) -> bool:
 
     XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions, unless a constraint is
     in between, as after every scatter with a partial result (see
-    `emit.marks.scattered_terms`): such sums are all-reduced once, like any others. If both operands are
+    `emit.annotations.scattered_terms`): such sums are all-reduced once, like any others. If both operands are
     reduce-scattered, XLA adds the shards first where it sees that they are the same: not over several axes (products
     are scattered in two steps and look-ups over all at once, see `plan.partials.completed`), not where the array is
     also split otherwise (the shards' offsets are computed in different ways), and not where an operand is transposed in

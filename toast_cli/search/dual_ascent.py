@@ -13,7 +13,6 @@ In: nodes, edges and shared prices. Out: the ways that are left.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -21,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 PASSES = 300  # over all nodes, at most
-FEW_PASSES = 30  # after an earlier run
 EACH = 10  # passes between two removals of ways
 STALLED = 1e-5  # relative gain of the bound in that many passes below which they end
 LEAST_MOVED = 1e-12  # times `possible`: smaller charges count as zero
@@ -51,12 +49,6 @@ class Edge:
     def kept(self) -> Floats:
         """[rows, columns] charges that remain on the edge."""
         return self.seconds - self.messages[0][:, None] - self.messages[1][None, :]
-
-    def copied(self) -> Edge:
-        """An independent copy."""
-        found = Edge(self.nodes, self.classes, self.seconds.copy())
-        found.messages = (self.messages[0].copy(), self.messages[1].copy())
-        return found
 
 
 @dataclass(slots=True)
@@ -103,25 +95,6 @@ class DualAscent:
             for end, node in enumerate(edge.nodes):
                 self._ends[node].append((number, end))
         self.left = [np.ones(len(of), dtype=bool) for of in seconds]
-
-    def within(self, node: int, ways: NDArray[np.bool_], possible: float) -> DualAscent:
-        """A continuation of this ascent in which a node takes one of these ways and `possible` is at most this."""
-        found = copy(self)
-        found._possible = min(possible, self._possible)
-        found._own = [of.copy() for of in self._own]
-        found._edges = [edge.copied() for edge in self._edges]
-        found._shared = [SharedPrice(of.seconds, tuple([replace(payer) for payer in of.payers])) for of in self._shared]
-        found.left = [of.copy() for of in self.left]
-        found.left[node] &= ways
-        found._own[node][~found.left[node]] = self._wide
-        return found
-
-    def below(self, possible: float, ended: Callable[[], bool] = lambda: False) -> float:
-        """The bound for this value of `possible`, after further passes if it is smaller than the last one."""
-        if possible < self._possible and self.bound < possible:
-            self._possible = possible
-            self.run(FEW_PASSES, ended)
-        return self.bound
 
     def run(self, passes: int = PASSES, ended: Callable[[], bool] = lambda: False) -> float:
         """Runs up to `passes` passes over all nodes, until the bound hardly rises or `ended` says that time is up.

@@ -3,8 +3,7 @@ arrays, including those that no plan expresses.
 
 The bound is an integer program over the evaluator's own prices: ops of each pattern take any legal split by the mesh
 axes and any reduce-scatter of their partial results (see `integer_program`). Every plan is such an assignment, so no
-plan is faster than the cheapest. Dual ascent first excludes most ways, and the rest is solved case by case (see
-`branches`). The bound ignores device memory.
+plan is faster than the cheapest. Dual ascent first excludes most ways. The bound ignores device memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from toast_cli.interrupts import interruptible
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST
 from toast_cli.plan.problem import Problem
-from toast_cli.search.branches import cases_of
 from toast_cli.search.incumbent import Incumbent, OutOfBudget, SearchResult
 from toast_cli.search.integer_program import GAP, IntegerProgram
 from toast_cli.search.mcts import explore
@@ -127,22 +125,10 @@ def bound(problem: Problem, deadline: Deadline, known: Known = Known()) -> Bound
         return _solved(ways, prices, Bound(), deadline, known)
     ascent = prices.ascent(known.possible * (1.0 + GAP))
     least = min(ascent.run(ended=lambda: deadline.passed(0.5)), known.possible)
-    if least >= known.possible:
+    if least >= known.enough:
         return Bound(least, closed=True)
-    found, every = Bound(max(least, known.enough), closed=True), ways.of_pattern
-    cases = cases_of(ways, ascent, known.enough, lambda: deadline.passed(0.4))
-    for number, case in enumerate(cases):
-        needed = known.enough if found.closed else found.seconds  # the bound on all cases is no larger then
-        if case.below(needed, deadline.passed) >= needed:
-            continue
-        ways.take(every)
-        ways.keep(case.left)
-        share = Deadline(deadline.left() / (len(cases) - number), deadline.asked)
-        of_case = _solved(ways, prices, Bound(case.bound), share, known)
-        if deadline.asked():
-            return Bound()
-        found = Bound(min(found.seconds, of_case.seconds), found.closed and of_case.closed)
-    return found
+    ways.keep(ascent.left)
+    return _solved(ways, prices, Bound(least), deadline, known)
 
 
 def _solved(ways: PatternWays, prices: PairPrices, least: Bound, deadline: Deadline, known: Known) -> Bound:

@@ -71,7 +71,8 @@ class PatternWays:
         self._windowed = frozenset().union(*(read.patterns for read in self.items.neighbours))
         self.sums = LeastSums(problem, self.items, self.pricer, self._operands_of)
         self._every = [every_op_sharding(pattern, problem.mesh.sizes) for pattern in problem.patterns]
-        self.take([self._made(number) for number in range(len(problem.patterns))])
+        self.of_pattern = [self._made(number) for number in range(len(problem.patterns))]
+        self._number()
 
     def __len__(self) -> int:
         """The number of ways of all patterns."""
@@ -111,11 +112,7 @@ class PatternWays:
 
     def keep(self, kept: Iterable[Iterable[bool]]) -> None:
         """Removes all other ways. kept: [patterns] [ways]."""
-        self.take([list(compress(ways, of)) for ways, of in zip(self.of_pattern, kept, strict=True)])
-
-    def take(self, of_pattern: list[list[PatternWay]]) -> None:
-        """Restricts the ways to these. of_pattern: [patterns] a subset of the ways."""
-        self.of_pattern = of_pattern
+        self.of_pattern = [list(compress(ways, of)) for ways, of in zip(self.of_pattern, kept, strict=True)]
         self._number()
 
     def aliased(self) -> list[tuple[int, int]]:
