@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from programs import Case, arg, case_of
+from programs import Case, arg, case_of, evaluator_of, mesh_of, source_of
 
 from benchmarks.corpus import spec_of
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.plan.decisions import Plan, Shard
 
 BF16 = jnp.bfloat16
@@ -102,3 +103,29 @@ NEEDED = [
 def test_what_convolutions_need(make: Callable[[], tuple[Case, Plan]], mib: float) -> None:
     case, plan = make()
     assert case.evaluator.exact_cost(plan).peak_bytes / 2**20 == pytest.approx(mib, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("what", "shape", "kernel", "mib"),
+    [
+        ("8 images in 128 lanes, 3 features in 4 rows, of 2 bytes", (8, 224, 224, 3), (16, 16, 3, 64), 49),
+        ("the program transposes them", (8, 3, 224, 224), (16, 16, 3, 64), 49),
+        ("windows overlap", (8, 224, 224, 3), (7, 7, 3, 64), 49),
+        ("128 features in the lanes, 8 images in the rows", (8, 32, 32, 128), (3, 3, 128, 64), 2),
+        ("2 images are cut into 16 pieces of 29 columns", (2, 224, 224, 3), (7, 7, 3, 64), 6.34),
+    ],
+)
+def test_an_argument_is_copied_for_convolutions(
+    what: str, shape: tuple[int, ...], kernel: tuple[int, ...], mib: float
+) -> None:
+    def run(x: Any, w: Any) -> Any:
+        x = x.transpose(0, 2, 3, 1) if x.shape[1] == 3 else x
+        return lax.conv_general_dilated(x, w, (16, 16), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")).sum()
+
+    source, mesh = source_of(run, arg(*shape), arg(*kernel)), mesh_of("v4-32")
+    profile = find_profile(mesh.chip).without("memory-space-assignment")
+    peaks = [
+        evaluator_of(source, mesh, profile=one).exact_cost(()).peak_bytes / 2**20
+        for one in (profile, profile.without("convolved-arguments"))
+    ]
+    assert peaks[0] - peaks[1] == pytest.approx(mib, rel=0.01), what

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.compiler.collectives import Narrowing, early_values, late_values
+from toast_cli.compiler.convolutions import ConvolvedArgument, convolved_arguments
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.fusion_rules import written_parts
 from toast_cli.compiler.gpu_libraries import ScatterStart, scatter_starts
@@ -35,7 +36,8 @@ class Compilation:
         stored, tiled: [values] whether each is written to memory, and its possible tilings. parts: [values] fraction of
             its bits that is written, see `written_parts`.
         early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
-            `scatter_starts`. returned: by value, see `returned_products`.
+            `scatter_starts`. returned: by value, see `returned_products`. convolved: by value, see
+            `convolved_arguments`.
         needs: see `Narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [ticks] see `on_chip`.
     """
@@ -49,6 +51,7 @@ class Compilation:
     images: list[Images | None]
     started: dict[int, ScatterStart]
     returned: dict[int, Sides]
+    convolved: dict[int, ConvolvedArgument]
     needs: Narrowing
     kernels: list[Kernel | None]
     lives: Lives
@@ -79,6 +82,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         images=space_to_batch(program, stored, profile),
         started=scatter_starts(program, free, lives, profile),
         returned=returned_products(program, stored, profile),
+        convolved=convolved_arguments(program, stored, lives, profile),
         needs=Narrowing(program, profile),
         kernels=done,
         lives=lives,

@@ -11,7 +11,8 @@
   an all-reduce leaves the whole result until the last kernel slices it;
 * initial arrays of scatters (see `scatter_starts`), and copies of results while they are made (see
   `returned_products`);
-* buffers of results that are not made yet (see `waiting_results`);
+* buffers of results that are not made yet (see `waiting_results`), and arguments that are copied for convolutions (see
+  `convolved_arguments`);
 * the peak inside a manual region while it runs.
 
 In: array items with the op shardings around them. Out: bytes and ticks.
@@ -41,6 +42,7 @@ from toast_cli.program.regions import readings
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 STARTED = "started"  # the initial array of a scatter
 RETURNED = "returned"  # a result copied into other tiles
+CONVOLVED = "convolved"  # an argument copied for convolutions
 WAITING = "waiting"  # the buffer of a result that is not made yet
 
 
@@ -82,6 +84,7 @@ class Buffers:
         self._deaths = reduced_deaths(items.lives, profile)
         self._started = items.compilation.started
         self._returned = items.compilation.returned
+        self._convolved = items.compilation.convolved
         self._waiting_results = waiting_results(problem.program, items.lives, profile)
         self._typical_bytes = typical_bytes(problem.program, items.lives) / problem.mesh.devices
         self._gathers_first = "loop-gathers-first" in profile.passes
@@ -98,6 +101,8 @@ class Buffers:
             yield OWN, own
             if own < self._typical_bytes and not self._waiting_results.keys().isdisjoint(item.values):
                 yield WAITING, own
+        if item.values[0] in self._convolved and item.tiling.dims:
+            yield CONVOLVED, self._layouts.convolved(item, self._convolved[item.values[0]], made)
         if self._waits_for_scatter(item, op_sharding):
             computed = op_sharding.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
@@ -145,6 +150,8 @@ class Buffers:
                 places = kind.places if isinstance(kind, Ahead) else kind
                 found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
+        if kind == CONVOLVED:
+            return [self._convolved[value].interval] if value in self._convolved else []
         if kind == WAITING:
             return [(0, self._waiting_results[value])] if value in self._waiting_results else []
         if kind == STARTED:
@@ -190,7 +197,7 @@ class Buffers:
         """Its name in reports: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind in (STARTED, RETURNED, WAITING):
+        if kind in (STARTED, RETURNED, WAITING, CONVOLVED):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import ceil, prod
 
+from toast_cli.compiler.convolutions import ConvolvedArgument
 from toast_cli.compiler.layouts import UNPADDED, Sides, innermost_dims, pieces_are_copied, tile_of
 from toast_cli.compiler.layouts import growth as growth_of_tiles
 from toast_cli.compiler.profile import CompilerProfile
@@ -32,6 +33,13 @@ class Layouts:
         if not item.images or not item.images.applies(shape):
             return self.laid_out(item, item.written_bytes, made, made)
         return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
+
+    def convolved(self, item: ArrayItem, copied: ConvolvedArgument, made: Sharding) -> float:
+        """Bytes on one device of the copy of an argument that convolutions read."""
+        shape, dims = self._local_shape(item.shape, made), item.tiling.dims
+        few = copied.images.applies(shape)
+        elements = copied.images.kept(shape, dims, self._tile) if few else prod(shape)
+        return elements * (1.0 if few else growth_of_tiles(shape, dims, self._tile)) * copied.bits / 8
 
     def is_copied_to_return(self, item: ArrayItem, sides: Sides, made: Sharding) -> bool:
         """Whether a contraction's result is returned in tiles that the contraction does not write."""

@@ -73,7 +73,7 @@ PASSES = plain.PASSES | {
     "vector-products", "fourier-transforms", "ragged-gradients", "tiling", "tile-dimensions", "lookup-rows",
     "space-to-batch", "convolution-tiles", "swapped-convolutions", "returned-layouts", "gathered-pieces",
     "memory-space-assignment", "on-chip-reuse", "loop-residency", "resident-kernels",
-    "accumulator-windows", "held-results",
+    "accumulator-windows", "held-results", "convolved-arguments",
 }  # fmt: skip
 
 SOURCES = {
