@@ -228,6 +228,23 @@ def test_what_a_program_recomputes_is_kept(kept: str, scanned: bool) -> None:
     assert products(found) == products(dots) < products(full)
 
 
+@pytest.mark.parametrize(
+    "neutral", [lambda x, zero: x - zero, lambda x, zero: zero + x, lambda x, zero: x * (zero + 1)]
+)
+def test_numbers_that_change_nothing_do_not_hide_what_is_recomputed(neutral: Callable[..., Any]) -> None:
+    """The forward loop carries the zeros, and the backward loop makes them: a norm of Flax subtracts no mean so."""
+
+    def layer(x: Any, w: Any) -> Any:
+        zero = jnp.zeros(x.shape[:-1])[..., None]
+        x = jnp.tanh(jnp.tanh(neutral(x, zero) @ w) @ w)
+        return x, None
+
+    full = source_of(step(lambda p, x: jnp.mean(lax.scan(jax.checkpoint(layer), x, p)[0])), arg(3, 16, 16), arg(8, 16))
+    found = rewritten(full, BATCHED)
+    assert same_numbers(full, found)
+    assert (products(full), products(found)) == (3 * 8, 3 * 6)
+
+
 def test_a_batch_in_parts_recomputes_too() -> None:
     for name in ("unrolled", "scanned"):
         run, shapes = PROGRAMS[name]

@@ -10,11 +10,13 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from toast_cli import xla
+from toast_cli.frontend.idle import NEUTRAL
 from toast_cli.levers.block_graph import BlockGraph, before_reshape, erase_unread, is_pure
 from toast_cli.levers.loop_indices import body_of, index_of, yielded
 from toast_cli.levers.loop_pairs import LoopPair, loop_pairs
-from toast_cli.program.ops import BARRIER, DYNAMIC_SLICE, RESHAPE
+from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, DYNAMIC_SLICE, RESHAPE
 from toast_cli.request import Recompute
+from toast_cli.xla import ir
 
 
 def keep_products(module: Any, policy: Recompute) -> list[Any]:
@@ -137,7 +139,7 @@ class EqualValues:
             return True
         if not is_pure(operation):
             return False
-        before = self._unshaped(operation)
+        before = self._unshaped(operation) or self._other_than_neutral(operation)
         if before is not None:
             self.first[operation.results[0]] = before
             return True
@@ -153,6 +155,18 @@ class EqualValues:
         """The source of two successive reshapes that cancel; None if they do not."""
         before = before_reshape(self.of(operation.operands[0])) if operation.name == RESHAPE else None
         return self.of(before) if before is not None and before.type == operation.results[0].type else None
+
+    def _other_than_neutral(self, operation: Any) -> Any | None:
+        """The operand that an operation returns unchanged because all numbers of the other are neutral, such as zeros
+        that a loop carries: the reader of programs removes the operation only where it sees the zeros."""
+        element, sides = NEUTRAL.get(operation.name, (0, ()))
+        for side in sides:
+            value = self.of(operation.operands[side])
+            while not isinstance(value, ir.BlockArgument) and value.owner.name == BROADCAST_IN_DIM:
+                value = self.of(value.owner.operands[0])
+            if xla.splat_number(value) == element:
+                return self.of(operation.operands[1 - side])
+        return None
 
     def _key(self, operation: Any, inner: dict[Any, int]) -> Hashable:
         """A key that equal operations share. inner: numbers of the values of enclosing regions."""
