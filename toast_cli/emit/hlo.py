@@ -8,6 +8,7 @@ a sharding, and XLA reads each of them. `Sharding` custom calls stand where Shar
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -20,12 +21,14 @@ from toast_cli.emit.behind_transposes import reduced_behind_transposes
 from toast_cli.emit.dense_products import write_out_ragged
 from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.propagate import read_sharding
+from toast_cli.emit.reshards import Reshard
 from toast_cli.emit.shardy import check_manual_regions
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
+from toast_cli.frontend.branches import CONDITIONALS
 from toast_cli.frontend.constraints import regions_on
 from toast_cli.frontend.exchanges import manual_axes
-from toast_cli.frontend.source import Source
+from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of, replicated
 from toast_cli.program.host_memory import on_host
@@ -90,7 +93,25 @@ def hlo_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
     )
     found = full_annotations(source, replace(lowered, computed=computed))
     constraints = tuple(one for one in found.constraints if not is_folded(source, lowered, one.handle))
-    return replace(found, constraints=constraints, recomputed=recomputed)
+    entrances = tuple(branch_entrances(source, lowered))
+    return replace(found, constraints=constraints, recomputed=recomputed, reshards=(*entrances, *found.reshards))
+
+
+def branch_entrances(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:
+    """A constraint at the start of each branch on every array from outside: in HLO they are the arguments of a
+    computation, and GSPMD would propagate the sharding that a reader in one branch needs to all of them."""
+    remade = remade_values(source.program)
+    for conditional in xla.walk_ops(source.module, *CONDITIONALS):
+        for region in conditional.regions:
+            body = [view.operation for view in region.blocks[0].operations]
+            reads: dict[int, list[Use]] = {}
+            for operation, operand, handle in xla.outer_operands(body):
+                value = source.numbers.get(handle)
+                if value is not None and lowered.shardings[value] and not remade[value]:
+                    reads.setdefault(value, []).append(Use(operation, operand))
+            for value, uses in reads.items():
+                sharding = lowered.shardings[value]
+                yield Reshard(value, sharding, sharding, body[0], uses[0], tuple(uses), ())
 
 
 def is_folded(source: Source, lowered: PartitionedProgram, handle: Any) -> bool:
