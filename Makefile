@@ -17,7 +17,7 @@ export JAX_PLATFORMS ?= cpu
 help:
 	@echo "make demo     partition a sample model for $(DEMO_MESH) and show the report"
 	@echo "make test     run the tests, as many at once as there are cores"
-	@echo "make quick    run those that take less than a minute together"
+	@echo "make quick    run those that take less than a minute together on two cores"
 	@echo "make fuzz     run $(FUZZ_INPUTS) hostile inputs (a quarter of an hour on idle cores); findings go to build/fuzz"
 	@echo "make faults   kill commands at 100 random moments, and look at what is left"
 	@echo "make packages build wheel and sdist, install and run them with the oldest and newest jax supported"

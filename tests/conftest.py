@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
+from typing import Any
 
 import in_this_process
 import pytest
 from hypothesis import HealthCheck, settings
 
+from toast_cli import xla
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend import handover, shapes
 from toast_cli.plan.decisions import Plan
 from toast_cli.search import run
+from toast_cli.verify import child as verify_child
+from toast_cli.xla import running
 
 # How long an example takes says how busy the machine is, and nothing about toast. The examples are the same in every
 # run: a commit passes wherever it is tested, or nowhere. `make check-all` draws new ones.
@@ -113,9 +118,11 @@ SLOW = {
     "test_cli::test_every_option_has_a_line_of_help",
     "test_cli::test_partitioning_loads_nothing_that_asks_compilers",
     "test_cli::test_shells_are_offered",
+    "test_collectives::test_more_bytes_are_never_faster",
     "test_constraints_needed::test_few_constraints_suffice",
     "test_contested::test_the_order_of_propagation_does_not_matter",
     "test_cost::test_a_faster_link_never_makes_a_plan_slower",
+    "test_cost::test_memory_is_looked_at_wherever_a_search_would_not",
     "test_cost::test_plans_cost_the_same_after_any_other_plans",
     "test_cost::test_the_parts_add_up",
     "test_dimensions::test_renaming_values_changes_no_class_group_or_side",
@@ -126,17 +133,23 @@ SLOW = {
     "test_folding::test_every_entry_is_in_one_row_with_its_like",
     "test_gspmd_regions::test_numbers",
     "test_hardware::test_mesh_show_of_another_shape_and_of_every_ready_spec",
+    "test_kernel_bodies::test_bodies_with_more_integers_than_fit_into_memory",
+    "test_kernel_bodies::test_masks_that_a_loop_carries_are_known",
+    "test_kernel_plans::test_a_block_takes_as_long_as_around_an_op_that_shardy_splits",
     "test_least_sums::test_no_plan_completes_sums_sooner",
+    "test_left_out::test_what_needs_no_numbers_is_answered",
     "test_memory_space_assignment::test_the_evaluator_agrees_with_a_plain_one",
     "test_merged_dimensions::test_devices_exchange_nothing_but_gradients",
     "test_merged_dimensions::test_groups_that_shards_cross_are_made_whole",
     "test_merged_dimensions::test_numbers_stay_what_they_were",
     "test_merged_dimensions::test_what_is_written_is_equal_on_eight_devices",
+    "test_offload::test_it_is_chosen_where_nothing_else_fits",
     "test_offload::test_numbers_are_the_same",
     "test_offload::test_parts_of_a_batch_are_offloaded_one_by_one",
     "test_offload::test_saved_plans_and_reports_say_it",
     "test_offload::test_what_is_moved_is_written",
     "test_one_device::test_results_of_host_callbacks",
+    "test_overlap::test_the_search_takes_communication_that_overlaps",
     "test_passes::test_without_a_pass_the_prediction_is_another",
     "test_quiet::test_writing_a_file_of_jax_export_logs_nothing",
     "test_recompute::test_a_batch_in_parts_recomputes_too",
@@ -148,6 +161,7 @@ SLOW = {
     "test_recompute::test_it_is_chosen_where_the_compiler_refuses_and_asked_about",
     "test_recompute::test_numbers_are_the_same_and_less_is_saved",
     "test_recompute::test_parts_are_tried_without_recomputing_where_both_do_not_go_together",
+    "test_recompute::test_products_are_kept_where_that_is_faster",
     "test_recompute::test_saved_plans_and_reports_say_it",
     "test_recompute::test_the_program_is_the_same_each_time",
     "test_recompute::test_what_a_program_recomputes_is_kept",
@@ -156,14 +170,20 @@ SLOW = {
     "test_reference_cost::test_the_evaluator_agrees_with_a_plain_one",
     "test_rules::test_every_op_of_the_sample_models_has_a_rule",
     "test_rules::test_the_table_above_lists_nothing_else",
+    "test_tactics::test_a_faster_plan_that_keeps_weights_whole_does_not_take_back_what_fsdp_splits",
+    "test_tactics::test_a_tactic_applies_where_it_makes_sense_and_says_why_not_elsewhere",
     "test_tactics::test_an_idle_axis_is_remarked_on_with_the_reason",
     "test_tactics::test_every_strategy_is_a_plan_or_says_why_not",
+    "test_tactics::test_search_names_the_only_axes_left_to_the_search",
     "test_tactics::test_shapes_on_which_a_tactic_does_not_apply_are_left_out",
     "test_tactics::test_the_report_says_which_decisions_come_from_tactics",
     "test_tactics::test_what_a_tactic_decides_stays_and_the_search_completes_it",
+    "test_trace::test_slices_nest_and_add_up",
     "test_uneven_shards::test_numbers_and_collectives_are_as_promised",
     "test_uneven_shards::test_pairs_go_from_rows_to_columns",
+    "test_uneven_shards::test_the_program_of_one_device_has_even_shards",
     "test_unmirror::test_a_plan_means_the_same_for_a_problem_taken_apart",
+    "test_unmirror::test_strategies_are_the_same_for_a_problem_taken_apart",
     "test_verify_numbers::test_a_wrong_gradient_is_caught",
     "test_verify_numbers::test_another_order_of_summing_is_no_error",
     "test_versions::test_a_name_that_is_missing_is_an_error_and_no_traceback",
@@ -171,47 +191,56 @@ SLOW = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are read and compiled in this process, which takes children longer to start than to do. Tests about
-    children, and those that may abort the compiler, are marked `children`."""
-    if "children" not in request.keywords:
-        monkeypatch.setattr("toast_cli.verify.child.subprocess", in_this_process)
-        for module in ("handover", "shapes"):
-            monkeypatch.setattr(f"toast_cli.frontend.{module}.in_child", in_this_process.in_child)
-        for name in ("cpu_devices", "compile_program"):
-            monkeypatch.setattr(f"toast_cli.xla.{name}", getattr(in_this_process, name))
-            monkeypatch.setattr(f"toast_cli.xla.running.{name}", getattr(in_this_process, name))
+# What tests have instead, unless they are marked `children`. The processes would take longer to start than to do it.
+HERE: list[tuple[Any, str, Any]] = [
+    (verify_child, "subprocess", in_this_process),
+    *((module, "in_child", in_this_process.in_child) for module in (handover, shapes)),
+    *(
+        (module, name, getattr(in_this_process, name))
+        for module in (xla, running)
+        for name in ("cpu_devices", "compile_program")
+    ),
+]
+ELSEWHERE = [(module, name, getattr(module, name)) for module, name, _ in HERE]
+for module, name, stand_in in HERE:
+    setattr(module, name, stand_in)
 
+# A search for which a test states no budget looks at a tenth of the plans that it looks at for users.
+for effort in run.PLANS:
+    run.PLANS[effort] //= 10
 
-# A test that does more is in SLOW.
+# What a test does that `make quick` runs; one that does more is in SLOW.
 MOST_COMPILATIONS, MOST_EVALUATIONS = 4, 1000
+evaluate = Evaluator._evaluate
+
+
+def counted(evaluator: Evaluator, plan: Plan) -> Any:
+    in_this_process.evaluations += 1
+    return evaluate(evaluator, plan)
+
+
+Evaluator._evaluate = counted  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
-def little_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`make quick` stays quick: its tests compile few programs and evaluate few plans."""
-    if {"slow", "thorough"} & set(request.keywords):
-        yield
-        return
-    evaluate, evaluated, compiled = Evaluator._evaluate, count(), in_this_process.compilations
-
-    def counted(evaluator: Evaluator, plan: Plan) -> object:
-        next(evaluated)
-        return evaluate(evaluator, plan)
-
-    monkeypatch.setattr(Evaluator, "_evaluate", counted)
+def as_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests about children, and those that may abort the compiler, have children. Those of `make quick` do little."""
+    if "children" in request.keywords:
+        for module, name, original in ELSEWHERE:
+            request.getfixturevalue("monkeypatch").setattr(module, name, original)
+    compiled, evaluated = in_this_process.compilations, in_this_process.evaluations
     yield
-    done = in_this_process.compilations - compiled, next(evaluated)
-    few = done[0] <= MOST_COMPILATIONS and done[1] <= MOST_EVALUATIONS
-    assert few, f"{done} programs compiled and plans evaluated: add it to SLOW"
+    if not {"slow", "thorough"} & set(request.keywords):
+        compiled, evaluated = in_this_process.compilations - compiled, in_this_process.evaluations - evaluated
+        few = compiled <= MOST_COMPILATIONS and evaluated <= MOST_EVALUATIONS
+        assert few, f"it compiles {compiled} programs and evaluates {evaluated} plans: add it to SLOW"
 
 
-@pytest.fixture(autouse=True)
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search for which a test states no budget looks at a tenth of the plans that it looks at for users."""
-    for effort, plans in run.PLANS.items():
-        monkeypatch.setitem(run.PLANS, effort, plans // 10)
+def pytest_collection_finish() -> None:
+    """What stays for all tests is not looked through again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

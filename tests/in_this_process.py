@@ -20,7 +20,7 @@ from typing import Any
 from toast_cli.xla import running
 
 new_devices, compile_anew = running.cpu_devices, running.compile_program
-compilations = 0  # asked for so far
+compilations = evaluations = 0  # programs that were to be compiled, and plans that were evaluated, so far
 one_at_a_time = threading.Lock()  # standard error is the process's
 
 
