@@ -27,7 +27,7 @@ GLANCE = 60
 # A variant that needs at most this much of the memory at a glance is searched with so many plans.
 _NEAR, _LONGER = 1.1, 500
 # Plans with which the chosen variant is searched, at most. They begin at a good one.
-LAST = 3000
+LAST = 1500
 # A variant is left out where it would need more of the memory than this if microbatches divided all but arguments and
 # sums of gradients.
 _HOPELESS = 1.1
