@@ -70,6 +70,14 @@ def started(w: Any, x: Any) -> Any:
     return block(x @ w["read"] + block(w["table"][token], w), w) @ w["table"].T
 
 
+def relative(w: Any, x: Any) -> Any:
+    """Attention whose queries are multiplied with learnt relative positions, too."""
+    q, k, v = ((x @ w[n]).reshape(*x.shape[:2], H, K) for n in ("q", "k", "v"))
+    place = w["places"][jnp.arange(S)[:, None] - jnp.arange(S) + S - 1]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) + jnp.einsum("bqhd,qkd->bhqk", q, place)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape[0], S, H * K) @ w["o"]
+
+
 def positioned(w: Any, ids: Any) -> Any:
     """Positions are learnt, one row of a table for each."""
     x = w["table"][ids] + w["places"][jnp.arange(ids.shape[1])]
@@ -235,6 +243,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
     "learnt positions": (
         positioned, ({**BLOCK, "places": arg(2 * V, D), "table": arg(V, D)}, arg(B, S, dtype=jnp.int32)),
         {(3, 0): "positions", (5, 0): "vocab", (8, 0): "batch"},
+    ),
+    "relative positions": (
+        relative, ({**{n: BLOCK[n] for n in "qkvo"}, "places": arg(2 * S - 1, K)}, arg(B, S, D)),
+        {(5, 0): "batch", (5, 1): "seq", (4, 1): "heads", (2, 0): "positions"},
     ),
     "a perceiver": (
         perceiver, ({**BLOCK, "latents": arg(20, D)}, arg(B, S, D)), {(7, 0): "batch", (7, 1): "seq", (4, 1): "heads"},

@@ -29,7 +29,8 @@ _ORDERED = ("edges", "nodes", "seq", *_SPACE)
 @dataclass(frozen=True, slots=True)
 class _Look:
     """One op: its form, the group of each factor, and per operand the weight it is made of, or -1. counted: its indices
-    are non-uniform constants. given: its indices are integer inputs of the program."""
+    are non-uniform constants. given: its indices are integer inputs of the program. by_position: an operand holds rows
+    of a table of positions alone."""
 
     op: Op
     form: Form
@@ -37,6 +38,7 @@ class _Look:
     weights: tuple[int, ...]
     counted: bool = False
     given: bool = False
+    by_position: bool = False
 
     def factors(self, arrays: Iterable[tuple[tuple[int, ...], ...]]) -> list[set[int]]:
         return [{factor for factors in dims for factor in factors} for dims in arrays]
@@ -101,7 +103,8 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
         _with_weights(evidence, look, repeated, data)
     for look in looks:
         _beside_weights(evidence, look, weights)
-    _attention(evidence, [look for look in looks if look.op.name == ops.DOT_GENERAL], crowded)
+    products = [look for look in looks if look.op.name == ops.DOT_GENERAL and not look.by_position]
+    _attention(evidence, products, crowded)
     found = _elect(evidence)
     _features(evidence, classes, class_group, sizes, found)
     ordered = {g for g, role in found.items() if role in _ORDERED} | evidence.stepped
@@ -120,6 +123,7 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
     roles, of = argument_roles(program)
     origin = {value: k for value, k in views(program, trained=True).items() if roles[of[k]] == WEIGHTS}
     constant: dict[int, bool] = {}
+    positions: set[int] = set()  # values made of rows that constant indices pick from a table
     given = {a.value for k, a in enumerate(program.arguments) if ROLES[of[k]] == INPUTS and _counts(program, a.value)}
     for number, op in enumerate(program.ops):
         weights = tuple([origin.get(v, -1) for v in op.operands])
@@ -127,9 +131,14 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
             groups = tuple(class_group[c] for c in classes.factor_classes[number])
             counted = len(op.operands) > 1 and constant.get(op.operands[1], False)
             by_input = len(op.operands) > 1 and op.operands[1] in given
-            look = _without_latents(_Look(op, classes.forms[number], groups, weights, counted, by_input), repeated)
+            by_position = not positions.isdisjoint(op.operands)
+            look = _Look(op, classes.forms[number], groups, weights, counted, by_input, by_position)
+            look = _without_latents(look, repeated)
             weights = look.weights
             yield look
+        picked = op.name == ops.GATHER and weights[0] >= 0 and op.operands[1] in constant
+        if picked or (op.kind.rearranges and op.operands[0] in positions):
+            positions.update(op.results)
         _make_of_weights(op, weights, origin, constant, program)
         # An iota next to given indices picks one element of each row.
         allowed = [v in given or (v in constant and op.name != ops.CONCATENATE) for v in op.operands]
