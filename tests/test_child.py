@@ -18,6 +18,7 @@ from toast_cli.errors import InputError, SpecError
 from toast_cli.frontend.handover import parse
 
 HERE = "tests.test_child"
+pytestmark = pytest.mark.children
 
 
 def doubled(data: bytes, times: int) -> bytes:
