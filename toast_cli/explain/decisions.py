@@ -83,11 +83,16 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
     alike = f", {format_count(len(group.classes))} alike" if len(group.classes) > 1 else ""
     sentences = [f"It splits {group.name} ({format_count(group.size)}{alike}) {ways} ways over {axis}{meaning}."]
     arguments, ops, blocked = _reach(study, number, decision)
+    are = "argument is" if len(arguments) == 1 else "arguments are"
+    compute = "op computes" if ops == 1 else "ops compute"
     sentences.append(
-        f"With it {format_count(len(arguments))} arguments are sharded over {axis} between steps "
-        f"({_rest(study, arguments)}), and {format_count(ops)} other ops compute on pieces."
+        f"With it {format_count(len(arguments))} {are} sharded over {axis} between steps "
+        f"({_rest(study, arguments)}), and {format_count(ops)} other {compute} on pieces."
     )
-    sentences += [f"In {format_count(count)} ops it does nothing: {why}." for why, count in blocked.most_common(3)]
+    sentences += [
+        f"In {format_count(count)} op{'s' * (count != 1)} it does nothing: {why}."
+        for why, count in blocked.most_common(3)
+    ]
     return sentences
 
 
