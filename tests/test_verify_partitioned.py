@@ -296,6 +296,7 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     """XLA:TPU's pass has another name, and its options go with the compilation; what comes after it is not waited
     for."""
     asked: dict[str, Any] = {}
+    answered, compiled = threading.Event(), threading.Event()
 
     def compile_ahead(_: bytes, devices: list[str], *, shardy: bool, options: dict[str, Any]) -> None:
         asked.update(devices=devices, shardy=shardy, passes=options["xla_dump_hlo_pass_re"])
@@ -308,7 +309,8 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
         )
         for number, name in enumerate(names):
             (dumps / f"module_0000.f.{number:04}.{name}.txt").write_text(name)
-        threading.Event().wait(60)
+        answered.wait(60)
+        compiled.set()
 
     monkeypatch.setattr(xla, "compile_ahead", compile_ahead)
     monkeypatch.setattr(xla, "tpu_devices", lambda topology, megacore, slices: [topology, megacore, "a third"])
@@ -316,6 +318,8 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     target = CompilationTarget("tpu", "v4:1x2x1", 2, megacore=True)
     request = {"form": "stablehlo", "devices": 8, "shardy": True, "target": asdict(target)}
     partitioned_task(request, tmp_path)
+    assert not compiled.is_set()
+    answered.set()
     assert asked == {
         "devices": ["v4:1x2x1", True],
         "shardy": True,
