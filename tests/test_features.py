@@ -312,19 +312,13 @@ def test_predicted(name: str) -> None:
     assert together(case(program).collectives(plan_of(case(program), words))) == sorted(expected)
 
 
-# Broadcasts have no sharding in HLO, so that XLA joins those of the bias, and gathers it once.
-ONCE_IN_HLO = {
-    "recurrence, fsdp": [one if one[2] != F32 * D else (*one[:3], 1) for one in FEATURES["recurrence, fsdp"][2]]
-}
-
-
 @pytest.mark.parametrize("form", ["stablehlo", "hlo"])
 @pytest.mark.parametrize("name", FEATURES)
 def test_compiled(name: str, form: str, tmp_path: Path) -> None:
     program, words, expected = FEATURES[name]
     content = written(case(program), plan_of(case(program), words), form)
     made = partitioned(case(program), content, tmp_path, shardy=form == "stablehlo")
-    assert made == sorted(ONCE_IN_HLO.get(name, expected) if form == "hlo" else expected)
+    assert made == sorted(expected)
 
 
 @pytest.mark.parametrize("name", FEATURES)

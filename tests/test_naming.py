@@ -632,7 +632,7 @@ def test_the_batch_of_a_recurrence_is_a_batch() -> None:
 def test_the_summary_of_a_solver_says_what_is_split() -> None:
     """A program that only updates its state computes nothing else to speak of."""
     problem = make_problem(program := program_of(relaxed, arg(16, 64), donate=(0,)), analyse(program), MESH)
-    groups = [problem.dimensions.class_group[c] for c in problem.dimensions.slot_classes[0]]
+    groups = [problem.dimensions.class_group[c] for c in problem.dimensions.factor_classes[0]]
     assert summary(problem, (Shard(groups[0], 0),)) == "x.0 over data; model not used"
 
 
