@@ -72,8 +72,17 @@ def started(w: Any, x: Any) -> Any:
 
 def relative(w: Any, x: Any) -> Any:
     """Attention whose queries are multiplied with learnt relative positions, too."""
+    return with_positions(w, x, lambda rows: rows)
+
+
+def scaled_relative(w: Any, x: Any) -> Any:
+    """The positions are scaled and converted first."""
+    return with_positions(w, x, lambda rows: (rows * 0.125).astype(x.dtype))
+
+
+def with_positions(w: Any, x: Any, made: Callable[[Any], Any]) -> Any:
     q, k, v = ((x @ w[n]).reshape(*x.shape[:2], H, K) for n in ("q", "k", "v"))
-    place = w["places"][jnp.arange(S)[:, None] - jnp.arange(S) + S - 1]
+    place = made(w["places"][jnp.arange(S)[:, None] - jnp.arange(S) + S - 1])
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) + jnp.einsum("bqhd,qkd->bhqk", q, place)
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape[0], S, H * K) @ w["o"]
 
@@ -248,6 +257,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
         relative, ({**{n: BLOCK[n] for n in "qkvo"}, "places": arg(2 * S - 1, K)}, arg(B, S, D)),
         {(5, 0): "batch", (5, 1): "seq", (4, 1): "heads", (2, 0): "positions"},
     ),
+    "relative positions in bf16": (
+        scaled_relative,
+        ({**{n: arg(*BLOCK[n].shape, dtype=jnp.bfloat16) for n in "qkvo"}, "places": arg(2 * S - 1, K)},
+         arg(B, S, D, dtype=jnp.bfloat16)),
+        {(5, 0): "batch", (5, 1): "seq", (4, 1): "heads", (2, 0): "positions"},
+    ),
     "a perceiver": (
         perceiver, ({**BLOCK, "latents": arg(20, D)}, arg(B, S, D)), {(7, 0): "batch", (7, 1): "seq", (4, 1): "heads"},
     ),
@@ -282,9 +297,17 @@ def several_steps(w: Any, x: Any, y: Any) -> Any:
     return jax.lax.scan(step, w, (x, y))
 
 
-def test_a_loop_over_training_steps_hides_no_weights() -> None:
+def several_epochs(w: Any, x: Any, y: Any) -> Any:
+    """A loop over epochs around the loop over steps, with the weights converted in front of both."""
+    run = jax.tree.map(lambda a: a.astype(jnp.bfloat16), w)
+    run, found = jax.lax.scan(lambda w, _: several_steps(w, x, y), run, length=3)
+    return jax.tree.map(lambda a: a.astype(jnp.float32), run), found
+
+
+@pytest.mark.parametrize(("run", "dtype"), [(several_steps, jnp.float32), (several_epochs, jnp.bfloat16)])
+def test_a_loop_over_training_steps_hides_no_weights(run: Callable[..., Any], dtype: Any) -> None:
     """What the loop carries for a weight is that weight, so Megatron splits heads and hidden units."""
-    program = program_of(several_steps, BLOCK, arg(5, B, S, D), arg(5, B, S, D), donate=(0,))
+    program = program_of(run, BLOCK, arg(5, B, S, D, dtype=dtype), arg(5, B, S, D, dtype=dtype), donate=(0,))
     dimensions = analyse(program)
     down, query, up, x = 0, 3, 4, 6
     assert role_of(program, dimensions, down, 0) == role_of(program, dimensions, up, 1) == "ff"

@@ -123,7 +123,7 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
     roles, of = argument_roles(program)
     origin = {value: k for value, k in views(program, trained=True).items() if roles[of[k]] == WEIGHTS}
     constant: dict[int, bool] = {}
-    positions: set[int] = set()  # values made of rows that constant indices pick from a table
+    positions: set[int] = set()  # values made of constants and of rows that constant indices pick from a table
     given = {a.value for k, a in enumerate(program.arguments) if ROLES[of[k]] == INPUTS and _counts(program, a.value)}
     for number, op in enumerate(program.ops):
         weights = tuple([origin.get(v, -1) for v in op.operands])
@@ -137,7 +137,8 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
             weights = look.weights
             yield look
         picked = op.name == ops.GATHER and weights[0] >= 0 and op.operands[1] in constant
-        if picked or (op.kind.rearranges and op.operands[0] in positions):
+        passed_on = (op.kind.elementwise or op.kind.rearranges) and not positions.isdisjoint(op.operands)
+        if picked or (passed_on and all(v in positions or v in constant for v in op.operands)):
             positions.update(op.results)
         _make_of_weights(op, weights, origin, constant, program)
         # An iota next to given indices picks one element of each row.

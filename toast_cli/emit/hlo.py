@@ -295,7 +295,7 @@ def with_partitions(text: str, devices: int) -> str:
 
 
 def with_host_memory(text: str, source: Source) -> str:
-    """Annotations arguments and results in host memory in the header: those in memory space 5."""
+    """Marks arguments and results in host memory in the header: those in memory space 5."""
     program, there = source.program, on_host(source.program)
     values = [a.value for a in program.arguments] + [result.value for result in program.results]
     if there.isdisjoint(values):

@@ -154,15 +154,18 @@ def views(program: Program, of: Iterable[int] | None = None, *, trained: bool = 
     is also what the loop carries for it."""
     wanted = None if of is None else set(of)
     origin = {a.value: n for n, a in enumerate(program.arguments) if wanted is None or a.value in wanted}
-    if trained:
-        replaced = carried_results(program)
-        starts = {value: n for value, n in origin.items() if replaced[n] >= 0}
-        carries = (op for op in program.ops if op.name == CARRY and op.operands[0] in starts)
-        origin.update((op.results[0], starts[op.operands[0]]) for op in carries)
+    replaced = carried_results(program) if trained else ()
     for op in program.ops:
-        if op.name in _VIEWS and op.operands and op.operands[0] in origin:
-            origin[op.results[0]] = origin[op.operands[0]]
+        n = origin.get(op.operands[0], -1) if op.operands else -1
+        if n >= 0 and (op.name in _VIEWS or (trained and op.name == CARRY and _is_updated(program, op, n, replaced))):
+            origin[op.results[0]] = n
     return origin
+
+
+def _is_updated(program: Program, carry: Op, number: int, replaced: tuple[int, ...]) -> bool:
+    """Whether a loop carries all of an argument that a result replaces."""
+    shapes = [program.values[value].shape for value in (carry.operands[0], program.arguments[number].value)]
+    return replaced[number] >= 0 and shapes[0] == shapes[1]
 
 
 # ---------------------------------------------------------------- carried arguments
