@@ -238,7 +238,7 @@ def _work(
 
 def _parts_of_rows(side: KernelSide) -> tuple[tuple[Rows, float], ...]:
     every = side.bytes + side.read or sum(side.rows.values())  # a merged reduction reads nothing itself
-    return tuple((array, size / every) for array, size in side.rows.items())
+    return tuple((array, size / every) for array, size in side.rows.items() if size)
 
 
 def _write_bytes(attained: Attained, side: KernelSide) -> float:
