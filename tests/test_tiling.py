@@ -86,6 +86,14 @@ def test_a_cache_with_few_heads_on_each_device_is_copied_slowly() -> None:
     assert few / many == pytest.approx(2.7, rel=0.01)
 
 
+def test_a_transposed_cache_is_not_slow_where_a_device_has_all_heads() -> None:
+    """The sharding of what is computed is not that of the argument's dimensions in this order."""
+    cache = arg(64, 4096, 8, 128, dtype=jnp.bfloat16)
+    case = case_of(lambda cache: jnp.transpose(cache, (0, 2, 1, 3)) + 1, cache, mesh="v5e-16")
+    batch, length = (case.evaluator.cost((case.shard(at, "data"),)).compute_seconds for at in ("cache.0", "cache.1"))
+    assert length == batch
+
+
 def test_what_is_gathered_keeps_its_tiles() -> None:
     part, whole = (32, 64, 64, 16), (32, 64, 64, 128)
     assert growth(part, (0, 3), TILE) == growth(whole, (0, 3), TILE, like=part) == 128 / 32  # the batch is in the lanes
