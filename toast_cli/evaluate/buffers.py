@@ -154,7 +154,8 @@ class Buffers:
         if kind == CONVOLVED:
             return [self._convolved[value].interval] if value in self._convolved else []
         if kind == WAITING:
-            return [(0, self._waiting_results[value])] if value in self._waiting_results else []
+            there = value in self._waiting_results and value not in self._on_host
+            return [(0, self._waiting_results[value])] if there else []
         if kind == STARTED:
             return [self._started[value].interval] if value in self._started else []
         made = self._lives.times[self._problem.program.producer[value]]
