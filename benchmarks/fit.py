@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [{**row, **figures(row)} for row in read(options.table) if row["program"] in options.names]
     show("made to fit", COLUMNS, rows)
     print(*summary(rows), sep="\n")
-    wrapped = [line for text in summary(rows) for line in wrap(text, 120)]
+    wrapped = [line for text in summary(rows) for line in wrap(text, 120, break_on_hyphens=False)]
     if options.write:
         page, table = by_program(rows)
         put_between(options.write, START, END, [*markdown_table(page, table, words=len(page)), "", *wrapped])
@@ -195,7 +195,8 @@ def summary(rows: list[Row]) -> list[str]:
         found = sorted(abs(row[name]) for row in fitting if row[name] == row[name])
         return f"median {median(found):.1%}, worst {found[-1]:.1%} of {len(found)}" if found else "not measured"
 
-    order, times = f"median {median(orders):.2f}" if orders else "not measured", median(row["times"] for row in levers)
+    times, programs = median(row["times"] for row in levers), f"{len(orders)} program{'s' if len(orders) > 1 else ''}"
+    order = f"median {median(orders):.2f} of {programs}" if orders else "not measured"
     peaks, steps = error("peak_error"), error("step_error")
     return [
         f"A plan was found for {sum(row['fits'] for row in levers)} of {len(levers)} rows with a limit. "

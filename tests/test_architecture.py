@@ -8,6 +8,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+from benchmarks.mutants import TESTS
 from toast_cli.plan.decisions import NOWHERE, Replicate, Shard
 
 # Low to high: each imports from those before it only. The pipeline's order, with what everybody needs in front and the
@@ -247,3 +248,10 @@ def test_functions_take_at_most_six_parameters() -> None:
         if step(name) != "cli"
     }
     assert found == MANY_PARAMETERS
+
+
+def test_modules_of_which_mutants_are_made_exist() -> None:
+    for module, tests in TESTS.items():
+        assert (PACKAGE / f"{module.replace('.', '/')}.py").is_file(), module
+        for name in tests.split():
+            assert (PACKAGE.parent / "tests" / f"test_{name}.py").is_file(), name

@@ -129,3 +129,20 @@ def test_an_argument_is_copied_for_convolutions(
         for one in (profile, profile.without("convolved-arguments"))
     ]
     assert peaks[0] - peaks[1] == pytest.approx(mib, rel=0.01), what
+
+
+@pytest.mark.parametrize("convolved", [0, 1])
+def test_an_argument_with_another_of_its_shape_is_copied_for_convolutions(convolved: int) -> None:
+    def run(x: Any, y: Any, w: Any) -> Any:
+        images = [one.transpose(0, 2, 3, 1) for one in (x, y)]
+        of = ("NHWC", "HWIO", "NHWC")
+        found = lax.conv_general_dilated(images[convolved], w, (16, 16), "VALID", dimension_numbers=of)
+        return found.sum() + (images[0] + images[1]).sum()
+
+    source, mesh = source_of(run, *[arg(8, 3, 2048, 2048)] * 2, arg(16, 16, 3, 64)), mesh_of("v4-32")
+    profile = find_profile(mesh.chip)
+    peaks = [
+        evaluator_of(source, mesh, profile=one).exact_cost(()).peak_bytes
+        for one in (profile, profile.without("convolved-arguments"))
+    ]
+    assert peaks[0] - peaks[1] == 4 * 128 * 2048 * 2048 * 2  # 3 features in 4 rows, 8 images in 128 lanes, 2 bytes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from jax import lax
-from programs import PLAIN, arg, case_of, round_mesh
+from programs import PLAIN, arg, case_of, evaluator_of, round_mesh, source_of_text
 
 HOLDING = replace(PLAIN, passes=PLAIN.passes | {"held-results"})
 LARGE, SMALL = arg(64, 64), arg(16, 16)  # 16 and 1 KiB
@@ -42,6 +42,31 @@ def test_results_have_their_buffers_from_the_start(
     for profile, expected in ((PLAIN, without), (HOLDING, peak)):
         case = case_of(fn, *shapes, mesh=round_mesh(data=1), profile=profile, donate=donate)
         assert case.evaluator.exact_cost(()).peak_bytes / 1024 == pytest.approx(expected, abs=0.1), what
+
+
+TO_HOST = """
+func.func @main(%x: tensor<64x64xf32>, %v: tensor<16x16xf32>)
+    -> (tensor<16x16xf32> {mhlo.memory_kind = "pinned_host"}) {
+  %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+    : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %1 = stablehlo.dot_general %0, %x, contracting_dims = [1] x [0]
+    : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %2 = stablehlo.slice %1 [0:16, 0:16] : (tensor<64x64xf32>) -> tensor<16x16xf32>
+  %3 = stablehlo.dot_general %v, %2, contracting_dims = [1] x [0]
+    : (tensor<16x16xf32>, tensor<16x16xf32>) -> tensor<16x16xf32>
+  %4 = stablehlo.custom_call @annotate_device_placement(%3) {
+    has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}
+  } : (tensor<16x16xf32>) -> tensor<16x16xf32>
+  return %4 : tensor<16x16xf32>
+}
+"""
+
+
+def test_a_result_in_host_memory_holds_nothing_on_the_device() -> None:
+    source = source_of_text(TO_HOST)
+    for profile in (PLAIN, HOLDING):
+        evaluator = evaluator_of(source, round_mesh(data=1), profile=profile)
+        assert evaluator.exact_cost(()).peak_bytes / 1024 == pytest.approx(49, abs=0.1)
 
 
 def test_a_result_that_is_split_is_too_small_for_temporaries() -> None:

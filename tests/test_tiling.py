@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +84,14 @@ def test_a_cache_with_few_heads_on_each_device_is_copied_slowly() -> None:
     case = case_of(lambda cache: cache + 1, cache, donate=(0,), mesh="v5e-16")
     few, many = (case.evaluator.cost((case.shard(place, "data"),)).compute_seconds for place in ("cache.2", "cache.0"))
     assert few / many == pytest.approx(2.7, rel=0.01)
+
+
+def test_a_transposed_cache_is_not_slow_where_a_device_has_all_heads() -> None:
+    """The sharding of what is computed is not that of the argument's dimensions in this order."""
+    cache = arg(64, 4096, 8, 128, dtype=jnp.bfloat16)
+    case = case_of(lambda cache: jnp.transpose(cache, (0, 2, 1, 3)) + 1, cache, mesh="v5e-16")
+    batch, length = (case.evaluator.cost((case.shard(at, "data"),)).compute_seconds for at in ("cache.0", "cache.1"))
+    assert length == batch
 
 
 def test_what_is_gathered_keeps_its_tiles() -> None:
@@ -365,3 +374,26 @@ def test_segment_sums_take_what_xla_says(nodes: int, edges: int, features: int, 
     numbers = arg(edges, dtype=jnp.int32)
     cost = evaluator_of(source_of(segment_sums, arg(nodes, features), numbers, numbers), "v5e-16").exact_cost(())
     assert cost.peak_bytes / 2**20 == pytest.approx(mib, rel=0.1)
+
+
+def convolved(x: Any, w: Any) -> Any:
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@pytest.mark.parametrize(
+    ("run", "shapes", "peak"),
+    [
+        (lambda cache: cache + 1, [(0, 32, 2, 128)], 0),
+        (lambda cache: cache + 1, [(4, 32, 0, 128)], 0),
+        (lambda cache: cache + 1, [(4, 32, 2, 0)], 0),
+        (convolved, [(0, 64, 64, 8), (3, 3, 8, 128)], 3 * 3 * 8 * 128 * 4),
+        (convolved, [(16, 0, 64, 8), (3, 3, 8, 128)], 3 * 3 * 8 * 128 * 4),
+        (convolved, [(16, 8, 8, 0), (3, 3, 0, 128)], 16 * 8 * 8 * 128 * 4),
+    ],
+)
+@pytest.mark.parametrize("mesh", ["v4-8", "v5e-8"])
+def test_arrays_without_elements_take_nothing(
+    run: Callable[..., Any], shapes: list[tuple[int, ...]], peak: int, mesh: str
+) -> None:
+    cost = case_of(run, *[arg(*shape) for shape in shapes], mesh=mesh).evaluator.exact_cost(())
+    assert cost.peak_bytes == peak

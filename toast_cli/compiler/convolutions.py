@@ -75,7 +75,7 @@ def _images_in_lanes(images: int, features: int) -> bool:
 
 
 def _wasted(size: int, tile: int) -> float:
-    return ceil(size / tile) * tile / size
+    return ceil(size / tile) * tile / size if size else 1.0
 
 
 def packs_result(op: Op, profile: CompilerProfile) -> bool:

@@ -114,7 +114,7 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
                 places[source] = pieces[source] or place
     found: list[Images | None] = []
     for value, place in enumerate(places):
-        if place is None or not stored[value]:
+        if place is None or not stored[value] or not program.values[value].elements:
             found.append(None)
             continue
         grouped, joined = _norm_steps(program, stored, pieces, value) if pieces[value] else (0.0, 0.0)

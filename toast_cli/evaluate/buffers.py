@@ -101,8 +101,9 @@ class Buffers:
             yield OWN, own
             if own < self._typical_bytes and not self._waiting_results.keys().isdisjoint(item.values):
                 yield WAITING, own
-        if item.values[0] in self._convolved and item.tiling.dims:
-            yield CONVOLVED, self._layouts.convolved(item, self._convolved[item.values[0]], made)
+        copied = next((self._convolved[value] for value in item.values if value in self._convolved), None)
+        if copied is not None and item.tiling.dims:
+            yield CONVOLVED, self._layouts.convolved(item, copied, made)
         if self._waits_for_scatter(item, op_sharding):
             computed = op_sharding.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
@@ -153,7 +154,8 @@ class Buffers:
         if kind == CONVOLVED:
             return [self._convolved[value].interval] if value in self._convolved else []
         if kind == WAITING:
-            return [(0, self._waiting_results[value])] if value in self._waiting_results else []
+            there = value in self._waiting_results and value not in self._on_host
+            return [(0, self._waiting_results[value])] if there else []
         if kind == STARTED:
             return [self._started[value].interval] if value in self._started else []
         made = self._lives.times[self._problem.program.producer[value]]

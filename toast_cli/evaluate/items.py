@@ -208,9 +208,9 @@ def _work(
             s.staying,
             s.beside,
             float(s.widest),
-            rows=_parts_of_rows(s),
+            rows=_parts_of_rows(s, problem.program.values[value].shape),
         )
-        for s in kernel.operands
+        for s, value in zip(kernel.operands, op.operands, strict=True)
     )
     packs = packs_result(op, profile)
     results = tuple(
@@ -223,9 +223,9 @@ def _work(
             s.beside,
             float(s.widest),
             profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
-            _parts_of_rows(s),
+            _parts_of_rows(s, problem.program.values[value].shape),
         )
-        for s in kernel.results
+        for s, value in zip(kernel.results, op.results, strict=True)
     )
     return (
         arithmetic(problem.program, op, profile),
@@ -236,9 +236,15 @@ def _work(
     )
 
 
-def _parts_of_rows(side: KernelSide) -> tuple[tuple[Rows, float], ...]:
+def _parts_of_rows(side: KernelSide, shape: tuple[int, ...]) -> tuple[tuple[Rows, float], ...]:
+    """Arrays of a side and their part of its bytes, but those whose dimensions are in another order than in the side's
+    own shape: its sharding says nothing of their rows."""
     every = side.bytes + side.read or sum(side.rows.values())  # a merged reduction reads nothing itself
-    return tuple((array, size / every) for array, size in side.rows.items())
+    return tuple(
+        (array, size / every)
+        for array, size in side.rows.items()
+        if size and (array[0] == shape or sorted(array[0]) != sorted(shape))
+    )
 
 
 def _write_bytes(attained: Attained, side: KernelSide) -> float:
