@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-NOWHERE = -1
+# In place of a group in `Shard.unless` and `Shard.only`: no such restriction.
+UNSET = -1
 # In place of a side in `Shard.sides`: the decision does not apply to ops that take part in the conflict.
 ASIDE = -1
 # In place of a group in `Shard.unless`: the decision does not apply to ops that sum over its own group.
@@ -35,8 +36,8 @@ class Shard(NamedTuple):
     group: int
     axis: int
     sides: tuple[int, ...] = ()
-    unless: int = NOWHERE
-    only: int = NOWHERE
+    unless: int = UNSET
+    only: int = UNSET
 
 
 class Replicate(NamedTuple):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from toast_cli.evaluate.items import Items
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import Carried, SumItem
-from toast_cli.plan.decisions import NOWHERE
+from toast_cli.plan.decisions import UNSET
 from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partials import ALL_REDUCE, REDUCE_SCATTER, cut_by_readers
 from toast_cli.plan.problem import Problem
@@ -187,7 +187,7 @@ class LeastSums:
         """Seconds to complete one term if all readers take the total in this sharding."""
         reader = OpSharding((), (sharding,), (), (), (), (), ())
         return self._seconds(
-            replace(alone, readers=((NOWHERE, 0),)), {alone.terms[0].pattern: op_sharding, NOWHERE: reader}
+            replace(alone, readers=((UNSET, 0),)), {alone.terms[0].pattern: op_sharding, UNSET: reader}
         )
 
     def _seconds(self, item: SumItem, lowered: dict[int, OpSharding]) -> float:
