@@ -21,7 +21,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Spec
 from toast_cli.hardware.schema import parse_spec
-from toast_cli.plan.decisions import UNSET, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NONE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower as lower_plan
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
@@ -195,7 +195,7 @@ def searched(problem: Problem) -> Plan:
 def store(plan: Plan) -> Stored:
     """A plan as JSON."""
     return [
-        [d.group, d.axis, list(d.sides), d.unless, *([d.only] if d.only != UNSET else [])]
+        [d.group, d.axis, list(d.sides), d.unless, *([d.only] if d.only != NONE else [])]
         if isinstance(d, Shard) else [d.role, d.axis] for d in plan
     ]  # fmt: skip
 

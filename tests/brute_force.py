@@ -38,7 +38,7 @@ from toast_cli.plan.reshard import SLICE, Way, copy_of, route, steps_ahead, ways
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.sums import SumStep
 
-UNSET = -1
+NONE = -1
 GAP = 1e-4  # relative, at which HiGHS may stop
 
 
@@ -74,7 +74,7 @@ def every_split(form: Form, sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     found: dict[tuple[tuple[int, ...], ...], None] = {}
     for order in permutations(axes):
-        for places in product((UNSET, *range(len(form.sizes))), repeat=len(order)):
+        for places in product((NONE, *range(len(form.sizes))), repeat=len(order)):
             split = tuple(
                 tuple(a for a, s in zip(order, places, strict=True) if s == k) for k in range(len(form.sizes))
             )
@@ -106,7 +106,7 @@ def every_op_sharding(problem: Problem, number: int) -> list[OpSharding]:
             a for kind, axes in zip(form.kinds, split, strict=True) if kind is FactorKind.REDUCTION for a in axes
         ]
         targets = (
-            [(UNSET, *(factor for factors in dims for factor in factors)) for dims in form.results] if partial else []
+            [(NONE, *(factor for factors in dims for factor in factors)) for dims in form.results] if partial else []
         )
         for wanted in product(*(tuple(product(factors, repeat=len(partial))) for factors in targets)):
             if all(
@@ -127,7 +127,7 @@ def _can_be_scattered(
 ) -> bool:
     shards = [prod(sizes[a] for a in axes) for axes in split]
     for axis, factor in zip(partial, wanted, strict=True):
-        if factor != UNSET:
+        if factor != NONE:
             shards[factor] *= sizes[axis]
     for factors in dims:
         for place, factor in enumerate(factors):

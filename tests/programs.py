@@ -24,7 +24,7 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load, program_pins
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
-from toast_cli.plan.decisions import LOOK_UPS, UNSET, Plan, Replicate, Shard
+from toast_cli.plan.decisions import LOOK_UPS, NONE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.patterns import make_problem
@@ -48,7 +48,7 @@ ROUND_CHIP = Chip(
     sources={},
 )
 LINK_BYTES_PER_SECOND = 1e8
-_SCOPES = {"": UNSET, "look-ups": LOOK_UPS}  # of `Case.shard`, that are no dimensions
+_SCOPES = {"": NONE, "look-ups": LOOK_UPS}  # of `Case.shard`, that are no dimensions
 # Its compiler: what all of XLA does, at the rates above.
 PLAIN = find_profile(ROUND_CHIP)
 

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.mutants import TESTS
-from toast_cli.plan.decisions import UNSET, Replicate, Shard
+from toast_cli.plan.decisions import NONE, Replicate, Shard
 
 # Low to high: each imports from those before it only. The pipeline's order, with what everybody needs in front and the
 # ways in at the end.
@@ -221,7 +221,7 @@ def test_what_functions_remember_is_bounded() -> None:
 
 
 def test_decisions_of_different_kinds_are_never_equal() -> None:
-    numbers = (UNSET, 0, 1, 2)
+    numbers = (NONE, 0, 1, 2)
     shards = [Shard(a, b, *rest) for a, b in product(numbers, numbers) for rest in ((), ((),), ((0,), 1))]
     replicates = [Replicate(a, b) for a, b in product(numbers, numbers)]
     assert not set(shards) & set(replicates)

@@ -12,7 +12,7 @@ from random_programs import cases, plans
 from toast_cli.dimensions.model import FactorKind
 from toast_cli.evaluate.op_sharding_memo import OpShardingMemo
 from toast_cli.plan.axis_assignment import assigned_order
-from toast_cli.plan.decisions import ASIDE, LOOK_UPS, SUMMED, UNSET, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.op_sharding import Choice, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
 
@@ -23,9 +23,7 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
     """
     form, sizes = pattern.form, problem.mesh.sizes
     shards = [
-        d
-        for d in plan
-        if isinstance(d, Shard) and d.unless not in pattern.groups and d.only in (UNSET, *pattern.groups)
+        d for d in plan if isinstance(d, Shard) and d.unless not in pattern.groups and d.only in (NONE, *pattern.groups)
     ]
     closed = {d.axis for d in plan if isinstance(d, Replicate) and d.role in (pattern.role, pattern.kind)}
     axes: list[list[int]] = [[] for _ in pattern.groups]
@@ -40,7 +38,7 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
     def factors_of(decision: Shard) -> list[int]:
         def chosen(factor: int) -> int:
             strand = pattern.strands[factor] if pattern.strands else None
-            at = problem.resolution_place.get(strand.resolution, UNSET) if strand else UNSET
+            at = problem.resolution_place.get(strand.resolution, NONE) if strand else NONE
             return decision.sides[at] if 0 <= at < len(decision.sides) else 0
 
         def rank(factor: int) -> tuple[bool, int]:
@@ -71,7 +69,7 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
     for dims in form.results if partial else ():
         own, places = [list(spent) for spent in axes], []
         for axis in partial:
-            places.append(UNSET)
+            places.append(NONE)
             for factor in (factor for d in shards if d.axis == axis for factor in factors_of(d)):
                 factors = next((factors for factors in dims if factor in factors), ())
                 divides = all(e % (count(own[factor]) * sizes[axis]) == 0 for e in form.extents[factor])

@@ -15,7 +15,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec
-from toast_cli.plan.decisions import UNSET, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search.edits import Edit, results, subject, suited
@@ -93,9 +93,9 @@ def a_pair(problem: Problem) -> tuple[Shard, Shard]:
         for d in problem.decisions.choices
         if isinstance(d, Shard)
         for to in problem.decisions.variants(d)
-        if isinstance(to, Shard) and to.unless != UNSET
+        if isinstance(to, Shard) and to.unless != NONE
     )
-    return one, one._replace(axis=1, unless=UNSET)
+    return one, one._replace(axis=1, unless=NONE)
 
 
 def test_what_is_decided_about_one_axis_can_be_decided_about_another() -> None:
@@ -109,7 +109,7 @@ def test_what_is_decided_about_one_axis_can_be_decided_about_another() -> None:
 def test_decisions_about_one_dimension_exchange_where_they_hold() -> None:
     problem = problem_of("vit_tiny")
     one, other = a_pair(problem)
-    exchanged = one._replace(unless=UNSET), other._replace(unless=one.unless)
+    exchanged = one._replace(unless=NONE), other._replace(unless=one.unless)
     assert Edit((one, other), exchanged) in edits("axes", problem, (one, other))
     assert exchanged in set(results(problem, (one, other), Edit((one, other), exchanged)))
 
@@ -123,7 +123,7 @@ def test_one_or_all_decisions_about_a_dimension_come_to_hold_in_a_part_only() ->
         for to in problem.decisions.parts(d)
         if isinstance(to, Shard)
     )
-    plan = (part._replace(only=UNSET), part._replace(axis=1, only=UNSET))
+    plan = (part._replace(only=NONE), part._replace(axis=1, only=NONE))
     found = edits("scopes", problem, plan)
     assert Edit(plan[:1], (part,)) in found and Edit(plan, (part, part._replace(axis=1))) in found
 
@@ -135,7 +135,7 @@ def test_additions_come_in_the_order_of_the_seconds_at_stake() -> None:
 
     def stake(d: Decision) -> float:
         assert isinstance(d, Shard)
-        if d.only != UNSET:
+        if d.only != NONE:
             return spent.get((d.group, d.only), 0.0)
         return spent.get((d.group, d.group), 0.0) - spent.get((d.group, d.unless), 0.0)
 

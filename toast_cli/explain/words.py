@@ -11,7 +11,7 @@ from toast_cli.dimensions.model import FactorKind
 from toast_cli.explain.strategy import Strategy, strategy_of
 from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import ASIDE, LOOK_UPS, SUMMED, UNSET, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
@@ -129,12 +129,12 @@ def scope_name(problem: Problem, decision: Shard) -> str:
     """The group whose ops a decision excludes, or `SUMS`, by name; empty if it excludes none."""
     if decision.unless in (SUMMED, LOOK_UPS):
         return SUMS if decision.unless == SUMMED else LOOKED_UP
-    return "" if decision.unless == UNSET else problem.dimensions.groups[decision.unless].name
+    return "" if decision.unless == NONE else problem.dimensions.groups[decision.unless].name
 
 
 def part_name(problem: Problem, decision: Shard) -> str:
     """The group to whose ops a decision is limited, by name; empty if it is not limited."""
-    return "" if decision.only == UNSET else problem.dimensions.groups[decision.only].name
+    return "" if decision.only == NONE else problem.dimensions.groups[decision.only].name
 
 
 def aside_text(problem: Problem, decision: Shard) -> str:

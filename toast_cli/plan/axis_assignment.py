@@ -23,7 +23,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from toast_cli.dimensions.model import FactorKind, Form
-from toast_cli.plan.decisions import ASIDE, LOOK_UPS, SUMMED, UNSET, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.op_sharding import Choice, FactorAxes, OpPattern, Space
 
 SUMS = (FactorKind.REDUCTION, FactorKind.SUMMED_LATER)
@@ -151,8 +151,8 @@ class AxisAssigner:
         axis, factors = claim
         if not factors:
             return AssignmentState(factor_axes, gone | {axis}, waiting)
-        taken = UNSET if axis in gone else self._eligible(factor_axes, claim)
-        if taken != UNSET:
+        taken = NONE if axis in gone else self._eligible(factor_axes, claim)
+        if taken != NONE:
             factor_axes = (*factor_axes[:taken], (*factor_axes[taken], axis), *factor_axes[taken + 1 :])
             gone = gone | {axis}
         if axis in gone and axis not in self._partial(factor_axes):
@@ -162,7 +162,7 @@ class AxisAssigner:
         return AssignmentState(factor_axes, gone, waiting)
 
     def _eligible(self, factor_axes: FactorAxes, claim: AxisClaim) -> int:
-        """The first factor that can be split further by the axis; UNSET if none."""
+        """The first factor that can be split further by the axis; NONE if none."""
         rules, sizes = self.rules, self._sizes
         for factor in claim.factors:
             if factor in rules.need_replication or rules.limits[factor] % (
@@ -171,7 +171,7 @@ class AxisAssigner:
                 continue
             if all(_count(factor_axes[major], sizes) == rules.full[major] for major in rules.majors[factor]):
                 return factor
-        return UNSET
+        return NONE
 
     def _partial(self, factor_axes: FactorAxes) -> list[int]:
         return [axis for factor in self.rules.summed for axis in factor_axes[factor]]
@@ -190,7 +190,7 @@ class AxisAssigner:
             for axis in partial:
                 factor = self._wants(assigned.waiting, axis, own, dims)
                 places.append(factor)
-                if factor != UNSET:
+                if factor != NONE:
                     own[factor] = (*own[factor], axis)
             wanted.append(tuple(places))
         return factor_axes, tuple(wanted)
@@ -203,11 +203,11 @@ class AxisAssigner:
         dims: tuple[tuple[int, ...], ...],
     ) -> int:
         """The factor along which a result that is partial over `axis` is reduce-scattered, by the first claim that can;
-        else UNSET."""
+        else NONE."""
         for factor in (factor for claim in waiting if claim.axis == axis for factor in claim.factors):
             if factor in own and self._room(factor, own, dims, self._sizes[axis]):
                 return factor
-        return UNSET
+        return NONE
 
     def _room(self, factor: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...], more: int) -> bool:
         """Whether `factor` of a result can be split into `more` times as many shards: they divide it, and the factors
@@ -270,9 +270,9 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
         return AxisClaim(decision.axis, ()) if decision.role in roles else None
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
         return None
-    if decision.only != UNSET and decision.only not in pattern.groups:
+    if decision.only != NONE and decision.only not in pattern.groups:
         return None
-    key = decision.group, decision.sides, min(decision.unless, UNSET)
+    key = decision.group, decision.sides, min(decision.unless, NONE)
     factors = pattern.candidates.get(key)
     if factors is None:
         factors = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
@@ -292,7 +292,7 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
 
     def chosen(factor: int) -> int:
         strand = pattern.strands[factor]
-        at = resolutions.get(strand.resolution, UNSET) if strand else UNSET
+        at = resolutions.get(strand.resolution, NONE) if strand else NONE
         return decision.sides[at] if 0 <= at < len(decision.sides) else 0
 
     def place(factor: int) -> tuple[bool, int]:

@@ -14,7 +14,7 @@ from toast_cli.dimensions.model import Dimensions, FactorKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.axis_assignment import is_looked_up_by
-from toast_cli.plan.decisions import ASIDE, LOOK_UPS, SUMMED, UNSET, Decision, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.op_sharding import OpPattern
 from toast_cli.program.model import Program
@@ -119,14 +119,14 @@ class DecisionSpace:
         for place, count in enumerate(self._side_counts(decision.group)):
             before, after = decision.sides[:place], decision.sides[place + 1 :]
             found += [decision._replace(sides=(*before, side, *after)) for side in range(ASIDE, count)]
-        found += [decision._replace(unless=scope, only=UNSET) for scope in self._scopes(decision.group)]
+        found += [decision._replace(unless=scope, only=NONE) for scope in self._scopes(decision.group)]
         return [d for d in found if d != decision]
 
     def parts(self, decision: Decision) -> list[Decision]:
         """The same decision restricted to a part of the program (`Shard.only`), once for each possible part."""
         if not isinstance(decision, Shard):
             return []
-        found = [decision._replace(unless=UNSET, only=scope) for scope in self._within(decision.group)]
+        found = [decision._replace(unless=NONE, only=scope) for scope in self._within(decision.group)]
         return [d for d in found if d != decision]
 
     def offers(self, decision: Decision) -> bool:
@@ -137,13 +137,13 @@ class DecisionSpace:
             return True
         counts = self._side_counts(decision.group)
         return (
-            decision._replace(sides=(0,) * len(counts), unless=UNSET, only=UNSET) in self._offered
+            decision._replace(sides=(0,) * len(counts), unless=NONE, only=NONE) in self._offered
             and len(decision.sides) == len(counts)
             and all(ASIDE <= side < count for side, count in zip(decision.sides, counts, strict=True))
             and (
                 decision.unless in self._scopes(decision.group)
-                if decision.only == UNSET
-                else decision.unless == UNSET and decision.only in self._within(decision.group)
+                if decision.only == NONE
+                else decision.unless == NONE and decision.only in self._within(decision.group)
             )
         )
 
@@ -171,7 +171,7 @@ class DecisionSpace:
     def _scopes(self, group: int) -> tuple[int, ...]:
         """Possible values of `Shard.unless` for a group."""
         found = (*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))
-        return (UNSET, *dict.fromkeys(found), *((LOOK_UPS,) if group in self._looked_up else ()))
+        return (NONE, *dict.fromkeys(found), *((LOOK_UPS,) if group in self._looked_up else ()))
 
     @cached_property
     def _looked_up(self) -> frozenset[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-# In place of a group in `Shard.unless` and `Shard.only`: no such restriction.
-UNSET = -1
+# No group, factor or argument.
+NONE = -1
 # In place of a side in `Shard.sides`: the decision does not apply to ops that take part in the conflict.
 ASIDE = -1
 # In place of a group in `Shard.unless`: the decision does not apply to ops that sum over its own group.
@@ -36,8 +36,8 @@ class Shard(NamedTuple):
     group: int
     axis: int
     sides: tuple[int, ...] = ()
-    unless: int = UNSET
-    only: int = UNSET
+    unless: int = NONE
+    only: int = NONE
 
 
 class Replicate(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from toast_cli.dimensions.model import FactorKind, Form, Strand
-from toast_cli.plan.decisions import UNSET
+from toast_cli.plan.decisions import NONE
 from toast_cli.plan.sharding import Sharding
 
 NO_ROLE = -1
@@ -89,7 +89,7 @@ class OpSharding:
 
 
 # The axis assignment of an op, which determines its op sharding: [factors] the axes that split each, and per result,
-# for each axis it is partial over, the factor to scatter it on (UNSET: all-reduce it).
+# for each axis it is partial over, the factor to scatter it on (NONE: all-reduce it).
 Choice = tuple[FactorAxes, tuple[tuple[int, ...], ...]]
 
 
@@ -135,7 +135,7 @@ def lay_out(pattern: OpPattern, choice: Choice) -> OpSharding:
     for k, places in enumerate(wanted):
         own = list(factor_axes)
         for axis, factor in zip(partial, places, strict=True):
-            if factor == UNSET:
+            if factor == NONE:
                 reduced.append(axis)
             else:
                 own[factor] = (*own[factor], axis)

@@ -10,7 +10,7 @@ from toast_cli.dimensions.model import Dimensions, FactorKind, Form, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.axis_assignment import ALL, Workarounds
-from toast_cli.plan.decisions import UNSET
+from toast_cli.plan.decisions import NONE
 from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips, weight_views
 from toast_cli.plan.op_sharding import NO_ROLE, OpPattern, PinnedSharding, Space
 from toast_cli.plan.pins import number_pins, unused_pins
@@ -66,11 +66,11 @@ def make_problem(
         groups = groups_of.get(classes)
         if groups is None:
             groups = groups_of[classes] = tuple(class_group[c] for c in classes)
-        argument = argument_of_value.get(op.results[0], UNSET) if op.results else UNSET
+        argument = argument_of_value.get(op.results[0], NONE) if op.results else NONE
         if op.name == RESULT:
-            argument = taken_over.get(results_seen, UNSET)
+            argument = taken_over.get(results_seen, NONE)
             results_seen += 1
-        role, kind = (argument_role[argument], argument_kind[argument]) if argument != UNSET else (NO_ROLE, NO_ROLE)
+        role, kind = (argument_role[argument], argument_kind[argument]) if argument != NONE else (NO_ROLE, NO_ROLE)
         if number in accumulating:
             role = kind = accumulators
         loop_role = loop_reads if number in seen_in_loops else NO_ROLE

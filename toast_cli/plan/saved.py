@@ -18,7 +18,7 @@ from typing import Any
 from toast_cli.dimensions.model import Group
 from toast_cli.errors import InputError
 from toast_cli.inputs import read_json
-from toast_cli.plan.decisions import ASIDE, LOOK_UPS, SUMMED, UNSET, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import ROLES
@@ -90,7 +90,7 @@ def saved_plan(problem: Problem, plan: Plan) -> SavedPlan:
         else:
             unless = traits[decision.unless] if decision.unless >= 0 else None
             summed, look_ups = decision.unless == SUMMED, decision.unless == LOOK_UPS
-            only = traits[decision.only] if decision.only != UNSET else None
+            only = traits[decision.only] if decision.only != NONE else None
             group = traits[decision.group]
             decisions.append(SavedDecision(axis, group, decision.sides, unless, summed, look_ups, only=only))
     program = problem.program
@@ -238,13 +238,13 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
             some = f" ({', '.join(map(slash_path, traits.members[:2]))})" if traits.members else ""
             return None, f"nothing here is like {traits.name}{some}"
     group = found[decision.group]
-    unless = UNSET if decision.unless is None else found[decision.unless]
+    unless = NONE if decision.unless is None else found[decision.unless]
     unless = SUMMED if decision.unless_summed else LOOK_UPS if decision.unless_look_ups else unless
     here = problem.dimensions.groups[group]
     counts = [problem.dimensions.resolutions[r].sides for r in here.resolutions]
     filled = (*decision.sides, *((0,) * len(counts)))[: len(counts)]
     sides = tuple(min(side, count - 1) for side, count in zip(filled, counts, strict=True))
-    only = UNSET if decision.only is None else found[decision.only]
+    only = NONE if decision.only is None else found[decision.only]
     return Shard(group, axis, sides, unless, only), ""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.explain.words import LOOKED_UP, SUMS
 from toast_cli.hardware.yamltree import nearest
-from toast_cli.plan.decisions import LOOK_UPS, SUMMED, UNSET, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.mirrors import unmirror
 from toast_cli.plan.problem import Problem
 from toast_cli.report.json_file import read_report
@@ -61,7 +61,7 @@ def _decision(facts: DecisionFacts, names: dict[str, int], problem: Problem, pat
         return Replicate(problem.roles.index(target), axis)
     if facts.kind not in ("shard", "replicate"):
         raise InputError(f"a decision of kind {facts.kind!r} is not supported", where=path, hint="make the report anew")
-    scopes = {"": UNSET, SUMS: SUMMED, LOOKED_UP: LOOK_UPS, **names}
+    scopes = {"": NONE, SUMS: SUMMED, LOOKED_UP: LOOK_UPS, **names}
     for name in (target, *(scope for scope in (unless, only) if scope not in scopes)):
         if name not in names:
             raise InputError(
@@ -72,4 +72,4 @@ def _decision(facts: DecisionFacts, names: dict[str, int], problem: Problem, pat
     group = problem.dimensions.groups[names[target]]
     if len(facts.sides) != len(group.resolutions):
         raise InputError(f"the report is of another program: {target} has other conflicts", where=path)
-    return Shard(names[target], axis, tuple(facts.sides.values()), scopes[unless], names.get(only, UNSET))
+    return Shard(names[target], axis, tuple(facts.sides.values()), scopes[unless], names.get(only, NONE))

@@ -11,7 +11,7 @@ from math import prod
 
 from toast_cli.dimensions.model import FactorKind, Form
 from toast_cli.plan.axis_assignment import without_split_space
-from toast_cli.plan.decisions import UNSET
+from toast_cli.plan.decisions import NONE
 from toast_cli.plan.op_sharding import FactorAxes, OpPattern, OpSharding, axes_summed_over, lay_out
 
 
@@ -23,7 +23,7 @@ def every_op_sharding(pattern: OpPattern, sizes: tuple[int, ...]) -> list[OpShar
         factor_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
         partial = axes_summed_over(form.kinds, factor_axes)
         factors = (
-            [(UNSET, *(factor for factors in dims for factor in factors)) for dims in form.results] if partial else []
+            [(NONE, *(factor for factors in dims for factor in factors)) for dims in form.results] if partial else []
         )
         for wanted in product(*(tuple(product(of, repeat=len(partial))) for of in factors)):
             if all(
@@ -41,10 +41,10 @@ def _every_split(form: Form, sizes: tuple[int, ...], closed: frozenset[int]) -> 
     axes = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in closed]
     found: dict[FactorAxes, None] = {}
     for order in permutations(axes):
-        for places in product((UNSET, *range(len(form.sizes))), repeat=len(order)):
+        for places in product((NONE, *range(len(form.sizes))), repeat=len(order)):
             split: list[tuple[int, ...]] = [()] * len(form.sizes)
             for axis, factor in zip(order, places, strict=True):
-                if factor != UNSET:
+                if factor != NONE:
                     split[factor] = (*split[factor], axis)
             if _is_legal(form, [prod(sizes[a] for a in of) for of in split]):
                 found[tuple(split)] = None
@@ -72,7 +72,7 @@ def _can_scatter(
     """Whether a result that is partial over these axes can be scattered over them on these factors."""
     shards = [prod(sizes[a] for a in axes) for axes in factor_axes]
     for axis, factor in zip(partial, wanted, strict=True):
-        if factor != UNSET:
+        if factor != NONE:
             shards[factor] *= sizes[axis]
     return all(
         factor not in wanted

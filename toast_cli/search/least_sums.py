@@ -20,7 +20,7 @@ from typing import NamedTuple
 from toast_cli.evaluate.items import Items
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import Carried, SumItem
-from toast_cli.plan.decisions import UNSET
+from toast_cli.plan.decisions import NONE
 from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.partials import ALL_REDUCE, REDUCE_SCATTER, cut_by_readers
 from toast_cli.plan.problem import Problem
@@ -186,9 +186,7 @@ class LeastSums:
     def _cut_seconds(self, alone: SumItem, op_sharding: OpSharding, sharding: Sharding) -> float:
         """Seconds to complete one term if all readers take the total in this sharding."""
         reader = OpSharding((), (sharding,), (), (), (), (), ())
-        return self._seconds(
-            replace(alone, readers=((UNSET, 0),)), {alone.terms[0].pattern: op_sharding, UNSET: reader}
-        )
+        return self._seconds(replace(alone, readers=((NONE, 0),)), {alone.terms[0].pattern: op_sharding, NONE: reader})
 
     def _seconds(self, item: SumItem, lowered: dict[int, OpSharding]) -> float:
         return sum(use.seconds for use in self._pricer.sum_collectives(item, lowered))

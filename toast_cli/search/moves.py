@@ -12,7 +12,7 @@ from itertools import combinations, permutations
 
 from toast_cli.evaluate.evaluator import GroupSeconds
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import UNSET, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.search.edits import DecisionSequence, Edit, subject
@@ -179,7 +179,7 @@ class Moves:
                 left = self.problem.left_to(unit[0], variant)
                 kept = tuple(variant._replace(axis=axis) for axis in axes)
                 for move in others[axes[0]]:
-                    if any(o.group in left and (o.only == UNSET or o.only in left) for o in move):
+                    if any(o.group in left and (o.only == NONE or o.only in left) for o in move):
                         into = tuple(o._replace(axis=axis) for axis in axes for o in move)
                         into = tuple(o for o in into if o.axis == axes[0] or (subject(o) not in taken and offers(o)))
                         found += [Edit(unit, (*kept, *into))] if len(move) == 1 else []
@@ -220,7 +220,7 @@ class Moves:
         def stake(d: Decision) -> float:
             if not isinstance(d, Shard):
                 return 0.0
-            if d.only != UNSET:
+            if d.only != NONE:
                 return seconds.get((d.group, d.only), 0.0)
             return seconds.get((d.group, d.group), 0.0) - seconds.get((d.group, d.unless), 0.0)
 
@@ -247,7 +247,7 @@ def _macros(problem: Problem) -> list[DecisionSequence]:
     weights, groups = problem.weight_bytes, problem.dimensions.groups
     together: dict[tuple[str, int, int], list[Shard]] = defaultdict(list)
     for d in problem.decisions.choices:
-        if isinstance(d, Shard) and not any(d.sides) and d.unless == UNSET:
+        if isinstance(d, Shard) and not any(d.sides) and d.unless == NONE:
             together["group", d.group, 0].append(d)
             together["family", groups[d.group].family, d.axis].append(d)
             if d.group in weights:

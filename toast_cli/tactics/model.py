@@ -12,7 +12,7 @@ from math import prod
 
 from toast_cli.errors import UsageError
 from toast_cli.hardware.yamltree import nearest
-from toast_cli.plan.decisions import UNSET, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import ROLES, STATE, WEIGHTS
 
@@ -144,7 +144,7 @@ class Look:
         for decision in decisions:
             if isinstance(decision, Shard) and decision.axis in self.busy:
                 still = sorted(apart.get(decision.group, ()), key=self._tokens_first)
-                decision = decision._replace(unless=still[0] if still else UNSET)
+                decision = decision._replace(unless=still[0] if still else NONE)
             found.append(decision)
         return found
 

@@ -23,7 +23,7 @@ from toast_cli.program.paths import slash_path
 from toast_cli.report.step import COMPUTE, Step, step_of
 from toast_cli.search.incumbent import SearchResult
 
-UNSET = "no place in the source"
+NOWHERE = "no place in the source"
 _LOWERED = re.compile(r"jit\((\w+)\)")
 
 # Parts smaller than this fraction of the whole are merged.
@@ -72,7 +72,7 @@ def _functions(source: Source, op: int, stack: str) -> tuple[str, ...]:
     path = tuple(map(printable, functions_of(source.stack(op))))
     lowered = _LOWERED.match(stack)
     inside = path[path.index(lowered[1]) + 1 :] if lowered and lowered[1] in path else path
-    return inside or path[-1:] or (UNSET,)
+    return inside or path[-1:] or (NOWHERE,)
 
 
 @dataclass
