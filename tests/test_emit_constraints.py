@@ -18,7 +18,8 @@ from toast_cli import xla
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.constraints import constraint_line, constraints_of
-from toast_cli.emit.hlo import GspmdNotation, check_arrival, hlo_annotations
+from toast_cli.emit.hlo import GspmdNotation, check_arrival
+from toast_cli.emit.hlo_annotations import hlo_annotations
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.emit.misread import misread_note
 from toast_cli.emit.propagate import WHOLE as WHOLE_PIPELINE

@@ -1,10 +1,10 @@
 """Writes the partitioned program: a `Source` and a `PartitionedProgram` go in, the bytes of a file come out.
 
 `stablehlo` writes StableHLO with Shardy's shardings and reads it again, `hlo` writes HLO text with GSPMD's, `specs`
-PartitionSpecs as JSON and Python. For the first two, `annotations` and `minimal` choose where to write shardings, and
-`annotate` adds them to the module (in the notation of `shardy` or `hlo`) and removes them again. `spmd` writes the
-program of one device instead, which leaves nothing to a partitioner and needs no annotations. `constraints` lists the
-constraints and kernels for people.
+PartitionSpecs as JSON and Python. `minimal` chooses where the first needs shardings, `hlo_annotations` where the second
+does, and `annotate` adds them to the module (in the notation of `shardy` or `hlo`) and removes them again. `spmd`
+writes the program of one device instead, which leaves nothing to a partitioner and needs no annotations. `constraints`
+lists the constraints and kernels for people.
 """
 
 from __future__ import annotations
