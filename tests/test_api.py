@@ -7,11 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import yaml
 from jax import export
@@ -21,6 +22,8 @@ from jax.sharding import PartitionSpec as P
 import toast_cli as toast
 from toast_cli.emit.specs import NamedSpec
 from toast_cli.frameworks import keras_layouts, mark_sharding_lines, slash_expression
+from toast_cli.hardware import load_spec
+from toast_cli.jax_objects import machine_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = {"data": 4, "model": 2}
@@ -212,6 +215,61 @@ def test_what_holds_a_lowered_program_is_taken(plan: toast.Plan) -> None:
 def test_bad_input_is_a_toast_error(program: Any, mesh: str, message: str) -> None:
     with pytest.raises(toast.ToastError, match=message):
         toast.partition(program, mesh)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "message"),
+    [
+        ("v4-31", {}, "no slice of that size"),
+        ("h100-8", {"strategi": "fsdp"}, 'unknown option "strategi"; did you mean "strategy"'),
+        ("h100-8", {"tactic": "fsdp:data"}, 'unknown option "tactic"; did you mean "tactics"'),
+        ("h100-8", {"strategy": "fdsp"}, "fdsp"),
+        ("h100-8", {"fit": "no"}, "--fit: unknown word"),
+        ("h100-8", {"microbatches": 0}, "--microbatches: 0 is too small"),
+        ("h100-8", {"memory_limit": "much"}, "--memory-limit"),
+        ("h100-8", {"complete": True}, "--complete adds to a saved plan"),
+        (AbstractMesh((4,), ("data",)), {}, 'hardware of a mesh of no devices; name it: mesh="v5e-8"'),
+    ],
+)
+def test_options_are_checked_before_there_is_a_program(mesh: Any, options: dict[str, Any], message: str) -> None:
+    for call in (lambda: toast.jit(step, mesh=mesh, **options), lambda: toast.partition(b"", mesh, **options)):
+        with pytest.raises(toast.ToastError, match=re.escape(message)):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("kind", "slices", "devices", "machine"),
+    [
+        ("TPU v4", 1, 16, "v4-32"),
+        ("TPU v5 lite", 1, 16, "v5e-16"),
+        ("TPU v5", 2, 64, "2xv5p-64"),
+        ("TPU v3", 1, 8, "v3-8"),
+        ("TPU7x", 1, 8, "tpu7x-8"),
+        ("NVIDIA H100 80GB HBM3", 1, 64, "H100:64"),
+        ("cpu", 1, 8, None),
+    ],
+)
+def test_a_mesh_of_jax_names_its_machine(kind: str, slices: int, devices: int, machine: str | None) -> None:
+    found = np.array([SimpleNamespace(device_kind=kind, slice_index=k % slices) for k in range(devices)])
+    mesh = SimpleNamespace(devices=found.reshape(-1, 2), axis_names=("a", "b"), shape={"a": devices // 2, "b": 2})
+    if machine is None:
+        with pytest.raises(toast.ToastError, match="does not know the hardware of a mesh of cpu"):
+            machine_of(mesh)
+        return
+    assert machine_of(mesh) == (machine, f"a={devices // 2},b=2")
+    spec = load_spec(machine)
+    assert spec.devices == devices
+
+
+def test_a_saved_plan_and_a_strategy_are_taken(plan: toast.Plan, tmp_path: Path) -> None:
+    plan.save_plan(tmp_path / "plan.json")
+    lowered = STEP.lower(*ARGUMENTS)
+    again = toast.partition(lowered, "h100-8", mesh_shape=SHAPE, plan=tmp_path / "plan.json", pins=PINS)
+    assert again.report.plan.decisions == plan.report.plan.decisions
+    fsdp = toast.partition(lowered, "h100-8", mesh_shape={"data": 8}, strategy="fsdp")
+    assert fsdp.report.search.algorithm == "strategy"
+    split = toast.partition(lowered, "h100-8", mesh_shape={"data": 8}, tactics="fsdp:data", iterations=50)
+    assert split.report.plan.tactics == ["fsdp:data"]
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:

@@ -37,6 +37,7 @@ ORDER = [
     "levers",
     "dimensions",
     "plan",
+    "option_values",
     "cost",
     "compiler",
     "evaluate",
@@ -229,7 +230,7 @@ def test_decisions_of_different_kinds_are_never_equal() -> None:
 
 # Options of users, rows of a table, and functions that still have to be taken apart.
 MANY_PARAMETERS = {
-    *("toast_cli.api:partition", "toast_cli.compiled:jit"),
+    "toast_cli.compiled:jit",
     "toast_cli.cost.roofline:kernel_seconds",
 }
 

@@ -17,8 +17,9 @@ from report_sample import TOO_LARGE, make_report
 
 from toast_cli.cli import main, progress
 from toast_cli.cli.options import complete_spec
-from toast_cli.cli.values import parse_fraction, seconds_or_none
+from toast_cli.cli.values import parse_fraction
 from toast_cli.errors import InputError, UsageError
+from toast_cli.option_values import seconds_or_none
 from toast_cli.pipeline import Request
 
 ROOT = Path(__file__).parent.parent

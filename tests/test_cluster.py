@@ -82,7 +82,7 @@ def test_addresses_that_are_none(address: str) -> None:
 @pytest.mark.parametrize("engine", ["dask", "ray"])
 def test_what_is_not_installed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, {"dask": "distributed", "ray": "ray"}[engine], None)
-    with pytest.raises(MissingExtraError, match=rf"pip install 'toast-partitioner\[{engine}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"pip install '.\[{engine}\]' in a clone"):
         list(cluster.run_on_cluster([SweepPoint(Request("m", "v4-32"))], f"{engine}://host:1", None))
 
 

@@ -87,7 +87,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as error:
         ahead.target_of(load_spec("h100-8"))
-    assert error.value.hint == "pip install 'toast-partitioner[gpu]'"
+    assert error.value.hint == "pip install '.[gpu]' in a clone of toast"
     assert "jax_cuda12_plugin" in str(error.value)
 
 
@@ -174,7 +174,7 @@ def test_the_command_line_says_how_to_get_the_extra(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert run(["verify", str(program), "--compiler", "gpu", "--mesh", "h100-8"]) == 2
     said = capsys.readouterr().err
-    assert "pip install 'toast-partitioner[gpu]'" in said and "Traceback" not in said
+    assert "pip install '.[gpu]' in a clone of toast" in said and "Traceback" not in said
 
 
 def test_a_failed_compilation_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from toast_cli import api
-from toast_cli.cli import options
 from toast_cli.cli.app import app
 from toast_cli.cli.project import KEYS
 from toast_cli.errors import UsageError
+from toast_cli.option_values import make_request
 from toast_cli.request import DEFAULTS, OPTIONS, Effort, Request, SearchName
 from toast_cli.search.run import PLANS, SEARCHES
 
@@ -55,13 +55,9 @@ def test_commands_say_of_an_option_what_is_declared(name: str) -> None:
     assert found >= 8
 
 
-def test_the_python_interface_has_the_same_defaults() -> None:
+def test_the_python_interface_has_every_option_with_its_default() -> None:
     parameters = inspect.signature(api.partition).parameters
-    expected = {name: default for name, default in DEFAULTS.items() if OPTIONS[name].in_python}
-    found = {
-        name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty
-    }
-    assert {**found, "names": ()} == {**expected, "names": ()}
+    assert {name: one.default for name, one in parameters.items() if one.default is not one.empty} == DEFAULTS
 
 
 def test_project_files_may_set_what_is_declared_so() -> None:
@@ -86,11 +82,11 @@ def test_project_files_may_set_what_is_declared_so() -> None:
     ],
 )
 def test_values_are_read_as_declared(given: dict[str, Any], field: str, value: object) -> None:
-    assert getattr(options.make_request("model.mlir", "v4-32", given), field) == value
+    assert getattr(make_request("model.mlir", "v4-32", given), field) == value
 
 
 def test_nothing_given_is_the_bare_request() -> None:
-    assert options.make_request("model.mlir", "v4-32", {}) == BARE
+    assert make_request("model.mlir", "v4-32", {}) == BARE
 
 
 @pytest.mark.parametrize(
@@ -107,5 +103,5 @@ def test_nothing_given_is_the_bare_request() -> None:
 )
 def test_what_cannot_be_read_is_told_at_its_flag(given: dict[str, Any], where: str) -> None:
     with pytest.raises(UsageError) as error:
-        options.make_request("model.mlir", "v4-32", given)
+        make_request("model.mlir", "v4-32", given)
     assert error.value.where == where

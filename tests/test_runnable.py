@@ -92,6 +92,10 @@ for ending in ("mlir", "mlirbc", "jax_export", "mlir.zst"):
     plan.save(folder / f"sharded.{ending}")
     ways[f"toast.load {ending}"] = toast.load(folder / f"sharded.{ending}")
 ways["toast.load, mesh"] = toast.load(folder / "sharded.mlir", mesh=explicit)
+other = jax.make_mesh((4, 2), ("fsdp", "tensor"), (AxisType.Explicit,) * 2)
+renamed = toast.load(folder / "sharded.mlir", mesh=other, axes={"data": "fsdp", "model": "tensor"})
+assert renamed.axes == {"fsdp": 4, "tensor": 2}
+ways["toast.load, axes"] = renamed
 for name, step in ways.items():
     found, last = losses(step)
     np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=name)
@@ -127,10 +131,12 @@ np.testing.assert_allclose(float(flat[-1]), expected[0], rtol=1e-4)
 given = jax.device_put(jax.tree.map(jnp.copy, state), scope["in_shardings"](**named)[0])
 toast.load(folder / "sharded.mlir")(given, unused, batch)
 assert given.params["up"].is_deleted()
-try:
-    toast.load(folder / "sharded.mlir")(state)
-except toast.ToastError as error:
-    print(error)
+assert renamed(state, unused, batch)[0].params["up"].sharding.spec == jax.sharding.PartitionSpec("fsdp", "tensor")
+for arguments in ((state,), (state, unused, {"x": batch["x"][:48], "y": batch["y"]})):
+    try:
+        toast.load(folder / "sharded.mlir")(*arguments)
+    except toast.ToastError as error:
+        print(error)
 '''  # noqa: E501
 
 
@@ -140,6 +146,7 @@ def test_every_way_to_run_a_program_trains_alike(tmp_path: Path) -> None:
     child = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr[-3000:]
     assert "batch['x'] is missing" in child.stdout
+    assert "batch['x'] is [48, 128], and the program takes [64, 128]" in child.stdout
 
 
 class Pair(NamedTuple):
@@ -191,4 +198,6 @@ def test_what_is_no_sharded_program_is_refused(tmp_path: Path) -> None:
         step(*(np.zeros(place.shape, dtype_of(place.dtype)) for place in step.arguments))
     other = jax.make_mesh((1,), ("model",), devices=jax.devices()[:1])
     with pytest.raises(toast.ToastError, match="for a mesh data=8; this one is model=1"):
-        toast.load(tmp_path / "sharded.mlir", mesh=other).in_shardings  # noqa: B018
+        toast.load(tmp_path / "sharded.mlir", mesh=other)
+    with pytest.raises(toast.ToastError, match="no mesh axis 'modle'; its axes: data"):
+        toast.load(tmp_path / "sharded.mlir", axes={"modle": "fsdp"})

@@ -11,8 +11,10 @@ by itself.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -21,20 +23,24 @@ from toast_cli.emit.exported import partition_spec
 from toast_cli.emit.specs import NamedSpec, rules_of, spec_text
 from toast_cli.errors import UsageError
 from toast_cli.frameworks import keras_layouts, mark_sharding_lines, maxtext_yaml, slash_expression
-from toast_cli.hardware import parse_bytes
+from toast_cli.hardware import load_spec
 from toast_cli.jax_objects import (
     Signature,
     automatic,
     logical_names,
+    machine_of,
     positional,
     read_program,
     unflatten,
 )
+from toast_cli.option_values import request_of_keywords
 from toast_cli.outputs import Target, check_targets, output_format, write_target
-from toast_cli.pipeline import Outcome, Request
+from toast_cli.pipeline import Outcome
 from toast_cli.pipeline import partition as run_pipeline
 from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report.model import ConstraintFacts, DimensionAxes, Report
+from toast_cli.request import DEFAULTS, Request
+from toast_cli.tactics import parse_tactics
 
 
 class Plan:
@@ -243,6 +249,15 @@ class Plan:
         check_targets([target], [])
         write_target(target, self.program(output_format(target.path, None).value))
 
+    def save_plan(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan alone, for `toast.partition(…, plan=path)`, as `toast partition --save-plan` does.
+
+        Raises `UsageError` if it cannot be written.
+        """
+        target = Target("path", os.fspath(path))
+        check_targets([target], [])
+        write_target(target, self._outcome.saved_plan())
+
     def flat_leaf_shardings(self, mesh: Any = None) -> list[Any]:
         """One sharding per leaf of the function's arguments, in order; those that the program does not use are among
         them."""
@@ -294,64 +309,50 @@ class Plan:
         )
 
 
-def partition(
-    program: Any,
-    mesh: str | os.PathLike[str],
-    *,
-    mesh_shape: str | dict[str, int] | None = None,
-    search: str = "mcts",
-    budget_seconds: float | None = None,
-    effort: str = "medium",
-    iterations: int | None = None,
-    seed: int = 0,
-    memory_limit: int | str | None = None,
-    keep_shardings: bool = False,
-    pins: Sequence[str] = (),
-    kernels: str | os.PathLike[str] | None = None,
-    names: Any = (),
-    top: int = 1,
-    minimise: Sequence[str] = (),
-    subject_to: Sequence[str] = (),
-    as_written: bool = False,
-) -> Plan:
-    """Chooses how to split a program over a mesh. The same as `toast partition`, whose options these are.
+def partition(program: Any, mesh: Any, **options: Any) -> Plan:
+    """Chooses how to split a program over a mesh. The same as `toast partition`.
 
     Args:
         program: a path, the bytes of a file, a `jax.stages.Lowered`, or a `jax.export.Exported`.
-        mesh: a specification's name or path. mesh_shape: `"data=4,model=2"`, the same as a dict, or "auto".
-        kernels: a YAML file that describes hand-written kernels that toast cannot read itself.
-        names: your names for the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s
-            of logical names, as `nn.get_partition_spec(variables)` returns.
-        top: number of plans to return that differ in what the devices do; see `Plan.alternatives`.
-        memory_limit: bytes a device may use (or "24GiB"), if less than all of its memory.
-        as_written: keeps fused products (queries, keys and values) as they are; for plans that reach the compiler
-            only as `in_shardings` and `out_shardings`.
+        mesh: a specification's name or path, or a `jax.sharding.Mesh` over accelerators: their machine, in that shape.
+        options: those of `toast partition`, by the names of the fields of `Request` (`strategy`, `tactics`,
+            `memory_limit`, `plan`, `fit`, `microbatches`, `confirm`, …), with the same values. Options that may be
+            given several times take a list. `mesh_shape` may be a dict. `names` may be a tree of `PartitionSpec`s of
+            logical names, as `nn.get_partition_spec(variables)` returns.
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
     """
     path, content, signature = read_program(program)
-    shape = ",".join(f"{a}={n}" for a, n in mesh_shape.items()) if isinstance(mesh_shape, dict) else mesh_shape
-    request = Request(
-        path,
-        os.fspath(mesh),
-        shape,
-        search,
-        budget_seconds,
-        effort,
-        iterations,
-        seed,
-        parse_bytes(memory_limit, where="memory_limit") if isinstance(memory_limit, str) else memory_limit,
-        keep_shardings,
-        tuple(pins),
-        None if kernels is None else os.fspath(kernels),
-        logical_names(names),
-        top=top,
-        minimise=tuple(minimise),
-        subject_to=tuple(subject_to),
-        as_written=as_written,
-        content=content,
-    )
+    request = replace(request_for(mesh, options), program=path, content=content)
     return Plan(run_pipeline(request), signature)
+
+
+def request_for(mesh: Any, options: dict[str, Any]) -> Request:
+    """The request that the options of `partition` make, for a program that is filled in later.
+
+    Raises `UsageError` for options that are wrong whatever the program is.
+    """
+    given = dict(options)
+    if isinstance(shape := given.get("mesh_shape"), dict):
+        given["mesh_shape"] = ",".join(f"{axis}={size}" for axis, size in shape.items())
+    if hasattr(mesh, "axis_names"):
+        mesh, own_shape = machine_of(mesh)
+        given.setdefault("mesh_shape", own_shape)
+    if "names" in given:
+        given["names"] = logical_names(given["names"])
+    request = request_of_keywords("", os.fspath(mesh), given)
+    load_spec(request.mesh)
+    parse_tactics(request.tactics, request.strategy)
+    return request
+
+
+# What `help(toast.partition)` shows: every option with its default.
+partition.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        *(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("program", "mesh")),
+        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name]) for name in DEFAULTS),
+    ]
+)
 
 
 def _named_spec(name: str, sharding: DimensionAxes) -> NamedSpec:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toast_cli.api import Plan, partition
+from toast_cli.api import Plan, partition, request_for
 
 _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
 
@@ -25,7 +24,7 @@ _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
 def jit(
     function: Callable[..., Any],
     *,
-    mesh: str | os.PathLike[str],
+    mesh: Any,
     devices: Sequence[Any] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
@@ -33,17 +32,18 @@ def jit(
     static_argnames: str | Sequence[str] | None = None,
     **options: Any,
 ) -> Jitted:
-    """Like `jax.jit`, with shardings that toast chooses for `mesh` (a specification's name or path).
+    """Like `jax.jit`, with shardings that toast chooses for `mesh`: a specification's name or path, or a
+    `jax.sharding.Mesh` over accelerators.
 
     Give it a whole training or serving step: the result can be called, also inside another `jax.jit` over the same
     devices, but not differentiated. Arrays with other shardings than the plan's are resharded first.
 
     Args:
-        devices: as many as the mesh has, jax.devices() when None.
-        options: of `toast.partition`: `mesh_shape`, `seed`, `pins`, `memory_limit`, …
+        devices: as many as the mesh has; None: those of the `jax.sharding.Mesh`, else jax.devices().
+        options: of `toast.partition`: `mesh_shape`, `strategy`, `pins`, `memory_limit`, …
 
-    When called, the function raises the errors of `jax.jit`, and `ToastError` for programs that toast cannot read or
-    place.
+    Raises `ToastError` for options that are wrong whatever the function is. When called, the function raises the errors
+    of `jax.jit`, and `ToastError` for programs that toast cannot read or place.
     """
     chosen = {
         "donate_argnums": donate_argnums,
@@ -51,7 +51,10 @@ def jit(
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
     }
-    return Jitted(function, os.fspath(mesh), devices, {k: v for k, v in chosen.items() if v is not None}, options)
+    request_for(mesh, options)
+    if devices is None and hasattr(mesh, "axis_names"):
+        devices = list(mesh.devices.flat)
+    return Jitted(function, mesh, devices, {k: v for k, v in chosen.items() if v is not None}, options)
 
 
 class Jitted:
@@ -60,7 +63,7 @@ class Jitted:
     def __init__(
         self,
         function: Callable[..., Any],
-        mesh: str,
+        mesh: Any,
         devices: Sequence[Any] | None,
         jit_options: dict[str, Any],
         options: dict[str, Any],

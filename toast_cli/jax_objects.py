@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toast_cli.errors import UsageError
+from toast_cli.hardware import machine_name
 from toast_cli.program.paths import slash_path
 
 
@@ -57,6 +58,28 @@ def read_program(program: Any) -> tuple[str, bytes | None, Signature | None]:
         where="program",
         hint="give a path, jax.jit(f).lower(…), jax.export.export(…)(…), or the bytes of a saved program",
     )
+
+
+def machine_of(mesh: Any) -> tuple[str, str]:
+    """The name of the machine that a `jax.sharding.Mesh` lies on, and the mesh's shape, as `--mesh` and `--mesh-shape`
+    take them.
+
+    Raises `UsageError` for devices of a kind that no preset describes, CPUs among them, and for an abstract mesh.
+    """
+    import jax
+
+    devices = [] if isinstance(mesh, jax.sharding.AbstractMesh) else list(mesh.devices.flat)
+    kinds = sorted({device.device_kind for device in devices})
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    shape = ",".join(f"{axis}={size}" for axis, size in dict(mesh.shape).items())
+    name = machine_name(kinds[0], len(devices), slices) if len(kinds) == 1 else None
+    if name is None:
+        raise UsageError(
+            f"toast does not know the hardware of a mesh of {' and '.join(kinds) or 'no devices'}",
+            where="mesh",
+            hint=f'name it: mesh="v5e-8" or a YAML file, with mesh_shape="{shape}"',
+        )
+    return name, shape
 
 
 def logical_names(names: Any) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class Option:
     Attributes:
         flag: on the command line; without its dashes the key in a project file. help, metavar: for `--help`.
         also: another spelling of the flag. least: the smallest whole number. in_projects: whether a project file may
-            set it. in_python: whether `toast.partition` takes it.
+            set it.
     """
 
     flag: str
@@ -101,7 +101,6 @@ class Option:
     metavar: str = ""
     least: int = 0
     in_projects: bool = True
-    in_python: bool = True
     also: str = ""
 
     @property
@@ -195,7 +194,6 @@ class Request:
         "Names for the dimensions of arguments, e.g. '*kernel=embed,mlp', for reports and tactics; repeatable.",
         "PATTERN=NAMES",
         in_projects=False,
-        in_python=False,
     )
     frames: str = _option(
         FrameChoice.user.value,
@@ -203,7 +201,6 @@ class Request:
         FrameChoice,
         "Show places in the source as the line of your own code, or with all frames, those of libraries too.",
         in_projects=False,
-        in_python=False,
     )
     minimise: tuple[str, ...] = _option(
         (),
@@ -227,7 +224,6 @@ class Request:
         OptionKind.FLAG,
         "Prove how much faster any other plan could be at most; takes up to 20 seconds.",
         in_projects=False,
-        in_python=False,
     )
     tactics: tuple[str, ...] = _option(
         (),
@@ -236,7 +232,6 @@ class Request:
         "Fix a part of the plan, e.g. fsdp:data, and search for the rest (`toast tactics` lists them; "
         "FILE:NAME:AXIS for your own; search:AXIS lets the search use that axis only); repeatable.",
         "NAME:AXIS",
-        in_python=False,
     )
     strategy: str | None = _option(
         None,
@@ -244,7 +239,6 @@ class Request:
         OptionKind.TEXT,
         "Do not search: take a known strategy, e.g. fsdp+megatron or fsdp:data+megatron:model.",
         "NAME",
-        in_python=False,
     )
     content: bytes | None = field(default=None, repr=False)
     parted: bool | None = None
@@ -255,7 +249,6 @@ class Request:
         OptionKind.TEXT,
         "Do not search: take the plan that --save-plan wrote, as far as it applies to this program.",
         "FILE",
-        in_python=False,
     )
     complete: bool = _option(
         False,
@@ -263,7 +256,6 @@ class Request:
         OptionKind.FLAG,
         "Let the search add decisions to those of --plan.",
         in_projects=False,
-        in_python=False,
     )
     top: int = _option(
         1,
@@ -280,14 +272,12 @@ class Request:
         OptionKind.WHOLE,
         "Compile the N best distinct plans and the known strategies; take the one the compiler rates best.",
         "N",
-        in_python=False,
     )
     confirm_with: str | None = _option(
         None,
         "--confirm-with",
         CompilerName,
         "Which compiler --confirm asks (default: the chip's; cpu: only XLA's partitioner, in seconds).",
-        in_python=False,
     )
     confirm_seconds: float | None = _option(
         None,
@@ -295,7 +285,6 @@ class Request:
         OptionKind.SECONDS,
         "Stop --confirm's compilations after this time, e.g. 10min.",
         "TIME",
-        in_python=False,
     )
     ask: str = _option(
         Ask.never.value,
@@ -303,7 +292,6 @@ class Request:
         Ask,
         "Ask the chip's compiler, where it is installed, whether the plan fits: auto (only if the prediction is not "
         "sure, or says no), always or never.",
-        in_python=False,
     )
     as_written: bool = _option(
         False,
@@ -319,7 +307,6 @@ class Request:
         "Where no plan fits in memory: stop (as-written), or recompute activations, use microbatches and offload "
         "residuals (auto); fastest: also save matrix products that the program recomputes, where there is room.",
         in_projects=False,
-        in_python=False,
     )
     microbatches: int | None = _option(
         None,
@@ -329,7 +316,6 @@ class Request:
         "N",
         least=1,
         in_projects=False,
-        in_python=False,
     )
 
     recompute: str | None = _option(
@@ -338,7 +324,6 @@ class Request:
         Recompute,
         "What the backward pass recomputes of layers: everything, all but products, or all but products with weights.",
         in_projects=False,
-        in_python=False,
     )
 
     offload: str | None = _option(
@@ -348,7 +333,6 @@ class Request:
         "What to offload to host memory while it is not needed: residuals (saved by a scan over layers), optimizer "
         "state, or both.",
         in_projects=False,
-        in_python=False,
     )
 
     @property

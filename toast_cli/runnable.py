@@ -11,11 +11,14 @@ text is compiled as it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from toast_cli.emit.exported import Boundary, Place, abstract, exported_program, partition_spec, wide_types
 from toast_cli.errors import InputError, UsageError
@@ -24,7 +27,13 @@ from toast_cli.program.trees import below_root, root_of, subtrees, tree_of
 HLO_FORMATS = ("hlo-text", "hlo-proto")
 
 
-def load(path: str | os.PathLike[str], *, mesh: Any = None, devices: Sequence[Any] | None = None) -> Loaded:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    mesh: Any = None,
+    devices: Sequence[Any] | None = None,
+    axes: Mapping[str, str] | None = None,
+) -> Loaded:
     """A sharded program from a file, ready to be called.
 
     Args:
@@ -32,11 +41,12 @@ def load(path: str | os.PathLike[str], *, mesh: Any = None, devices: Sequence[An
             `.jax_export`, `.hlo`, also compressed.
         mesh: a `jax.sharding.Mesh` with the program's axes. devices: as many as the program is for, if no mesh is
             given (None: the mesh in use, see `jax.set_mesh`, else the first of jax.devices()).
+        axes: what the mesh calls axes of the program, if not the same: `{"data": "fsdp"}` for the program's `data`.
 
     Raises `ToastError` for a file that cannot be read, that holds no shardings, or that does not match the mesh.
     """
     boundary, artifact, shardy = read_boundary(str(Path(path)))
-    return Loaded(boundary, artifact, mesh, devices, shardy)
+    return Loaded(boundary, artifact, mesh, devices, shardy, axes or {})
 
 
 class Loaded:
@@ -50,13 +60,29 @@ class Loaded:
     """
 
     def __init__(
-        self, boundary: Boundary, artifact: bytes, mesh: Any, devices: Sequence[Any] | None, shardy: bool = True
+        self,
+        boundary: Boundary,
+        artifact: bytes,
+        mesh: Any,
+        devices: Sequence[Any] | None,
+        shardy: bool = True,
+        names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._boundary = boundary
         self._artifact = artifact
         self._given_mesh = mesh
         self._devices = devices
         self._shardy = shardy
+        self._names = names  # axis of the program -> axis of the mesh, where they differ
+        unknown = sorted(names.keys() - boundary.axes.keys())
+        if unknown:
+            raise UsageError(
+                f"the program has no mesh axis {unknown[0]!r}",
+                where="axes",
+                hint=f"its axes: {', '.join(boundary.axes) or 'none, HLO text names none'}",
+            )
+        if mesh is not None:
+            _ = self.mesh  # raises for a mesh of other axes
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.axes.items()) or f"{self._boundary.devices} devices"
@@ -72,13 +98,13 @@ class Loaded:
 
     @property
     def axes(self) -> dict[str, int]:
-        """The logical mesh: axis name -> size, in order."""
-        return self._boundary.axes
+        """The logical mesh: axis name, as the mesh has it, -> size, in order."""
+        return {self._names.get(name, name): size for name, size in self._boundary.axes.items()}
 
     @cached_property
     def mesh(self) -> Any:
         """The `jax.sharding.Mesh` it runs on, with automatic axes."""
-        return mesh_for(self._boundary, self._given_mesh, self._devices)
+        return mesh_for(self._boundary, self.axes, self._given_mesh, self._devices)
 
     @cached_property
     def in_shardings(self) -> list[Any]:
@@ -94,25 +120,35 @@ class Loaded:
         import jax
 
         leaves, known = self._leaves(arguments, keywords)
+        self._check_shapes(leaves)
         leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
         if self._shardy:
             leaves = [jax.device_put(leaf, where) for leaf, where in zip(leaves, self.in_shardings, strict=True)]
-        paths = [below_root(place.path) for place in self.results]
-        return tree_of(paths, self._run(*leaves), known)
+        results = self._run(*leaves)
+        if self._names:
+            results = [jax.device_put(leaf, where) for leaf, where in zip(results, self.out_shardings, strict=True)]
+        return tree_of([below_root(place.path) for place in self.results], results, known)
 
     def lower(self) -> Any:
         """The program as a `jax.stages.Lowered` over its flat arguments (not for HLO text)."""
         with wide_types(self._boundary):
             return self._jitted.lower(*map(abstract, self.arguments))
 
-    def _sharding(self, place: Place) -> Any:
+    def _sharding(self, place: Place, *, own_names: bool = False) -> Any:
+        """own_names: on a mesh with the program's names of axes, which the program needs to run."""
         import jax
 
         if not self._shardy:
             raise UsageError(
                 "HLO text names no mesh axes", where=self._boundary.name, hint="write StableHLO: -o sharded.mlir"
             )
-        return jax.sharding.NamedSharding(self.mesh, partition_spec(place.axes))
+        if own_names and self._names:
+            own = {name: mine for mine, name in self._names.items()}
+            axes = tuple(own.get(name, name) for name in self.mesh.axis_names)
+            mesh = jax.sharding.Mesh(self.mesh.devices, axes, axis_types=self.mesh.axis_types)
+            return jax.sharding.NamedSharding(mesh, partition_spec(place.axes))
+        renamed = [[self._names.get(axis, axis) for axis in axes or ()] for axes in place.axes]
+        return jax.sharding.NamedSharding(self.mesh, partition_spec(renamed))
 
     @cached_property
     def _jitted(self) -> Any:
@@ -125,7 +161,8 @@ class Loaded:
 
         flat.__name__ = self._boundary.name
         donated = [k for k, place in enumerate(self.arguments) if place.donated]
-        return jax.jit(flat, in_shardings=self.in_shardings, out_shardings=self.out_shardings, donate_argnums=donated)
+        ins, outs = ([self._sharding(p, own_names=True) for p in places] for places in (self.arguments, self.results))
+        return jax.jit(flat, in_shardings=ins, out_shardings=outs, donate_argnums=donated)
 
     @cached_property
     def _run(self) -> Callable[..., list[Any]]:
@@ -153,11 +190,14 @@ class Loaded:
         flat = jax.tree.leaves(arguments)
         if not keywords and len(flat) == len(self.arguments):
             return flat, known
-        found: dict[str, Any] = {}
-        for name, tree in [*self._by_name(arguments), *keywords.items()]:
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-                found[name + jax.tree_util.keystr(path)] = leaf
-        missing = [place.path for place in self.arguments if place.path not in found]
+        for sized in (True, False):  # without sizes, arguments match whose sizes are then refused by name
+            found: dict[str, Any] = {}
+            for name, tree in [*self._by_name(arguments, sized), *keywords.items()]:
+                for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+                    found[name + jax.tree_util.keystr(path)] = leaf
+            missing = [place.path for place in self.arguments if place.path not in found]
+            if not missing:
+                break
         if missing:
             count = len(flat) + len(jax.tree.leaves(keywords))
             raise UsageError(
@@ -167,6 +207,16 @@ class Loaded:
             )
         return [found[place.path] for place in self.arguments], known
 
+    def _check_shapes(self, leaves: list[Any]) -> None:
+        for leaf, place in zip(leaves, self.arguments, strict=True):
+            shape = np.shape(leaf) if not _is_key(leaf) else place.shape
+            if shape != place.shape:
+                raise UsageError(
+                    f"{place.path or 'an argument'} is {list(shape)}, and the program takes {list(place.shape)}",
+                    where=self._boundary.name,
+                    hint="a sharded program is for one size of batch: partition one lowered with yours",
+                )
+
     @cached_property
     def _roots(self) -> dict[str, list[Place]]:
         """The function's parameters in order, by name, with the program's arguments in each."""
@@ -175,18 +225,18 @@ class Loaded:
             roots.setdefault(root_of(place.path), []).append(place)
         return roots
 
-    def _by_name(self, arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
-        """(parameter, tree) for positional arguments: each is matched to the next parameter whose arrays it has all of.
-        Arguments that the function does not use match none."""
+    def _by_name(self, arguments: tuple[Any, ...], sized: bool) -> list[tuple[str, Any]]:
+        """(parameter, tree) for positional arguments: each is matched to the next parameter whose arrays it has all of,
+        in the same sizes if `sized`. Arguments that the function does not use match none."""
         import jax
 
         named: list[tuple[str, Any]] = []
         rest = list(arguments)
         for name, places in self._roots.items():
-            wanted = {(below_root(place.path), place.shape) for place in places}
+            wanted = {(below_root(place.path), place.shape if sized else ()) for place in places}
             for k, tree in enumerate(rest):
                 leaves = jax.tree_util.tree_leaves_with_path(tree)
-                if wanted <= {(jax.tree_util.keystr(path), tuple(getattr(leaf, "shape", ()))) for path, leaf in leaves}:
+                if wanted <= {(jax.tree_util.keystr(path), np.shape(leaf) if sized else ()) for path, leaf in leaves}:
                     named.append((name, tree))
                     del rest[: k + 1]
                     break
@@ -239,9 +289,9 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
     return boundary, xla.write_portable_artifact(bytecode) if shardy else bytecode, shardy
 
 
-def mesh_for(boundary: Boundary, given: Any, devices: Sequence[Any] | None) -> Any:
-    """The mesh to run on: the given one, else the current one (`jax.set_mesh`) if it has the program's axes, else one
-    over the first devices.
+def mesh_for(boundary: Boundary, named: dict[str, int], given: Any, devices: Sequence[Any] | None) -> Any:
+    """The mesh to run on, with these axes: the given one, else the current one (`jax.set_mesh`) if it has these axes,
+    else one over the first devices.
 
     Its axes are automatic: the partitioner decides what the program leaves open.
     """
@@ -249,7 +299,7 @@ def mesh_for(boundary: Boundary, given: Any, devices: Sequence[Any] | None) -> A
 
     from toast_cli.device_mesh import device_mesh
 
-    axes = boundary.axes or {"devices": boundary.devices}
+    axes = named or {"devices": boundary.devices}
     if given is None and devices is None:
         current = jax.sharding.get_mesh()
         given = current if current.devices.size and dict(current.shape) == axes else None
@@ -259,7 +309,7 @@ def mesh_for(boundary: Boundary, given: Any, devices: Sequence[Any] | None) -> A
         }:
             raise UsageError(
                 f"the program is for a mesh {_shape(axes)}; this one is {_shape(dict(given.shape))}",
-                where="mesh", hint="partition for the mesh you have, or give the devices alone",
+                where="mesh", hint='say axes={"data": "fsdp"} if yours has other names; or give the devices alone',
             )  # fmt: skip
         arranged = given.devices
     else:

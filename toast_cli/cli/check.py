@@ -15,11 +15,12 @@ from toast_cli.cli import options
 from toast_cli.cli.check_points import CheckPoint, key_of_point, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
 from toast_cli.cli.progress import counted, progress_line, say_confirmed
-from toast_cli.cli.values import CheckFormat, one_of, whole_number
+from toast_cli.cli.values import CheckFormat
 from toast_cli.cli.workers import PointFailure, failure_of, run_all
 from toast_cli.disk_cache import DiskCache, users_folder
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.inputs import resolved
+from toast_cli.option_values import one_of, whole_number
 from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:

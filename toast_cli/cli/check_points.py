@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toast_cli.cli import options
-from toast_cli.cli.values import bytes_or_none, parse_fraction, seconds_or_none
+from toast_cli.cli.values import parse_fraction
 from toast_cli.disk_cache import key_of
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.inputs import STDIN, resolved
+from toast_cli.option_values import bytes_or_none, seconds_or_none
 from toast_cli.request import Ask
 
 if TYPE_CHECKING:

@@ -142,7 +142,7 @@ def _ray(address: str) -> tuple[Any, dict[str, Any]]:
 
 def _missing(engine: str) -> MissingExtraError:
     return MissingExtraError(
-        f"joblib or {engine} is not installed", where=OPTION, hint=f"pip install 'toast-partitioner[{engine}]'"
+        f"joblib or {engine} is not installed", where=OPTION, hint=f"pip install '.[{engine}]' in a clone of toast"
     )
 
 

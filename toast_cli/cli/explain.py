@@ -11,8 +11,8 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import OK
 from toast_cli.cli.progress import progress_line
-from toast_cli.cli.values import whole_number
 from toast_cli.errors import UsageError
+from toast_cli.option_values import whole_number
 from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:

@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from toast_cli.cli.values import bytes_or_none, metavar, one_of, seconds_or_none, whole_number
+from toast_cli.cli.values import metavar
 from toast_cli.errors import UsageError
+from toast_cli.option_values import make_request as make_request
+from toast_cli.option_values import one_of, whole_number
 from toast_cli.request import (
     DEFAULTS,
     OPTIONS,
     Ask,
     Option,
     OptionKind,
-    Request,
 )
 
 Command = TypeVar("Command", bound=Callable[..., int])
@@ -129,57 +130,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print one line instead of 
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="List everything, and show a traceback if toast itself fails.")
 ]
-
-
-def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
-    """The request that options ask for.
-
-    Args:
-        given: values by the names of options, `memory_limit` or `memory-limit`, as they were written; None where one
-            was not given. Names that belong to no option of a run are passed over, so a command can hand over all of
-            its parameters.
-
-    Raises UsageError for values that cannot be read, and for options that do not go together.
-    """
-    from toast_cli.plan.goal import parse_goal
-
-    written = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
-    request = Request(
-        program,
-        mesh,
-        **{name: _read(one, written[one.key]) for name, one in OPTIONS.items() if one.key in written},
-    )
-    if request.complete and request.plan is None:
-        raise UsageError("--complete adds to a saved plan", hint="give that with --plan FILE")
-    if request.plan is not None and (request.tactics or request.strategy):
-        raise UsageError("is a plan already", where="--plan", hint="give it without --tactic and --strategy")
-    if request.top > 1 and (request.strategy is not None or (request.plan is not None and not request.complete)):
-        raise UsageError("without a search there is one plan", where="--top", hint="leave it out")
-    if request.confirm == 0 and (request.confirm_with is not None or request.confirm_seconds is not None):
-        raise UsageError(
-            "there is nothing to confirm",
-            where="--confirm-with" if request.confirm_with is not None else "--confirm-budget",
-            hint="say with --confirm N how many plans to compile",
-        )
-    parse_goal(request.minimise, request.subject_to)  # raises for errors that do not depend on the program
-    return request
-
-
-def _read(option: Option, value: Any) -> Any:
-    """Converts a value to the type in `Request`. Raises UsageError at the option's flag."""
-    match option.kind:
-        case OptionKind.TEXTS:
-            return tuple(value)
-        case OptionKind.WHOLE:
-            return whole_number(option.least, option.flag)(value)
-        case OptionKind.BYTES:
-            return bytes_or_none(value, option.flag)
-        case OptionKind.SECONDS:
-            return seconds_or_none(value, option.flag)
-        case type() as kind:
-            return one_of(kind, option.flag)(value).value
-        case _:
-            return value
 
 
 def refuse_both(quiet: bool, verbose: bool) -> None:

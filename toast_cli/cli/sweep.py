@@ -16,9 +16,10 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, say
 from toast_cli.cli.sweep_points import SweepPoint, parse_seeds, points_of, run_point
-from toast_cli.cli.values import BestBy, bytes_or_none, whole_number
+from toast_cli.cli.values import BestBy
 from toast_cli.cli.workers import PointFailure, run_all
 from toast_cli.errors import UsageError
+from toast_cli.option_values import bytes_or_none, whole_number
 from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from toast_cli.hardware.catalogue import needs_no_file as needs_no_file
 from toast_cli.hardware.chips import chip_names as chip_names
 from toast_cli.hardware.chips import find_preset as find_preset
 from toast_cli.hardware.chips import matrix_rate as matrix_rate
+from toast_cli.hardware.generated import machine_name as machine_name
 from toast_cli.hardware.gpu_target import gpu_target_text as gpu_target_text
 from toast_cli.hardware.model import Axis as Axis
 from toast_cli.hardware.model import Chip as Chip

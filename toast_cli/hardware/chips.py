@@ -40,6 +40,7 @@ class Preset:
         wrap_edge: a torus dimension of exactly this many chips has wraparound; 0: every dimension has it when all are
             multiples of 4 (slices made of whole 4x4x4 cubes), none otherwise.
         megacore: XLA counts the two cores of a TPU as one device. device_info: properties of a GPU for its compiler.
+        device_kind: what `jax.Device.device_kind` says.
     """
 
     chip: Chip
@@ -52,6 +53,7 @@ class Preset:
     wrap_edge: int = 0
     megacore: bool = False
     device_info: GpuDeviceInfo | None = None
+    device_kind: str = ""
 
 
 def presets() -> list[Preset]:

@@ -41,6 +41,17 @@ def canonical(name: str) -> str:
     return f"{slices}{'v5e' if chip == 'v5litepod' else chip}-{int(matched['count'])}"
 
 
+def machine_name(kind: str, devices: int, slices: int) -> str | None:
+    """The name of the machine that has these devices; None for a kind (`jax.Device.device_kind`) without a preset."""
+    preset = next((preset for preset in presets() if preset.device_kind == kind), None)
+    if preset is None:
+        return None
+    if not preset.torus_rank:
+        return f"{preset.chip.name}:{devices}"
+    number = devices // slices // preset.devices_per_chip * _cores(preset)
+    return f"{f'{slices}x' if slices > 1 else ''}{preset.chip.name}-{number}"
+
+
 def generate(name: str) -> str | None:
     """YAML of the machine; None for other names. Raises SpecError for a number of chips that no slice has."""
     matched = _NAME.fullmatch(name)
@@ -59,8 +70,7 @@ def generate(name: str) -> str | None:
 
 def _tpu(name: str, preset: Preset, count: int, slices: int) -> str:
     """The YAML after name and chip, for slices of a TPU."""
-    # v2, v3, v4, v5p and TPU7x count TensorCores, two a chip; v5e and v6e have one.
-    cores = 2 if preset.megacore or preset.devices_per_chip == 2 else 1
+    cores = _cores(preset)
     chips = count // cores
     sizes = _slice_chips(preset)
     if count % cores or chips not in sizes:
@@ -95,6 +105,11 @@ def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
     head = f"description: {about}{', the network between' if hosts > 1 else ''}\ntopology:\n  switch: {host}\n{network}"
     # As in the built-in specifications: JAX takes 75 % by default, XLA_PYTHON_CLIENT_MEM_FRACTION sets it.
     return f"{head}{axes}memory_fraction: 0.9\n"
+
+
+def _cores(preset: Preset) -> int:
+    """TensorCores of a chip, which names of slices count: two on v2, v3, v4, v5p and TPU7x, one on v5e and v6e."""
+    return 2 if preset.megacore or preset.devices_per_chip == 2 else 1
 
 
 def _slice_chips(preset: Preset) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
 # On the real machine XLA would find the product faster without Triton, as here.
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": "False"}
 _NO_TILES = "Couldn't find output tile sizes"
-_GET_ASSEMBLER = "pip install nvidia-cuda-nvcc-cu12 (part of 'toast-partitioner[gpu]')"
+_GET_ASSEMBLER = "pip install nvidia-cuda-nvcc-cu12 (part of toast's extra gpu)"
 
 Platform = Literal["tpu", "gpu"]
 # Packages that contain a platform's compiler; any one suffices.
@@ -145,7 +145,7 @@ def target_of(spec: Spec) -> CompilationTarget:
     if not any(importlib.util.find_spec(package) for package in packages):
         raise MissingExtraError(
             f"compiling for {spec.chip.name} needs {packages[0]}", where=f"--compiler {platform}",
-            hint=f"pip install 'toast-partitioner[{platform}]'",
+            hint=f"pip install '.[{platform}]' in a clone of toast",
         )  # fmt: skip
     if platform == "gpu":
         return CompilationTarget(
