@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import flash_attention as flash
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+from jax.sharding import AbstractMesh, PartitionSpec
 from programs import Case, evaluator_of, round_mesh
 from sweeps import sweep
 
@@ -198,6 +199,70 @@ def test_data_that_is_known_decides_what_is_skipped() -> None:
     assert op.kernel is not None
     one_block = 4 * 128 * 128 * 128
     assert op.kernel.products == pytest.approx(2 * 7 * one_block)  # 1 + 2 + 2 + 2 blocks
+
+
+@pytest.mark.parametrize("function", [attention, partial(splash, 8, CAUSAL)], ids=["flash", "splash"])
+def test_kernels_of_any_number_of_steps_are_read(function: Any) -> None:
+    """A million sequences, 34 million steps: the dimensions of four sequences, and their work times 2**18."""
+    many = S((2**20, *HEADS.shape[1:]), HEADS.dtype)
+    (few,), (large,) = (kernels(source := read(function, *(shape,) * 3)) for shape in (HEADS, many))
+    assert few.kernel is not None and large.kernel is not None
+    assert (free(large), large.kernel.products) == (free(few), few.kernel.products * 2**18)
+    assert "kernel" not in str(source.notices)
+
+
+def skipping(columns: int, x: Any) -> Any:
+    """A kernel of 2**13 times so many steps, which skips those below a diagonal."""
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        @pl.when(pl.program_id(0) <= pl.program_id(1))
+        def _() -> None:
+            o_ref[...] = jnp.sin(x_ref[...])
+
+    spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+    return pl.pallas_call(body, out_shape=x, grid=(2**13, columns), in_specs=[spec], out_specs=spec)(x)
+
+
+def looping(_: int, x: Any) -> Any:
+    """A kernel with a loop whose length is data."""
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        times = x_ref[0, 0].astype(jnp.int32)
+        o_ref[...] = jax.lax.fori_loop(0, times, lambda _, y: jnp.sin(y), x_ref[...])
+
+    return pl.pallas_call(body, out_shape=x)(x)
+
+
+def nested(_: int, x: Any) -> Any:
+    """A kernel without a grid, which is all of its array: sines, four times for each element."""
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = jax.lax.fori_loop(0, 4, lambda _, y: jnp.sin(y), x_ref[...])
+
+    return pl.pallas_call(body, out_shape=x)(x)
+
+
+def unread(_: int, x: Any) -> Any:
+    """A kernel for GPUs, which toast cannot read, in the user's own region."""
+    mesh = AbstractMesh((2,), ("data",))
+    call = jax.ffi.ffi_call("mosaic_gpu_v2", x)
+    return jax.shard_map(call, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "columns", "said"),
+    [
+        (skipping, 8, []),
+        (skipping, 2**13, ["as if it skipped no step: its grid is too large to look at each"]),
+        (nested, 1, []),
+        (looping, 1, ["as if its loops of unknown length ran once"]),
+        (unread, 1, ["as if it only moved its arrays: what it computes only its author knows"]),
+    ],
+)
+def test_what_the_price_of_a_kernel_assumes_is_said(function: Any, columns: int, said: list[str]) -> None:
+    notices = read(partial(function, columns), S((2**16, 128 * columns), jnp.float32)).notices
+    found = [notice.partition("priced ")[2].partition(";")[0] for notice in notices if "priced" in notice]
+    assert found == said
 
 
 # ---------------------------------------------------------------- on parts

@@ -39,24 +39,24 @@ CUSTOM_CALL = "stablehlo.custom_call"
 KERNEL, RULE, REGION = "toast.kernel", "sdy.sharding_rule", "sdy.manual_computation"
 ALIASES = "output_operand_aliases"
 _ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)")
-# Larger constants are not read as block indices.
-MOST_ELEMENTS = 1_000_000
-# A larger number of FLOPs or bytes is an error: a chip would need days.
-MOST_WORK = 1e21
+# A larger number of FLOPs or bytes is an error: a million chips would need a quarter of an hour.
+MOST_WORK = 1e24
 # Targets of kernels: Pallas for TPU, which toast can read; Pallas and Triton for GPU.
 TARGETS = (TARGET, "triton_kernel_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "mosaic_gpu")
-Description = tuple[HandWritten, Rule | None, str]  # and the reason why there is no rule
+# And the reason why there is no rule, and what its price assumes: "as if ..."
+Description = tuple[HandWritten, Rule | None, str, tuple[str, ...]]
 
 
 def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
-    """Adds the attributes to the calls of a module. Returns a sentence for each kernel that is computed replicated.
+    """Adds the attributes to the calls of a module. Returns a sentence for each kernel that is computed replicated, and
+    for each assumption of a kernel's price.
 
     Args:
         table: the user's table of kernels. Raises `InputError` if it does not match them.
     """
     told = read_table(table) if table is not None else []
     known: dict[Any, Description] = {}  # layers have equal kernels
-    notices: dict[str, str] = {}
+    notices: dict[tuple[str, str], str] = {}  # by kernel, and assumption
     with module.context, ir.Location.unknown():
         for call in walk_ops(module, CUSTOM_CALL):
             if KERNEL in call.attributes:
@@ -67,10 +67,12 @@ def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
             key = _meaning(call)
             if key not in known:
                 known[key] = _described(call, said)
-            kernel, rule, why = known[key]
+            kernel, rule, why, assumed = known[key]
             rule = _in_place(call, rule)
+            for clause in assumed:
+                notices[kernel.name, clause] = f"kernel {kernel.name} is priced as if {clause}"
             if rule is None and RULE not in call.attributes and not _in_region(call):
-                notices.setdefault(kernel.name, f"every device computes all of kernel {kernel.name}: {why}")
+                notices.setdefault((kernel.name, ""), f"every device computes all of kernel {kernel.name}: {why}")
             call.attributes[KERNEL] = ir.StringAttr.get(json.dumps(asdict(kernel)))
             if rule is not None and RULE not in call.attributes:
                 call.attributes[RULE] = _attribute(rule)
@@ -106,7 +108,7 @@ def _meaning(call: Any) -> tuple[Any, ...]:
     """A key that calls with equal descriptions share."""
     config = call.attributes.get("backend_config")
     types = tuple(value.type for value in (*call.operands, *call.results))
-    data = tuple(one if one is None else (one.shape, one.tobytes()) for one in _data(call))
+    data = tuple(map(_constant, call.operands))
     return _target(call), config, types, tuple(_is_read(result) for result in call.results), data
 
 
@@ -140,11 +142,12 @@ def _described(call: Any, said: UserKernel | None) -> Description:
     operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
     name = _name(call) or _target(call)
     try:
-        kernel, rule = _read(call, name, operands, results)
+        kernel, rule, assumed = _read(call, name, operands, results)
         why = "its dimensions depend on each other, or on where in the array a step is"
     except KernelError as error:
         moved = float(sum(value.bytes for value in (*operands, *results)))
         kernel, rule, why = HandWritten(name, bytes=moved), None, str(error)
+        assumed = (f"it only moved its arrays: {error}",)
     if said is not None:
         sizes = sizes_of(said, name, operands, results)
         rule = _agreed(kernel, rule, rule_of(said, sizes, operands, results)) if said.operands is not None else rule
@@ -154,8 +157,9 @@ def _described(call: Any, said: UserKernel | None) -> Description:
             products = _told(said, said.flops, numbers), 0.0
         moved = _told(said, said.bytes, numbers) if said.bytes else kernel.bytes
         kernel = replace(kernel, products=products[0], vector=products[1], bytes=moved)
-        return kernel, rule, f"{said.where} has no rule that lets a dimension be split"
-    return kernel, rule, f"{why}; if you know better, --kernels FILE with {suggestion(name, operands, results)}"
+        return kernel, rule, f"{said.where} has no rule that lets a dimension be split", () if said.flops else assumed
+    better = f"if you know better, --kernels FILE with {suggestion(name, operands, results)}"
+    return kernel, rule, f"{why}; {better}", tuple(f"{clause}; {better}" for clause in assumed)
 
 
 def _told(said: UserKernel, expression: str, sizes: dict[str, float]) -> float:
@@ -200,17 +204,19 @@ def _in_place(call: Any, rule: Rule | None) -> Rule | None:
     return replace(rule, need_replication=frozenset(whole)) if len(whole) < len(rule.sizes) else None
 
 
-def _read(call: Any, name: str, operands: list[Value], results: list[Value]) -> tuple[HandWritten, Rule | None]:
-    """Reads a kernel from its configuration. Raises `KernelError` if that is not possible."""
+def _read(
+    call: Any, name: str, operands: list[Value], results: list[Value]
+) -> tuple[HandWritten, Rule | None, tuple[str, ...]]:
+    """Reads a kernel from its configuration, and what its price assumes. Raises `KernelError` if it cannot be read."""
     target, text = _target(call), call.attributes.get("backend_config")
     if target != TARGET and not target.startswith(cudnn.PREFIX):
         raise KernelError("what it computes only its author knows")
     if not isinstance(text, ir.StringAttr):
         raise KernelError("it has no configuration")
     if target != TARGET:
-        return cudnn.read_cudnn(target, _text(text), operands, results)
+        return *cudnn.read_cudnn(target, _text(text), operands, results), ()
     config = config_of(_text(text))
-    kernel = read_mosaic(config, _data(call))
+    kernel = read_mosaic(config, lambda operand: _integers(_constant(call.operands[operand])))
     shapes = [value.shape for value in operands], [value.shape for value in results]
     found = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
     free = found is not None and any(axis >= 0 for axis in found.axes)
@@ -225,26 +231,29 @@ def _read(call: Any, name: str, operands: list[Value], results: list[Value]) -> 
         raise KernelError("its grid and windows take longer than any chip can run")
     axes = found.axes if found is not None and free else ()
     facts = HandWritten(name if name != target else printable(kernel.name), "mosaic", products, vector, moved, axes)
-    return facts, found.rule if found is not None and free else None
+    return facts, found.rule if found is not None and free else None, kernel.work.assumed
 
 
 def _shape_and_type(value: Any) -> tuple[tuple[int, ...], str]:
     return shape_and_element_type(value.type) or ((), "token")
 
 
-def _data(call: Any) -> tuple[Integers | None, ...]:
-    """[operands] elements of those that are constants of integers."""
-    return tuple(_elements(operand) for operand in call.operands)
-
-
-def _elements(operand: Any) -> Integers | None:
+def _constant(operand: Any) -> Any:
+    """The attribute of a constant operand; None for any other."""
     operand = _origin(operand)
     if isinstance(operand, ir.BlockArgument) or operand.owner.name != "stablehlo.constant":
         return None
-    kind, value = operand.type, operand.owner.attributes["value"]
-    if not isinstance(value, ir.DenseIntElementsAttr) or prod(kind.shape) > MOST_ELEMENTS:
+    return operand.owner.attributes["value"]
+
+
+def _integers(value: Any) -> Integers | None:
+    """The elements of a constant of integers."""
+    if not isinstance(value, ir.DenseIntElementsAttr):
         return None
-    return np.array(value, dtype=np.int64).reshape(tuple(kind.shape))
+    shape = tuple(ir.ShapedType(value.type).shape)
+    if value.is_splat:
+        return np.broadcast_to(np.int64(ir.IntegerAttr(value.get_splat_value()).value), shape)
+    return np.array(value, dtype=np.int64).reshape(shape)
 
 
 def _origin(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Evaluates the integers that a Pallas kernel computes from its grid indices.
 
-In: a block of a parsed kernel and its grid. Out: for each integer of the block the grid axes that it depends on
-and, if known, its values at every point of the grid.
+In: values of a parsed kernel. Out: for each that is asked for the grid axes that it depends on and, if they can be
+computed, its numbers at every point of these axes, never of the whole grid.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from toast_cli.kernels.errors import KernelError
 from toast_cli.xla import ir
 
 Integers = NDArray[np.int64]
 DYNAMIC = -(2**63)  # a bound of the grid that the program computes
 PREFIX = "stable_mosaic."
-# Values are computed for grids of at most this many points.
-MOST_POINTS = 4_000_000
-# Values of one block take at most 128 MB.
-MOST_VALUES = 16_000_000
+# An axis of the grid has at most so many steps, and the values that a kernel's branches depend on take 256 MB.
+MOST_VALUES = 1 << 25
 
 
 class Known(NamedTuple):
@@ -38,50 +37,65 @@ def short_name(operation: Any) -> str:
 
 
 def grid_indices(grid: tuple[int, ...]) -> list[Known]:
-    """[axes] the indices of a grid, each along its own dimension."""
-    small = all(n > 0 for n in grid if n != DYNAMIC) and prod(n for n in grid if n > 0) <= MOST_POINTS
-    found = []
+    """[axes] the indices of a grid, each along its own dimension. Raises `KernelError` if an axis is too long."""
+    if max(grid, default=0) > MOST_VALUES:
+        raise KernelError(f"an axis of its grid has more than {MOST_VALUES:,} steps")
+    indices = []
     for axis, size in enumerate(grid):
         shape = [1] * len(grid)
         shape[axis] = -1
-        known = small and size > 0
-        found.append(Known(frozenset([axis]), np.arange(size, dtype=np.int64).reshape(shape) if known else None))
-    return found
+        values = np.arange(size, dtype=np.int64).reshape(shape) if size != DYNAMIC else None
+        indices.append(Known(frozenset([axis]), values))
+    return indices
 
 
-class Integer:
-    """Evaluates the integers of a kernel in program order. known: values from outside (arguments of blocks)."""
+class IntegerValues:
+    """The integers of a kernel, computed when they are asked for.
+
+    Args:
+        known: values from outside (arguments of blocks).
+
+    Attributes:
+        complete: False if a value that was asked for is unknown because it would have too many elements.
+    """
 
     def __init__(self, known: dict[Any, Known]) -> None:
-        self.known = known
-        self.room = MOST_VALUES
+        self._axes = {handle: value.axes for handle, value in known.items()}
+        self._values = {handle: value.values for handle, value in known.items()}
+        self._room = MOST_VALUES
+        self.complete = True
 
-    def of(self, handle: Any) -> Known:
-        """What is known of a value; an unvisited value does not depend on the grid."""
-        return self.known.get(handle, Known(frozenset(), None))
+    def axes(self, handle: Any) -> frozenset[int]:
+        """The grid axes that a value depends on; none for an argument that is not known."""
+        if handle not in self._axes:
+            operands = () if isinstance(handle, ir.BlockArgument) else handle.owner.operands
+            self._axes[handle] = frozenset().union(*map(self.axes, operands))
+        return self._axes[handle]
 
-    def visit(self, operation: Any) -> None:
-        """Evaluates the results of an operation as far as its operands are known."""
-        results = operation.results
-        if len(results) == 0:
-            return
-        operands = [self.of(operand) for operand in operation.operands]
-        axes = frozenset().union(*(one.axes for one in operands))
-        values = None
-        if len(results) == 1:
-            name = short_name(operation)
-            arrays = [one.values for one in operands]
-            if name == "arith.constant":
-                values = _constant(operation)
-            elif name == "memref.load":
-                values = _loaded(arrays)
-            elif name in _ARITHMETIC and all(array is not None for array in arrays):
-                with np.errstate(all="ignore"):
-                    values = _ARITHMETIC[name](operation, *arrays)
-            self.room -= values.size if values is not None else 0
-            values = values if self.room >= 0 else None
-        for result in results:
-            self.known[result] = Known(axes, values)
+    def values(self, handle: Any) -> Integers | None:
+        """[grid, of size 1 along axes that it does not depend on] a value; None if it is unknown."""
+        if handle not in self._values:
+            self._values[handle] = None if isinstance(handle, ir.BlockArgument) else self._result(handle.owner)
+        return self._values[handle]
+
+    def _result(self, operation: Any) -> Integers | None:
+        name = short_name(operation)
+        if name == "arith.constant":
+            return _constant(operation)
+        if name not in _OPERATIONS or len(operation.results) != 1:
+            return None
+        operands = []
+        for operand in operation.operands:
+            values = self.values(operand)
+            if values is None:
+                return None
+            operands.append(values)
+        self._room -= prod(np.broadcast_shapes(*(values.shape for values in operands[name == LOAD :])))
+        if self._room < 0:
+            self.complete = False
+            return None
+        with np.errstate(all="ignore"):
+            return _OPERATIONS[name](operation, *operands)
 
 
 def _constant(operation: Any) -> Integers | None:
@@ -91,15 +105,11 @@ def _constant(operation: Any) -> Integers | None:
     return np.array(int(value.value)) if isinstance(value, ir.IntegerAttr) else None
 
 
-def _loaded(arrays: list[Integers | None]) -> Integers | None:
+def _loaded(_: Any, array: Integers, *indices: Integers) -> Integers | None:
     """Elements loaded from an array in scalar memory."""
-    array, *indices = arrays
-    if array is None or array.ndim != len(indices):
+    if array.ndim != len(indices) or not array.size:
         return None
-    places = [index for index in indices if index is not None]
-    if len(places) < len(indices) or not array.size:
-        return None
-    bounded = [np.clip(place, 0, size - 1) for place, size in zip(places, array.shape, strict=True)]
+    bounded = [np.clip(index, 0, size - 1) for index, size in zip(indices, array.shape, strict=True)]
     loaded: Integers = array[tuple(np.broadcast_arrays(*bounded))]
     return loaded
 
@@ -132,7 +142,9 @@ def _same(_: Any, value: Integers) -> Integers:
     return value
 
 
-_ARITHMETIC: dict[str, Callable[..., Integers]] = {
+LOAD = "memref.load"
+_OPERATIONS: dict[str, Callable[..., Integers | None]] = {
+    LOAD: _loaded,
     "arith.addi": lambda _, a, b: a + b,
     "arith.andi": lambda _, a, b: a & b,
     "arith.ceildivsi": lambda _, a, b: -((-a) // np.where(b == 0, 1, b)),

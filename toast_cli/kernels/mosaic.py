@@ -9,22 +9,21 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from toast_cli import xla
 from toast_cli.kernels.errors import KernelError
-from toast_cli.kernels.index_maps import DYNAMIC, Integer, Integers, Known, grid_indices, short_name
+from toast_cli.kernels.index_maps import DYNAMIC, Integers, IntegerValues, Known, grid_indices, short_name
 from toast_cli.kernels.mosaic_work import Work, work_of
 from toast_cli.xla import ADVANCE, ir
 
 TARGET = "tpu_custom_call"
 CONFIG = "custom_call_config"
-# Larger bodies are not parsed: the largest of JAX's own kernels has 60,000 bytes.
-MOST_BYTES = 2_000_000
 # How a body may read an index of the grid: not at all, or in any way; a number k: only its remainder modulo k.
 UNREAD, READ = 1, 0
 # The grid axis that a chip's cores share has as many steps as there are cores.
@@ -97,8 +96,6 @@ def config_of(text: str) -> dict[str, Any]:
 
 def parse_body(config: dict[str, Any]) -> Any:
     """The body as an `ir.Module` in a context of its own. Raises `KernelError`."""
-    if len(config["body"]) > MOST_BYTES:
-        raise KernelError(f"its body is larger than {MOST_BYTES // 1_000_000} MB")
     try:
         return xla.parse_kernel(base64.b64decode(config["body"], validate=True))
     except (binascii.Error, ir.MLIRError, RuntimeError):
@@ -106,15 +103,18 @@ def parse_body(config: dict[str, Any]) -> Any:
 
 
 def main_of(module: Any) -> Any:
-    """The kernel's function, the one with windows or a grid. Raises `KernelError` if there is none."""
-    for operation in _operations(module.operation.regions[0].blocks[0]):
+    """The kernel's function: the one with windows or a grid, or the only one. Raises `KernelError` if there is none."""
+    functions = list(_operations(module.operation.regions[0].blocks[0]))
+    for operation in functions:
         if "iteration_bounds" in operation.attributes or "window_params" in operation.attributes:
             return operation
-    raise KernelError("it has no grid")
+    if len(functions) != 1:
+        raise KernelError("it has no grid")
+    return functions[0]
 
 
-def read_mosaic(config: dict[str, Any], data: tuple[Integers | None, ...] = ()) -> Mosaic:
-    """Reads the kernel of a configuration. data: [operands] elements of those that are constants.
+def read_mosaic(config: dict[str, Any], data: Callable[[int], Integers | None] = lambda _: None) -> Mosaic:
+    """Reads the kernel of a configuration. data: the elements of an operand that is a constant.
 
     Raises `KernelError` for other kernels than those that JAX makes.
     """
@@ -124,7 +124,7 @@ def read_mosaic(config: dict[str, Any], data: tuple[Integers | None, ...] = ()) 
         raise KernelError("it does not look like a kernel of Pallas") from None
 
 
-def _read(module: Any, data: tuple[Integers | None, ...]) -> Mosaic:
+def _read(module: Any, data: Callable[[int], Integers | None]) -> Mosaic:
     main = main_of(module)
     functions = {
         str(ir.StringAttr(one.attributes["sym_name"]).value): one
@@ -135,15 +135,16 @@ def _read(module: Any, data: tuple[Integers | None, ...]) -> Mosaic:
     if any(n <= 0 and n != DYNAMIC for n in grid):
         raise KernelError("a bound of its grid is not positive")
     prefetched = _integer(main, "scalar_prefetch")
-    stated = list(main.attributes["window_params"]) if "window_params" in main.attributes else []
     block = main.regions[0].blocks[0]
     arguments = list(block.arguments)
-    if len(arguments) != len(grid) + prefetched + len(stated) + _integer(main, "scratch_operands"):
+    arrays = len(arguments) - len(grid) - prefetched - _integer(main, "scratch_operands")
+    stated = list(main.attributes["window_params"]) if "window_params" in main.attributes else [None] * arrays
+    if arrays < 0 or len(stated) != arrays:
         raise KernelError("its function has another number of arguments than its grid and windows say")
     first = grid.count(DYNAMIC)
-    held = [*data[first : first + prefetched], *[None] * prefetched][:prefetched]
-    inside = [*grid_indices(grid), *(Known(frozenset(), array) for array in held)]
-    windows = tuple(_window(one, functions, inside, grid) for one in stated)
+    held = [Known(frozenset(), data(operand)) for operand in range(first, first + prefetched)]
+    inside = [*grid_indices(grid), *held]
+    windows = tuple(None if one is None else _window(one, functions, inside, grid) for one in stated)
     names, exchanging = _found_in(main)
     semantics = [str(one) for one in main.attributes[SEMANTICS]] if SEMANTICS in main.attributes else []
     return Mosaic(
@@ -178,32 +179,32 @@ def _window(stated: Any, functions: dict[str, Any], known: list[Known], grid: tu
     block = functions[str(ir.FlatSymbolRefAttr(said["transform_indices"]).value)].regions[0].blocks[0]
     if len(block.arguments) != len(known):
         raise KernelError("a map of its indices has another number of arguments than its grid says")
-    integers = Integer(dict(zip(block.arguments, known, strict=True)))
-    for operation in _operations(block):
-        if len(operation.regions):
-            raise KernelError("a map of its indices has branches or loops")
-        integers.visit(operation)
-    returned = [integers.of(value) for value in block.operations[len(block.operations) - 1].operands]
+    if any(len(operation.regions) for operation in _operations(block)):
+        raise KernelError("a map of its indices has branches or loops")
+    integers = IntegerValues(dict(zip(block.arguments, known, strict=True)))
+    returned = list(block.operations[len(block.operations) - 1].operands)
     if len(returned) != len(bounds) or any(n <= 0 for n in bounds):
         raise KernelError("a map of its indices has another number of dimensions than its window")
     by_elements = "window_kind" in said  # its indices count elements, not windows
-    return Window(bounds, tuple(BlockIndex(one.axes) if by_elements else _index(one, grid) for one in returned))
+    return Window(
+        bounds,
+        tuple(BlockIndex(integers.axes(value)) if by_elements else _index(integers, value, grid) for value in returned),
+    )
 
 
-def _index(found: Known, grid: tuple[int, ...]) -> BlockIndex:
+def _index(integers: IntegerValues, handle: Any, grid: tuple[int, ...]) -> BlockIndex:
     """An index that is a digit of one axis of the grid, or the axes that it depends on."""
-    if len(found.axes) != 1 or found.values is None:
-        return BlockIndex(found.axes)
-    (axis,) = found.axes
-    values = found.values.ravel()
-    if len(values) != grid[axis]:
-        return BlockIndex(found.axes)
+    axes = integers.axes(handle)
+    values = integers.values(handle) if len(axes) == 1 else None
+    if values is None or values.size != prod(grid[axis] for axis in axes):
+        return BlockIndex(axes)
+    values = values.ravel()
     changes = np.flatnonzero(values != values[0])
     unit = int(changes[0]) if len(changes) else len(values)
     count = int(values.max()) + 1
     if count < 1 or not np.array_equal(values, np.arange(len(values)) // unit % count):
-        return BlockIndex(found.axes)
-    return BlockIndex(found.axes, unit, count)
+        return BlockIndex(axes)
+    return BlockIndex(axes, unit, count)
 
 
 def _reading(index: Any, axis: int, names: dict[str, list[Any]]) -> int:

@@ -1,7 +1,7 @@
 """Counts a Pallas kernel's arithmetic: that of its body, times the steps of its grid on which each part runs.
 
 A branch on grid indices counts for the steps on which it is taken: a causal kernel skips about half of its steps. A
-branch on data always counts, and a loop of unknown length counts once.
+branch on data always counts, and a loop of unknown length counts once; `Work.assumed` says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.kernels.index_maps import DYNAMIC, Integer, Known, short_name
+from toast_cli.kernels.index_maps import DYNAMIC, IntegerValues, Known, short_name
 from toast_cli.xla import ir
 
 PRODUCTS = ("tpu.matmul", "vector.contract")
@@ -24,8 +24,6 @@ TRANSCENDENTAL = frozenset(
         "tan", "tanh",
     )
 )  # fmt: skip
-# Regions nested deeper are not counted.
-MOST_DEPTH = 64
 _CONTRACTED = re.compile(r"dimension_numbers<\[([\d, ]*)\]")
 
 
@@ -36,13 +34,14 @@ class Work:
     Attributes:
         products: operations of the matrix unit; a multiply-add counts 2. vector: elementwise ones and reductions.
         transcendentals: of those, the transcendental ones. skipped: fraction of the arithmetic that branches on grid
-            indices skip, between 0 and 1.
+            indices skip, between 0 and 1. assumed: what the counts assume: "as if ...".
     """
 
     products: float = 0.0
     vector: float = 0.0
     transcendentals: float = 0.0
     skipped: float = 0.0
+    assumed: tuple[str, ...] = ()
 
     @property
     def flops(self) -> float:
@@ -52,8 +51,10 @@ class Work:
 def work_of(block: Any, known: dict[Any, Known], grid: tuple[int, ...]) -> Work:
     """The work of a body over its grid; known: its arguments. A bound of the grid that the program computes counts as
     1."""
-    counter = _Counter(Integer(known))
-    counter.block(block, 1.0, 1.0, 0)
+    counter = _Counter(IntegerValues(known))
+    counter.block(block, 1.0, 1.0)
+    if not counter.integers.complete:
+        counter.assumed["it skipped no step: its grid is too large to look at each"] = None
     steps = prod(n for n in grid if n != DYNAMIC)
     done, whole = counter.flops, counter.whole
     return Work(
@@ -61,47 +62,48 @@ def work_of(block: Any, known: dict[Any, Known], grid: tuple[int, ...]) -> Work:
         (done - counter.products) * steps,
         counter.transcendentals * steps,
         1.0 - done / whole if whole else 0.0,
+        tuple(counter.assumed),
     )
 
 
 class _Counter:
     """Sums the arithmetic of one step, averaged over all steps. whole: without skipped branches."""
 
-    def __init__(self, integers: Integer) -> None:
+    def __init__(self, integers: IntegerValues) -> None:
         self.integers = integers
+        self.assumed: dict[str, None] = {}
         self.products = self.flops = self.transcendentals = self.whole = 0.0
 
-    def block(self, block: Any, times: float, whole: float, depth: int) -> None:
-        if depth > MOST_DEPTH:
-            return
+    def block(self, block: Any, times: float, whole: float) -> None:
         for view in block.operations:
             operation = view.operation
             name = short_name(operation)
-            self.integers.visit(operation)
             if len(operation.regions) == 0:
                 self._count(operation, name, times, whole)
                 continue
             for part, region in zip(self._parts(operation, name), operation.regions, strict=False):
                 taken, all_steps = part
                 for inner in region.blocks:
-                    self.block(inner, times * taken, whole * all_steps, depth + 1)
+                    self.block(inner, times * taken, whole * all_steps)
 
     def _parts(self, operation: Any, name: str) -> list[tuple[float, float]]:
         """For each region of an operation, its runs per run of the operation; and its runs if no branch on grid indices
         skipped anything."""
         if name == "scf.if":
-            values = self.integers.of(operation.operands[0]).values
+            values = self.integers.values(operation.operands[0])
             other = len(operation.regions) > 1 and any(len(b.operations) > 1 for b in operation.regions[1].blocks)
             if values is None:
                 return [(0.5, 0.5)] * 2 if other else [(1.0, 1.0)] * 2
             taken = float(np.mean(values != 0))
             return [(taken, taken if other else 1.0), (1.0 - taken, 1.0 - taken)]
         if name == "scf.for" and len(operation.operands) >= 3:
-            bounds = [self.integers.of(operand).values for operand in list(operation.operands)[:3]]
+            bounds = [self.integers.values(operand) for operand in list(operation.operands)[:3]]
             start, end, step = bounds
             if start is not None and end is not None and step is not None:
                 trips = float(np.mean(np.maximum(0, np.ceil((end - start) / np.maximum(step, 1)))))
                 return [(trips, trips)]
+        if name in ("scf.for", "scf.while"):
+            self.assumed["its loops of unknown length ran once"] = None
         return [(1.0, 1.0)] * len(operation.regions)
 
     def _count(self, operation: Any, name: str, times: float, whole: float) -> None:
