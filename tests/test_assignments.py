@@ -43,20 +43,21 @@ def trained(**axes: int) -> Case:
     return case_of(train, arg(1024, 1024), arg(4096, 1024), donate=(0,), mesh=tiers(**(axes or {"node": 2, "gpu": 4})))
 
 
-# axes of the mesh, strategy -> assignments of axes, the mesh's order first (and unnamed)
+# axes of the mesh, strategy -> assignments of axes, the first (unnamed) with the fastest axes first
 ASSIGNED: list[tuple[dict[str, int], str, list[str]]] = [
     ({"gpu": 8}, "fsdp", [""]),
-    ({"node": 2, "gpu": 4}, "fsdp", ["", "fsdp:gpu,node"]),
-    ({"gpu": 4, "node": 2}, "fsdp", [""]),  # the fastest is first, and the largest
+    ({"node": 2, "gpu": 4}, "fsdp", [""]),  # the fastest first, which is the largest
+    ({"gpu": 4, "node": 2}, "fsdp", [""]),
     ({"gpu": 2, "node": 4}, "fsdp", ["", "fsdp:node,gpu"]),  # the fastest first, or the largest
     ({"a": 4, "b": 4}, "fsdp", [""]),  # alike
     ({"node": 2, "gpu": 4}, "fsdp x megatron", ["", "fsdp:gpu + megatron:node"]),
     ({"a": 4, "b": 4}, "fsdp x megatron", [""]),
     ({"a": 2, "b": 2, "c": 2}, "fsdp x megatron", ["", "fsdp:a + megatron:b,c"]),
     ({"node": 2, "gpu": 4}, "fsdp:node + megatron:gpu", [""]),  # as the user says
-    ({"node": 2, "gpu": 4}, "fsdp:node,gpu", [""]),
-    ({"node": 2, "gpu": 4, "c": 2}, "fsdp:gpu + megatron", ["", "fsdp:gpu + megatron:c,node"]),
-    ({"node": 2, "gpu": 4, "c": 1}, "fsdp", ["", "fsdp:gpu,node"]),  # an axis of one device is nobody's
+    ({"node": 2, "gpu": 4}, "fsdp:node,gpu", ["", "fsdp:node,gpu"]),  # the fastest first, or as the user says
+    ({"gpu": 4, "node": 2}, "fsdp:gpu,node", [""]),
+    ({"node": 2, "gpu": 4, "c": 2}, "fsdp:gpu + megatron", ["", "fsdp:gpu + megatron:node,c"]),
+    ({"node": 4, "gpu": 2, "c": 1}, "fsdp", ["", "fsdp:node,gpu"]),  # an axis of one device is nobody's
 ]  # fmt: skip
 
 
@@ -79,19 +80,44 @@ def test_gradients_are_summed_over_the_fast_axis_before_they_cross_the_slow_one(
     case = trained()
     summed = {
         axes: sum(use.seconds for use in case.evaluator.collectives(plan) if use.kind == "reduce-scatter")
-        for axes, plan in plans_of_strategy(case.problem, "fsdp").items()
+        for axes, plan in plans_of_strategy(case.problem, "fsdp:node,gpu").items()
     }
     fast, slow = 3 / 4 / LINK_BYTES_PER_SECOND, 1 / 2 / SLOW
-    assert summed[""] == pytest.approx(WEIGHT_BYTES * slow + WEIGHT_BYTES / 2 * fast)  # 225 ms
-    assert summed["fsdp:gpu,node"] == pytest.approx(WEIGHT_BYTES * fast + WEIGHT_BYTES / 4 * slow)  # 84 ms
-    assert priced_strategy(case.evaluator, "fsdp").axes == "fsdp:gpu,node"
+    assert summed[""] == pytest.approx(WEIGHT_BYTES * fast + WEIGHT_BYTES / 4 * slow)  # 84 ms
+    assert summed["fsdp:node,gpu"] == pytest.approx(WEIGHT_BYTES * slow + WEIGHT_BYTES / 2 * fast)  # 225 ms
 
 
-def test_a_strategy_by_name_takes_the_best_axes_and_one_with_axes_takes_those() -> None:
+# Tactics on node=2, gpu=4 -> the same with the axes in the best order
+@pytest.mark.parametrize("tactic", ["fsdp", "fsdp:node,gpu", "zero3:node,gpu", "data-parallel:node,gpu"])
+def test_tactics_take_the_fast_axis_first(tactic: str) -> None:
     problem = trained().problem
-    assert parse_tactics(strategy="fsdp").state(problem).fixed == strategy(problem, "fsdp:gpu,node")
-    assert parse_tactics(strategy="fsdp:node,gpu").state(problem).fixed == strategy(problem, "fsdp:node,gpu")
-    assert strategy(problem, "fsdp:gpu,node") != strategy(problem, "fsdp:node,gpu") == strategy(problem, "fsdp")
+    best = strategy(problem, f"{tactic.split(':')[0]}:gpu,node")
+    assert parse_tactics(strategy=tactic).state(problem).fixed == best
+    assert parse_tactics([tactic]).state(problem).fixed == best
+
+
+@pytest.mark.parametrize("axes", ["", ":node,gpu", ":gpu,node"])
+def test_hsdp_keeps_weights_whole_over_the_network(axes: str) -> None:
+    problem = trained().problem
+    plans = plans_of_strategy(problem, f"hsdp{axes}").values()
+    over = [sorted(problem.mesh.names[d.axis] for d in plan if isinstance(d, Shard)) for plan in plans]
+    assert all(names == ["gpu", "gpu", "node"] for names in over) and over  # the batch over both, weights over gpu
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "assigned"),
+    [
+        ("fsdp", 4, ["", "fsdp:gpu"]),
+        ("fsdp", 8, [""]),
+        ("fsdp:gpu,node", 4, [""]),  # as the user says
+        ("data-parallel", 4, [""]),  # the same plan
+    ],
+)
+def test_weights_stay_whole_over_an_axis_that_the_batch_does_not_fill(
+    name: str, batch: int, assigned: list[str]
+) -> None:
+    case = case_of(train, arg(1024, 1024), arg(batch, 1024), donate=(0,), mesh=tiers(gpu=4, node=2))
+    assert list(plans_of_strategy(case.problem, name)) == assigned
 
 
 def test_a_plan_that_fits_is_better_than_a_faster_one_that_does_not() -> None:

@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import inf
 
 from toast_cli.cost.model import Cost
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware.model import Axis, Mesh
-from toast_cli.plan.decisions import Plan
+from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.mirrors import taken_apart
 from toast_cli.plan.problem import Problem
-from toast_cli.tactics.placing import Placed, TacticRequest, compose, needs_axes, place
+from toast_cli.tactics.placing import Placed, TacticRequest, compose, fastest_first, needs_axes, place
 
-# A strategy with all its axes, as `--strategy` takes it (`fsdp:gpu,node`; empty: they are in the mesh's order) -> plan.
+# A strategy with all its axes, as `--strategy` takes it (`fsdp:gpu,node`; empty: as without axes) -> plan.
 PlansByAxes = dict[str, Plan]
 
 
@@ -70,7 +69,7 @@ def best_plan(problem: Problem, found: PlansByAxes, like: Evaluator | None = Non
 
 
 def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansByAxes:
-    """The plans of a strategy, each once: first with the axes in the mesh's order, then with other assignments.
+    """The plans of a strategy, each once: first that on all axes as tactics take them in the mesh's order.
 
     Raises UsageError where it applies to no axes, with the reason for the first assignment.
     """
@@ -83,12 +82,18 @@ def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansB
     why: UsageError | None = None
     for number, placed in enumerate(assignments(problem, requests)):
         try:
-            plan = problem.canonical(compose(problem, placed))
+            plan = compose(problem, placed)
         except UsageError as error:
             why = why or error
             continue
-        if plan not in found.values():
-            found[_text(problem, placed) if number else ""] = plan
+        narrow = _narrowed(problem, placed, plan)
+        named = {_text(problem, placed) if number else "": plan}
+        if narrow != placed:
+            named[_text(problem, narrow)] = compose(problem, narrow)
+        for text, each in named.items():
+            plan = problem.canonical(each)
+            if plan not in found.values():
+                found[text] = plan
     if not found and why is not None:
         raise why
     return found
@@ -96,39 +101,47 @@ def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansB
 
 def assignments(problem: Problem, requests: Sequence[TacticRequest]) -> Iterator[Placed]:
     """Every way to distribute the mesh's axes over the tactics that have none: all axes, at least one for each tactic.
-    The axes of a tactic are in mesh order, fastest first or largest first. Equal axes are permuted only if the program
-    or the user names axes.
+
+    A tactic takes its axes the fastest first, then in the user's order or the largest first. Equal axes are permuted
+    only if the program or the user names axes.
     """
-    axes, names = problem.mesh.axes, problem.mesh.names
+    mesh, names = problem.mesh, problem.mesh.names
     taken = {name for request in requests for name in request.axes or ()}
-    free = [k for k, axis in enumerate(axes) if axis.size > 1 and axis.name not in taken]
+    free = [a for a, axis in enumerate(mesh.axes) if axis.size > 1 and axis.name not in taken]
     own = needs_axes(requests)
-    if not own or len(own) > len(free):
-        yield place(requests, names)
+    if len(own) > len(free):
+        yield place(requests, mesh)
         return
     seen: set[object] = set()
-    for order in _orders(free, axes):
-        for owners in product(own, repeat=len(order)):
-            if set(owners) != set(own):
-                continue
-            shares = {k: tuple(a for a, owner in zip(order, owners, strict=True) if owner == k) for k in own}
-            key = tuple(
-                tuple(names[a] if problem.names_axes else _kind(axes[a]) for a in share) for share in shares.values()
-            )
-            if key not in seen:
-                seen.add(key)
-                yield place(requests, names, shares)
+    for fastest, owners in product((True, False), product(own, repeat=len(free)) if own else [()]):
+        if set(owners) != set(own):
+            continue
+        shares: dict[int, tuple[int, ...]] = {}
+        for k, request in enumerate(requests):
+            if request.axes is not None:
+                shares[k] = tuple(map(names.index, request.axes))
+            elif k in own:
+                share = (a for a, owner in zip(free, owners, strict=True) if owner == k)
+                shares[k] = tuple(sorted(share, key=lambda a: 0 if fastest else -mesh.sizes[a]))
+            if fastest and k in shares:
+                shares[k] = fastest_first(mesh, shares[k])
+        key = tuple(
+            tuple(names[a] if problem.names_axes else _kind(mesh.axes[a]) for a in share) for share in shares.values()
+        )
+        if key not in seen:
+            seen.add(key)
+            yield place(requests, mesh, shares)
 
 
-def _orders(free: list[int], axes: Sequence[Axis]) -> list[list[int]]:
-    """The orders to try. The first axis communicates most, and is the first to split a dimension that not all axes
-    divide."""
-
-    def fastest_first(a: int) -> tuple[float, int]:
-        slowest_link = min((link.bytes_per_second for link in axes[a].links), default=inf)
-        return -slowest_link, -axes[a].size
-
-    return [free, sorted(free, key=fastest_first), sorted(free, key=lambda a: -axes[a].size)]
+def _narrowed(problem: Problem, placed: Placed, plan: Plan) -> Placed:
+    """The tactics that split the batch, on those of the axes left to them that split it in this plan: FSDP then keeps
+    weights whole over an axis for which the batch is too small."""
+    groups = problem.dimensions.groups
+    filled = {d.axis for d in plan if isinstance(d, Shard) and groups[d.group].role == "batch"}
+    return tuple(
+        (request, tuple(a for a in axes if a in filled) if request.axes is None and filled & {*axes} else axes)
+        for request, axes in placed
+    )
 
 
 def _kind(axis: Axis) -> object:

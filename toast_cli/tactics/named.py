@@ -17,7 +17,10 @@ def _fsdp(look: Look) -> list[Decision]:
 
 
 def _hsdp(look: Look) -> list[Decision]:
-    return [*look.split("data"), *replace(look, axes=look.axes[-1:]).split("weights")]
+    """Stores weights whole over the networks; on a mesh without any, over all axes but the last."""
+    inside = [a for a in look.axes if all(link.kind != "network" for link in look.problem.mesh.axes[a].links)]
+    within = tuple(inside) if 0 < len(inside) < len(look.axes) else look.axes[-1:]
+    return [*look.split("data"), *replace(look, axes=within).split("weights")]
 
 
 def _zero2(look: Look) -> list[Decision]:
@@ -40,7 +43,7 @@ _ALL = (
     Tactic("zero3", "the same as fsdp", _fsdp),
     Tactic(
         "hsdp",
-        "the batch; weights and optimizer state are stored split over the last axis only, whole over the others",
+        "the batch; weights and optimizer state are stored split inside a slice or host (else over the last axis) only",
         _hsdp,
     ),
     Tactic(

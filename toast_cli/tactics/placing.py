@@ -5,11 +5,12 @@ In: a `Problem` and requests. Out: decisions in order of priority.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 from toast_cli.errors import UsageError
+from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.model import DoesNotApply, Look, Tactic, effective
@@ -40,19 +41,23 @@ def needs_axes(requests: Sequence[TacticRequest]) -> list[int]:
     return [k for k, request in enumerate(requests) if request.axes is None and not (request.tactic.companion and k)]
 
 
-def place(
-    requests: Sequence[TacticRequest], names: Sequence[str], shares: Mapping[int, tuple[int, ...]] | None = None
-) -> Placed:
-    """Each request and its axes (numbers).
+def fastest_first(mesh: Mesh, axes: Iterable[int]) -> tuple[int, ...]:
+    """The axes by their slowest link. The first communicates most: a sum over several shrinks on each for the next."""
+    return tuple(sorted(axes, key=lambda a: -min([link.bytes_per_second for link in mesh.axes[a].links], default=inf)))
+
+
+def place(requests: Sequence[TacticRequest], mesh: Mesh, shares: Mapping[int, tuple[int, ...]] | None = None) -> Placed:
+    """Each request and its axes (numbers), the fastest first.
 
     Args:
-        shares: index of a request without axes -> its axes. By default, the first such request takes the remaining
-            axes, except the last ones, of which each later request takes one.
+        shares: index of a request -> its axes. By default, the first request without axes takes the remaining axes,
+            except the last ones, of which each later request takes one.
     """
+    names, shares = mesh.names, shares or {}
     axes: list[tuple[int, ...] | None] = [
-        (shares or {}).get(k) if request.axes is None else tuple(names.index(a) for a in request.axes)
-        for k, request in enumerate(requests)
+        None if request.axes is None else fastest_first(mesh, map(names.index, request.axes)) for request in requests
     ]
+    axes = [shares.get(k, share) for k, share in enumerate(axes)]
     own = [k for k in needs_axes(requests) if axes[k] is None]
     left = [a for a in range(len(names)) if not any(found and a in found for found in axes)]
     if len(own) > len(left):
@@ -63,7 +68,7 @@ def place(
         )  # fmt: skip
     first = len(left) - len(own) + 1
     for order, k in enumerate(own):
-        axes[k] = tuple(left[:first]) if order == 0 else (left[first + order - 1],)
+        axes[k] = fastest_first(mesh, left[:first]) if order == 0 else (left[first + order - 1],)
     placed: list[tuple[TacticRequest, tuple[int, ...]]] = []
     for k, request in enumerate(requests):
         found = axes[k]

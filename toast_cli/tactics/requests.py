@@ -60,7 +60,7 @@ class TacticRequests:
         if self.complete:
             fixed = best_plan(problem, plans_by_axes(problem, self.requests), like)
         else:
-            fixed = problem.canonical(compose(problem, place(self.requests, problem.mesh.names)))
+            fixed = problem.canonical(compose(problem, place(self.requests, problem.mesh)))
         open_axes = {axis for request in self.requests if request.is_search for axis in request.axes or ()}
         closed = frozenset(
             k for k, name in enumerate(problem.mesh.names) if self.complete or (open_axes and name not in open_axes)

@@ -14,7 +14,6 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.assignments import PlansByAxes, PricedStrategy, best_assignment, plans_by_axes
-from toast_cli.tactics.model import data_group, weight_groups
 from toast_cli.tactics.requests import parse_tactics
 
 _T = TypeVar("_T", Plan, PricedStrategy)
@@ -40,7 +39,7 @@ EVERY = tuple(dict.fromkeys((*STRATEGIES, *PAIRS)))
 
 
 def strategies(problem: Problem) -> dict[str, Plan]:
-    """Name -> plan of the baselines that apply, with the axes in the mesh's order."""
+    """Name -> plan of the baselines that apply, on all axes."""
     return applicable(problem, baselines(problem))[0]
 
 
@@ -51,8 +50,7 @@ def baselines(problem: Problem) -> tuple[str, ...]:
 
 
 def applicable(problem: Problem, names: tuple[str, ...] = STRATEGIES) -> tuple[dict[str, Plan], dict[str, str]]:
-    """(name -> plan of the strategies that apply, with the axes in the mesh's order, each plan once; name -> reason for
-    the others)."""
+    """(name -> plan of the strategies that apply, on all axes, each plan once; name -> reason for the others)."""
     return _each_once(problem, names, lambda _, plans: next(iter(plans.values())), lambda plan: plan)
 
 
@@ -81,7 +79,7 @@ def priced_strategy(evaluator: Evaluator, name: str) -> PricedStrategy:
 
 
 def strategy(problem: Problem, name: str) -> Plan:
-    """The plan of one strategy, with the axes in the mesh's order where the name has none.
+    """The plan of one strategy on all axes, the first of its assignments where the name has none.
 
     Raises UsageError where it does not apply, or the mesh has too few axes.
     """
@@ -124,22 +122,3 @@ def _each_once(
         elif plan:
             found[name] = chosen
     return found, reasons
-
-
-__all__ = [
-    "BASELINES",
-    "EVERY",
-    "PAIRS",
-    "STRATEGIES",
-    "applicable",
-    "baselines",
-    "better",
-    "data_group",
-    "plans_of_strategy",
-    "priced_strategies",
-    "priced_strategy",
-    "starting_plans",
-    "strategies",
-    "strategy",
-    "weight_groups",
-]
