@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from programs import arg, program_of, sample, source_of
 
@@ -468,6 +469,23 @@ def neighbours(points: Any, w: Any) -> Any:
     return step(jax.vmap(lambda x, i: x[i])(points, nearest).max(2), w)
 
 
+def unrolled_in_time(w: Any, x: Any, y: Any) -> Any:
+    """A scan over time inside the loss reads the batch by its counter; its results are the loops' carries."""
+
+    def loss(w: Any) -> Any:
+        row = lambda _, t: (None, jnp.tanh(x[:, t] @ w["a"]) @ w["b"])  # noqa: E731
+        out = jax.lax.scan(row, None, jnp.arange(S))[1]
+        return jnp.mean((out.transpose(1, 0, 2) - y) ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+
+def interpolated(w: Any, x: Any, y: Any) -> Any:
+    """Constant indices pick times of a batch."""
+    loss = lambda w: jnp.mean((jnp.tanh(x[:, np.arange(0, S, 2)] @ w["a"]) @ w["b"] - y) ** 2)  # noqa: E731
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+
 W = {"a": arg(D, F), "b": arg(F, D)}
 ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...], list[str]]] = [
     ("a step that donates nothing", step, (arg(B, D), W), (), [INPUTS, WEIGHTS, WEIGHTS]),
@@ -493,6 +511,10 @@ ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...],
     ("a graph's bonds", bonded, ({"atoms": arg(B, S, D), "bonds": arg(B, S, S)}, W), (1,),
      [INPUTS, INPUTS, WEIGHTS, WEIGHTS]),
     ("nearest neighbours", neighbours, (arg(B, S, D), W), (1,), [INPUTS, WEIGHTS, WEIGHTS]),
+    ("a batch read in a scan", unrolled_in_time, (W, arg(B, S, D), arg(B, S, D)), (0,),
+     [WEIGHTS, WEIGHTS, INPUTS, INPUTS]),
+    ("a batch at constant times", interpolated, (W, arg(B, S, D), arg(B, S // 2, D)), (0,),
+     [WEIGHTS, WEIGHTS, INPUTS, INPUTS]),
     ("look-up", lambda t, i: t[i], (arg(V, D), arg(B, dtype=jnp.int32)), (), [WEIGHTS, INPUTS]),
 ]  # fmt: skip
 

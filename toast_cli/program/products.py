@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from toast_cli.program.model import Program
-from toast_cli.program.ops import GATHER
+from toast_cli.program.ops import CARRY, GATHER
 
 # Ops that read weights -> the operands that may be one: the kernel, the table, either side of a product.
 READERS = {
@@ -28,12 +28,32 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
 
     A factor of data is a weight (a frozen one, if others are trained). A factor of weights only is data, and so is an
     array whose rows random numbers pick. A look-up by indices that the table itself determines (nearest neighbours)
-    says nothing. Of two otherwise unknown factors, the right one is the weight, unless the left
-    one is in a subtree of other weights.
+    says nothing, and in a program that trains, neither does one by constants. Of two otherwise unknown factors, the
+    right one is the weight, unless the left one is in a subtree of other weights.
 
     Args:
         trained, data: arguments that are known to be weights, and to be data (tokens, caches).
     """
+    carried: dict[int, int] = {}
+    for _ in range(2):  # the second time with what loops make of their carries
+        weights, found, pairs, carried = _swept(program, trained, data, carried)
+    roots = {argument_path(program, n)[0] for n in weights}
+    for one, other in pairs:
+        left, right = (_numbers(bits) - weights - found for bits in (one, other))
+        swapped = any(argument_path(program, n)[0] in roots for n in left) and not any(
+            argument_path(program, n)[0] in roots for n in right
+        )
+        found |= right if swapped else left
+        weights |= left if swapped else right
+    return weights, found - weights
+
+
+def _swept(
+    program: Program, trained: set[int], data: set[int], carried: dict[int, int]
+) -> tuple[set[int], set[int], list[tuple[int, int]], dict[int, int]]:
+    """One pass over the program: weights, data, pairs of otherwise unknown factors (bit sets), and what each carry's
+    next value is made of (a bit set). carried: the last, from the pass before, for carries that begin with constants
+    (what a scan stacks, sums)."""
     activation, noise = (1 << len(program.arguments) + k for k in range(2))
     given = is_weight = _bits(trained)
     is_data = _bits(data) | activation
@@ -45,7 +65,7 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
     paired = 0  # bit set of all arguments in `pairs`
     for op in program.ops:
         sides = [made_of[v] for v in op.operands]
-        made = 0
+        made = carried[op.results[0]] if op.name == CARRY and op.results[0] in carried and not sides[0] else 0
         determined = 0
         for bits, value in zip(sides, op.operands, strict=True):
             made |= bits
@@ -63,7 +83,7 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
                 if picked_at_random or only_weights or (of_weights and not of_data and not sides[mine] & is_weight):
                     one = unknown.bit_count() == 1 or sides[other] & given
                     is_data |= unknown if one else 0
-                elif of_data or not sides[other] & ~noise:
+                elif of_data or not (sides[other] & ~noise or (op.name == GATHER and given)):
                     is_weight |= unknown & ~paired  # a gradient is a product with data, too
             unknowns = [0 if bits & is_data else bits & ~(is_weight | noise) for bits in sides[:2]]
             if sides[0] != sides[1] and all(bits.bit_count() == 1 for bits in unknowns):
@@ -75,16 +95,8 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
             made_of[value] |= made
             determined_by[value] |= determined
     everything = activation - 1
-    weights, found = _numbers(is_weight & everything), _numbers(is_data & everything)
-    roots = {argument_path(program, n)[0] for n in weights}
-    for one, other in pairs:
-        left, right = (_numbers(bits) - weights - found for bits in (one, other))
-        swapped = any(argument_path(program, n)[0] in roots for n in left) and not any(
-            argument_path(program, n)[0] in roots for n in right
-        )
-        found |= right if swapped else left
-        weights |= left if swapped else right
-    return weights, found - weights
+    carried = {op.results[0]: made_of[op.operands[1]] for op in program.ops if op.name == CARRY}
+    return _numbers(is_weight & everything), _numbers(is_data & everything), pairs, carried
 
 
 def _bits(numbers: Iterable[int]) -> int:
