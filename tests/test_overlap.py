@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
 from programs import PLAIN, Case, arg, case_of, round_mesh
 from random_programs import cases, plans
 
@@ -18,6 +22,7 @@ from toast_cli.cost.model import Cost
 from toast_cli.cost.overlap import Sent, exposed_seconds
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.evaluate.expected_step import Windows
+from toast_cli.plan.decisions import Shard
 from toast_cli.plan.goal import parse_goal
 from toast_cli.search.run import Settings, run_search
 
@@ -97,6 +102,54 @@ def test_an_all_reduce_between_two_layers_is_waited_for() -> None:
     cost = scheduled(two_layers, KINDS, *LAYERS, split=("w.0",))
     assert cost.communication_seconds > 0
     assert cost.least_seconds == pytest.approx(cost.most_seconds)
+
+
+MESH = AbstractMesh((4,), ("data",))
+
+
+def by_hand(body: Any, ins: Any, outs: Any) -> Any:
+    return jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
+
+
+def gather(w: Any) -> Any:
+    return lax.all_gather(w, "data", tiled=True)
+
+
+def beside(x: Any, v: Any, w: Any) -> Any:
+    return by_hand(lambda x, v, w: (x @ v) @ gather(w), (P("data"), P(), P("data")), P("data"))(x, v, w)
+
+
+def layer_of_its_own(x: Any, v: Any, w: Any) -> Any:
+    return by_hand(lambda x, w: x @ gather(w), (P("data"), P("data")), P("data"))(x @ v, w)
+
+
+def read_later(x: Any, v: Any, w: Any) -> Any:
+    gathered = by_hand(lambda w: gather(jnp.sort(w)), P("data"), P())(w)
+    return (x @ v) @ gathered
+
+
+def in_a_loop_of_a_region(x: Any, v: Any, w: Any) -> Any:
+    def layers(x: Any, v: Any, w: Any) -> Any:
+        return lax.scan(lambda x, _: ((x @ v) @ gather(w), None), x, length=3)[0]
+
+    return by_hand(layers, (P("data"), P(), P("data")), P("data"))(x, v, w)
+
+
+@pytest.mark.parametrize(
+    ("run", "trips"),
+    [(beside, 1), (layer_of_its_own, 1), (read_later, 1), (in_a_loop_of_a_region, 3)],
+    ids=lambda what: getattr(what, "__name__", ""),
+)  # fmt: skip
+@pytest.mark.parametrize("kinds", [KINDS, ()], ids=["asynchronous", "synchronous"])
+def test_what_is_sent_by_hand_overlaps_as_what_the_partitioner_sends(run: Any, trips: int, kinds: Any) -> None:
+    """A weight is gathered for 300 us beside a product of 120 us, whether that is in the region or around it."""
+    profile = replace(PLAIN, asynchronous=frozenset(kinds))
+    case = case_of(run, *LAYERS, mesh=round_mesh(data=4), profile=profile)
+    rows = [number for number, group in enumerate(case.problem.dimensions.groups) if group.size == 400]
+    cost = case.evaluator.exact_cost(case.problem.canonical(tuple(Shard(number, 0) for number in rows)))
+    assert cost.communication_seconds == pytest.approx(trips * 300 * US)
+    assert cost.least_exposed_seconds == pytest.approx(trips * 180 * US, rel=1e-2)
+    assert cost.step_seconds == pytest.approx(cost.least_seconds if kinds else cost.most_seconds)
 
 
 @given(cases(), st.data())

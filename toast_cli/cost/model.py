@@ -141,6 +141,7 @@ class KernelUse:
     Attributes:
         ops: the ops they belong to. name: of each. runs: executions in one run of the program.
         flops, bytes: flops, and bytes read and written, of all runs. seconds: of all runs.
+        inside: they are in the manual region that the op is.
     """
 
     ops: tuple[int, ...]
@@ -149,6 +150,7 @@ class KernelUse:
     flops: float
     bytes: float
     seconds: float
+    inside: bool = False
 
     @property
     def op(self) -> int:

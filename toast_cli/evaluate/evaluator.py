@@ -26,7 +26,9 @@ from toast_cli.cost.model import CollectiveUse, Cost
 from toast_cli.evaluate.buckets import QUANTUM, Bucket, Key, Share, Vector, quanta
 from toast_cli.evaluate.expected_step import Placed, Windows
 from toast_cli.evaluate.listing import Listing
+from toast_cli.evaluate.manual_regions import regions_of
 from toast_cli.evaluate.op_sharding_memo import DecisionNumbers
+from toast_cli.evaluate.region_price import most_moments
 from toast_cli.evaluate.share_memo import ShareMemo
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
@@ -240,7 +242,7 @@ class Evaluator(Listing):
 
     @cached_property
     def _windows(self) -> Windows:
-        return Windows(self.problem, self.items.lives, self._corrections.compute)
+        return Windows(self.problem, self.items.lives, self._corrections.compute, most_moments(self._regions))
 
     # -- buckets -------------------------------------------------------------------------------------------------
 
@@ -277,6 +279,8 @@ class Evaluator(Listing):
                 if len(bucket.placed) == MOST_PLACED:
                     bucket.placed.clear()
                 kernels, uses = self._bucket_kernels(bucket, rows), self._bucket_collectives(bucket, rows)
-                placed = bucket.placed[key] = self._windows.placed(kernels, uses, self.profile.asynchronous)
+                inside = regions_of(bucket, self._lower(bucket, rows), self._regions)
+                placed = self._windows.placed(kernels, uses, self.profile.asynchronous, inside)
+                bucket.placed[key] = placed
             found.append(placed)
         return found

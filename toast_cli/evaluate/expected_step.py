@@ -3,35 +3,37 @@ order and the compiler allow.
 
 In: a problem and the times of its ops; for each part of a plan its kernels and collectives. Out: seconds of
 communication that stay exposed, see `cost.overlap`. Each loop's body is scheduled by itself and counted
-once per trip: nothing in a loop overlaps with work outside of it.
+once per trip: nothing in a loop overlaps with work outside of it. Compilers inline manual regions, so what is in one is
+scheduled with the ops around it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.compiler.liveness import Lives
-from toast_cli.cost.model import ITSELF, CollectiveUse, KernelUse
+from toast_cli.cost.model import BY_HAND, INSIDE, ITSELF, CollectiveUse, KernelUse
 from toast_cli.cost.overlap import Sent, exposed_seconds
 from toast_cli.plan.problem import Problem
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
-_LATER = 2  # moments in a tick: collectives before a kernel, then the kernel
+OUTSIDE = -1  # the number of no loop
 _BEFORE: frozenset[str] = frozenset({"reshard", "neighbours"})  # their results are read by an op
 _AFTER: frozenset[str] = frozenset({"partial", "pin"})  # they complete an op's result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """Kernels and collectives of a part of a plan, where they are in the program. Loop -1: outside of loops.
+    """Kernels and collectives of a part of a plan, where they are in the program.
 
     Attributes:
-        loops, moments, seconds: [kernels] the loop each is in, when it runs there, and seconds of one trip.
+        loops, moments, seconds: [kernels] the loop each is in or `OUTSIDE`, when it runs there, and seconds of one
+            trip.
         sent_in: [collectives] the loop each is in. sent: them as the compiler has them. free: [collectives] moments at
             which each could start if all kinds overlapped with compute.
     """
@@ -44,25 +46,43 @@ class Placed:
     free: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class InRegion:
+    """Kernels and collectives of one run of a manual region, where they are in its body.
+
+    Attributes:
+        placed: them. end: the last moment of the body. runs: loop in the body -> runs of its body.
+        reads: [collectives] arguments that each waits for, if nothing else. gives: [collectives] results that wait for
+            it, if nothing else does. Both empty in loops.
+    """
+
+    placed: Placed
+    end: int
+    runs: Mapping[int, float]
+    reads: tuple[tuple[int, ...], ...]
+    gives: tuple[tuple[int, ...], ...]
+
+
 class Windows:
     """The window of moments in which each collective of a program can run."""
 
-    def __init__(self, problem: Problem, lives: Lives, slowdown: float = 1.0) -> None:
-        """slowdown: factor on the seconds of all kernels."""
+    def __init__(self, problem: Problem, lives: Lives, slowdown: float = 1.0, longest_region: int = 0) -> None:
+        """slowdown: factor on the seconds of all kernels. longest_region: the last moment of any manual region."""
         self._problem, self._program, self._slowdown = problem, problem.program, slowdown
         self._alike = ops_by_pattern(problem)
         program = problem.program
-        self._moments = [_LATER * time for time in lives.times]  # [ops] just before each kernel
-        self._runs: list[float] = []  # [loops + 1] runs of each body; last: outside loops
-        self._around: list[tuple[int, ...]] = []  # [loops + 1] each loop's ancestors and itself
+        # Moments in a tick: collectives before a kernel, then the kernel, or all of a manual region.
+        self._later = 2 + longest_region
+        self._moments = [self._later * time for time in lives.times]  # [ops] just before each kernel
+        self.end = self._later * lives.end
+        self.runs = {OUTSIDE: 1.0}  # loop -> runs of its body
+        self._around: dict[int, tuple[int, ...]] = {OUTSIDE: ()}  # each loop's ancestors and itself
+        self._start, self._end = {OUTSIDE: 0}, {OUTSIDE: self.end}
         for number, loop in enumerate(program.loops):
-            outside = loop.parent < 0
-            self._runs.append(loop.trips * (1.0 if outside else self._runs[loop.parent]))
-            self._around.append((*(() if outside else self._around[loop.parent]), number))
-        self._runs.append(1.0)
-        self._around.append(())
-        self._start = [2 * _LATER * loop.first for loop in program.loops] + [0]
-        self._end = [2 * _LATER * loop.last for loop in program.loops] + [_LATER * lives.end]
+            self.runs[number] = loop.trips * self.runs[loop.parent]
+            self._around[number] = (*self._around[loop.parent], number)
+            self._start[number], self._end[number] = 2 * self._later * loop.first, 2 * self._later * loop.last
+        self._in_regions: dict[tuple[int, int], int] = {}  # (op, loop in its region) -> number of the loop
         self._loops = np.array([op.loop for op in program.ops], np.int64)
         self._times = np.array(self._moments, np.int64) + 1
         self._of_kernels: dict[tuple[int, ...], list[float]] = {}
@@ -70,23 +90,94 @@ class Windows:
         self._ready = self._earliest()
         self._due = self._latest()
 
-    def placed(self, kernels: Iterable[KernelUse], uses: Iterable[CollectiveUse], kinds: Collection[str]) -> Placed:
-        """Where kernels and collectives are in the program, if collectives of `kinds` overlap with compute."""
+    def placed(
+        self,
+        kernels: Iterable[KernelUse],
+        uses: Iterable[CollectiveUse],
+        kinds: Collection[str],
+        regions: Sequence[tuple[int, InRegion]] = (),
+    ) -> Placed:
+        """Where kernels and collectives are in the program, if collectives of `kinds` overlap with compute.
+
+        Args:
+            regions: ops that are manual regions, with what is in them. Of these what the other arguments say is left
+                out.
+        """
+        inlined = {number for number, _ in regions}
         members: list[int] = []
         each: list[float] = []  # of `members`: seconds of one trip
         for kernel in kernels:
+            if kernel.inside and kernel.op in inlined:
+                continue
             members += kernel.ops
             each += [self._slowdown * kernel.seconds * part for part in self._trips(kernel.ops)]
         rows = [
             (loop, ready if use.kind in kinds else due, due, ready, use.seconds * part, _bits(use.axes))
             for use in uses
+            if not _is_inside(use, inlined)
             for loop, ready, due, part in self._places(use)
         ]
         loops, ready, due, free, seconds, axes = zip(*rows, strict=True) if rows else ((),) * 6
         ops, whole = np.array(members, np.int64), np.int64
         sent = Sent(np.array(ready, whole), np.array(due, whole), np.array(seconds, float), np.array(axes, whole))
-        return Placed(
+        own = Placed(
             self._loops[ops], self._times[ops], np.array(each), np.array(loops, whole), sent, np.array(free, whole)
+        )
+        return joined([own, *(self._inlined(number, inside) for number, inside in regions)])
+
+    def in_region(
+        self,
+        kernels: Iterable[KernelUse],
+        uses: Sequence[CollectiveUse],
+        kinds: Collection[str],
+        regions: Sequence[tuple[int, InRegion]],
+    ) -> InRegion:
+        """The same for the body of a manual region."""
+        placed, program = self.placed(kernels, uses, kinds, regions), self._program
+        reads, gives = (list[tuple[int, ...]]([()] * len(placed.free)) for _ in range(2))
+        inlined = {number for number, _ in regions}
+        own = ((use, place) for use in uses if not _is_inside(use, inlined) for place in self._places(use))
+        for k, (use, (_, ready, due, _)) in enumerate(own):
+            if use.reason == BY_HAND and ready == 0:
+                made_of = _reached(
+                    program.ops[use.op].operands, lambda value: program.ops[program.producer[value]].operands
+                )
+                reads[k] = tuple(at for at, argument in enumerate(program.arguments) if argument.value in made_of)
+            if use.reason == BY_HAND and due == self.end:
+                made = _reached(
+                    [use.value],
+                    lambda value: [v for reader, _ in program.users[value] for v in program.ops[reader].results],
+                )
+                gives[k] = tuple(at for at, result in enumerate(program.results) if result.value in made)
+        return InRegion(placed, self.end, self.runs, tuple(reads), tuple(gives))
+
+    def _inlined(self, number: int, inside: InRegion) -> Placed:
+        """What is in a manual region, where it is in this program. A collective that only waits for arguments can start
+        when these are available, and one that only results wait for is due when these are read."""
+        op, start, placed = self._program.ops[number], self._moments[number], inside.placed
+        loops = {OUTSIDE: op.loop}
+        for loop in inside.runs.keys() - loops.keys():
+            loops[loop] = self._in_regions.setdefault((number, loop), len(self.runs))
+            self.runs[loops[loop]] = op.trips * inside.runs[loop]
+        kernels, sent = placed.loops == OUTSIDE, placed.sent_in == OUTSIDE
+        each = op.trips / self.runs[op.loop]  # runs in one trip of the loop around it
+        free, due = (np.where(sent, start + moments, moments) for moments in (placed.free, placed.sent.due))
+        for k in np.flatnonzero(sent):
+            due[k] = min([self._due[op.results[at]] for at in inside.gives[k]], default=due[k])
+            ready = max([self._seen(op.operands[at], op.loop) for at in inside.reads[k]], default=free[k])
+            free[k] = min(ready, due[k])
+        return Placed(
+            np.array([loops[loop] for loop in placed.loops.tolist()], np.int64),
+            np.where(kernels, start + placed.moments, placed.moments),
+            np.where(kernels, each, 1.0) * placed.seconds,
+            np.array([loops[loop] for loop in placed.sent_in.tolist()], np.int64),
+            Sent(
+                np.where(placed.sent.ready < placed.sent.due, free, due),
+                due,
+                np.where(sent, each, 1.0) * placed.sent.seconds,
+                placed.sent.axes,
+            ),
+            free,
         )
 
     def _trips(self, ops: tuple[int, ...]) -> list[float]:
@@ -96,7 +187,7 @@ class Windows:
             trips = [self._program.ops[number].trips for number in ops]
             loops = [self._program.ops[number].loop for number in ops]
             total = sum(trips)
-            found = [each / total / self._runs[loop] for each, loop in zip(trips, loops, strict=True)]
+            found = [each / total / self.runs[loop] for each, loop in zip(trips, loops, strict=True)]
             self._of_kernels[ops] = found
         return found
 
@@ -106,29 +197,23 @@ class Windows:
         found = self._of_uses.get(key)
         if found is None:
             found = self._of_uses[key] = []
-            for place in places_of(self._problem, use, self._alike):
+            by_hand = [Place(use.op, use.value, 1.0)]
+            for place in by_hand if use.reason == BY_HAND else places_of(self._problem, use, self._alike):
                 loop = self._loop_of(place.op, use.count * place.share)
                 ready, due = self._window(use, place, loop)
-                found.append((loop, min(ready, due), due, place.share / self._runs[loop]))
+                found.append((loop, min(ready, due), due, place.share / self.runs[loop]))
         return found
 
     def exposed(self, placed: Sequence[Placed], *, every: bool = False) -> float:
         """Exposed seconds of communication of a step, from the parts of a plan. every: as if all kinds of collectives
         overlapped with compute."""
-        ready = np.concatenate([part.free if every else part.sent.ready for part in placed])
-        due = np.concatenate([part.sent.due for part in placed])
-        sent_in = np.concatenate([part.sent_in for part in placed])
-        sent_for = np.concatenate([part.sent.seconds for part in placed])
-        axes = np.concatenate([part.sent.axes for part in placed])
-        loops = np.concatenate([part.loops for part in placed])
-        moments = np.concatenate([part.moments for part in placed])
-        seconds = np.concatenate([part.seconds for part in placed])
-        waited = 0.0
-        for loop in set(sent_in.tolist()):
-            of_loop, inside = np.flatnonzero(sent_in == loop), np.flatnonzero(loops == loop)
-            inside = inside[np.argsort(moments[inside], kind="stable")]
-            sent = Sent(ready[of_loop], due[of_loop], sent_for[of_loop], axes[of_loop])
-            waited += self._runs[loop] * exposed_seconds(moments[inside], seconds[inside], sent)
+        whole, waited = joined(placed), 0.0
+        ready, sent = whole.free if every else whole.sent.ready, whole.sent
+        for loop in set(whole.sent_in.tolist()):
+            of_loop, inside = np.flatnonzero(whole.sent_in == loop), np.flatnonzero(whole.loops == loop)
+            inside = inside[np.argsort(whole.moments[inside], kind="stable")]
+            sent_there = Sent(ready[of_loop], sent.due[of_loop], sent.seconds[of_loop], sent.axes[of_loop])
+            waited += self.runs[loop] * exposed_seconds(whole.moments[inside], whole.seconds[inside], sent_there)
         return waited
 
     def _loop_of(self, number: int, runs: float) -> int:
@@ -144,10 +229,12 @@ class Windows:
         op = self._program.ops[place.op]
         if use.reason == ITSELF:
             return self._seen(place.value, loop), self._due[op.results[op.operands.index(place.value)]]
+        if use.reason == BY_HAND and op.region is None:
+            return max(self._seen(value, loop) for value in op.operands), self._due[place.value]
         if use.reason in _BEFORE:
             return self._seen(place.value, loop), self._needed(place.op, loop)
         if use.reason in _AFTER and op.loop == loop:
-            return self._moments[place.op] + _LATER, self._due[place.value]
+            return self._moments[place.op] + self._later, self._due[place.value]
         return self._moments[place.op], self._moments[place.op]
 
     def _earliest(self) -> list[int]:
@@ -160,7 +247,7 @@ class Windows:
             elif op.kind.fusible or op.name == ARGUMENT:
                 known = max([self._seen(value, op.loop) for value in op.operands], default=self._start[op.loop])
             else:
-                known = self._moments[number] + _LATER
+                known = self._moments[number] + self._later
             for value in op.results:
                 ready[value] = known
         return ready
@@ -198,6 +285,40 @@ class Windows:
         if op.kind.fusible and op.results:
             return min(self._due[value] for value in op.results)
         return self._moments[number]
+
+
+def _is_inside(use: CollectiveUse, regions: Collection[int]) -> bool:
+    """Whether a collective is in one of these manual regions."""
+    return use.op in regions and use.reason in (BY_HAND, INSIDE)
+
+
+def joined(parts: Sequence[Placed]) -> Placed:
+    """All kernels and collectives of several parts of a plan."""
+    sent = [part.sent for part in parts]
+    return Placed(
+        np.concatenate([part.loops for part in parts]),
+        np.concatenate([part.moments for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+        np.concatenate([part.sent_in for part in parts]),
+        Sent(
+            np.concatenate([one.ready for one in sent]),
+            np.concatenate([one.due for one in sent]),
+            np.concatenate([one.seconds for one in sent]),
+            np.concatenate([one.axes for one in sent]),
+        ),
+        np.concatenate([part.free for part in parts]),
+    )
+
+
+def _reached(values: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
+    """These values, and all that follow them."""
+    reached, waiting = set[int](), list(values)
+    while waiting:
+        value = waiting.pop()
+        if value not in reached:
+            reached.add(value)
+            waiting += following(value)
+    return reached
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from toast_cli.evaluate.buckets import Bucket, Vector, make_buckets
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
 from toast_cli.evaluate.items import Items, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
-from toast_cli.evaluate.manual_regions import region_prices
+from toast_cli.evaluate.manual_regions import kernels_of, region_prices
 from toast_cli.evaluate.op_sharding_memo import OpShardingMemo, RowNumbers
 from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
@@ -46,9 +46,9 @@ class Listing:
         known = like.items.compilation if like and like.serves(problem) and like.profile == self.profile else None
         self.items: Items = make_items(problem, self.profile, known)
         self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
-        regions = region_prices(problem, self.profile, corrections)
-        self._pricer = Pricer(problem, self.items, corrections, regions)
-        self._work = WorkPricer(problem, self.profile, regions)
+        self._regions = region_prices(problem, self.profile, corrections)
+        self._pricer = Pricer(problem, self.items, corrections, self._regions)
+        self._work = WorkPricer(problem, self.profile, self._regions)
         self._arrays = ArrayKernels(problem, self.profile)
         self._holdings = Buffers(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
@@ -130,27 +130,11 @@ class Listing:
                     brief = small and all(self._holdings.is_brief(kind, value, i) for i in there)
                     yield Alive(value, size, self._holdings.role(item, kind)), brief
 
-    def _bucket_kernels(self, bucket: Bucket, rows: list[int]) -> Iterator[KernelUse]:
-        lowered = self._lower(bucket, rows)
-        for work in bucket.work:
-            yield from self._work.uses(work, lowered[work.pattern])
-        for read in bucket.neighbours:
-            yield from self._arrays.exchange_uses(self._pricer.neighbour_collectives(read, lowered))
-        for item in bucket.arrays:
-            copies = self._pricer.copies(item, lowered)
-            yield from self._arrays.uses(item, *self._pricer.lies(item, lowered), copies)
+    def _bucket_kernels(self, bucket: Bucket, rows: RowNumbers) -> Iterator[KernelUse]:
+        return kernels_of(bucket, self._lower(bucket, rows), self._pricer, self._work, self._arrays)
 
-    def _bucket_collectives(self, bucket: Bucket, rows: list[int]) -> Iterator[CollectiveUse]:
-        lowered = self._lower(bucket, rows)
-        for work in bucket.work:
-            yield from self._pricer.work_collectives(work, lowered[work.pattern])
-        for added in bucket.sums:
-            yield from self._pricer.sum_collectives(added, lowered)
-        for read in bucket.neighbours:
-            yield from self._pricer.neighbour_collectives(read, lowered)
-        for array in bucket.arrays:
-            made = lowered[array.pattern].shardings[array.result]
-            yield from self._pricer.array_collectives(array, made, self._pricer.copies(array, lowered))
+    def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> Iterator[CollectiveUse]:
+        return self._pricer.collectives(bucket, self._lower(bucket, rows))
 
     def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> Spans:
         """Live intervals and bytes of a bucket's arrays; memoises the last rows."""

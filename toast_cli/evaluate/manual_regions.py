@@ -16,15 +16,17 @@ from math import prod
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
-from toast_cli.cost.model import BY_HAND, INSIDE, CollectiveUse
+from toast_cli.cost.model import BY_HAND, INSIDE, CollectiveUse, KernelUse
 from toast_cli.dimensions import analyse
 from toast_cli.dimensions.model import Dimensions
 from toast_cli.evaluate.array_kernels import ArrayKernels
+from toast_cli.evaluate.buckets import Bucket
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers
+from toast_cli.evaluate.expected_step import InRegion, Windows
 from toast_cli.evaluate.items import Items, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.pricing import Lowered, Pricer
-from toast_cli.evaluate.region_price import RegionPrice, RegionPrices
+from toast_cli.evaluate.region_price import RegionPrice, RegionPrices, most_moments
 from toast_cli.evaluate.timeline import Timeline
 from toast_cli.hardware.device_groups import axes_of_groups, crossed_axes
 from toast_cli.hardware.model import Mesh
@@ -53,6 +55,27 @@ def region_prices(
     return found
 
 
+def kernels_of(
+    items: Items | Bucket, lowered: Lowered, pricer: Pricer, work: WorkPricer, arrays: ArrayKernels
+) -> Iterator[KernelUse]:
+    """All kernels of some items."""
+    for item in items.work:
+        yield from work.uses(item, lowered[item.pattern])
+    for read in items.neighbours:
+        yield from arrays.exchange_uses(pricer.neighbour_collectives(read, lowered))
+    for array in items.arrays:
+        yield from arrays.uses(array, *pricer.lies(array, lowered), pricer.copies(array, lowered))
+
+
+def regions_of(items: Items | Bucket, lowered: Lowered, prices: RegionPrices) -> list[tuple[int, InRegion]]:
+    """The manual regions among some items, with what is in them."""
+    return [
+        (item.op, prices[item.region].price(lowered[item.pattern].factor_axes).inside)
+        for item in items.work
+        if item.region >= 0
+    ]
+
+
 @dataclass(frozen=True)
 class _At:
     """A region at one op, with an array at its boundary that its collectives are reported for."""
@@ -61,6 +84,11 @@ class _At:
     op: int
     value: int
     known: dict[FactorAxes, RegionPrice] = field(default_factory=dict)
+
+    @property
+    def moments(self) -> int:
+        """The number of moments of a run."""
+        return self.region.windows.end
 
     def price(self, split: FactorAxes) -> RegionPrice:
         """Its price when these axes split its factors."""
@@ -79,10 +107,12 @@ class _Region:
         # The partitioner splits nothing over manual axes.
         axes = [replace(axis, size=1, links=()) if k in pattern.closed else axis for k, axis in enumerate(mesh.axes)]
         self._problem = make_problem(region.body, _dimensions(region.body), replace(mesh, axes=tuple(axes)))
-        within = region_prices(replace(self._problem, mesh=mesh), profile, corrections)
+        self._within = region_prices(replace(self._problem, mesh=mesh), profile, corrections)
         self._items = make_items(self._problem, profile)
-        self._pricer = Pricer(self._problem, self._items, corrections, within)
-        self._kernels = WorkPricer(self._problem, profile, within)
+        self._pricer = Pricer(self._problem, self._items, corrections, self._within)
+        self._kernels = WorkPricer(self._problem, profile, self._within)
+        self._asynchronous = profile.asynchronous
+        self.windows = Windows(self._problem, self._items.lives, corrections.compute, most_moments(self._within))
         self._arrays = ArrayKernels(self._problem, profile)
         self._groups = _groups(self._problem, pattern)
         self._known: dict[Plan, RegionPrice] = {}
@@ -110,28 +140,13 @@ class _Region:
         problem, items, pricer = self._problem, self._items, self._pricer
         lowered = {pattern: problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))}
         lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
-        kernels = [use for item in items.work for use in self._kernels.uses(item, lowered[item.pattern])]
-        for read in items.neighbours:
-            kernels += self._arrays.exchange_uses(pricer.neighbour_collectives(read, lowered))
-        for item in items.arrays:
-            kernels += self._arrays.uses(item, *pricer.lies(item, lowered), pricer.copies(item, lowered))
+        kernels = list(kernels_of(items, lowered, pricer, self._kernels, self._arrays))
         sent = [use for number, one in self._region.exchanges.items() for use in self._exchanged(number, one, lowered)]
-        sent += [replace(use, reason=INSIDE) if use.reason != BY_HAND else use for use in self._partitioned(lowered)]
+        sent += pricer.collectives(items, lowered)
         held = _peak(items, Buffers(problem, items, pricer), pricer, lowered) - self._boundary_bytes(lowered)
-        return RegionPrice(tuple(kernels), tuple(sent), max(0.0, held))
-
-    def _partitioned(self, lowered: Lowered) -> Iterator[CollectiveUse]:
-        """Collectives of the partitioner over the axes that are left to it, and those of nested regions."""
-        items, pricer = self._items, self._pricer
-        for work in items.work:
-            yield from pricer.work_collectives(work, lowered[work.pattern])
-        for added in items.sums:
-            yield from pricer.sum_collectives(added, lowered)
-        for read in items.neighbours:
-            yield from pricer.neighbour_collectives(read, lowered)
-        for array in items.arrays:
-            made = lowered[array.pattern].shardings[array.result]
-            yield from pricer.array_collectives(array, made, pricer.copies(array, lowered))
+        inside = self.windows.in_region(kernels, sent, self._asynchronous, regions_of(items, lowered, self._within))
+        named = [replace(use, reason=INSIDE) if use.reason != BY_HAND else use for use in sent]
+        return RegionPrice(tuple(kernels), tuple(named), max(0.0, held), inside)
 
     def _exchanged(self, number: int, exchange: Exchange, lowered: Lowered) -> Iterator[CollectiveUse]:
         """One collective for each array that an op exchanges."""

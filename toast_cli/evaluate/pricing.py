@@ -15,6 +15,7 @@ from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import Corrections
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.array_items import ArrayItem, reader_op
+from toast_cli.evaluate.buckets import Bucket
 from toast_cli.evaluate.items import Items, WorkItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.region_price import RegionPrices
@@ -74,6 +75,18 @@ class Pricer:
         self._profile = items.compilation.profile
         self._scatters = ScatterFates(problem, self._profile)
         self._steps: dict[tuple[Partial, Completion, Cuts], tuple[CollectiveStep, ...]] = {}
+
+    def collectives(self, items: Items | Bucket, lowered: Lowered) -> Iterator[CollectiveUse]:
+        """All collectives of some items."""
+        for work in items.work:
+            yield from self.work_collectives(work, lowered[work.pattern])
+        for added in items.sums:
+            yield from self.sum_collectives(added, lowered)
+        for read in items.neighbours:
+            yield from self.neighbour_collectives(read, lowered)
+        for array in items.arrays:
+            made = lowered[array.pattern].shardings[array.result]
+            yield from self.array_collectives(array, made, self.copies(array, lowered))
 
     # -- collectives of work items ----------------------------------------------------------------------------
 

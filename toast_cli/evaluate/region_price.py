@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from toast_cli.cost.model import CollectiveUse, KernelUse
+from toast_cli.evaluate.expected_step import InRegion
 from toast_cli.plan.op_sharding import FactorAxes
 
 
@@ -16,11 +17,13 @@ class RegionPrice:
 
     Attributes:
         kernels: equal ones merged. collectives: all that run inside. bytes: peak inside, without operands and results.
+        inside: when the kernels and collectives run.
     """
 
     kernels: tuple[KernelUse, ...]
     collectives: tuple[CollectiveUse, ...]
     bytes: float
+    inside: InRegion
 
     @property
     def seconds(self) -> float:
@@ -31,7 +34,7 @@ class RegionPrice:
         """The same price, with kernels and collectives reported for that op and that array at its boundary."""
         return replace(
             self,
-            kernels=tuple([replace(one, ops=(op,)) for one in self.kernels]),
+            kernels=tuple([replace(one, ops=(op,), inside=True) for one in self.kernels]),
             collectives=tuple([replace(one, op=op, value=value) for one in self.collectives]),
         )
 
@@ -58,5 +61,14 @@ class PricedRegion(Protocol):
     def price(self, split: FactorAxes) -> RegionPrice:
         """The price of one run on one device when these axes split its factors."""
 
+    @property
+    def moments(self) -> int:
+        """The number of moments of a run, see `expected_step`."""
+
 
 RegionPrices = Mapping[int, PricedRegion]  # op -> its price
+
+
+def most_moments(prices: RegionPrices) -> int:
+    """The number of moments of the longest region."""
+    return max([region.moments for region in prices.values()], default=0)
