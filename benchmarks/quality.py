@@ -68,9 +68,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
     results = []
     for seed in range(options.seeds):
         evaluator = Evaluator(problem)  # afresh: what one seed has learnt must not help the next
-        results.append(
-            run_search(evaluator, Settings(options.search, seed, options.iterations, effort=options.effort), starts)
-        )
+        results.append(run_search(evaluator, Settings(seed, options.iterations, effort=options.effort), starts))
     seconds = time.monotonic() - start
     times = [1e3 * r.cost.step_seconds if r.fits else float("inf") for r in results]
     best, worst = min(times), max(times)
@@ -132,7 +130,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("programs", nargs="*", help="sample models by name, or files (default: all but the tiny twins)")
     parser.add_argument("--mesh", nargs="+", default=MESHES, help="specifications, NAME or NAME:axis=size,...")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--search", default="mcts")
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--from-nothing", action="store_true", help="without the strategies to start from")
     parser.add_argument("--effort", choices=list(PLANS), default="medium")

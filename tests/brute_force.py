@@ -94,6 +94,12 @@ def _is_legal(form: Form, shards: list[int]) -> bool:
     return True
 
 
+def _can_be_ahead(item: ArrayItem, place: int) -> bool:
+    """Whether under some plan the copy for the reader at `place` is made completely ahead of loops."""
+    reader = item.readers[place]
+    return reader.whole_ahead or (item.at_edges and reader.whole_if_ahead is False)
+
+
 def every_op_sharding(problem: Problem, number: int) -> list[OpSharding]:
     """All that an op of a pattern could iterate over, each once."""
     pattern, sizes = problem.patterns[number], problem.mesh.sizes
@@ -309,7 +315,7 @@ class _Selection:
                 self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
             for (s, t), moves in prices.items():
                 steps = route(s, t, self.problem.mesh.sizes, item.shape)
-                ahead = steps_ahead(steps, whole_ahead=item.can_be_ahead(place))
+                ahead = steps_ahead(steps, whole_ahead=_can_be_ahead(item, place))
                 for way, price in moves.items():
                     region = reader.ahead_region if way[0] < ahead else reader.region
                     copies[s, way, region].append((flows[s, t], price))
@@ -327,7 +333,7 @@ class _Selection:
         """The way to each collective -> its seconds."""
         steps = route(made, taken, self.problem.mesh.sizes, item.shape)
         ways = [way for way, (step, _) in zip(ways_of(steps), steps, strict=True) if step.kind != SLICE]
-        copies = [copy_of(taken, [place], steps, item.can_be_ahead(place))] if ways else []
+        copies = [copy_of(taken, [place], steps, _can_be_ahead(item, place))] if ways else []
         uses = self.pricer.array_collectives(item, made, copies)
         return {way: use.seconds for way, use in zip(ways, uses, strict=True)}
 

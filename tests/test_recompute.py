@@ -431,21 +431,6 @@ def test_a_search_that_the_user_ends_is_followed_by_no_other(
     assert len(searched) == number and found.result.stopped == "interrupted"
 
 
-def test_an_exact_search_ends_with_an_exact_search_of_the_chosen_variant(
-    deep: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def recorded(variants: Any, space: Any, *rest: Any) -> list[Variant]:
-        searches.append(space.request.search)
-        return search_variants(variants, replace(space, request=replace(space.request, search="mcts")), *rest)
-
-    searches: list[str] = []
-    monkeypatch.setattr("toast_cli.pipeline.search_variants", recorded)
-    limit = 700 * 2**20
-    request = Request(deep, "v5e-8", search="exact", iterations=60, memory_limit=limit, ask=Ask.never)
-    assert partition(request, annotated=False).source.program.recompute
-    assert searches[0] == searches[-1] == "exact" and set(searches[1:-1]) == {"mcts"}
-
-
 class RefusesOneVariant(Refuses):
     """A compiler for which programs fit only if they are in more than two parts."""
 

@@ -13,8 +13,8 @@ from toast_cli.cli.app import app
 from toast_cli.cli.project import KEYS
 from toast_cli.errors import UsageError
 from toast_cli.option_values import make_request
-from toast_cli.request import DEFAULTS, OPTIONS, Effort, Request, SearchName
-from toast_cli.search.run import PLANS, SEARCHES
+from toast_cli.request import DEFAULTS, OPTIONS, Effort, Request
+from toast_cli.search.run import PLANS
 
 BARE = Request("model.mlir", "v4-32")
 
@@ -25,8 +25,7 @@ def commands() -> dict[str, Any]:
     return dict(group.commands)
 
 
-def test_there_is_a_search_for_every_name_and_a_budget_for_every_effort() -> None:
-    assert set(SEARCHES) == set(SearchName)
+def test_there_is_a_budget_for_every_effort() -> None:
     assert set(PLANS) == set(Effort)
 
 
@@ -71,13 +70,12 @@ def test_project_files_may_set_what_is_declared_so() -> None:
         ({"budget": "500ms"}, "budget_seconds", 0.5),
         ({"memory_limit": "2GiB"}, "memory_limit", 2**31),
         ({"memory-limit": "2GiB"}, "memory_limit", 2**31),
-        ({"search": "exact"}, "search", "exact"),
         ({"effort": "high"}, "effort", "high"),
-        ({"search": SearchName.exact}, "search", "exact"),
+        ({"effort": Effort.high}, "effort", "high"),
         ({"pin": ["w=data"]}, "pins", ("w=data",)),
         ({"seed": "3"}, "seed", 3),
         ({"confirm": 2, "confirm_budget": "10s"}, "confirm_seconds", 10.0),
-        ({"quiet": True, "output": "x.mlir"}, "search", "mcts"),
+        ({"quiet": True, "output": "x.mlir"}, "effort", "medium"),
         ({"seed": None}, "seed", 0),
     ],
 )
@@ -92,7 +90,6 @@ def test_nothing_given_is_the_bare_request() -> None:
 @pytest.mark.parametrize(
     ("given", "where"),
     [
-        ({"search": "beam"}, "--search"),
         ({"effort": "much"}, "--effort"),
         ({"iterations": 0}, "--iterations"),
         ({"budget": "0s"}, "--budget"),

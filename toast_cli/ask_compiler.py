@@ -24,7 +24,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.report.build import goal_facts
 from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import Report
-from toast_cli.request import Ask, Request, SearchName
+from toast_cli.request import Ask, Request
 from toast_cli.variants import Variant
 
 CompilerOf = Callable[[Mesh], Compiler]
@@ -80,7 +80,7 @@ def choose_by_compiler(
         evaluator, again = one.evaluator, None
         if one is variant:
             listed = candidates(evaluator, found, known_strategies(evaluator, found))
-            if _is_free(request) and request.search == SearchName.mcts:
+            if _is_free(request):
                 starts = [candidate.plan for candidate in listed]
                 again = search_corrected(evaluator, request.seed, request.iterations, starts)
         else:

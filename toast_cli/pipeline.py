@@ -31,7 +31,7 @@ from toast_cli.frontend import Source, load, program_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.goal import FASTEST, parse_goal
+from toast_cli.plan.goal import parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
@@ -40,12 +40,11 @@ from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
-from toast_cli.request import Ask, Effort, Fit, SearchName
+from toast_cli.request import Ask, Effort, Fit
 from toast_cli.request import Request as Request
-from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
-from toast_cli.search.run import PLANS, SEARCHES
+from toast_cli.search.run import PLANS
 from toast_cli.tactics import PricedStrategy, parse_tactics
 from toast_cli.tactics.preferred import preferred
 from toast_cli.variants import Progress as Progress
@@ -142,7 +141,7 @@ class Outcome:
         evaluator, search, before = self.evaluator, self.report.search, self.result
         cost = evaluator.exact_cost(plan, learn=False)
         fits = Objective(self.problem, evaluator.cost(self.problem.fixed)).met(cost)
-        result = replace(before, plan=plan, cost=cost, fits=fits, proven=False)
+        result = replace(before, plan=plan, cost=cost, fits=fits)
         report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.strategies)
         report = replace(
             report,
@@ -172,12 +171,8 @@ def partition(
 
 
 def _partition(request: Request, progress: Progress | None, on_answer: Tell | None, annotated: bool) -> Outcome:
-    for flag, word, known in (("--search", request.search, SEARCHES), ("--effort", request.effort, PLANS)):
-        if word not in known:
-            what = f"unknown {flag.removeprefix('--')} {word!r}"
-            raise UsageError(what, where=flag, hint=f"choose from {', '.join(known)}")
-    if request.certify and parse_goal(request.minimise).minimise != FASTEST.minimise:
-        raise UsageError("only step times are proven", where="--certify", hint="leave out --minimise, or --certify")
+    if request.effort not in PLANS:
+        raise UsageError(f"unknown effort {request.effort!r}", where="--effort", hint=f"choose from {', '.join(PLANS)}")
     timings: dict[str, float] = {}
     tell = progress or (lambda *_: None)
     with _timed("spec", timings, tell):
@@ -207,8 +202,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         rewrites = request.fit != Fit.as_written and not (
             saved or request.microbatches or request.recompute or request.offload
         )
-        gives_up = rewrites and request.search == SearchName.mcts
-        best, *others = search_variants(variants, SearchSpace(request, meshes, tactics, saved, gives_up), tell)
+        best, *others = search_variants(variants, SearchSpace(request, meshes, tactics, saved, gives_up=rewrites), tell)
 
         def again(rewritten: Source, like: Variant, plans: int | None) -> Variant:
             """A variant's best plan: of all, or of a few on the best mesh. like: has a plan to try first. plans: with
@@ -217,14 +211,14 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             if plans is not None:
                 most, effort = request.iterations or PLANS[request.effort], PLANS[request.effort] / PLANS[Effort.medium]
                 tried, plans = [best.evaluator.problem.mesh], min(int(max(1.0, effort) * plans), most)
-                asked = replace(request, search=SearchName.mcts, iterations=plans)
+                asked = replace(request, iterations=plans)
             variant = analysed(rewritten, meshes)
             if rewritten.program.parted and not request.even:
                 variant = with_uneven_shards(variant, meshes)
             few = plans is not None and plans <= GLANCE
             return search_variants([variant], SearchSpace(asked, tried, tactics, start=start, tree=not few), tell)[0]
 
-        as_written, last = best, LAST if len(meshes) == 1 and request.search == SearchName.mcts else None
+        as_written, last = best, LAST if len(meshes) == 1 else None
         if rewrites and best.exceeds_memory:
             best, others = made_to_fit(best, again, last=last), []
         if best.result.stopped == "hopeless":
@@ -236,9 +230,6 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             best = replace(best, result=preferred(best.evaluator, best.result))
         source, evaluator, result = best.source, best.evaluator, best.result
         plans = [result.plan, *different_plans(evaluator, [result.plan], result.seen, request.wanted - 1)]
-    if request.certify:
-        with _timed("certify", timings, tell):
-            result = certify(evaluator, result)
     confirmation = None
     ask = _compiler_asked(spec, request, best, compiler_of, on_answer)
     if ask is not None:
@@ -258,7 +249,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
                 source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
             result = best.result
     with _timed("report", timings, tell):
-        algorithm = request.search if request.strategy is None else "strategy"
+        algorithm = "mcts" if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
         report = build_report(source, evaluator, result, algorithm, request.seed, best.strategies)
         report = replace(report, plan=replace(report.plan, tactics=[one.text for one in tactics.requests]))
@@ -284,9 +275,9 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
 
 def _prefers(request: Request, saved: SavedPlan | None) -> bool:
     """True if a known strategy is preferred to a searched plan that is hardly faster: the user fixes neither the plan
-    nor the objective, and asks for no optimality proof."""
+    nor the objective."""
     free = request.strategy is None and (saved is None or request.complete)
-    return free and not request.minimise and not request.certify and request.search != SearchName.exact
+    return free and not request.minimise
 
 
 def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:

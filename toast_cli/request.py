@@ -11,13 +11,6 @@ from enum import Enum, StrEnum
 from typing import Any
 
 
-class SearchName(StrEnum):
-    """The search algorithms; `toast_cli.search.run.SEARCHES` has one for each."""
-
-    mcts = "mcts"
-    exact = "exact"
-
-
 class Effort(StrEnum):
     """Levels of effort: how many plans a search evaluates."""
 
@@ -128,12 +121,6 @@ class Request:
         "Mesh axes and their sizes, e.g. data=8,model=2; auto: try all shapes (default: as in SPEC).",
         "SHAPE",
     )
-    search: str = _option(
-        SearchName.mcts.value,
-        "--search",
-        SearchName,
-        "Search algorithm: tree search with local search, or the same with a proof of how good the plan is.",
-    )
     budget_seconds: float | None = _option(
         None,
         "--budget",
@@ -217,13 +204,6 @@ class Request:
         OptionKind.TEXTS,
         "A limit that the plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
         "BOUND",
-    )
-    certify: bool = _option(
-        False,
-        "--certify",
-        OptionKind.FLAG,
-        "Prove how much faster any other plan could be at most; takes up to 20 seconds.",
-        in_projects=False,
     )
     tactics: tuple[str, ...] = _option(
         (),

@@ -28,7 +28,7 @@ from toast_cli.plan.goal import PEAK_MEMORY, parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
-from toast_cli.request import Offload, Recompute, Request, SearchName
+from toast_cli.request import Offload, Recompute, Request
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
@@ -202,7 +202,6 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
     request = space.request
     count = len(variants[: request.iterations])
     settings = Settings(
-        request.search,
         request.seed,
         request.iterations,
         request.budget_seconds,
@@ -234,7 +233,7 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
 
     if count > 1 and first.result.stopped != "interrupted":
         plans = settings.budget().evaluations or inf
-        glance = settings.name == SearchName.mcts and plans > GLANCE
+        glance = plans > GLANCE
         second = searched(1, replace(settings, evaluations=GLANCE) if glance else settings)
         as_early = [cost for number, cost in first.result.trail if number <= GLANCE][-1]
         promising = worth(second) + PARTED + PROMISING > worth(first, as_early)

@@ -192,8 +192,6 @@ def command_case(rng: Random) -> Case:
         "*=data,None",
         "fsdp:data",
         "t.yaml:mine:data",
-        "mcts",
-        "exact",
         "low",
         "json",
         "peak_memory",

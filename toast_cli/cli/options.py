@@ -68,7 +68,7 @@ MeshSpec = Annotated[
 _TYPES: dict[Any, Any] = {OptionKind.WHOLE: int, OptionKind.FLAG: bool, OptionKind.TEXTS: list[str]}
 
 # Fields of `Request` whose options most commands have, in the order of their help.
-SEARCH = ("search", "effort", "budget_seconds", "iterations")
+SEARCH = ("effort", "budget_seconds", "iterations")
 PLANNING = (
     "mesh_shape", *SEARCH, "seed", "memory_limit", "keep_shardings", "as_written", "pins", "tactics", "minimise",
     "subject_to",

@@ -28,7 +28,7 @@ LEFT_OUT = "shardings of arguments and results only, the compiler finds the othe
 
 @options.with_options(
     *("top", *options.CONFIRMING, "ask", *options.PLANNING, "fit", "microbatches", "recompute", "offload"),
-    *("strategy", "plan", "complete", "certify", "kernels", "names", "frames"),
+    *("strategy", "plan", "complete", "kernels", "names", "frames"),
     before="quiet",
     ask=Ask.auto.value,
 )

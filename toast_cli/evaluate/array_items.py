@@ -98,11 +98,6 @@ class ArrayItem:
         stops = [(r.ahead_region, r.ahead_runs) if ahead else (r.region, r.runs) for r in served]
         return sum(runs_by_region(stops).values())
 
-    def can_be_ahead(self, place: int) -> bool:
-        """Whether under some plan the copy for the reader at `place` is made completely ahead of loops."""
-        reader = self.readers[place]
-        return reader.whole_ahead or (self.at_edges and reader.whole_if_ahead is False)
-
 
 def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     """The array items of all values of the program."""

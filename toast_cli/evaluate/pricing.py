@@ -143,17 +143,6 @@ class Pricer:
         if item.into is not None and item.left(lowered) is None:
             yield from self._to_carry(item, item.into, lowered)
 
-    def completed_seconds(self, item: SumItem, kind: str, axes: tuple[int, ...], size: float) -> float:
-        """Seconds of completing all the item's sums by an all-reduce or a reduce-scatter of `size` bytes on each
-        device."""
-        result = size * (item.needed if kind == "all-reduce" else 1.0 / shards((axes,), self._sizes))
-        seconds = self._seconds_of(kind, result, axes, item.share)
-        return item.runs * seconds * (item.each if kind == "all-reduce" else 1.0)
-
-    def gathered_seconds(self, item: SumItem, axes: tuple[int, ...], size: float) -> float:
-        """Seconds of gathering all the item's sums to `size` bytes on each device."""
-        return item.runs * self._seconds_of(GATHER, size, axes)
-
     def _to_carry(self, item: SumItem, into: tuple[Carried, int], lowered: Lowered) -> Iterator[CollectiveUse]:
         """Reshards of a sum that is reduced in each trip to the sharding in which the loop adds it to its carry."""
         carried, place = into

@@ -95,16 +95,7 @@ def build_report(
         arguments,
         results,
         _analysis(source, problem, result, evaluator.lowered(result.plan)),
-        SearchFacts(
-            algorithm,
-            seed,
-            result.seconds,
-            result.evaluations,
-            result.best_found_at,
-            result.stopped,
-            result.lower_bound,
-            result.proven,
-        ),
+        SearchFacts(algorithm, seed, result.seconds, result.evaluations, result.best_found_at, result.stopped),
         {},
         goal=goal_facts(problem, result.cost),
     )

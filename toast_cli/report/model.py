@@ -180,8 +180,6 @@ class SearchFacts:
     evaluations: int
     best_found_at: int  # evaluation number
     stopped: str = ""  # why it ended: "budget", "iterations", "interrupted", "plateau", "nodes"
-    lower_bound_seconds: float = 0.0  # no plan's `step_seconds_upper` is less; 0: not asked for
-    proven: bool = False  # no plan's `step_seconds_upper` is better
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ from toast_cli.report.style import TextPart
 
 # What a report shows without --verbose.
 SHORT_NOTES = 6
-SAME_PERCENT = 0.05  # minimum gain of a decision; steps that differ by less are equal
 # Why a search ended, in words.
 STOPPED = {
     "budget": "its time was over",
@@ -255,26 +254,6 @@ def groups(report: Report) -> RenderableType:
     return style.section(title, rows)
 
 
-def certificate(report: Report) -> str:
-    """An upper bound on the plan's distance from the best: `if nothing overlaps, at most 1.3 % slower than the best: no
-    sharding takes less than 12.3 ms`, and the bound's assumptions."""
-    found, least = report.predicted.step_seconds_upper, report.search.lower_bound_seconds
-    if least <= 0.0:
-        return "none: this program and mesh are too large to prove anything in 20 seconds"
-    percent = 100.0 * (found / least - 1.0)
-    if report.search.proven and percent < SAME_PERCENT:
-        return "if nothing overlaps, no sharding of the arrays is faster"
-    if report.search.proven:
-        return (
-            f"if nothing overlaps, no plan is better: {percent:.2g} % less time, at most, takes more decisions than "
-            "that is worth"
-        )
-    return (
-        f"if nothing overlaps, at most {percent:.2g} % slower than the best: no sharding takes less than "
-        f"{format_seconds(least)} (memory limits ignored, all layers sharded in the same way)"
-    )
-
-
 def statistics(report: Report, verbose: bool) -> RenderableType:
     """Statistics of the search, and the time of each stage."""
     search = report.search
@@ -286,8 +265,6 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
         f"{format_seconds(search.seconds)}{rate}, the best was number {format_count(search.best_found_at)}{ended}"
     )
     rows.add_row("search", UNSEARCHED.get(search.algorithm, words))
-    if search.algorithm == "exact" or "certify" in report.timings:
-        rows.add_row("proof", certificate(report))
     total = sum(report.timings.values())
     if not verbose:
         stages = ", ".join(f"{stage} {format_seconds(seconds)}" for stage, seconds in report.timings.items())

@@ -1,6 +1,4 @@
-"""Searches over plans. All have one signature and are listed in one registry (`run.SEARCHES`).
+"""The search over plans: tree search, then local search.
 
-    search(incumbent, rng) -> SearchResult
-
-Every search is anytime: a deadline or Ctrl-C ends it with the best plan so far.
+It is anytime: a deadline or Ctrl-C ends it with the best plan so far.
 """

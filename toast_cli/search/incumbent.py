@@ -49,11 +49,10 @@ class SearchResult:
     """plan: the best found; fits: whether it stays within memory and keeps the goal's bounds (if not, the plan
     that exceeds them least).
 
-    evaluations: distinct plans evaluated. best_found_at: the evaluation that found the plan. proven: no plan is better.
-    stopped: "budget", "iterations", "plateau", "interrupted" or "hopeless". lower_bound: seconds, 0 if none was
-    computed. trail: (evaluation, cost) of each successive best plan. seen: the best plans evaluated, `Budget.keep` of
-    them. fastest: the plan that the search found, with its cost, if another plan was preferred (see
-    `tactics.preferred`). known_as: the strategy that was preferred, if it is one.
+    evaluations: distinct plans evaluated. best_found_at: the evaluation that found the plan. stopped: "budget",
+    "iterations", "plateau", "interrupted" or "hopeless". trail: (evaluation, cost) of each successive best plan. seen:
+    the best plans evaluated, `Budget.keep` of them. fastest: the plan that the search found, with its cost, if another
+    plan was preferred (see `tactics.preferred`). known_as: the strategy that was preferred, if it is one.
     """
 
     plan: Plan
@@ -63,8 +62,6 @@ class SearchResult:
     best_found_at: int
     seconds: float
     stopped: str
-    proven: bool = False
-    lower_bound: float = 0.0
     trail: tuple[tuple[int, Cost], ...] = ()
     seen: tuple[Plan, ...] = ()
     fastest: tuple[Plan, Cost] | None = None
@@ -175,15 +172,6 @@ class Incumbent:
         if self._budget.seconds is not None and self.seconds >= self._budget.seconds:
             raise OutOfBudget("budget")
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds left of the budget; None if it has no time limit."""
-        return None if self._budget.seconds is None else max(0.0, self._budget.seconds - self.seconds)
-
-    def is_over(self) -> bool:
-        """Whether time is up or the user wants it to end."""
-        return self._budget.asked() or self.seconds_left == 0.0
-
     def is_flat(self, begun: int) -> bool:
         """Whether the search has reached a plateau (see `FLAT`). begun: evaluations before those that count."""
         return len(self.seen) - max(begun, self.best_found_at) > max(LEAST_FLAT, FLAT * len(self.seen))
@@ -220,7 +208,7 @@ class Incumbent:
         ranked = nsmallest(self._budget.keep, self.seen, key=lambda plan: self.objective.rank(plan, self.seen[plan]))
         return tuple(ranked)
 
-    def result(self, stopped: str, *, proven: bool = False, lower_bound: float = 0.0) -> SearchResult:
+    def result(self, stopped: str) -> SearchResult:
         self.report()
         with suppress(OutOfBudget, KeyboardInterrupt):
             self._simplify()
@@ -232,8 +220,6 @@ class Incumbent:
             self.best_found_at,
             self.seconds,
             stopped,
-            proven,
-            lower_bound,
             tuple(self._trail),
             self._kept(),
         )

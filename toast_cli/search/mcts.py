@@ -45,10 +45,10 @@ class _Node:
 
 
 def mcts(incumbent: Incumbent, rng: np.random.Generator) -> SearchResult:
-    """The default search; see the module docstring."""
+    """Improves the incumbent until a plateau or the end of its budget; see the module docstring."""
     stopped = "plateau"
     try:
-        explore(incumbent, rng)
+        _explore(incumbent, rng)
     except OutOfBudget as why:
         stopped = str(why)
     except KeyboardInterrupt:
@@ -56,7 +56,7 @@ def mcts(incumbent: Incumbent, rng: np.random.Generator) -> SearchResult:
     return incumbent.result(stopped)
 
 
-def explore(incumbent: Incumbent, rng: np.random.Generator) -> None:
+def _explore(incumbent: Incumbent, rng: np.random.Generator) -> None:
     """Improves the incumbent until a plateau; raises OutOfBudget when its budget ends before."""
     moves = Moves(incumbent.problem, incumbent.evaluator.seconds_between)
     local = LocalSearch(incumbent, moves, rng)

@@ -1,4 +1,4 @@
-"""Runs one named search on one problem, or on each mesh shape if the user leaves the shape open."""
+"""Runs the search on one problem, or on each mesh shape if the user leaves the shape open."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from toast_cli.hardware import Mesh
 from toast_cli.interrupts import interruptible
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.request import Effort, SearchName
-from toast_cli.search.exact import exact
+from toast_cli.request import Effort
 from toast_cli.search.incumbent import Budget, Incumbent, SearchProgress, SearchResult
 from toast_cli.search.mcts import mcts
 from toast_cli.search.objective import Objective, Rank
 
-Search = Callable[[Incumbent, np.random.Generator], SearchResult]
-SEARCHES: dict[str, Search] = {SearchName.mcts: mcts, SearchName.exact: exact}
 PLANS: dict[str, int] = {Effort.low: 2000, Effort.medium: 10_000, Effort.high: 40_000}  # evaluated, at most
-EXACT_SECONDS = 60.0  # of the search that proves its result, where the user sets no budget
 FINALISTS = 2  # mesh shapes that are searched to the end
 
 
@@ -35,7 +31,6 @@ class Settings:
             of best plans in the result. gives_up, tree: as in `Budget`.
     """
 
-    name: str = SearchName.mcts
     seed: int = 0
     evaluations: int | None = None
     seconds: float | None = None
@@ -47,8 +42,6 @@ class Settings:
     def budget(self) -> Budget:
         if self.evaluations is not None or self.seconds is not None:
             return Budget(self.evaluations, self.seconds, keep=self.keep, gives_up=self.gives_up, tree=self.tree)
-        if self.name == SearchName.exact:
-            return Budget(None, EXACT_SECONDS, keep=self.keep)
         return Budget(PLANS[self.effort], None, keep=self.keep, gives_up=self.gives_up)
 
     def part(self, share: float) -> Settings:
@@ -72,7 +65,7 @@ def run_search(
     with interruptible() as stop:
         budget = replace(settings.budget(), asked=lambda: stop.asked)
         incumbent = Incumbent(evaluator, budget, starts, progress)
-        result = SEARCHES[settings.name](incumbent, np.random.default_rng(settings.seed))
+        result = mcts(incumbent, np.random.default_rng(settings.seed))
     cost = evaluator.exact_cost(result.plan)
     result = replace(result, cost=cost, fits=incumbent.fits(cost))
     if result.fits and all(plan in incumbent.seen for plan in incumbent.starts):
