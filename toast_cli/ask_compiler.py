@@ -20,10 +20,6 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec, load_spec
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.problem import Problem
-from toast_cli.report.build import goal_facts
-from toast_cli.report.confirmation import confirmation_facts
-from toast_cli.report.model import Report
 from toast_cli.request import Ask, Request
 from toast_cli.variants import Variant
 
@@ -109,15 +105,6 @@ def compile_plans(
     compiler = compiler_for(load_spec(request.mesh), request.confirm_with)(evaluator.problem.mesh)
     asked = confirmer(source, evaluator, compiler, Limits(request.confirm_seconds), tell)
     return asked.confirm(candidates(evaluator, plans, named))
-
-
-def with_confirmation(report: Report, problem: Problem, confirmation: Confirmation) -> Report:
-    """The report with the compiler's figures."""
-    report = replace(report, confirmation=confirmation_facts(confirmation))
-    if confirmation.row is None:
-        return report
-    # A goal's bounds are checked against the compiler's figures.
-    return replace(report, goal=goal_facts(problem, compiled_cost(confirmation.row)))
 
 
 def _is_free(request: Request) -> bool:

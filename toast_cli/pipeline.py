@@ -39,6 +39,7 @@ from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report
+from toast_cli.report.confirmation import with_confirmation
 from toast_cli.report.model import Report
 from toast_cli.request import Ask, Effort, Fit
 from toast_cli.request import Request as Request
@@ -255,8 +256,6 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         report = replace(report, plan=replace(report.plan, tactics=[one.text for one in tactics.requests]))
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
-            from toast_cli.ask_compiler import with_confirmation
-
             report = with_confirmation(report, evaluator.problem, confirmation)
         own = answer()
         report = with_row(report, own, evaluator.problem.mesh)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from toast_cli import tactics
 from toast_cli.alternatives import different_plans, name_of, simplest
 from toast_cli.confirm.model import Candidate
 from toast_cli.cost.corrections import Corrections
@@ -14,7 +13,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
-from toast_cli.tactics.strategies import EVERY, baselines
+from toast_cli.tactics.strategies import EVERY, baselines, priced_strategies
 
 # A strategy is not compiled if its predicted peak exceeds the memory by more than the model's error.
 _SURELY_TOO_LARGE = 1.5
@@ -52,8 +51,8 @@ def known_strategies(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, P
     """Strategies by name: those that a report compares with, and the best other strategies and products of two that
     differ in meaning from these and from the plans found, as many as there are plans found."""
     problem = evaluator.problem
-    usual = {name: one.plan for name, one in tactics.priced_strategies(evaluator, baselines(problem))[0].items()}
-    others = {name: one.plan for name, one in tactics.priced_strategies(evaluator, EVERY)[0].items()}
+    usual = {name: one.plan for name, one in priced_strategies(evaluator, baselines(problem))[0].items()}
+    others = {name: one.plan for name, one in priced_strategies(evaluator, EVERY)[0].items()}
     names = {simplest(evaluator, plan): name for name, plan in others.items()}
     further = different_plans(evaluator, [*found, *usual.values()], names, len(found))
     return {**usual, **{names[plan]: plan for plan in further}}

@@ -4,18 +4,32 @@ terminal, come out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from toast_cli.plan.problem import Problem
 from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report import style
+from toast_cli.report.build import goal_facts
 from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts, Report
 
 if TYPE_CHECKING:
     from toast_cli.confirm.model import Confirmation, ConfirmedRow
+
+
+def with_confirmation(report: Report, problem: Problem, confirmation: Confirmation) -> Report:
+    """The report with the compiler's figures."""
+    from toast_cli.confirm.run import compiled_cost  # heavy, and rarely needed
+
+    report = replace(report, confirmation=confirmation_facts(confirmation))
+    if confirmation.row is None:
+        return report
+    # A goal's bounds are checked against the compiler's figures.
+    return replace(report, goal=goal_facts(problem, compiled_cost(confirmation.row)))
 
 
 def confirmation_facts(confirmation: Confirmation) -> ConfirmationFacts:
