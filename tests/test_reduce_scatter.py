@@ -66,7 +66,11 @@ RING = [
     ((2, 64, 512), 2, 32, True, False),
     ((8 * 64, 239 * 128), 0, 32, False, False),  # a prime number of tiles of columns, of which no stream takes a part
     ((8 * 64, 30522), 0, 16, False, False),
-    ((8 * 64, 227 * 128), 0, 32, False, True),  # few enough to be one part
+    ((8 * 64, 151 * 128), 0, 32, False, True),  # few enough to be one part
+    ((8 * 64, 157 * 128), 0, 32, False, False),
+    ((8 * 64, 2 * 3 * 167 * 128), 0, 16, False, False),
+    ((8 * 64, 19 * 23 * 128), 0, 32, False, True),
+    ((8 * 64, 23 * 23 * 128), 0, 32, False, False),  # divided by 19 at most
     ((8 * 64, 3 * 131 * 128), 0, 32, False, True),
     ((8 * 64, 2 * 251 * 128), 0, 32, False, False),
     ((8 * 64, 2 * 226 * 128), 0, 32, False, True),  # a half for each stream
@@ -153,6 +157,36 @@ def test_the_first_reduction_decides_how_a_gradient_lies() -> None:
         over,
         ScatteredArray((96, 16, 24), 0, 16, HEADS_LAST, ((12, 16, 24), (6, 16, 24))),
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices", "fits", "does_not"),
+    [
+        ("v4-32", 2, 293, 307),
+        ("v5p-64", 4, 227, 229),
+        ("v5e-16", 8, 151, 157),
+        ("v5p-64", 16, 89, 97),
+        ("v6e-64", 4, 467, 479),
+        ("v6e-64", 8, 313, 317),
+        ("v6e-64", 16, 181, 191),
+        ("tpu7x-64", 2, 619, 631),
+    ],
+)
+def test_parts_of_all_devices_fit_in_the_memory_of_a_kernel(spec: str, devices: int, fits: int, does_not: int) -> None:
+    mesh = load_spec(spec).mesh({"data": devices, "model": load_spec(spec).devices // devices})
+    for tiles, stays in ((fits, True), (2 * fits, True), (does_not, False), (2 * does_not, False)):
+        array = ScatteredArray((devices * 256, tiles * 128), 0, 32)
+        assert stays_scatter(find_profile(mesh.chip), mesh, (0,), array) is stays
+
+
+def test_the_first_of_two_reductions_in_a_loop_decides_the_order() -> None:
+    """The gradient of a weight [14336, 4096] over 8 devices, then 4: 512 columns a device, then half a pair of tiles.
+    Over 32 devices at once it would lie the other way.
+    """
+    mesh, sides = mesh_of("v5p-64", {"data": 8, "model": 4}), ((1,), (0,))
+    second = ScatteredArray((14336, 512), 1, 16, sides)
+    assert stays_scatter(find_profile(mesh.chip), mesh, (1,), second)
+    assert not stays_scatter(find_profile(mesh.chip), mesh, (1,), replace(second, begun=(14336, 512)))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ class CompilerProfile:
             fraction of the time to write it to device memory.
         product_bits: bits of an f32 element that a contraction multiplies by default.
         scatter_bytes: a scatter sorts its indices if its operand has at least this many bytes, see `dims_of_rows`.
+        scatter_tiles: f32 tiles that all parts of the columns of a reduce-scatter take together, see `reduce_scatter`.
         combined_bytes: collectives of one kind that nothing waits for are combined up to about this many bytes.
         temporary_growth: bytes of this compiler's temporaries over those that the rules count.
         peak_error: 90th percentile of the relative error of predicted peaks on the test points.
@@ -119,6 +120,7 @@ class CompilerProfile:
     packed_part: float = 0.75
     product_bits: int = 16
     scatter_bytes: float = 16 * 2**20
+    scatter_tiles: int = 1824
     combined_bytes: float = 30 * 2**20
     temporary_growth: float = 1.0
     peak_error: float = 0.20

@@ -10,8 +10,10 @@ v6e:
 * That holds where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as
   they are, and so have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is
   neither rows nor columns nor the outermost one cannot be scattered.
-* Columns that are not scattered themselves are taken in equal parts of 32 to 228 tiles a stream, or an all-reduce
-  stays: a vocabulary of 30,522 takes 239 tiles, a prime; 50,257 takes 3 x 131. (Right for 34 of 40 vocabularies.)
+* Columns that are not scattered themselves are taken in equal parts that fit in the kernel's memory beside those of the
+  other devices, or an all-reduce stays. Their tiles are divided by primes up to 19 for that: over 8 devices of a v5p a
+  part has at most 152 tiles, a vocabulary of 128,256 takes 2 x 3 x 167 and does not fit, 50,257 takes 3 x 131 and does.
+  (Right for all of 560 vocabularies over 8 devices, and for the largest primes over 2 to 16.)
 * Vectors, matrices of fewer rows than a tile has, pieces inside a dimension of size 1, and f16 (with which no TPU
   computes) stay all-reduces. So does what is summed over a whole slice, of three dimensions or a square one of at least
   4 x 4, which uses all links.
@@ -27,7 +29,8 @@ Tiles depend on the order of an array's dimensions in memory:
 * A tied table's gradient has the order of what it updates if that is three arrays (AdamW's), else the order that suits
   the first reduction. (Right in 86 of 90 FSDP steps.)
 * Elsewhere (in loops, between layers) columns are the last dimension, unless the product is transposed and each device
-  would get half a pair of bf16 tiles of it. Rows that were longer before they were scattered are preferred.
+  would get half a pair of bf16 tiles of it in the first of two reductions. Rows that were longer before they were
+  scattered are preferred.
 * An array that is no product is row-major, or has the order of what it updates, or of the product that it is added to
   (the gradients of a table that a loop looks up and multiplies by).
 
@@ -60,7 +63,8 @@ STREAMS, SQUARE_STREAMS = 2, 4  # that run at once around a ring, and around fou
 GROWTH = 1.5  # a shard is padded if it grows by less than this factor
 NEARLY, NEAR_TIE = 1.1, 1.01  # orders of dimensions, of a gradient's too, with so many more tiles count as equal
 SQUARE_EDGE = 4  # the shortest edge of a square slice that is reduced by an all-reduce that uses all links
-PART = 32, 228  # fewest and most tiles of the equal parts into which the columns of wide arrays are divided
+PART_PRIMES = 2, 3, 5, 7, 11, 13, 17, 19  # by which the columns of wide arrays are divided into equal parts
+PART_BUFFERS = 4  # of a part that a kernel has beside those for each device
 TIED_ARRAYS = 3  # a tied table's gradient has the dimension order of the arrays it updates if there are so many
 Ends = tuple[int, int]  # (dimension of the rows, dimension of the columns)
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the one operand they come from
@@ -76,6 +80,7 @@ class ScatteredArray:
         sides: for a contraction's result, its dimensions by the operand they come from.
         pieces: for a gradient that updates stored arrays, local shapes after the first and after the last reduction;
             else empty.
+        begun: local shape after the first reduction; empty: after this one.
     """
 
     shape: tuple[int, ...]
@@ -83,6 +88,7 @@ class ScatteredArray:
     bits: int
     sides: Sides = ((), ())
     pieces: tuple[tuple[int, ...], ...] = ()
+    begun: tuple[int, ...] = ()
 
 
 def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], array: ScatteredArray) -> bool:
@@ -93,7 +99,7 @@ def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], a
     if count == mesh.slice_devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= SQUARE_EDGE)):
         return False
     streams = SQUARE_STREAMS if is_square(mesh, axes, count) else STREAMS
-    return _comes_apart(array, count, streams)
+    return _comes_apart(array, count, streams, profile.scatter_tiles // (count + PART_BUFFERS))
 
 
 def is_square(mesh: Mesh, axes: tuple[int, ...], count: int) -> bool:
@@ -113,8 +119,8 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
 
 
 @lru_cache(maxsize=50_000)
-def _comes_apart(array: ScatteredArray, count: int, streams: int) -> bool:
-    """Whether every device gets whole tiles, the same number for each stream."""
+def _comes_apart(array: ScatteredArray, count: int, streams: int, most: int) -> bool:
+    """Whether every device gets whole tiles, the same number for each stream. most: tiles in a part of the columns."""
     shape, dim, packed = array.shape, array.dim, _packed(array)
     if len(shape) < 2 or shape[dim] % count:
         return False
@@ -125,7 +131,7 @@ def _comes_apart(array: ScatteredArray, count: int, streams: int) -> bool:
         return False
     if dim == column:
         return piece[column] % (LANES * packed) == 0
-    if not _in_equal_parts(ceil(piece[column] / LANES)):
+    if not _in_equal_parts(ceil(piece[column] / LANES), most):
         return False
     inside = prod(shape[d] for d in order[: order.index(dim)])
     if dim == order[0] or (dim in majors and inside == 1):
@@ -135,11 +141,12 @@ def _comes_apart(array: ScatteredArray, count: int, streams: int) -> bool:
     return dim == row and inside > 1 and piece[row] % (ROWS * packed) == 0
 
 
-def _in_equal_parts(columns: int) -> bool:
-    """Whether the column tiles of one stream are few, or divide into equal parts of an allowed size."""
-    fewest, most = PART
-    of_stream = columns if columns % 2 else columns // 2
-    return of_stream <= most or any(of_stream % part == 0 for part in range(fewest, most + 1))
+def _in_equal_parts(columns: int, most: int) -> bool:
+    """Whether so many tiles of columns divide into equal parts of at most `most`."""
+    for prime in PART_PRIMES:
+        while columns > most and columns % prime == 0:
+            columns //= prime
+    return columns <= most
 
 
 def _packed(array: ScatteredArray) -> int:
@@ -152,7 +159,7 @@ def _order(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
     if array.pieces:
         return _order_of_gradient(array, piece)
     dims = range(len(piece))
-    return _ending_in(dims, _ends_of_product(array, piece)) if all(array.sides) else tuple(dims)
+    return _ending_in(dims, _ends_of_product(array, array.begun or piece)) if all(array.sides) else tuple(dims)
 
 
 def _order_of_gradient(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
@@ -270,7 +277,7 @@ class ScatterFates:
         if 0 < arrays < TIED_ARRAYS:
             pieces = pieces[:1]
         bits = DTYPE_BITS.get(value.dtype, 32)
-        array = ScatteredArray(local(sharding), long.index(dims[0]), bits, sides, pieces)
+        array = ScatteredArray(local(sharding), long.index(dims[0]), bits, sides, pieces, local(begun))
         return stays_scatter(self._profile, self._mesh, axes, array)
 
     def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], Sides]:

@@ -65,6 +65,9 @@ SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), SliceGathers(bytes=16 * M
 # with; for all-gathers this holds on v5e only.
 ASYNCHRONOUS = {"v5e": frozenset({"all-gather", "collective-permute"})}
 
+# Tiles of a reduce-scatter in the memory of its kernel, which is twice as large on the newer chips.
+SCATTER_TILES = {"v6e": 3770, "tpu7x": 3770}
+
 PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 
 PASSES = plain.PASSES | {
@@ -92,6 +95,8 @@ SOURCES = {
     "slice_gathers": "`python benchmarks/gathers.py`",
     "product_bits": "XLA's default precision of f32 products on TPUs: one pass in bf16",
     "scatter_bytes": f"segment sums compiled by {VERSION} for v5e: 16 to 512 features, 2,048 to 65,536 rows",
+    "scatter_tiles": f"sums over 2 to 16 devices compiled by {VERSION}: the limit is between the primes "
+    "227 and 229 tiles over 4 devices, 151 and 157 over 8; on v6e and tpu7x 467 and 479, 313 and 317",
     "combined_bytes": "20 all-reduces of 128 KiB became one, and 12 of 4 MiB; the limit is XLA:GPU's default",
     "temporary_growth": "1: the rules are those of XLA:TPU",
     "peak_error": "`python -m benchmarks.real.quick --seconds 0`: 90th percentile of the judge points",
@@ -120,6 +125,7 @@ def _profile(chip: str) -> CompilerProfile:
         on_chip=ON_CHIP.get(chip, OnChip()),
         slice_gathers=SLICE_GATHERS.get(chip, SliceGathers()),
         packed_part=PACKED_PART.get(chip, 0.75),
+        scatter_tiles=SCATTER_TILES.get(chip, 1824),
         sources=sources,
     )
 
