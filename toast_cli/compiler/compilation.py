@@ -18,7 +18,17 @@ from toast_cli.compiler.fusion_rules import written_parts
 from toast_cli.compiler.gpu_libraries import ScatterStart, scatter_starts
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernels import MemoryForm, kernels
-from toast_cli.compiler.layouts import Sides, Tiling, dims_of_rows, paddings, returned_products, tile_of, tilings
+from toast_cli.compiler.layouts import (
+    RowCopy,
+    Sides,
+    Tiling,
+    dims_of_rows,
+    paddings,
+    returned_products,
+    row_copies,
+    tile_of,
+    tilings,
+)
 from toast_cli.compiler.liveness import Lives, find_lives
 from toast_cli.compiler.on_chip import elapsed_seconds
 from toast_cli.compiler.profile import CompilerProfile
@@ -37,7 +47,7 @@ class Compilation:
             its bits that is written, see `written_parts`.
         early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
             `scatter_starts`. returned: by value, see `returned_products`. convolved: by value, see
-            `convolved_arguments`.
+            `convolved_arguments`. row_copies: by value, see there.
         needs: see `Narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [ticks] see `on_chip`.
     """
@@ -52,6 +62,7 @@ class Compilation:
     started: dict[int, ScatterStart]
     returned: dict[int, Sides]
     convolved: dict[int, ConvolvedArgument]
+    row_copies: dict[int, tuple[RowCopy, ...]]
     needs: Narrowing
     kernels: list[Kernel | None]
     lives: Lives
@@ -63,11 +74,13 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     alone."""
     tile = tile_of(profile)
     rows = dims_of_rows(program, profile)
-    tiled = tilings(program, tile, chosen="tile-dimensions" in profile.passes, rows=rows)
+    copied = row_copies(program, profile)
+    gathered = {value: copy.rows for value, (copy, *_) in copied.items() if copy.gathered}
+    tiled = tilings(program, tile, chosen="tile-dimensions" in profile.passes, rows=rows, gathered=gathered)
     stored = materialised(program, free, profile)
     written = materialised(program, free, profile, most=False)
     tiled_rows = default_layouts(program, tile) if "tile-dimensions" in profile.passes else {}
-    tiled_rows |= {value: tiled[value] for value in rows if not tiled[value].copies}
+    tiled_rows |= {value: tiled[value] for value in {**rows, **gathered} if not tiled[value].copies}
     form = MemoryForm(paddings(program, tiled, tile), written_parts(program, written, profile), tiled_rows)
     done = kernels(program, written, free, profile, form)
     parts = written_parts(program, stored, profile)
@@ -83,6 +96,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         started=scatter_starts(program, free, lives, profile),
         returned=returned_products(program, stored, profile),
         convolved=convolved_arguments(program, stored, lives, profile),
+        row_copies=copied,
         needs=Narrowing(program, profile),
         kernels=done,
         lives=lives,

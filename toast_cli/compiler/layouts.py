@@ -19,6 +19,7 @@ from toast_cli.compiler.profile import CompilerProfile, TileShape
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import (
     ARGUMENT,
+    CARRY,
     CONCATENATE,
     CONVOLUTION,
     DOT_GENERAL,
@@ -38,13 +39,15 @@ class Tiling:
     """Possible tilings of an array. dims: dimensions that may be one of the two innermost; () if the array keeps the
     tiles of another, with its growth `fixed`. copies: this holds for copies only; the array itself is an argument, in
     the tiles that waste least. lanes: those of `dims` that may be the innermost; (): any. default_bits: of an element,
-    if the last two dimensions are innermost, see `short_tiles`."""
+    if the last two dimensions are innermost, see `short_tiles`. unless_narrow: any dimensions are innermost where tiles
+    of `dims` waste too much, see `are_narrow`."""
 
     dims: Dims
     fixed: float = 1.0
     copies: bool = False
     lanes: Dims = ()
     default_bits: int = 0
+    unless_narrow: bool = False
 
 
 UNTILED = Tiling(())
@@ -58,9 +61,17 @@ def tile_of(profile: CompilerProfile) -> TileShape:
 def paddings(program: Program, tiled: list[Tiling], tile: TileShape) -> list[float]:
     """[values] elements in memory over elements of the whole arrays."""
     return [
-        growth(value.shape, it.dims, tile, lanes=it.lanes) if it.dims and not it.copies else it.fixed
+        growth_in(value.shape, it, tile) if it.dims and not it.copies else it.fixed
         for value, it in zip(program.values, tiled, strict=True)
     ]
+
+
+def growth_in(shape: Dims, tiling: Tiling, tile: TileShape, like: Dims | None = None) -> float:
+    """`growth` of a local shape in these tiles."""
+    wasted = growth(shape, tiling.dims, tile, like=like, lanes=tiling.lanes)
+    if tiling.unless_narrow and are_narrow(wasted, tiling.dims):
+        return growth(shape, tuple(range(len(shape))), tile, like=like)
+    return wasted
 
 
 def growth(
@@ -109,7 +120,12 @@ def _padded(size: float, tile: int) -> float:
 
 
 def tilings(
-    program: Program, tile: TileShape, *, chosen: bool = True, rows: Mapping[int, Dims] = MappingProxyType({})
+    program: Program,
+    tile: TileShape,
+    *,
+    chosen: bool = True,
+    rows: Mapping[int, Dims] = MappingProxyType({}),
+    gathered: Mapping[int, Dims] = MappingProxyType({}),
 ) -> list[Tiling]:
     """[values] tiling of each on a chip with these tiles.
 
@@ -119,7 +135,7 @@ def tilings(
     its operand, but a dimension that is split in the middle of a tile (channels into groups) is not innermost.
 
     chosen: apply these rules, else take any two dimensions that waste least. rows: value -> the dimensions along which
-    its rows run, see `dims_of_rows`.
+    its rows run, see `dims_of_rows`. gathered: the same of what is gathered from arguments, see `row_copies`.
     """
     if tile == UNPADDED:
         return [UNTILED] * len(program.values)
@@ -141,7 +157,7 @@ def tilings(
     for op in reversed(program.ops):
         if _follows(op):
             _carry_over(program, op, allowed, forward=False)
-    found, ops, producer = [], program.ops, program.producer
+    found, ops, producer, returned = [], program.ops, program.producer, {r.value for r in program.results}
     for number, value in enumerate(program.values):
         if ops[producer[number]].name == ARGUMENT:
             found.append(Tiling(allowed[number] or (), copies=True))
@@ -150,8 +166,11 @@ def tilings(
             along = rows[number]
             found.append(Tiling(tuple(range(len(value.shape))), lanes=along) if len(along) == 1 else Tiling(along))
             continue
+        if number in gathered:
+            found.append(Tiling(gathered[number], unless_narrow=True))
+            continue
         dims, reshape = allowed[number], reshaped[number]
-        if dims is None and reshape:
+        if dims is None and reshape and number not in returned:
             source = reshape.operands[0]
             shape = program.values[source].shape
             found.append(
@@ -294,6 +313,106 @@ def _rows_of(
     rows = tuple(d for d, factors in enumerate(rule[0]) if shape[d] > 1 and (table - indices).intersection(factors))
     if rows and len(shape) > 1:
         yield value, rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowCopy:
+    """A copy of an array into tiles of its rows.
+
+    Attributes:
+        rows: the dimensions along which a row runs. updated: a scatter writes the copy, and what it wrote is copied
+            back.
+        gathered: the array is what a gather made, in tiles of its rows, and not a table. merged: its dimension that is
+            in the lanes of a copy where the rows are too narrow for that.
+        runs: copies made in one run of the program.
+    """
+
+    rows: Dims
+    updated: bool
+    gathered: bool
+    merged: Dims
+    runs: float
+
+
+def row_copies(program: Program, profile: CompilerProfile) -> dict[int, tuple[RowCopy, ...]]:
+    """Value -> its copies into tiles of rows.
+
+    Arguments lie in the tiles that waste least, and a table of narrow rows has its looked-up dimension in the lanes. A
+    gather reads a copy with a row's dimensions innermost, unless these are too narrow (see `are_narrow`); a scatter of
+    rows of several dimensions always writes such a copy, with their last two innermost. A product of batches reads
+    another copy of what was gathered; where the rows are too narrow and a reshape merges looked-up dimensions with one
+    of a row, that one is in the lanes. Pages bf16[65536, 16, 4, 16] take 128 MiB, and 1,024 for a scatter; 65,536 that
+    are gathered take 1,024 for the reshape. Seen in gathers and scatters of rows of 8 to 128 bf16 and f32, and of 2 to
+    128 times as many, on v5e (libtpu 0.0.42.1).
+    """
+    found: dict[int, list[RowCopy]] = {}
+    if "lookup-rows" not in profile.passes:
+        return {}
+    tables = _as_arguments(program)
+    for op in program.ops:
+        if not op.kind.lookup or op.operands[0] not in tables or len(op.rule.operands) < _UPDATES:
+            continue
+        table, updated, (result,) = op.operands[0], op.name == SCATTER, op.results
+        moved = op.rule.operands[_UPDATES] if updated else op.rule.results[0]
+        factors = {f for dim in moved for f in dim}
+        rows, along = (
+            tuple(d for _, dims in _rows_of(program, op, value, (rule,)) for d in dims if factors.intersection(rule[d]))
+            for value, rule in ((table, op.rule.operands[0]), (result, op.rule.results[0]))
+        )
+        if updated and len(rows) > 1:
+            found.setdefault(table, []).append(RowCopy(rows[-2:], True, False, (), 2.0 * op.trips))
+        elif rows and not updated and not any(copy.rows == rows for copy in found.get(table, [])):
+            found.setdefault(table, []).append(RowCopy(rows, False, False, (), op.trips))
+        if along and not updated:
+            batched, merged = _meets_batches(program, result, along)
+            found[result] = [RowCopy(along, False, True, merged, op.trips if batched else 0.0)]
+    return {value: tuple(copies) for value, copies in found.items()}
+
+
+def are_narrow(wasted: float, rows: Dims) -> bool:
+    """Whether a gather does without tiles of rows, which take `wasted` times the elements."""
+    return wasted > 4.0 or (wasted == 4.0 and len(rows) == 1)
+
+
+def copied_rows(shape: Dims, copy: RowCopy, tile: TileShape, bits: int) -> tuple[float, float]:
+    """(elements over those of a local shape, tiles) of a copy of rows; (0, 0) if there is none."""
+    wasted, lanes = growth(shape, copy.rows, tile), innermost_dims(shape, tile, bits)[0]
+    if not copy.runs or (wasted == 1.0 if copy.gathered else lanes in copy.rows):
+        return 0.0, 0.0
+    if not copy.updated and are_narrow(wasted, copy.rows):
+        wasted = growth(shape, tuple(range(len(shape))), tile, lanes=copy.merged) if copy.merged else 0.0
+    height = _rows(shape[copy.rows[0]], tile[0]) if copy.updated else tile[0]
+    return wasted, wasted * prod(shape) / min(height, tile[0]) / tile[1]
+
+
+def _as_arguments(program: Program) -> set[int]:
+    """Values that lie as arguments of their shape do: these, parts of them, and their updates."""
+    found = {argument.value for argument in program.arguments}
+    for op in program.ops:
+        part = op.name in (CARRY, RESHAPE) or op.kind.updates or (op.kind.takes_part and not op.kind.lookup)
+        if part and op.operands and op.operands[0] in found:
+            found.update(op.results[:1])
+    return found
+
+
+def _meets_batches(program: Program, value: int, rows: Dims) -> tuple[bool, Dims]:
+    """Whether products of batches read a gathered value, and its row dimension that reshapes on the way merge."""
+    merged: Dims = ()
+    for number, position in program.users[value]:
+        reader = program.ops[number]
+        if reader.kind.contraction and not _by_vector(reader) and len(reader.rule.operands) == 2:
+            left, right, out = (
+                {f for dim in dims for f in dim} for dims in (*reader.rule.operands, reader.rule.results[0])
+            )
+            if left & right & out:
+                return True, merged
+        elif reader.kind.view_or_convert and reader.rule.results:
+            if reader.name == RESHAPE:
+                last = {factors[-1] for factors in reader.rule.results[0] if len(factors) > 1}
+                merged = tuple(d for d in rows if last.intersection(reader.rule.operands[position][d]))
+            if _meets_batches(program, reader.results[0], ())[0]:
+                return True, merged
+    return False, ()
 
 
 Sides = tuple[Dims, Dims]

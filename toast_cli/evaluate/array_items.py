@@ -13,7 +13,7 @@ from typing import Any
 from toast_cli.compiler.collectives import Narrowing
 from toast_cli.compiler.compilation import Compilation
 from toast_cli.compiler.kernels import Making, making_whole
-from toast_cli.compiler.layouts import Tiling
+from toast_cli.compiler.layouts import RowCopy, Tiling
 from toast_cli.compiler.space_to_batch import Images
 from toast_cli.dimensions.model import FactorKind
 from toast_cli.plan.loop_reads import LOOP_READS
@@ -63,6 +63,7 @@ class ArrayItem:
         pattern, result: the pattern that makes them, and the number of its result.
         bytes: of one whole array. written_bytes: the same as it is stored in memory, see `written_parts`.
         shape, tiling: they decide how much memory the array takes, see `layouts`. images: see `space_to_batch`.
+        row_copies: see there.
         free: it is derived from constants alone. stored: it is written to memory.
         waited_for: its collectives are neither early nor late, see `early_values`.
         readers: those that may need another sharding than it is made in. at_edges: some of them read all of it in each
@@ -81,6 +82,7 @@ class ArrayItem:
     shape: tuple[int, ...]
     tiling: Tiling
     images: Images | None
+    row_copies: tuple[RowCopy, ...]
     free: bool
     stored: bool
     waited_for: bool
@@ -123,6 +125,7 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             program.values[value].shape,
             made.tiled[value],
             made.images[value],
+            made.row_copies.get(value, ()),
             problem.free[value],
             stored[value],
             not (made.early[value] or late[value]),
@@ -141,7 +144,7 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             pattern, k, *measures, left, at_edges, region, costs=sums, values=tuple(values), making=making,
             as_made=len(left) < len(readers),
         )  # fmt: skip
-        costs = item.stored or left or region != NO_REGION
+        costs = item.stored or left or region != NO_REGION or item.row_copies
         items.append(replace(item, costs=True) if costs else item)
     return tuple(items)
 

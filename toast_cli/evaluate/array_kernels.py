@@ -16,6 +16,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.cost.model import CollectiveUse, KernelUse
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.layouts import Layouts
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import EXCHANGE, Copy, moves_of
 from toast_cli.plan.sharding import Sharding, refines, shards
@@ -32,6 +33,7 @@ class ArrayKernels:
         self._attained = profile.attained
         self._elementwise = replace(self._attained, memory=self._attained.elementwise or self._attained.memory)
         self._counts_residents = "resident-kernels" in profile.passes
+        self._layouts, self._turning_cycles = Layouts(problem, profile), profile.turning_cycles
 
     def uses(
         self, item: ArrayItem, made: Sharding, read: Sequence[Sharding], copies: Sequence[Copy]
@@ -43,6 +45,7 @@ class ArrayKernels:
         """
         yield from self._unsliced(item, made, read)
         yield from self._laid_out(item, made, copies)
+        yield from self._into_rows(item, made)
 
     def exchange_uses(self, sent: Iterable[CollectiveUse]) -> Iterator[KernelUse]:
         """The kernels in loops that slice halos out and insert received ones, see `Starts`."""
@@ -104,6 +107,15 @@ class ArrayKernels:
             runs = len(makers) * item.runs_of(places, ahead=ahead)
             seconds = self._seconds(0.0, moved)
             yield KernelUse(makers, COPY, runs, 0.0, runs * moved, runs * seconds)
+
+    def _into_rows(self, item: ArrayItem, made: Sharding) -> Iterator[KernelUse]:
+        """The kernels that copy an array into tiles of its rows, see `row_copies`: each tile is transposed."""
+        chip, producer = self._problem.mesh.chip, self._problem.program.producer
+        makers = tuple([producer[value] for value in item.values])
+        for copy, size, tiles in self._layouts.row_copies(item, made):
+            moved, runs = size + self._layouts.kept(item, made), len(makers) * copy.runs
+            turning = tiles * self._turning_cycles / chip.clock_hertz
+            yield KernelUse(makers, COPY, runs, 0.0, runs * moved, runs * max(turning, self._seconds(0.0, moved)))
 
     def _bytes(self, item: ArrayItem, sharding: Sharding, lane: int) -> tuple[float, float]:
         """Bytes of one device's part of the array, and of the same in tiles that have its rows in the lanes."""

@@ -13,6 +13,7 @@
   `returned_products`);
 * buffers of results that are not made yet (see `waiting_results`), and arguments that are copied for convolutions (see
   `convolved_arguments`);
+* copies into tiles of rows while look-ups read them (see `row_copies`);
 * the peak inside a manual region while it runs.
 
 In: array items with the op shardings around them. Out: bytes and ticks.
@@ -43,6 +44,7 @@ OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "in
 STARTED = "started"  # the initial array of a scatter
 RETURNED = "returned"  # a result copied into other tiles
 CONVOLVED = "convolved"  # an argument copied for convolutions
+ROWS = "rows"  # a copy in tiles of its rows
 WAITING = "waiting"  # the buffer of a result that is not made yet
 
 
@@ -110,6 +112,9 @@ class Buffers:
         sides = self._returned.get(item.values[0])
         if sides and self._layouts.is_copied_to_return(item, sides, made):
             yield RETURNED, self._layouts.kept(item, made)
+        rows = max([size for _, size, _ in self._layouts.row_copies(item, made)], default=0.0)
+        if rows:
+            yield ROWS, rows
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, op_sharding)
         if op_sharding.scattered[item.result] or op_sharding.reduced:
@@ -159,10 +164,16 @@ class Buffers:
         if kind == STARTED:
             return [self._started[value].interval] if value in self._started else []
         made = self._lives.times[self._problem.program.producer[value]]
+        if kind == ROWS and not item.row_copies[0].gathered:
+            ops = self._problem.program.ops
+            read = [
+                self._lives.times[op] for op, at in self._problem.program.users[value] if ops[op].kind.lookup and not at
+            ]
+            return [(min(read), max(read))] if read else []
         if kind == UNCUT:
             last = self._cut_by(value)
             return [(made + 1, last)] if made < last else []
-        return [(made, made)] if kind in (PARTIAL, INSIDE, RETURNED) else self._waiting(item, made, value)
+        return [(made, made)] if kind in (PARTIAL, INSIDE, RETURNED, ROWS) else self._waiting(item, made, value)
 
     def on_host(self, item: ArrayItem, op_sharding: OpSharding) -> tuple[float, list[Interval]]:
         """(bytes of one array, live intervals of the item's arrays in host memory). A result that replaces an argument
@@ -199,7 +210,7 @@ class Buffers:
         """Its name in reports: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind in (STARTED, RETURNED, WAITING, CONVOLVED):
+        if kind in (STARTED, RETURNED, WAITING, CONVOLVED, ROWS):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"

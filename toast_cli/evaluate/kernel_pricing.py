@@ -22,7 +22,7 @@ from toast_cli.compiler.gpu_libraries import (
 )
 from toast_cli.compiler.kernel import Rows
 from toast_cli.compiler.layouts import growth as tiled_growth
-from toast_cli.compiler.layouts import tile_of
+from toast_cli.compiler.layouts import growth_in, tile_of
 from toast_cli.compiler.on_chip import has_small_windows, kept_bytes, kernel_starts
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage, convolved_images
@@ -358,8 +358,8 @@ class WorkPricer:
                     if elementwise:
                         found += part * (short_tiles.slowdown(self._local(shape, sharding), tile, bits) - 1.0)
                     continue
-                here = tiled_growth(self._local(shape, sharding), tiling.dims, tile, lanes=tiling.lanes)
-                found += part * (here / tiled_growth(shape, tiling.dims, tile, lanes=tiling.lanes) - 1.0)
+                here = growth_in(self._local(shape, sharding), tiling, tile)
+                found += part * (here / growth_in(shape, tiling, tile) - 1.0)
             self._growths[key] = found
         return found
 

@@ -6,10 +6,22 @@ In: array items with their shardings. Out: bytes on one device.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil, prod
 
 from toast_cli.compiler.convolutions import ConvolvedArgument
-from toast_cli.compiler.layouts import UNPADDED, Sides, innermost_dims, pieces_are_copied, tile_of
+from toast_cli.compiler.layouts import (
+    UNPADDED,
+    RowCopy,
+    Sides,
+    Tiling,
+    copied_rows,
+    growth_in,
+    innermost_dims,
+    pieces_are_copied,
+    tile_of,
+)
 from toast_cli.compiler.layouts import growth as growth_of_tiles
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.evaluate.array_items import ArrayItem, reader_op
@@ -24,7 +36,7 @@ class Layouts:
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._problem, self._profile = problem, profile
         self._sizes, self._tile = problem.mesh.sizes, tile_of(profile)
-        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
+        self._growths: dict[tuple[tuple[int, ...], Tiling, Sharding, Sharding], float] = {}
 
     def kept(self, item: ArrayItem, made: Sharding) -> float:
         """Bytes on one device of the item's array where it is made, including tile padding and all layouts that are
@@ -41,6 +53,14 @@ class Layouts:
         elements = copied.images.kept(shape, dims, self._tile) if few else prod(shape)
         return elements * (1.0 if few else growth_of_tiles(shape, dims, self._tile)) * copied.bits / 8
 
+    def row_copies(self, item: ArrayItem, made: Sharding) -> Iterator[tuple[RowCopy, float, float]]:
+        """(copy, its bytes on one device, its tiles) of each copy into tiles of rows."""
+        local = self._local_shape(item.shape, made)
+        for copy in item.row_copies:
+            wasted, tiles = copied_rows(local, copy, self._tile, 8 * item.bytes // max(1, prod(item.shape)))
+            if tiles:
+                yield copy, wasted * item.written_bytes / shards(made, self._sizes), tiles
+
     def is_copied_to_return(self, item: ArrayItem, sides: Sides, made: Sharding) -> bool:
         """Whether a contraction's result is returned in tiles that the contraction does not write."""
         local, bits = self._local_shape(item.shape, made), 8 * item.bytes // max(1, prod(item.shape))
@@ -55,11 +75,11 @@ class Layouts:
         dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
         if not dims:
             return size / shards(sharding, self._sizes) * tiling.fixed
-        key = (item.shape, dims, tiling.lanes, sharding, made)
+        key = item.shape, replace(tiling, dims=dims), sharding, made
         found = self._growths.get(key)
         if found is None:
             cut, source = (self._local_shape(item.shape, at) for at in (sharding, made))
-            found = self._growths[key] = growth_of_tiles(cut, dims, self._tile, like=source, lanes=tiling.lanes)
+            found = self._growths[key] = growth_in(cut, key[1], self._tile, source)
         return size / shards(sharding, self._sizes) * found
 
     def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:

@@ -161,7 +161,7 @@ class ShareMemo:
         # For partial results the whole op sharding matters, not only the final sharding.
         partial = op_sharding.reduced or op_sharding.scattered[item.result]
         inside = item.region >= 0
-        if not (item.stored or partial or inside) and shardings.count(made) == len(shardings):
+        if not (item.stored or partial or inside or item.row_copies) and shardings.count(made) == len(shardings):
             return NOTHING  # nobody stores or moves it
         key: tuple[int | Sharding, ...] = (
             item.values[0],
