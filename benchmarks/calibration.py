@@ -23,12 +23,11 @@ from benchmarks.calibrate_memory import TABLE
 from benchmarks.common import Row, markdown_table, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.plot import scatter
-from toast_cli.compiler.profiles import find_profile
+from toast_cli.compiler.memory_fit import UNSURE, fit_of, peak_error
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.hardware import Mesh, find_preset
+from toast_cli.plan.problem import Problem
 
 GIB = 2.0**30
-PEAK_ERROR = find_profile(find_preset("v4").chip).peak_error
 START, END = "<!-- memory: written by benchmarks/calibration.py -->", "<!-- memory: end -->"
 POINTS = {
     "program": "{program}", "split": "{split}", "slice": "{slice}", "plan": "{plan}", "arguments": "{argument_gib:.3f}",
@@ -73,17 +72,18 @@ def predict(points: list[Point], folder: Path = FOLDER) -> tuple[list[Row], int]
                 stale += 1
                 continue
             cost = evaluator.exact_cost(plan)
-            rows.append(row_of(point, cost.peak_bytes, cost.argument_bytes, problem.mesh))
+            rows.append(row_of(point, cost.peak_bytes, cost.argument_bytes, problem))
     return rows, stale
 
 
-def row_of(point: Point, predicted: float, arguments: float, mesh: Mesh) -> Row:
-    needed, usable = point["needed_bytes"], mesh.chip.memory_bytes - mesh.chip.reserved_bytes
+def row_of(point: Point, predicted: float, arguments: float, problem: Problem) -> Row:
+    needed, chip = point["needed_bytes"], problem.mesh.chip
     return {
         "program": point["program"], "split": PROGRAMS[point["program"]].split, "slice": point["slice"],
         "plan": point["plan"], "argument_gib": arguments / GIB, "predicted_gib": predicted / GIB,
         "needed_gib": needed / GIB, "error": predicted / needed - 1, "astray": point["astray"],
-        "usable_gib": usable / GIB,
+        "usable_gib": (chip.memory_bytes - chip.reserved_bytes) / GIB,
+        "peak_error": peak_error(problem.program, problem.mesh),
     }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def verdicts(rows: list[Row]) -> tuple[int, int, int]:
     for row in rows:
         limit, predicted, needed = row["usable_gib"], row["predicted_gib"], row["needed_gib"]
         same = (predicted <= limit) == (needed <= limit)
-        remarked = limit * (1 - PEAK_ERROR) < predicted <= limit
+        remarked = fit_of(predicted, limit, row["peak_error"]) == UNSURE
         agreed += same
         warned += not same and remarked
         wrong += predicted <= limit and needed > 1.05 * limit and not remarked

@@ -91,7 +91,7 @@ def test_what_the_compiler_says_it_needs() -> None:
 
 def row(error: float, split: str = "test", **more: object) -> Row:
     return {"program": "p", "slice": "v4-8", "plan": "fsdp", "split": split, "error": error,
-            "needed_gib": 1.0, "predicted_gib": 1 + error, "usable_gib": 30.0} | more  # fmt: skip
+            "needed_gib": 1.0, "predicted_gib": 1 + error, "usable_gib": 30.0, "peak_error": 0.2} | more  # fmt: skip
 
 
 def test_errors_are_summed_up_by_split_and_program() -> None:

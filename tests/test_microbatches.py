@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from jax import lax
 from programs import arg, source_of
 
 from toast_cli import xla
+from toast_cli.compiler.memory_fit import RISK
 from toast_cli.frontend import Source
 from toast_cli.levers import batch_parts, with_microbatches
+from toast_cli.pipeline import Request, partition
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import input_sets
 
@@ -327,6 +330,46 @@ def test_it_is_chosen_only_where_nothing_else_fits(wide: str, tmp_path: Path) ->
     code, stopped = run(2**16)
     assert code == 3 and stopped["program"]["microbatches"] == 1 and not out.exists()
     assert any(note.startswith("cannot be made to fit") for note in stopped["analysis"]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("share", "risk", "microbatches", "notice"),
+    [
+        (1 / 1.1, RISK, 2, "made to fit: --microbatches 2: +"),  # the plan as written exceeds the limit by 10 %
+        (1.1, RISK, 2, "made to fit: --microbatches 2: +"),  # it may not fit, and what surely fits is hardly slower
+        (1.1, 0.0, 1, "surely fits: --microbatches 2: +"),
+    ],
+)
+def test_a_plan_that_may_not_fit_gives_way_to_one_that_surely_does(
+    share: float, risk: float, microbatches: int, notice: str, wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toast_cli.search.objective.RISK", risk)
+    request = Request(wide, "v5e-8", "x=8", iterations=60)
+    peak = partition(request, annotated=False).report.predicted.peak_bytes
+    report = partition(replace(request, memory_limit=int(share * peak)), annotated=False).report
+    assert report.program.microbatches == microbatches
+    assert report.fit == ("yes" if microbatches > 1 else "unsure")
+    assert any(note.startswith(notice) for note in report.analysis.notes)
+
+
+def test_a_plan_for_a_rewritten_program_says_so_everywhere(
+    wide: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [wide, "--mesh", "v5e-8", "--mesh-shape", "x=8", "--memory-limit", "500MiB", "--iterations", "60"]
+    shardings, table = tmp_path / "shardings.py", tmp_path / "sweep.csv"
+
+    def said(command: str, *more: str, code: int = 0) -> str:
+        assert toast(command, *options, *more) == code
+        return capsys.readouterr().out
+
+    assert "gathered for their use; in 2 microbatches\n" in said("partition", "--quiet")
+    assert "in 2 microbatches" in said("partition", "-o", str(shardings)).rpartition("wrote")[2]
+    assert shardings.read_text().startswith("# These are shardings of the program in 2 microbatches: ")
+    assert "in 2 microbatches" in said("check")
+    assert "FAILED  fits" in said("check", "--fit", "as-written", code=1)
+    assert "in 2 microbatches" in said("sweep", "--csv", str(table))
+    assert "in 2 microbatches" in table.read_text()
+    assert "★" not in said("sweep", "--fit", "as-written", code=3)
 
 
 def test_a_saved_plan_and_a_report_say_how_many_parts(wide: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether a plan fits is yes, unsure within the measured error of the prediction, or no."""
+"""Whether a plan fits is yes, unsure where the limit is within the measured error of the prediction, or no."""
 
 from __future__ import annotations
 
@@ -6,24 +6,53 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from report_sample import TOO_LARGE, make_report
 
 from toast_cli import ask_compiler
 from toast_cli.cli.app import run
-from toast_cli.compiler.profiles import find_profile
+from toast_cli.compiler.memory_fit import fit_of, peak_error
 from toast_cli.confirm.model import Compiled
-from toast_cli.hardware import Mesh, find_preset
+from toast_cli.frontend import load
+from toast_cli.hardware import Mesh, load_spec
 from toast_cli.pipeline import Request, partition
-from toast_cli.report.model import fit_of
+from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts
 
-ERROR = find_profile(find_preset("v5e").chip).peak_error
 TINY = "sample_models/mlp_tiny.mlir"
+ERROR = 0.20  # of a program that needs less than 2 GiB
 
 
 @pytest.mark.parametrize(
-    ("peak", "fit"), [(50, "yes"), (90, "yes"), (91, "unsure"), (100, "unsure"), (110, "unsure"), (111, "no")]
+    ("peak", "fit"), [(50, "yes"), (90, "yes"), (91, "unsure"), (100, "unsure"), (101, "no"), (110, "no")]
 )
 def test_the_limit_and_the_error(peak: float, fit: str) -> None:
-    assert fit_of(peak, 100, 0.1) == fit
+    assert fit_of(peak, 100, 1 / 9) == fit
+
+
+@pytest.mark.parametrize(
+    ("program", "mesh", "limit", "error"),
+    [
+        (TINY, "v5e-16", None, 0.07),
+        (TINY, "h100-8", None, 0.12),
+        (TINY, "v5e-16", 2**30, ERROR),
+        ("sample_models/unet_tiny.mlirbc.zst", "v5e-16", None, 0.25),
+        ("sample_models/unet_tiny.mlirbc.zst", "v5e-16", 2**30, 0.25),
+    ],
+)
+def test_the_error_by_kind_of_program(program: str, mesh: str, limit: int | None, error: float) -> None:
+    assert peak_error(load(program).program, load_spec(mesh).mesh(memory_limit=limit)) == error
+
+
+def test_the_error_of_an_unmeasured_chip() -> None:
+    mesh = load_spec("v5e-16").mesh()
+    assert peak_error(load(TINY).program, replace(mesh, chip=replace(mesh.chip, preset=""))) == 0.25
+
+
+def test_a_compiler_that_knows_no_memory_leaves_the_verdict_to_the_prediction() -> None:
+    row = ConfirmedPlanFacts("search", 0.02, 2**34, "compiled", "", 0.02, 0.01, 0.01, None, None)
+    confirmed = ConfirmationFacts("cpu", "search", [row], 1, 1.0)
+    assert replace(make_report(TOO_LARGE), confirmation=confirmed).fit == "no"
+    known = replace(confirmed, plans=[replace(row, peak_bytes=2**30)])
+    assert replace(make_report(TOO_LARGE), confirmation=known).fit == "yes"
 
 
 class Says:
@@ -45,7 +74,8 @@ class Says:
     [
         (0.5, "auto", 0.5, "yes", False),
         (0.5, "always", 0.5, "yes", True),
-        (1 + ERROR / 2, "never", 9.0, "unsure", False),
+        (1 - ERROR / 2, "never", 9.0, "unsure", False),
+        (1 + ERROR / 2, "never", 0.9, "no", False),
         (1 + ERROR / 2, "auto", 0.9, "yes", True),
         (1 + ERROR / 2, "auto", 1.1, "no", True),
         (1.5, "auto", 0.9, "yes", True),
@@ -70,7 +100,13 @@ def test_who_is_asked_and_what_it_means(
 
 
 @pytest.mark.parametrize(
-    ("share", "code", "said"), [(1 + ERROR / 2, 0, "? may not fit"), (2.0, 3, "✗ does not fit"), (0.5, 0, "")]
+    ("share", "code", "said"),
+    [
+        (1 - ERROR / 2, 0, "? may not fit"),
+        (1 + ERROR / 2, 3, "✗ does not fit"),
+        (2.0, 3, "✗ does not fit"),
+        (0.5, 0, ""),
+    ],
 )
 def test_what_is_written(
     share: float, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -145,12 +145,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """True unless the plan exceeds the device's memory for certain; see `fit`."""
+        """True unless the predicted peak exceeds the memory limit, or a compiler refuses the plan; see `fit`."""
         return self.fit != "no"
 
     @property
     def fit(self) -> str:
-        """Whether it fits: "yes", "unsure" where the limit is within the prediction's measured error, or "no"."""
+        """Whether it fits: "yes", "unsure" where that is within the prediction's measured error, or "no"."""
         return self.report.fit
 
     @property

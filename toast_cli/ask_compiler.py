@@ -41,9 +41,8 @@ def compiler_to_ask(spec: Spec, request: Request) -> CompilerOf | None:
 
 def is_asked(request: Request, variant: Variant) -> bool:
     """True if the compiler must check a plan's memory because the predicted peak is too close to the limit."""
-    problem, peak = variant.evaluator.problem, variant.result.cost.peak_bytes
-    limit, error = problem.mesh.limit_bytes, variant.evaluator.profile.peak_error
-    return request.ask == Ask.always or limit * (1 - error) < peak <= 2 * limit  # beyond that it is hopeless
+    hopeless = variant.result.cost.peak_bytes > 2 * variant.evaluator.problem.mesh.limit_bytes
+    return request.ask == Ask.always or not (variant.surely_fits or hopeless)
 
 
 def choose_by_memory(

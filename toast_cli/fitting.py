@@ -42,8 +42,10 @@ Search = Callable[[Source, Variant, int | None], Variant]
 
 
 def made_to_fit(best: Variant, search: Search, room: float = inf, last: int | None = LAST) -> Variant:
-    """The variant with rematerialisation, microbatches, offloading, or several of these, that fits in memory and is
-    best by the user's goal. If none fits, returns `best`, which does not fit either, with a notice that says why.
+    """The variant with rematerialisation, microbatches, offloading, several of these or none, that fits in memory and
+    is best by the user's goal: one that surely fits, unless one that may not fit is much faster (see
+    `memory_fit.RISK`). A notice states its gain, and what surely fits in its place. If none fits, returns `best`, which
+    does not fit either, with a notice that says why.
 
     Args:
         room: bytes that a plan may need where that is less than the memory limit: a compiler refused `best`.
@@ -51,21 +53,33 @@ def made_to_fit(best: Variant, search: Search, room: float = inf, last: int | No
     """
     if best.result.stopped == "interrupted":
         return best
-    trials = _Trials(best, search, room)
-    fitting = trials.fitting()
-    fitting += trials.offloading(min((one.result.cost.step_seconds for one in fitting), default=inf))
-    if not fitting:
-        notice = f"cannot be made to fit: {'; '.join(trials.whys)}"
-        taken = replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
-        return _interrupted(taken) if trials.interrupted else taken
+    room = min(room, best.allowed_bytes)
+    trials = _Trials(best, search, min(room, best.surely_fitting_bytes))
+    sure = trials.fitting()
+    sure += trials.offloading(min((one.result.cost.step_seconds for one in sure), default=inf))
+    if not sure and not trials.interrupted:
+        trials.room = room
+        trials.fitting()
+    trials.room = room
     reference = best.evaluator.cost(())
-    taken = max(fitting, key=lambda one: one.reward(one.result.plan, one.result.cost, reference))
-    if trials.interrupted:
-        taken = _interrupted(taken)
-    elif taken.result.stopped == "iterations":
-        whole = search(taken.source, taken, last)
-        taken = whole if trials.fits(whole) else taken
-    return _noted(taken, "made to fit", best.result.cost)
+
+    def reward(one: Variant) -> float:
+        return one.reward(one.result.plan, one.result.cost, reference)
+
+    taken = max(filter(trials.fits, trials.tried), key=reward, default=None)
+    if taken is None or (taken is best and not sure):
+        what = "cannot be made to fit" if taken is None else "cannot be made to fit for sure"
+        notice = f"{what}: {'; '.join(dict.fromkeys(trials.whys))}"
+        best = replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
+        return _interrupted(best) if trials.interrupted else best
+    if taken is not best:
+        if taken.result.stopped == "iterations" and not trials.interrupted:
+            whole = search(taken.source, taken, last)
+            taken = whole if trials.fits(whole) else taken
+        taken = _noted(taken, "made to fit", taken, best, "the best plan as written")
+    if sure and not taken.surely_fits:
+        taken = _noted(taken, "surely fits", max(sure, key=reward), taken, "this plan")
+    return _interrupted(taken) if trials.interrupted else taken
 
 
 def _interrupted(variant: Variant) -> Variant:
@@ -74,17 +88,19 @@ def _interrupted(variant: Variant) -> Variant:
 
 
 class _Trials:
-    """Tries variants of a program. whys: why those that do not fit do not. interrupted: whether the user ended it.
+    """Tries variants of a program: one of the rematerialisation policies and a number of microbatches.
 
-    A variant is one of the rematerialisation policies and a number of microbatches.
+    Attributes:
+        room: bytes that a variant may need. tried: variants so far. whys: why those that do not fit do not.
+        interrupted: whether the user ended it.
     """
 
     def __init__(self, best: Variant, search: Search, room: float) -> None:
-        self._source, self._search, self._room, self._last = best.source, search, room, best
-        self._tried = [best]
+        self._source, self._search, self._last = best.source, search, best
+        self.room, self.tried = room, [best]
         self.whys: list[str] = []
         self.interrupted = False
-        self._allowed = min(room, best.allowed_bytes)
+        self._looked: dict[tuple[int, int], Variant | None] = {}  # number of a policy, of microbatches -> its variant
         self._programs: dict[int, Source | None] = {0: best.source}  # number of a policy -> the program under it
         self._costs: dict[int, Cost] = {0: best.result.cost}  # number of a policy -> cost without microbatches
         program = best.source.program
@@ -97,7 +113,7 @@ class _Trials:
         self._sums = 1.0 + weights / max(1, sum(size for _, size in sizes))  # arguments and gradients, over arguments
 
     def fits(self, one: Variant) -> bool:
-        return one.result.fits and one.result.cost.peak_bytes <= self._room
+        return one.result.fits and one.result.cost.peak_bytes <= self.room
 
     def fitting(self) -> list[Variant]:
         """Variants that fit: with the fewest microbatches with which any does, and with the next number of them those
@@ -111,12 +127,12 @@ class _Trials:
             if one is None:
                 continue
             peak, ratio = one[1].result.cost.peak_bytes, number / before
-            if peak <= self._allowed:
+            if peak <= self.room:
                 self.whys.append(f"with {options_of(one[1].source)} it breaks a --subject-to bound")
                 return []
             self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one[1].source)}")
             at_best = (ratio * peak - least) / (ratio - 1) if least < inf else 0.0  # linear in the size of a part
-            if self.interrupted or peak > _WORTH_MORE * least or at_best > _NEAR * self._allowed:
+            if self.interrupted or peak > _WORTH_MORE * least or at_best > _NEAR * self.room:
                 return []
             least = peak if number > 1 else inf
         if isinstance(parts, str):
@@ -130,13 +146,13 @@ class _Trials:
         """The policy that needs least memory with so many microbatches, and its variant; None if none is near."""
         policies = [k for k in range(len(self._policies)) if number > 1 or k]
         for k in sorted(policies, key=lambda k: (k not in self._costs, self._expected_bytes(k, number), -k)):
-            if self._expected_bytes(k, number) <= _HOPELESS * self._allowed:
+            if self._expected_bytes(k, number) <= _HOPELESS * self.room:
                 one = self._looked_at(k, number)
                 if one is None:
                     continue
-                near = one.result.cost.peak_bytes <= _NEAR * self._allowed
+                near = one.result.cost.peak_bytes <= _NEAR * self.room
                 if near and not self.fits(one) and not self.interrupted:
-                    one = self._searched(one.source, one, _LONGER) or one
+                    one = self._looked[k, number] = self._searched(one.source, one, _LONGER) or one
                 return k, one
         return None
 
@@ -162,6 +178,11 @@ class _Trials:
 
     def _looked_at(self, k: int, number: int) -> Variant | None:
         """The variant under a policy with so many microbatches, after a few plans; None if there is none."""
+        if (k, number) not in self._looked:
+            self._looked[k, number] = self._glanced_at(k, number)
+        return self._looked[k, number]
+
+    def _glanced_at(self, k: int, number: int) -> Variant | None:
         program = self._program(k)
         if program is None:
             return None
@@ -172,7 +193,6 @@ class _Trials:
         one = self._searched(variant, self._last)
         if one is not None:
             self._last = one
-            self._tried.append(one)
             if number == 1:
                 self._costs[k] = one.result.cost
         return one
@@ -185,6 +205,7 @@ class _Trials:
             self.whys.append(f"{options_of(variant)}: {error.where}: {error.what}")
             return None
         self.interrupted = one.result.stopped == "interrupted"
+        self.tried.append(one)
         return one
 
     def offloading(self, seconds: float) -> list[Variant]:
@@ -193,7 +214,7 @@ class _Trials:
         chip = self._last.evaluator.problem.mesh.chip
         if chip.platform != "tpu" or not chip.host_bytes_per_second or self.interrupted:
             return []
-        tried = [one for one in self._tried if not self.fits(one) and one.result.cost.step_seconds < seconds]
+        tried = [one for one in self.tried if not self.fits(one) and one.result.cost.step_seconds < seconds]
         found: list[Variant] = []
         for like in sorted(tried, key=lambda one: one.result.cost.step_seconds):
             variant = with_offload(like.source, Offload.residuals)
@@ -247,8 +268,9 @@ def made_faster(best: Variant, search: Search) -> Variant:
         return best
     variant = with_recompute(best.source, Recompute.all_but_weight_products)
     found = best if isinstance(variant, str) else search(variant, best, None)
-    faster = found.result.cost.step_seconds <= (1.0 - PARTED) * best.result.cost.step_seconds
-    return _noted(found, "made faster", best.result.cost) if found.result.fits and faster else best
+    reference = best.evaluator.cost(())
+    worth, known = (one.reward(one.result.plan, one.result.cost, reference) for one in (found, best))
+    return _noted(found, "made faster", found, best, "the best plan as written") if worth >= known + PARTED else best
 
 
 def options_of(source: Source) -> str:
@@ -262,13 +284,10 @@ def options_of(source: Source) -> str:
     return " ".join(f"{name} {value}" for name, value in options.items() if value)
 
 
-def _noted(variant: Variant, what: str, before: Cost) -> Variant:
-    """The variant with a notice that states its gain over the best plan of the program as written."""
-    cost = variant.result.cost
+def _noted(variant: Variant, what: str, of: Variant, against: Variant, name: str) -> Variant:
+    """The variant with a notice that states the gain of a variant (`of`) over another one."""
+    cost, before = of.result.cost, against.result.cost
     slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
     size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
-    notice = (
-        f"{what}: {options_of(variant.source)}: {slower:+.0%} step time, {size} per device, "
-        "against the best plan as written"
-    )
+    notice = f"{what}: {options_of(of.source)}: {slower:+.0%} step time, {size} per device, against {name}"
     return replace(variant, source=replace(variant.source, notices=(notice, *variant.source.notices)))

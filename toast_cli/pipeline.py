@@ -220,8 +220,12 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             return search_variants([variant], SearchSpace(asked, tried, tactics, start=start, tree=not few), tell)[0]
 
         as_written, last = best, LAST if len(meshes) == 1 else None
-        if rewrites and best.exceeds_memory:
-            best, others = made_to_fit(best, again, last=last), []
+        # The compiler, if it is asked, judges a plan near the limit.
+        near = best.result.cost.peak_bytes <= best.allowed_bytes * (1.0 + best.peak_error)
+        judged = near and _compiler_asked(spec, request, best, compiler_of, on_answer) is not None
+        if rewrites and not best.surely_fits and not judged:
+            best = made_to_fit(best, again, last=last)
+            others = others if best.evaluator is as_written.evaluator else []
         if best.result.stopped == "hopeless":
             best = again(best.source, best, None)
         if rewrites and request.fit == Fit.fastest and best.result.fits and best.result.stopped != "interrupted":
@@ -237,7 +241,13 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         with _timed("confirm" if request.confirm else "ask", timings, tell):
             best, confirmation = ask(best, plans, others)
             room, attempts = best.surely_fitting_bytes, _ATTEMPTS if rewrites else 0
-            while confirmation.rejected and attempts and best.result.stopped != "interrupted":
+            # A plan that the compiler refuses, or gives no answer about though it may not fit.
+            while (
+                confirmation.chosen is None
+                and (confirmation.rejected or not best.surely_fits)
+                and attempts
+                and best.result.stopped != "interrupted"
+            ):
                 if options_of(best.source):  # of less memory than the refused variant
                     room = min(room, _LESS * best.result.cost.peak_bytes)
                 rewritten, attempts = made_to_fit(as_written, again, room, last), attempts - 1

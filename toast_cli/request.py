@@ -284,9 +284,8 @@ class Request:
         Fit.auto.value,
         "--fit",
         Fit,
-        "Where no plan fits in memory: stop (as-written), or recompute activations, use microbatches and offload "
-        "residuals (auto); fastest: also save matrix products that the program recomputes, where there is room.",
-        in_projects=False,
+        "Where no plan surely fits in memory: stop (as-written), or recompute activations, use microbatches and "
+        "offload residuals (auto); fastest: also save matrix products that it recomputes, where there is room.",
     )
     microbatches: int | None = _option(
         None,
@@ -295,7 +294,6 @@ class Request:
         "Run the batch in N microbatches one after the other, and add up their gradients.",
         "N",
         least=1,
-        in_projects=False,
     )
 
     recompute: str | None = _option(
@@ -303,7 +301,6 @@ class Request:
         "--recompute",
         Recompute,
         "What the backward pass recomputes of layers: everything, all but products, or all but products with weights.",
-        in_projects=False,
     )
 
     offload: str | None = _option(
@@ -312,7 +309,6 @@ class Request:
         Offload,
         "What to offload to host memory while it is not needed: residuals (saved by a scan over layers), optimizer "
         "state, or both.",
-        in_projects=False,
     )
 
     @property

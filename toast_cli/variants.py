@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from toast_cli.alternatives import KEPT
+from toast_cli.compiler.memory_fit import peak_error
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import Dimensions, analyse
@@ -78,26 +79,26 @@ class Variant:
     strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)
 
     @property
-    def exceeds_memory(self) -> bool:
-        """True if the best plan exceeds the memory limit by more than the prediction's error, or a bound that the user
-        sets on the predicted peak."""
-        limit, error = self.evaluator.problem.mesh.limit_bytes, self.evaluator.profile.peak_error
-        return self.result.cost.peak_bytes > min(limit * (1 + error), self._peak_bound)
-
-    @property
     def allowed_bytes(self) -> float:
         """What a plan's predicted peak may be, by the memory limit and the user's bounds."""
-        return min(self.evaluator.problem.mesh.limit_bytes, self._peak_bound)
+        problem = self.evaluator.problem
+        bounds = [bound.limit for bound in problem.goal.bounds if bound.figure == PEAK_MEMORY]
+        return min(problem.mesh.limit_bytes, *bounds, inf)
 
     @property
     def surely_fitting_bytes(self) -> float:
-        """A predicted peak that fits in memory even if the prediction is off by its error."""
-        return self.evaluator.problem.mesh.limit_bytes * (1 - self.evaluator.profile.peak_error)
+        """A predicted peak that keeps the user's bounds, and fits in memory even if the prediction is off by its
+        error."""
+        return min(self.allowed_bytes, self.evaluator.problem.mesh.limit_bytes / (1.0 + self.peak_error))
 
     @property
-    def _peak_bound(self) -> float:
-        goal = self.evaluator.problem.goal
-        return min((bound.limit for bound in goal.bounds if bound.figure == PEAK_MEMORY), default=inf)
+    def peak_error(self) -> float:
+        problem = self.evaluator.problem
+        return peak_error(problem.program, problem.mesh)
+
+    @property
+    def surely_fits(self) -> bool:
+        return self.result.cost.peak_bytes <= self.surely_fitting_bytes
 
     def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
         """Reward of a plan; comparable between variants of one program. reference: the cost of the empty plan of the

@@ -39,7 +39,9 @@ class Judged:
     stored: bytes | None = None
 
 
-@options.with_options(*options.PLANNING, "strategy", "plan", *options.CONFIRMING, "ask", before="jobs", unset=True)
+@options.with_options(
+    *(*options.PLANNING, *options.REWRITING, "strategy", "plan", *options.CONFIRMING, "ask"), before="jobs", unset=True
+)
 def check(
     programs: Annotated[
         list[str] | None,

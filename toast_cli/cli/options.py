@@ -73,6 +73,7 @@ PLANNING = (
     "mesh_shape", *SEARCH, "seed", "memory_limit", "keep_shardings", "as_written", "pins", "tactics", "minimise",
     "subject_to",
 )  # fmt: skip
+REWRITING = ("fit", "microbatches", "recompute", "offload")
 CONFIRMING = ("confirm", "confirm_with", "confirm_seconds")
 
 

@@ -27,7 +27,7 @@ LEFT_OUT = "shardings of arguments and results only, the compiler finds the othe
 
 
 @options.with_options(
-    *("top", *options.CONFIRMING, "ask", *options.PLANNING, "fit", "microbatches", "recompute", "offload"),
+    *("top", *options.CONFIRMING, "ask", *options.PLANNING, *options.REWRITING),
     *("strategy", "plan", "complete", "kernels", "names", "frames"),
     before="quiet",
     ask=Ask.auto.value,
@@ -153,8 +153,9 @@ def _written(target: Target | None, chosen: Format, report: Report) -> str:
         return "nothing written; -o OUT writes the sharded program" if report.met else ""
     name = "stdout" if target.is_stdout else target.path
     if report.met:
-        left_out = f": {LEFT_OUT}" if chosen in (Format.specs, Format.python) else ""
-        return f"wrote {name} ({chosen.value}){left_out}"
+        rewritten = "; ".join(report.program.rewritten)
+        left_out = LEFT_OUT + (f", and the program {rewritten}, without which it may not fit" if rewritten else "")
+        return f"wrote {name} ({chosen.value})" + (f": {left_out}" if chosen in (Format.specs, Format.python) else "")
     return f"{name} was not written: the plan {'does not fit' if report.fit == 'no' else 'breaks a bound'}"
 
 

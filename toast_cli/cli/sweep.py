@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @options.with_options(
-    *(*options.SEARCH, "keep_shardings", "as_written", "pins", "tactics", "strategy", "minimise", "subject_to"),
+    *(*options.SEARCH, "keep_shardings", "as_written", "pins", "tactics", "strategy", "minimise", "subject_to", "fit"),
     before="jobs",
 )
 def sweep(

@@ -100,7 +100,6 @@ class CompilerProfile:
         scatter_tiles: f32 tiles that all parts of the columns of a reduce-scatter take together, see `reduce_scatter`.
         combined_bytes: collectives of one kind that nothing waits for are combined up to about this many bytes.
         temporary_growth: bytes of this compiler's temporaries over those that the rules count.
-        peak_error: 90th percentile of the relative error of predicted peaks on the test points.
         sources: field -> where its figures come from, and the command that measured them.
     """
 
@@ -123,7 +122,6 @@ class CompilerProfile:
     scatter_tiles: int = 1824
     combined_bytes: float = 30 * 2**20
     temporary_growth: float = 1.0
-    peak_error: float = 0.20
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def without(self, *names: str) -> CompilerProfile:

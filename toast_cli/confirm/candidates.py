@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from toast_cli.alternatives import different_plans, name_of, simplest
+from toast_cli.compiler.memory_fit import surely_fitting_bytes
 from toast_cli.confirm.model import Candidate
 from toast_cli.cost.corrections import Corrections
 from toast_cli.evaluate.evaluator import Evaluator
@@ -40,7 +41,7 @@ def safer_plans(evaluator: Evaluator, result: SearchResult) -> list[Plan]:
     problem = evaluator.problem
     plans = dict.fromkeys((*result.seen, *strategies(problem).values()))
     known = {plan: evaluator.exact_cost(plan, learn=False) for plan in plans}
-    sure = problem.mesh.limit_bytes * (1 - evaluator.profile.peak_error)
+    sure = surely_fitting_bytes(problem.program, problem.mesh)
     smaller = [plan for plan, cost in known.items() if cost.peak_bytes < result.cost.peak_bytes]
     safe = [plan for plan in smaller if known[plan].peak_bytes <= sure]
     fastest = sorted(safe, key=lambda plan: known[plan].step_seconds)[:1]

@@ -78,7 +78,8 @@ class Confirmer:
         """
         self._start = time.monotonic()
         self._rows: dict[str, ConfirmedRow] = {}  # by written program, in order of arrival
-        self._objective = Objective(self.evaluator.problem, self.evaluator.cost(self.evaluator.problem.fixed))
+        problem = self.evaluator.problem
+        self._objective = Objective(problem, self.evaluator.cost(problem.fixed), compiled=True)
         rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
         while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:
             best = self._best()

@@ -93,12 +93,16 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
 
 def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
     """The module for Python, with the kernels' lines in comments: shardings of arguments and results do not determine
-    them."""
+    them, nor what toast rewrote in the program."""
     lines = [f"# {words(one.location)}\n#     {words(one.line)}\n" for one in kernel_lines(source, lowered)]
     head = (
         "\n# XLA runs these kernels whole on every device unless the program calls them like this:\n" if lines else ""
     )
-    return (snippet(boundary_specs(source, lowered)) + head + "".join(lines)).encode()
+    rewritten = "; ".join(source.program.rewritten)
+    notice = (
+        f"# These are shardings of the program {rewritten}: the program as written needs more.\n" if rewritten else ""
+    )
+    return (notice + snippet(boundary_specs(source, lowered)) + head + "".join(lines)).encode()
 
 
 def _is_split(lowered: PartitionedProgram, number: int, operands: tuple[int, ...]) -> bool:

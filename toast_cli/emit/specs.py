@@ -139,6 +139,7 @@ def emit_specs(source: Source, lowered: PartitionedProgram) -> bytes:
     """The specs as JSON, one array a line."""
     specs = boundary_specs(source, lowered)
     head = {"schema": SCHEMA, "program": specs.program, "mesh": {"axes": specs.axes}}
+    head |= {"rewritten": source.program.rewritten} if source.program.rewritten else {}
     lists = {"arguments": specs.arguments, "results": specs.results}
     fields = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     for key, named in lists.items():

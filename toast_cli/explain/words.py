@@ -29,8 +29,12 @@ _NUMBERED = re.compile(r"_\d+$")
 
 def summary(problem: Problem, plan: Plan) -> str:
     """E.g. "FSDP 8 × tensor 2: batch over data; heads, ff and vocab over model; weights sharded over data (ZeRO-3)".
-    It describes the partitioned program; decisions without effect are left out.
+    It describes the partitioned program; decisions without effect are left out. What toast rewrote comes last.
     """
+    return "; ".join([_split_text(problem, plan), *problem.program.rewritten])
+
+
+def _split_text(problem: Problem, plan: Plan) -> str:
     if not plan:
         return "everything replicated"
     found = strategy_of(problem, plan)

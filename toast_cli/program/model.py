@@ -326,6 +326,16 @@ class Program:
     recompute: str = ""
     offload: str = ""
 
+    @property
+    def rewritten(self) -> list[str]:
+        """How toast changed what the user's program computes, and where it keeps it, in words: "in 2 microbatches"."""
+        host = "residuals and optimizer state" if self.offload == "all" else self.offload.replace("-", " ")
+        return [
+            *([f"in {self.microbatches} microbatches"] if self.microbatches > 1 else []),
+            *([f"{self.recompute.replace('-', ' ')} recomputed"] if self.recompute else []),
+            *([f"{host} offloaded"] if host else []),
+        ]
+
     @cached_property
     def producer(self) -> list[int]:
         """[values] number of the op that defines each value."""

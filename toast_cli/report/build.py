@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from math import inf, prod
 
-from toast_cli.compiler.profiles import find_profile, version_note
+from toast_cli.compiler.memory_fit import peak_error
+from toast_cli.compiler.profiles import version_note
 from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, side_texts, summary
@@ -82,6 +83,7 @@ def build_report(
             program.microbatches,
             program.recompute,
             program.offload,
+            program.rewritten,
         ),
         MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
         PlanFacts(
@@ -155,7 +157,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         tokens_of(problem) / cost.step_seconds if cost.step_seconds > 0 else 0.0,
         round(evaluator.host_bytes(result.plan)),
         cost.transfer_seconds,
-        find_profile(problem.mesh.chip).peak_error,
+        peak_error(problem.program, problem.mesh),
         hfu,
         cost.most_seconds,
     )

@@ -98,7 +98,7 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
     peak, step = f"{format_bytes(now.peak_bytes)}{now.by}", f"{format_seconds(now.step_seconds)}{now.by}"
     communication = f"{format_seconds(now.communication_seconds)}{now.by}"
     limit_bytes = report.predicted.limit_bytes
-    unsure = f" (±{format_percent(report.predicted.peak_error)})" if report.fit == UNSURE else ""
+    unsure = f" (+{format_percent(report.predicted.peak_error)})" if report.fit == UNSURE else ""
     checks = [Check("fits", report.fit != NO, peak + unsure, f"{format_bytes(limit_bytes)} usable per device")]
     if report.confirmation is not None and report.confirmation.chosen is None:
         checks.append(Check("compiles", False, "no plan", f"one, by {report.confirmation.compiler}"))

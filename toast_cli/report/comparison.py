@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.alternatives import name_of
+from toast_cli.compiler.memory_fit import NO, YES, fit_of
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import kept_text, name_list, part_name, scope_name, scope_texts, summary
 from toast_cli.plan.axis_assignment import AxisAssigners
@@ -90,6 +91,7 @@ class Comparison:
     contenders: list[Contender]
     not_applicable: dict[str, str] = field(default_factory=dict)
     compiler: str = ""  # the one that was asked
+    peak_error: float = 0.0  # see `PredictedFacts`
     schema: str = SCHEMA
 
     @property
@@ -133,7 +135,8 @@ def compare(
     )
     rows = ranked([replace(row, best=row is best) for row in rows])
     goal = [str(figure) for figure in problem.goal.minimise]
-    return Comparison(report.program, report.mesh, problem.mesh.limit_bytes, goal, rows, reasons)
+    error = report.predicted.peak_error
+    return Comparison(report.program, report.mesh, problem.mesh.limit_bytes, goal, rows, reasons, peak_error=error)
 
 
 def ranked(rows: list[Contender]) -> list[Contender]:
@@ -251,7 +254,7 @@ def figures(found: Comparison, width: int) -> RenderableType:
             format_seconds(one.communication_seconds),
             format_bytes(one.peak_bytes),
             *(_compiled_texts(one) if compiled else ()),
-            _verdict(one),
+            _verdict(one, found),
         ]
         for one in found.contenders
     ]
@@ -278,11 +281,13 @@ def _compiled_texts(one: Contender) -> tuple[str, str]:
     return format_seconds(facts.step_seconds), format_bytes(facts.peak_bytes)
 
 
-def _verdict(one: Contender) -> Text:
-    fits = one.fits if one.compiled is None or one.compiled.fits is None else one.compiled.fits
-    if not fits:
-        return Text("does not fit", style.BAD)
-    verdict = Text("fits", style.GOOD) if one.met else Text("breaks a bound", style.WARNING)
+def _verdict(one: Contender, found: Comparison) -> Text:
+    fit = fit_of(one.peak_bytes, found.limit_bytes, found.peak_error)
+    if one.compiled is not None and one.compiled.fits is not None:
+        fit = YES if one.compiled.fits else NO
+    if fit == NO:
+        return style.fit_text(fit)
+    verdict = style.fit_text(fit) if one.met else Text("breaks a bound", style.WARNING)
     return verdict.append(", on the front", "") if one.front else verdict
 
 

@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from toast_cli import promised
+from toast_cli.compiler.memory_fit import NO as NO
+from toast_cli.compiler.memory_fit import UNSURE as UNSURE
+from toast_cli.compiler.memory_fit import YES as YES
+from toast_cli.compiler.memory_fit import fit_of
 from toast_cli.promised import CollectiveFacts as CollectiveFacts
 from toast_cli.promised import ConstraintFacts as ConstraintFacts
 
 SCHEMA = "toast.report/1"
-# Whether a plan fits in memory.
-YES, UNSURE, NO = "yes", "unsure", "no"
 
 # Per dimension of an array, the mesh axis names that split it, major to minor.
 DimensionAxes = list[list[str]]
@@ -35,6 +37,7 @@ class ProgramFacts:
     microbatches: int = 1  # microbatches in the program that the plan is for
     recompute: str = ""  # what its backward pass computes again and the user's program does not
     offload: str = ""  # what it keeps in host memory and the user's program does not
+    rewritten: list[str] = field(default_factory=list)  # these three in words: "in 2 microbatches"
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,6 @@ class LiveValue:
     role: str  # "argument", "temporary", "gathered", "partial", "carry", "inside" (see `cost.model.Alive`)
 
 
-def fit_of(peak_bytes: float, limit_bytes: float, error: float) -> str:
-    """The fit of a predicted peak with a relative `error`: "yes", "unsure" or "no"."""
-    if peak_bytes <= limit_bytes * (1 - error):
-        return YES
-    return UNSURE if peak_bytes <= limit_bytes * (1 + error) else NO
-
-
 @dataclass(frozen=True)
 class PredictedFacts:
     step_seconds: float  # expected, with the compiler's overlap of compute and communication
@@ -102,15 +98,13 @@ class PredictedFacts:
     tokens_per_second: float = 0.0  # of all devices together; 0 if the number of tokens is unknown
     host_bytes: int = 0  # peak bytes of one device's arrays in the host's memory
     transfer_seconds: float = 0.0  # of transfers between the two memories, which overlap with compute
-    peak_error: float = 0.0  # nine of ten predicted peaks are within this relative error
+    peak_error: float = 0.0  # nine of ten programs of this kind need at most this fraction more than `peak_bytes`
     hfu: float = 0.0  # as `mfu`, including rematerialisation
     step_seconds_upper: float = 0.0  # with nothing overlapped; 0: as `step_seconds`
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:
-        known = self.argument_bytes > self.limit_bytes  # which nothing predicts
-        fit = NO if known else fit_of(self.peak_bytes, self.limit_bytes, self.peak_error)
-        object.__setattr__(self, "fit", fit)
+        object.__setattr__(self, "fit", fit_of(self.peak_bytes, self.limit_bytes, self.peak_error))
 
 
 @dataclass(frozen=True)
@@ -277,9 +271,11 @@ class Report:
     @property
     def fit(self) -> str:
         """The plan's fit in memory, by the compiler's figures if available: "yes", "unsure" or "no"."""
-        if self.confirmation is not None and self.confirmation.chosen is not None:
-            return YES
-        return NO if self.confirmation is not None and self.confirmation.rejected else self.predicted.fit
+        confirmed = self.confirmation
+        if confirmed is None or (confirmed.chosen is None and not confirmed.rejected):
+            return self.predicted.fit
+        peaks = [row.peak_bytes for row in confirmed.plans if row.name == confirmed.chosen]
+        return NO if confirmed.chosen is None else self.predicted.fit if peaks == [None] else YES
 
     @property
     def met(self) -> bool:

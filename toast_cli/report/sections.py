@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from toast_cli.compiler.memory_fit import fit_of
 from toast_cli.explain.words import scope_texts
 from toast_cli.folding import NamedArray, fold
 from toast_cli.program.paths import slash_path
@@ -26,7 +27,6 @@ from toast_cli.quantities import (
 from toast_cli.report import style
 from toast_cli.report.model import (
     NO,
-    UNSURE,
     YES,
     BaselineFacts,
     DecisionFacts,
@@ -97,18 +97,16 @@ def verdict(report: Report) -> RenderableType | None:
         excess = predicted.peak_bytes - predicted.limit_bytes
         more = f", {format_bytes(excess)} more than the limit of {limit}" if excess > 0 else f" of {limit}"
         return Text(f"✗ does not fit: the {found} needs {peak} on each device{more}{by}", style.BAD)
-    if confirmed is not None and confirmed.chosen is not None:
-        row = next(row for row in confirmed.plans if row.name == confirmed.chosen)
-        if predicted.fit == YES or row.peak_bytes is None:
-            return None
-        listed = f"✓ fits: {confirmed.compiler} needs {format_bytes(row.peak_bytes)} of {limit} (predicted {peak})"
-        return Text(listed, style.GOOD)
-    if report.fit == YES:
+    if report.fit == YES and predicted.fit == YES:
         return None
+    if report.fit == YES and confirmed is not None:
+        row = next(row for row in confirmed.plans if row.name == confirmed.chosen)
+        listed = f"✓ fits: {confirmed.compiler} needs {format_bytes(row.peak_bytes or 0)} of {limit} (predicted {peak})"
+        return Text(listed, style.GOOD)
     return Text(
         f"? may not fit: the predicted peak is {format_percent(predicted.peak_bytes / predicted.limit_bytes)} of the "
-        f"limit, and one prediction in ten is off by more than {format_percent(predicted.peak_error)}; "
-        f"--ask always asks the compiler",
+        f"limit, and one program of this kind in ten needs over {format_percent(predicted.peak_error)} more than is "
+        f"predicted; --ask always asks the compiler",
         style.WARNING,
     )
 
@@ -210,17 +208,14 @@ def comparison(report: Report, width: int) -> RenderableType:
             format_seconds(facts.compute_seconds),
             format_seconds(facts.communication_seconds),
             format_bytes(facts.peak_bytes),
-            _fits(report.fit if facts is this else YES if facts.fits else NO),
+            style.fit_text(
+                report.fit if facts is this else fit_of(facts.peak_bytes, predicted.limit_bytes, predicted.peak_error)
+            ),
         ]
         for name, facts in {"this plan": this, **report.baselines}.items()
     ]
     rows = style.fitted(columns, cells, width, spare=((3, 4), (2,)))
     return style.section("compared with", rows)
-
-
-def _fits(fit: str) -> Text:
-    words = {YES: ("fits", style.GOOD), UNSURE: ("may not fit", style.WARNING), NO: ("does not fit", style.BAD)}
-    return Text(*words[fit])
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:

@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from toast_cli.compiler.memory_fit import NO, UNSURE, YES
 from toast_cli.printable import printable, printable_lines
 
 NARROWEST, WIDEST = 60, 200
@@ -95,6 +96,12 @@ def _encodable(text: str, encoding: str | None) -> str:
     if encoding is None or encoding.lower().startswith("utf"):
         return text
     return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+
+
+def fit_text(fit: str) -> Text:
+    """The verdict on memory in words."""
+    words = {YES: ("fits", GOOD), UNSURE: ("may not fit", WARNING), NO: ("does not fit", BAD)}
+    return Text(*words[fit])
 
 
 def with_axes(text: str, axes: Sequence[str], style: str = "") -> Text:

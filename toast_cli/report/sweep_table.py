@@ -12,6 +12,7 @@ from typing import Literal
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.compiler.memory_fit import RISK
 from toast_cli.quantities import format_bytes, format_percent, format_seconds
 from toast_cli.report import style
 from toast_cli.report.json_file import write_json
@@ -97,11 +98,14 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
 
 
 def mark_best(rows: Sequence[SweepRow], by: str = "step_time") -> list[SweepRow]:
-    """The rows with `best` set, for each program, on the fitting one with the smallest figure; the first of equals."""
+    """The rows with `best` set, for each program, on the fitting one with the smallest figure; the first of equals. The
+    figure of one that may not fit counts as larger by `RISK`."""
     figure = FIGURES[by]
     least: dict[str, tuple[float, int]] = {}
     for number, row in enumerate(rows):
         value = figure(row)
+        if value is not None and row.status == UNSURE:
+            value *= 1.0 + RISK
         if row.status in (FITS, UNSURE) and value is not None and value < least.get(row.program, (math.inf, 0))[0]:
             least[row.program] = (value, number)
     best = {number for _, number in least.values()}
@@ -168,8 +172,8 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
 def best_line(row: SweepRow) -> str:
     """The best row of a program, on one line."""
     return (
-        f"{row.program}: {row.mesh} {row.mesh_shape}, {_seconds(row.step_seconds)} a step, "
-        f"{format_bytes(row.peak_bytes or 0)}; {row.summary}"
+        f"{row.program}: {row.mesh} {row.mesh_shape}, {'MAY NOT FIT, ' * (row.status == UNSURE)}"
+        f"{_seconds(row.step_seconds)} a step, {format_bytes(row.peak_bytes or 0)}; {row.summary}"
     )
 
 
@@ -180,7 +184,7 @@ def _outcome(row: SweepRow, axes: Sequence[str]) -> Text:
         return Text(f"does not fit in {format_bytes(row.limit_bytes or 0)}", style.BAD)
     if row.status == BREAKS_BOUND:
         return Text("breaks a bound", style.BAD)
-    return style.with_axes(row.summary, axes)
+    return style.with_axes("may not fit; " * (row.status == UNSURE) + row.summary, axes)
 
 
 def _seconds(seconds: float | None) -> str:

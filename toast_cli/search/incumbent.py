@@ -153,17 +153,17 @@ class Incumbent:
     def _below(self) -> float:
         """Seconds of a step above which no plan can be the best; 0 where step time does not decide."""
         if self.fits(self.best_cost):
-            return self.best_cost.step_seconds if self.objective.fastest else inf
+            return self.objective.step_seconds(self.best_cost) if self.objective.fastest else inf
         return inf if any(bound.figure == STEP_TIME for bound in self.problem.goal.bounds) else 0.0
 
     def _exact(self, plan: Plan, cost: Cost) -> Cost:
         """The exact cost of a plan, unless its quick cost exceeds the bounds already."""
         if not self.objective.met(cost):
             return cost
-        cost = self.evaluator.exact_cost(plan, learn=False)
-        if not self.objective.met(cost):
+        exact = self.evaluator.exact_cost(plan, learn=False)
+        if not self.objective.met(exact) or self.objective.step_seconds(exact) > self.objective.step_seconds(cost):
             self.evaluator.exact_cost(plan)  # learns the moment
-        return cost
+        return exact
 
     def check(self) -> None:
         """Raises OutOfBudget when time is up or the user wants it to end."""

@@ -12,6 +12,7 @@ from functools import total_ordering
 from math import inf, log
 from operator import attrgetter
 
+from toast_cli.compiler.memory_fit import RISK, surely_fitting_bytes
 from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import PEAK_MEMORY, STEP_TIME, Bound, Figure
@@ -51,17 +52,26 @@ Rank = tuple[float | int | InWords, ...]
 
 
 class Objective:
-    """Device memory and the goal's bounds come first, then the figures to minimise; step time breaks ties. fastest:
-    whether step time is the only figure to minimise.
+    """Device memory and the goal's bounds come first, then the figures to minimise; step time breaks ties. The step of
+    a plan that may not fit counts as longer by `RISK`. fastest: whether step time is the only figure to minimise.
     """
 
-    def __init__(self, problem: Problem, reference: Cost) -> None:
-        goal, names = problem.goal, problem.mesh.names
+    def __init__(self, problem: Problem, reference: Cost, *, compiled: bool = False) -> None:
+        """compiled: peaks are those of a compiler, so that what is within the limit surely fits."""
+        goal, names, mesh = problem.goal, problem.mesh.names, problem.mesh
+        self._sure_bytes = mesh.limit_bytes if compiled else surely_fitting_bytes(problem.program, mesh)
         minimised = goal.minimise if STEP_TIME in goal.minimise else (*goal.minimise, STEP_TIME)
-        self._minimised = [_Minimised.of(figure, names, reference) for figure in minimised]
+        self._minimised = [
+            _Minimised.of(self.step_seconds if figure == STEP_TIME else reader(figure, names), figure, reference)
+            for figure in minimised
+        ]
         bounds = (Bound(PEAK_MEMORY, float(problem.mesh.limit_bytes)), *goal.bounds)
         self._bounds = [(reader(bound.figure, names), bound.limit) for bound in bounds]
         self.fastest = minimised == (STEP_TIME,)
+
+    def step_seconds(self, cost: Cost) -> float:
+        """Seconds of a step, longer by `RISK` where the plan may not fit."""
+        return cost.step_seconds * (1.0 + RISK) if cost.peak_bytes > self._sure_bytes else cost.step_seconds
 
     def met(self, cost: Cost) -> bool:
         """Whether all bounds hold."""
@@ -101,8 +111,7 @@ class _Minimised:
     reference: float
 
     @classmethod
-    def of(cls, figure: Figure, names: tuple[str, ...], reference: Cost) -> _Minimised:
-        read = reader(figure, names)
+    def of(cls, read: CostFigure, figure: Figure, reference: Cost) -> _Minimised:
         least = max(reference.step_seconds * _NEGLIGIBLE if figure.is_time else 1.0, 1e-12)
         return cls(read, least, log(read(reference) + least))
 

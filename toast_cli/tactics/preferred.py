@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from toast_cli.compiler.memory_fit import surely_fitting_bytes
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
@@ -18,8 +19,6 @@ from toast_cli.tactics.strategies import priced_strategies
 
 # Tolerated slowdown of a step, as a fraction: for a known strategy, and for the found plan with fewer decisions.
 MARGIN, SMALL_GAIN = 0.02, 0.005
-# A plan that needs more memory than the one found must leave this share of a device's memory free.
-SPARE = 0.2
 
 
 def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
@@ -46,17 +45,18 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
 
 
 class _Tolerance:
-    """Accepts plans that keep the goal's bounds, need no more memory than the found plan (or leave enough free), and
-    are slower by no more than a fraction."""
+    """Accepts plans that keep the goal's bounds, need no more memory than the found plan (or surely fit), and are
+    slower by no more than a fraction."""
 
     def __init__(self, evaluator: Evaluator, result: SearchResult) -> None:
         self._found = result.cost
         self._objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
-        self._roomy_bytes = max(result.cost.peak_bytes, (1 - SPARE) * evaluator.problem.mesh.limit_bytes)
+        problem = evaluator.problem
+        self._allowed_bytes = max(result.cost.peak_bytes, surely_fitting_bytes(problem.program, problem.mesh))
 
     def allows(self, cost: Cost, fraction: float) -> bool:
         fast = cost.step_seconds <= (1 + fraction) * self._found.step_seconds
-        return fast and cost.peak_bytes <= self._roomy_bytes and self._objective.met(cost)
+        return fast and cost.peak_bytes <= self._allowed_bytes and self._objective.met(cost)
 
 
 def shortened(evaluator: Evaluator, plan: Plan, tolerance: _Tolerance) -> Plan:

@@ -45,7 +45,6 @@ SOURCES = {
     "fusion": "functions: elementwise ops that an H200 ran in bf16, which the f32 units bound; the rest: as XLA:TPU",
     "combined_bytes": "--xla_gpu_all_reduce_combine_threshold_bytes, its default",
     "temporary_growth": f"fitted to XLA:GPU of {VERSION}, benchmarks/data/gpu.jsonl",
-    "peak_error": "`python benchmarks/gpu.py`: 90th percentile of the test points",
 }
 # Channels of NCCL, each on one multiprocessor.
 CHANNELS = {"P100": 8, "V100": 12}

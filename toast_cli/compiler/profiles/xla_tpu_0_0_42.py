@@ -99,7 +99,6 @@ SOURCES = {
     "227 and 229 tiles over 4 devices, 151 and 157 over 8; on v6e and tpu7x 467 and 479, 313 and 317",
     "combined_bytes": "20 all-reduces of 128 KiB became one, and 12 of 4 MiB; the limit is XLA:GPU's default",
     "temporary_growth": "1: the rules are those of XLA:TPU",
-    "peak_error": "`python -m benchmarks.real.quick --seconds 0`: 90th percentile of the judge points",
 }
 ON_CHIP_SOURCE = (
     f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl; kernels "
