@@ -413,3 +413,21 @@ def test_a_product_of_which_a_slice_is_read_multiplies_that_alone() -> None:
     sliced = replace(PLAIN, passes=PLAIN.passes | {"sliced-products"})
     assert arithmetic(program, product, sliced) == 4 * 16 * 16 * 2
     assert arithmetic(program, product, PLAIN) == 16 * 16 * 16 * 2
+
+
+def scanned(rows: Any, *, reverse: bool = False) -> Any:
+    return lax.scan(lambda c, row: (c, jnp.sort(row)), 0.0, rows, reverse=reverse)[1]
+
+
+@pytest.mark.parametrize(
+    ("run", "donate", "fills"),
+    [
+        (scanned, (), 0),
+        (lambda rows: scanned(rows, reverse=True), (), 1),  # XLA:TPU (libtpu 0.0.42.1) knows loops that count up
+        (scanned, (0,), 1),  # copied to the argument's buffer instead
+        (lambda rows: lax.fori_loop(0, 4, lambda i, c: c.at[i].set(rows[i]), jnp.zeros((8, 1024, 256))), (), 1),  # half
+    ],
+)
+def test_what_a_loop_stacks_whole_is_not_filled_before(run: Any, donate: tuple[int, ...], fills: int) -> None:
+    evaluator = evaluator_of(source_of(run, arg(8, 1024, 256), donate=donate), "v5p-8")
+    assert sum(use.name == "stablehlo.broadcast_in_dim" for use in evaluator.kernels(())) == fills

@@ -182,6 +182,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "padded-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
     "interior-pads": (lambda x: jnp.sin(lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 0)))), (arg(1024, 4096),), "",
                       "less compute", "v5e-16"),
+    "unfilled-stacks": (lambda x: lax.scan(lambda c, y: (c, jnp.sort(y)), 0.0, x)[1], (arg(8, 1024, 1024),), "",
+                        "more compute", "v5e-16"),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),

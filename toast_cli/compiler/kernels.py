@@ -22,7 +22,8 @@ from toast_cli.compiler.merged_kernels import Hosts, join_rows, let_reductions_r
 from toast_cli.compiler.on_chip import is_scalar, loop_residency, reuse_widths
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
+from toast_cli.program.ops import ARGUMENT, CARRY, DYNAMIC_UPDATE_SLICE, RESULT, SCATTER
+from toast_cli.program.rematerialised import expands_scalar
 
 
 class MemoryForm(NamedTuple):
@@ -53,9 +54,9 @@ def kernels(
     """
     ones = [1.0] * len(program.values)
     grouping = _Grouping(program, stored, free, profile, form or MemoryForm(ones, ones, {}))
-    scalars_free = "resident-kernels" in profile.passes
+    scalars_free, unfilled = "resident-kernels" in profile.passes, unfilled_stacks(program, profile)
     for number, op in enumerate(program.ops):
-        if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None:
+        if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None or number in unfilled:
             continue
         if any(stored[v] for v in op.results) and not (scalars_free and is_scalar(program, op)):
             grouping.add_kernels(number)
@@ -64,6 +65,43 @@ def kernels(
     if "normalization-fusion" in profile.passes:
         join_rows(program, grouping.found, grouping.reads, stored)
     return grouping.found
+
+
+def unfilled_stacks(program: Program, profile: CompilerProfile) -> set[int]:
+    """Op numbers of broadcasts that fill arrays of which a loop then writes every slice, in the order of its counter.
+
+    XLA:TPU allocates the buffer only (`AllocateBuffer`), for the residuals and results of a scan; what a reverse scan
+    stacks, it fills (libtpu 0.0.42.1 for v5p). A stack that replaces a donated argument is copied into the argument's
+    buffer after the loop, which takes about as long as filling it, and is counted as that.
+    """
+    if "unfilled-stacks" not in profile.passes:
+        return set()
+    donated = {argument.aliased_result for argument in program.arguments}
+    returned = {result.value for number, result in enumerate(program.results) if number in donated}
+    stacks = {op.results[0] for op in program.ops if op.name == CARRY and _is_stacked(program, op)} - returned
+    return {
+        number
+        for number, op in enumerate(program.ops)
+        if expands_scalar(op, program)
+        and all(
+            program.ops[user].results[:1] and program.ops[user].results[0] in stacks
+            for user, _ in program.users[op.results[0]]
+        )
+    }
+
+
+def _is_stacked(program: Program, carry: Op) -> bool:
+    loop, update = program.loops[carry.loop], program.producer[carry.operands[1]]
+    op = program.ops[update]
+    if op.name != DYNAMIC_UPDATE_SLICE or op.operands[0] != carry.results[0]:
+        return False
+    if any(loop.first <= user < loop.last and user != update for user, _ in program.users[carry.results[0]]):
+        return False
+    whole, part = (program.values[value].shape for value in op.operands[:2])
+    return any(
+        program.ops[program.producer[start]].name == CARRY and whole[dim] == part[dim] * loop.trips
+        for dim, start in enumerate(op.operands[2:])
+    )
 
 
 @dataclass(slots=True)

@@ -35,6 +35,7 @@ PASSES: Mapping[str, str] = {
     "one-hot-scatters": "A scatter of one element into each row of zeros is fused into its readers.",
     "sliced-products": "A contraction whose only reader is a slice computes only the slice.",
     "padded-operands": "An array that a product reads through a pad is materialised.",
+    "unfilled-stacks": "An array of which a loop writes every slice is not filled before.",
     "interior-pads": "A pad between elements reads a whole array in memory, and writes one.",
     "library-convolutions": "A convolution reads whole arrays in memory, and writes one.",
     "library-products": "The kernel of a contraction computes little besides the contraction.",
