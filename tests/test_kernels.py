@@ -431,3 +431,23 @@ def scanned(rows: Any, *, reverse: bool = False) -> Any:
 def test_what_a_loop_stacks_whole_is_not_filled_before(run: Any, donate: tuple[int, ...], fills: int) -> None:
     evaluator = evaluator_of(source_of(run, arg(8, 1024, 256), donate=donate), "v5p-8")
     assert sum(use.name == "stablehlo.broadcast_in_dim" for use in evaluator.kernels(())) == fills
+
+
+@pytest.mark.parametrize(
+    ("run", "rest"),
+    [
+        (lambda x, y: x.at[3:5].set(y), arg(2, 4096)),
+        (lambda x, y: x.at[y].add(1.0), arg(2, dtype=jnp.int32)),
+        (lambda x, y: x.reshape(512, 8, 4096).at[y].add(1.0), arg(2, dtype=jnp.int32)),
+    ],
+)
+def test_an_update_of_an_argument_that_is_kept_copies_it_first(run: Any, rest: Any) -> None:
+    """f32[4096, 4096] is read and written, 128 MiB."""
+    kept, donated = (
+        sum(
+            use.seconds
+            for use in evaluator_of(source_of(run, arg(4096, 4096), rest, donate=donate), "v5e-8").kernels(())
+        )
+        for donate in ((), (0,))
+    )
+    assert kept - donated == pytest.approx(2 * 2**26 / (819e9 * 0.76), rel=0.1)

@@ -22,7 +22,7 @@ from toast_cli.compiler.merged_kernels import Hosts, join_rows, let_reductions_r
 from toast_cli.compiler.on_chip import is_scalar, loop_residency, reuse_widths
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ARGUMENT, CARRY, DYNAMIC_UPDATE_SLICE, RESULT, SCATTER
+from toast_cli.program.ops import ARGUMENT, CARRY, DYNAMIC_UPDATE_SLICE, RESHAPE, RESULT, SCATTER
 from toast_cli.program.rematerialised import expands_scalar
 
 
@@ -130,6 +130,7 @@ class _Grouping:
         sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padding, parts, strict=True)]
         self._residency = loop_residency(program, stored, sizes, free, profile)
         self._widths = reuse_widths(program, stored, sizes, profile)
+        self._kept = {argument.value for argument in program.arguments if not argument.donated}
         self.found: list[Kernel | None] = [None] * len(program.ops)
         self.reads: dict[int, set[int]] = {}
 
@@ -253,6 +254,9 @@ class _Grouping:
         if op.kind.updates:
             update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
             size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
+            if self._keeps_argument(op):  # which is copied, and the copy updated
+                whole = round(it.bytes * padding)
+                return Side(size + whole, elements, read=whole)
             if op.name == SCATTER:
                 return Side(size + (scatter_start_bytes(program, op, self._free) if self._atomic else 0), elements)
             return Side(size, elements, passing=size, widest=it.bytes * padding, rows=self._rows_in(value, size))
@@ -264,6 +268,13 @@ class _Grouping:
         if any(program.ops[user].name == RESULT for user, _ in program.users[value]):
             return Side(size, elements, rows=rows)
         return Side(size, elements, passing=size, widest=min(size, self._widths[value]), rows=rows)
+
+    def _keeps_argument(self, op: Op) -> bool:
+        """Whether an op updates an argument that is not donated."""
+        maker = self._program.ops[self._program.producer[op.operands[0]]]
+        while maker.name == RESHAPE:
+            maker = self._program.ops[self._program.producer[maker.operands[0]]]
+        return maker.name == ARGUMENT and maker.results[0] in self._kept
 
     def _rows_in(self, value: int, size: int) -> dict[Rows, int]:
         return {(self._program.values[value].shape, self._rows[value]): size} if value in self._rows else {}
