@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from programs import PLAIN, arg, case_of, evaluator_of, program_of, round_mesh, source_of
+from programs import PLAIN, arg, case_of, evaluator_of, program_of, round_mesh, source_of, source_of_text
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.layouts import Tiling, dims_of_rows, growth, tilings
@@ -428,6 +428,20 @@ def test_tables_of_narrow_rows_are_copied(
     assert copied is bool(milliseconds)
     if copied:
         assert cost.compute_seconds * 1e3 == pytest.approx(milliseconds, rel=0.25)
+
+
+def test_a_scatter_of_two_tables_is_priced() -> None:
+    table, rows = "tensor<64x4x16xf32>", "tensor<8x4x16xf32>"
+    text = f"""func.func public @main(%x: {table}, %y: {table}, %i: tensor<8x1xi32>, %u: {rows}) -> ({table}, {table}) {{
+      %0:2 = "stablehlo.scatter"(%x, %y, %i, %u, %u) <{{scatter_dimension_numbers = #stablehlo.scatter<
+        update_window_dims = [1, 2], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0],
+        index_vector_dim = 1>}}> ({{
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<f32>, %d: tensor<f32>):
+        stablehlo.return %c, %d : tensor<f32>, tensor<f32>
+      }}) : ({table}, {table}, tensor<8x1xi32>, {rows}, {rows}) -> ({table}, {table})
+      return %0#0, %0#1 : {table}, {table}
+    }}"""
+    assert evaluator_of(source_of_text(text), "v5e-8").exact_cost(()).peak_bytes >= 4 * 64 * 4 * 16 * 4
 
 
 def test_pages_split_below_the_lanes_need_more_than_pages_of_whole_heads() -> None:

@@ -350,8 +350,8 @@ def row_copies(program: Program, profile: CompilerProfile) -> dict[int, tuple[Ro
         return {}
     tables = _as_arguments(program)
     for op in program.ops:
-        if not op.kind.lookup or op.operands[0] not in tables or len(op.rule.operands) < _UPDATES:
-            continue
+        if not op.kind.lookup or op.operands[0] not in tables or len(op.results) != 1 or not op.rule.results:
+            continue  # scatters of several arrays, and ops without a sharding rule
         table, updated, (result,) = op.operands[0], op.name == SCATTER, op.results
         moved = op.rule.operands[_UPDATES] if updated else op.rule.results[0]
         factors = {f for dim in moved for f in dim}
