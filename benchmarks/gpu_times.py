@@ -227,9 +227,8 @@ def set_of(case: Any) -> str:
 
 def seconds_of(problem: Problem, profile: CompilerProfile | None = None) -> float:
     """Predicted compute time on one device, which runs for a moment only."""
-    profile = profile or find_profile(problem.mesh.chip)
-    brief = replace(profile, attained=replace(profile.attained, sustained=1.0))
-    return Evaluator(problem, profile=brief).cost(()).compute_seconds
+    mesh = replace(problem.mesh, chip=replace(problem.mesh.chip, sustained=1.0))
+    return Evaluator(replace(problem, mesh=mesh), profile=profile or find_profile(mesh.chip)).cost(()).compute_seconds
 
 
 def kernels_outside_and_in_loops(problem: Problem) -> tuple[float, float]:

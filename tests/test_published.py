@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.published.__main__ import predicted
 from benchmarks.published.runs import RUNS, Decoder, Policy, Run
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.pipeline import Request, load_spec, partition
 
 SMALL = Decoder(layers=2, model=256, heads=2, kv_heads=2, ff=512, vocab=512)
 
@@ -33,3 +35,18 @@ def test_attention_of_cudnn_is_kept() -> None:
               scanned=False)  # fmt: skip
     row = predicted(run)
     assert row["mfu"] == pytest.approx(row["hfu"], rel=0.02)
+
+
+@pytest.mark.parametrize(("mesh", "sustained"), [("a100-80:4", 0.93), ("h100:4", 0.82), ("v5e-4", 1.0)])
+def test_products_of_a_run_take_as_long_as_the_clock_of_its_chip_lets_them(mesh: str, sustained: float) -> None:
+    """A chip at its power limit lowers its clock: `sustained` of its figures."""
+    spec = load_spec(mesh)
+    assert spec.chip.sustained == sustained
+    text = """func.func @main(%x: tensor<8192x8192xbf16>, %y: tensor<8192x8192xbf16>) -> tensor<8192x8192xbf16> {
+      %0 = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<8192x8192xbf16>, tensor<8192x8192xbf16>) -> tensor<8192x8192xbf16>
+      return %0 : tensor<8192x8192xbf16>
+    }"""  # noqa: E501
+    problem = partition(Request("p.mlir", mesh, iterations=1, content=text.encode())).problem
+    at_peak = replace(problem.mesh, chip=replace(problem.mesh.chip, sustained=1.0))
+    seconds, brief = (Evaluator(one).cost(()).compute_seconds for one in (problem, replace(problem, mesh=at_peak)))
+    assert brief / seconds == pytest.approx(sustained, rel=0.01)

@@ -34,6 +34,14 @@ def test_a_product_behind_a_barrier_is_recomputed() -> None:
     assert mfu / hfu == pytest.approx((2 * 2 * 256 + 2) / (3 * 2 * 256 + 2), rel=1e-3)
 
 
+def test_a_product_computed_twice_without_a_barrier_is_recomputed() -> None:
+    """`jax.checkpoint` with prevent_cse=False around layers that are no scan."""
+    text = BARRIER.replace("OTHER", "%w").replace("%2#0", "%x").replace("%2#2", "%1")
+    parts, mfu, hfu = products("\n".join(line for line in text.splitlines() if "optimization_barrier" not in line))
+    assert parts == [0.0, 1.0, 0.0]
+    assert mfu / hfu == pytest.approx((2 * 2 * 256 + 2) / (3 * 2 * 256 + 2), rel=1e-3)
+
+
 def test_a_product_of_other_arrays_is_not() -> None:
     parts, mfu, hfu = products(
         BARRIER.replace("OTHER", "%w2").replace(

@@ -67,13 +67,14 @@ class Run:
 
 
 MAXTEXT = "AI-Hypercomputer/maxtext, configs of "
-FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking, H100 80GB BF16"
+FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking"
 RECIPES = "AI-Hypercomputer/tpu-recipes, training/"
 B16 = Decoder(32, 4096, 64, 64, 28672, 32000)
 B32 = Decoder(32, 8192, 64, 64, 28672, 32000)
 B64 = replace(B32, layers=64)
 LLAMA_8B = Decoder(32, 4096, 32, 8, 14336, 128256)
 LLAMA_2 = Decoder(32, 4096, 32, 32, 11008, 32000)
+MPT_3B = Decoder(32, 2560, 20, 20, 10240, 50368, gated=False)
 MPT_7B = Decoder(32, 4096, 32, 32, 16384, 50368, gated=False)
 MPT_13B = Decoder(40, 5120, 40, 40, 20480, 50368, gated=False)
 MPT_70B = Decoder(80, 8192, 64, 64, 32768, 50368, gated=False)
@@ -110,7 +111,11 @@ RUNS = (
     *(Run("MPT 13B", MPT_13B, f"h100:{gpus}", f"data={gpus}", "fsdp:data", 2 * gpus, 2048, "all", 2 * 2048 / tokens,
           FOUNDRY, asynchronous=frozenset(KINDS), scanned=False)
       for gpus, tokens in ((8, 4792), (64, 4800))),
-    # One of four microbatches, which are all alike but for the optimizer's step.
+    # One of several microbatches, which are all alike but for the optimizer's step.
+    *(Run(name, decoder, "a100-80:8", "data=8", "fsdp:data", 8 * each, 2048, "all", each * 2048 / tokens,
+          FOUNDRY, asynchronous=frozenset(KINDS), scanned=False)
+      for name, decoder, each, tokens in (("MPT 3B", MPT_3B, 10, 10811), ("MPT 7B", MPT_7B, 6, 4641),
+                                          ("MPT 13B", MPT_13B, 2, 2262))),
     Run("MPT 70B", MPT_70B, "h100:64", "data=64", "fsdp:data", 512, 2048, "full", 8 * 2048 / 1039, FOUNDRY,
         asynchronous=frozenset(KINDS), scanned=False),
 )  # fmt: skip

@@ -154,6 +154,7 @@ def _chip_table(spec: Spec) -> RenderableType:
         "reserved_bytes": format_bytes(chip.reserved_bytes),
         "memory_bytes_per_second": format_rate(chip.memory_bytes_per_second, "B/s"),
         "host_bytes_per_second": format_rate(chip.host_bytes_per_second, "B/s"),
+        "sustained": f"{chip.sustained:.0%}",
         "attained": f"matrix {attained.matrix:.0%}, vector {attained.vector:.0%}, memory {attained.memory:.0%}"
         + (f" ({attained.elementwise:.0%} without a product)" if attained.elementwise else "")
         + f", {format_seconds(attained.kernel_seconds)} a kernel",
@@ -161,7 +162,7 @@ def _chip_table(spec: Spec) -> RenderableType:
     }
     words = {"matrix_flops": "matrix unit", "vector_flops": "vector unit", "matrix_tile": "matrix tile"}
     words |= {"memory_bytes": "memory", "reserved_bytes": "reserved", "memory_bytes_per_second": "memory bandwidth"}
-    words |= {"host_bytes_per_second": "host link"}
+    words |= {"host_bytes_per_second": "host link", "sustained": "products in a run"}
     words |= {"attained": "of which kernels get", "temporary_growth": "temporaries", "memory_tile": "memory tile"}
     drawn = table([("", "left"), ("", "fold"), ("source", "fold")])
     for figure, value in figures.items():

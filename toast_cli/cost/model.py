@@ -28,8 +28,6 @@ class Attained:
         last read; 0: it is.
         kernel_seconds: overhead of starting and draining one kernel.
         hand_written: fraction of the matrix unit's peak rate that hand-written attention kernels reach (Pallas, cuDNN).
-        sustained: factor on the rate of products, also hand-written ones, in a whole training run, in which a chip at
-        its power limit lowers its clock.
         multiprocessors: number that share the tiles of a product's result, see `matrix_unit`; 0: there is one matrix
         unit. separate: nothing of the next kernel is loaded while one computes, see `roofline`.
     """
@@ -44,7 +42,6 @@ class Attained:
     passed_bytes: float = 0.0
     kernel_seconds: float = 0.0
     hand_written: float = 1.0
-    sustained: float = 1.0
     multiprocessors: int = 0
     separate: bool = False
 

@@ -50,7 +50,7 @@ class WorkPricer:
     def __init__(self, problem: Problem, profile: CompilerProfile, regions: RegionPrices) -> None:
         self._problem = problem
         self._regions = regions
-        kept = profile.attained.sustained
+        kept = problem.mesh.chip.sustained
         hand_written = kept * profile.attained.hand_written
         self._attained = attained = replace(profile.attained, matrix=kept * profile.attained.matrix)
         # Kernels with a contraction, and those without.

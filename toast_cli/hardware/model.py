@@ -22,6 +22,8 @@ class Chip:
         memory_bytes_per_second: memory bandwidth.
         host_bytes_per_second: between this memory and the host's, one direction; 0: not known, takes no time.
         clock_hertz: of the compute cores, 0 where nothing depends on it.
+        sustained: factor on the rate of products, also hand-written ones, in a whole training run, in which a chip at
+            its power limit lowers its clock.
         preset: name of the preset that the figures come from, by which `compiler.profiles` knows the chip; empty for a
             chip of one's own.
         sources: figure name -> where it was published.
@@ -37,6 +39,7 @@ class Chip:
     memory_bytes_per_second: float
     sources: dict[str, str]
     clock_hertz: float = 0.0
+    sustained: float = 1.0
     host_bytes_per_second: float = 0.0
     preset: str = ""
 

@@ -4,7 +4,8 @@ Every value gets a number, and equal computations on equal operands get the same
 barrier and a move to the host's memory or back
 do not change the number. An array that one loop stacks and another loop reads trip by trip is numbered like the stacked
 array, and so is a layer's slice of stacked weights in every loop. An op whose results are numbered already is
-recomputed if it is in another loop or if there is a barrier before it: XLA merges all other equal ops.
+recomputed, unless it is in the loop of the first and without a barrier before it. (Outside loops XLA:TPU merges equal
+ops without a barrier, `prevent_cse=False`; the predicted step and memory have both.)
 
 In: a program. Out: the fraction of each op's flops that is recomputed.
 """
@@ -66,7 +67,10 @@ class _Numbering:
             else:
                 key = self._key(op, number, types)
                 here = (*regions, op.loop)
-                if op.flops and (self._first.setdefault(key, here) != here or (barrier and key in self._numbers)):
+                again = (
+                    barrier or op.loop < 0
+                ) and key in self._numbers  # in a loop, keys leave out which slice is read
+                if op.flops and (self._first.setdefault(key, here) != here or again):
                     parts[place] = 1.0
                 found = self._results(program, op, key, number, types)
             for value, one in zip(op.results, found, strict=True):

@@ -19,9 +19,7 @@ from toast_cli.hardware import find_preset
 RELEASE = (0, 10, 2)
 VERSION = "jaxlib 0.10.2"
 CHIPS = ("P100", "V100", "A100-40", "A100-80", "H100", "H200", "B200")
-ATTAINED = Attained(
-    matrix=0.75, vector=0.6, memory=0.88, kernel_seconds=1.2e-6, hand_written=0.5, sustained=0.82, separate=True
-)
+ATTAINED = Attained(matrix=0.75, vector=0.6, memory=0.88, kernel_seconds=1.2e-6, hand_written=0.5, separate=True)
 # Cost of an elementwise function, in f32 additions.
 FUNCTIONS = {
     "stablehlo.exponential": 18.0,
@@ -38,8 +36,7 @@ SOURCES = {
     "nccl-tests, issue 100, and NVIDIA/nccl, issue 1161), estimates elsewhere, two for each NVLink",
     "attained": "kernels that one H200 ran, benchmarks/data/gpu_times.jsonl; hand_written: cuDNN's attention on an "
     "H100, `python benchmarks/gpu_attention.py`: heads of 128 reach 0.38 to 0.70 of the peak forward and 0.39 to 0.54 "
-    "backward, heads of 64 half of that; the rest is an estimate. sustained: H100, published training runs, `python -m "
-    "benchmarks.published`",
+    "backward, heads of 64 half of that; the rest is an estimate",
     "memory_tile": "arrays are not padded",
     "on_chip": "caches hold no arrays of their own",
     "fusion": "functions: elementwise ops that an H200 ran in bf16, which the f32 units bound; the rest: as XLA:TPU",
