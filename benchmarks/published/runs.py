@@ -66,12 +66,24 @@ class Run:
         return "cuda" if ":" in self.mesh else "tpu"
 
 
+def maxtext_seconds(of: Decoder, tokens: int, seq: int, teraflops: float) -> float:
+    """Seconds of a step from the TFLOP/s of a chip that MaxText logs, which count attention without its causal half.
+    tokens: of one chip."""
+    width = of.head * of.heads
+    products = 6 * of.model * of.ff + 2 * of.model * (2 * width + 2 * of.kv_heads * of.head) + 4 * seq * width
+    return 3 * tokens * (of.layers * products + 2 * of.model * of.vocab) / (1e12 * teraflops)
+
+
 MAXTEXT = "AI-Hypercomputer/maxtext, configs of "
 FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking"
 RECIPES = "AI-Hypercomputer/tpu-recipes, training/"
 B16 = Decoder(32, 4096, 64, 64, 28672, 32000)
 B32 = Decoder(32, 8192, 64, 64, 28672, 32000)
 B64 = replace(B32, layers=64)
+B128 = replace(B64, heads=128, kv_heads=128, ff=57344)
+B256 = replace(B128, model=16384)
+B512 = replace(B256, layers=128)
+B1024 = replace(B512, heads=256, kv_heads=256, ff=114688)
 LLAMA_8B = Decoder(32, 4096, 32, 8, 14336, 128256)
 LLAMA_2 = Decoder(32, 4096, 32, 32, 11008, 32000)
 MPT_3B = Decoder(32, 2560, 20, 20, 10240, 50368, gated=False)
@@ -83,14 +95,31 @@ LLAMA_70B = Decoder(80, 8192, 64, 8, 28672, 128256)
 RUNS = (
     Run("16B", B16, "v5e-256", "data=256", "fsdp:data", 1536, 2048, "full", 10.31, MAXTEXT + "v5e, 16b"),
     Run("32B", B32, "v5e-256", "data=256", "fsdp:data", 1024, 2048, "full", 12.09, MAXTEXT + "v5e, 32b"),
-    # Utilisation falls from 66.9 % of one slice to 64.8 %.
-    Run("32B", B32, "2xv5e-256", "slice=2,data=256", "hsdp:slice,data", 2048, 2048, "full", 12.09 * 66.9 / 64.8,
-        MAXTEXT + "v5e, 32b"),
+    # Utilisation falls with the number of slices.
+    *(Run(name, of, f"{slices}xv5e-256", f"slice={slices},data=256", "hsdp:slice,data", slices * batch, 2048, "full",
+          alone * utilisation / now, MAXTEXT + f"v5e, {name}")
+      for name, of, batch, alone, utilisation, slices, now in (
+          ("32B", B32, 1024, 12.09, 66.9, 2, 64.8), ("32B", B32, 1024, 12.09, 66.9, 8, 63.7),
+          ("32B", B32, 1024, 12.09, 66.9, 32, 60.4), ("64B", B64, 512, 13.5, 59.9, 2, 56.7),
+          ("64B", B64, 512, 13.5, 59.9, 32, 50.2),
+      )),
     Run("64B", B64, "v5e-256", "data=256", "fsdp:data", 512, 2048, "full", 13.5, MAXTEXT + "v5e, 64b"),
     Run("32B", B32, "v5p-128", "data=16,model=4", "fsdp:data+megatron:model+sequence", 384, 2048, "minimal", 7.30,
         MAXTEXT + "v5p, 32b"),
     Run("64B", B64, "v5p-128", "data=16,model=4", "fsdp:data+megatron:model+sequence", 192, 2048, "minimal", 7.38,
         MAXTEXT + "v5p, 64b"),
+    *(Run(name, of, f"{slices}x{chip}" if slices > 1 else chip,
+          f"slice=2,data={chips // model},model={model}" if slices > 1 else f"data={chips // model},model={model}",
+          ("hsdp:slice,data" if slices > 1 else "fsdp:data") + "+megatron:model+sequence", slices * chips * each, 2048,
+          kept, maxtext_seconds(of, 2048 * each, 2048, teraflops), MAXTEXT + f"v5p, {name}")
+      for name, of, chip, chips, model, each, kept, rates in (
+          ("128B", B128, "v5p-256", 128, 8, 1, "minimal", (315, 305)),
+          ("128B", B128, "v5p-512", 256, 8, 1, "minimal", (316, 274)),
+          ("256B", B256, "v5p-1024", 512, 8, 1, "minimal", (308, 289)),
+          ("512B", B512, "v5p-1024", 512, 8, 2, "full", (294, 282)),
+          ("1024B", B1024, "v5p-4096", 2048, 16, 2, "full", (297, 279)),
+      )
+      for slices, teraflops in enumerate(rates, 1)),
     *(Run("Llama 3.1 8B", LLAMA_8B, f"v6e-{chips}", f"data={chips}", "fsdp:data", each * chips, 8192,
           ("input", "q", "k", "v", "out"), seconds, RECIPES + "trillium Llama3.1-8B", offloaded=True,
           asynchronous=REDUCED, fused=True)
