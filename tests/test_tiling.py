@@ -432,7 +432,8 @@ def test_tables_of_narrow_rows_are_copied(
 
 def test_a_scatter_of_two_tables_is_priced() -> None:
     table, rows = "tensor<64x4x16xf32>", "tensor<8x4x16xf32>"
-    text = f"""func.func public @main(%x: {table}, %y: {table}, %i: tensor<8x1xi32>, %u: {rows}) -> ({table}, {table}) {{
+    text = f"""func.func public @main(%x: {table}, %y: {table}, %i: tensor<8x1xi32>, %u: {rows})
+      -> ({table}, {table}) {{
       %0:2 = "stablehlo.scatter"(%x, %y, %i, %u, %u) <{{scatter_dimension_numbers = #stablehlo.scatter<
         update_window_dims = [1, 2], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0],
         index_vector_dim = 1>}}> ({{
