@@ -272,6 +272,14 @@ def test_sweep_table() -> None:
     assert render(sweep_tables(sweep_rows(), 72), console) == SWEEP_72
 
 
+@pytest.mark.parametrize(("step_seconds", "best"), [(0.0230, False), (0.0210, True)])
+def test_a_point_that_may_not_fit_is_marked_only_if_it_is_much_faster(step_seconds: float, best: bool) -> None:
+    near = replace(PREDICTED, peak_bytes=30 * 2**30, step_seconds=step_seconds, peak_error=0.07)
+    rows = mark_best([row_of("tiny.mlir", "v4-32", make_report(one), 1.0) for one in (PREDICTED, near)])
+    assert [(row.status, row.best) for row in rows] == [("fits", not best), ("unsure", best)]
+    assert "may not fit; batch over data" in render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
+
+
 def test_sweep_tables_of_two_programs() -> None:
     rows = [*sweep_rows(), SweepRow("other.mlir", "v4-32", "data=16", "failed", "no such file")]
     found = render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
