@@ -57,7 +57,9 @@ def test_hlo_text_holds_regions() -> None:
 def test_forms_without_regions_say_so() -> None:
     case, lowered = by_channel()
     (note,) = write(case.source, lowered, "specs").notes
-    assert re.match(r"XLA's partitioner gets wrong numbers for \S+:\d+ .*, as the plan splits it; --format", note)
+    assert re.match(
+        r"XLA's partitioner gets wrong numbers for \S+:\d+ .* if it splits it as the plan does; --format", note
+    )
 
 
 @pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd"])

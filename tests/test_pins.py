@@ -112,7 +112,8 @@ def test_bringing_a_value_to_where_the_program_pins_it_is_paid_for() -> None:
         ("*=data,-,-,-", "has 4 entries but matches x with 2 dimensions", "match fewer arrays"),
         ("nothing=data", "no argument or result matches 'nothing'", "the nearest arguments are x"),
         ("x=pipe", "unknown mesh axis 'pipe'", "this mesh has data, model"),
-        ("x=data,data", "an axis splits two dimensions", "use each axis once"),
+        ("x=data,data", "mesh axis 'data' is given twice", "use each axis once"),
+        ("x=data+data,-", "mesh axis 'data' is given twice", "use each axis once"),
         ("x=-,data", "does not divide dimension 1 (6) of x", "leave the dimension to toast"),
     ],
 )

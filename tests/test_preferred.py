@@ -11,7 +11,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.pipeline import Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.search.incumbent import SearchResult
-from toast_cli.tactics import PricedStrategy, priced_strategies, strategy
+from toast_cli.tactics import PricedStrategy, parse_tactics, priced_strategies, strategy
 from toast_cli.tactics.preferred import MARGIN, SMALL_GAIN, preferred
 
 
@@ -85,3 +85,13 @@ def test_who_says_what_is_best_gets_it() -> None:
     assert fastest.result.cost.step_seconds <= by_default.result.cost.step_seconds
     said = [note for note in by_default.report.analysis.notes if "--minimise step_time" in note]
     assert len(said) == bool(by_default.result.known_as)
+
+
+def test_a_known_strategy_takes_no_tactic_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeRO-2 is FSDP with weights that are replicated after all."""
+    fsdp = Evaluator(parse_tactics(["fsdp"]).state(evaluator_of(sample("t2b_tiny")[0], "v4-32").problem))
+    fixed, zero2 = fsdp.problem.fixed, priced_strategies(fsdp)[0]["zero2"]
+    assert zero2.plan[: len(fixed)] == fixed
+    monkeypatch.setattr("toast_cli.tactics.preferred.priced_strategies", lambda _: ({"zero2": zero2}, {}))
+    result = found(fsdp, fixed, seconds=zero2.cost.step_seconds, peak_bytes=zero2.cost.peak_bytes)
+    assert preferred(fsdp, result).plan == fixed

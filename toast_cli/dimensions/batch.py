@@ -28,7 +28,8 @@ def find_batches(
     Independent inputs (real and generated images, two towers) each have a batch of their own, along which most of the
     remaining work can be split. Candidates are, in this order: carried dimensions without interaction (chains of a
     sampler), groups of inputs, of results (samples made from noise), the leading dimension of all results (gradients
-    with respect to an attention's inputs), and all groups.
+    with respect to an attention's inputs), and all groups. Without weights, interacting inputs (particles) and results
+    made from random numbers alone (initial weights) have none.
 
     Args:
         ordered: groups that are no batches: sequences, space, nodes. tokens: groups of look-up indices, of which at
@@ -39,7 +40,10 @@ def find_batches(
     all_work = splits.free(set())
     batches: set[int] = set()
     leading = splits.leading - splits.mixed - ordered
-    for among in (splits.alone, splits.data - apart, splits.made - apart, leading, splits.groups - apart):
+    candidates = [splits.alone, splits.data - apart, splits.made - apart, leading, splits.groups - apart]
+    if not splits.weights and splits.data <= splits.mixed:
+        candidates = [splits.groups - splits.made - splits.mixed - ordered]
+    for among in candidates:
         while True:
             free, most = splits.free(batches), splits.most(batches)
             likely = [

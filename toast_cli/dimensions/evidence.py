@@ -22,15 +22,16 @@ from toast_cli.program.roles import INPUTS, ROLES, WEIGHTS, argument_roles, view
 # Least number of weights with one class for that class to be the residual stream.
 _STREAM = 4
 _SPACE = ("height", "width", "depth")
+_FIRST, _OTHERS = slice(0, 1), slice(1, None)  # dimensions
 # Roles of groups whose elements have an order or neighbours, so that they are never batches.
-_ORDERED = ("edges", "nodes", "seq", *_SPACE)
+_ORDERED = ("edges", "nodes", "seq", "layers", *_SPACE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
     """One op: its form, the group of each factor, and per operand the weight it is made of, or -1. counted: its indices
     are non-uniform constants. given: its indices are integer inputs of the program. by_position: an operand holds rows
-    of a table of positions alone."""
+    of a table of positions alone. single: the result has one element along its first dimension."""
 
     op: Op
     form: Form
@@ -39,6 +40,24 @@ class _Look:
     counted: bool = False
     given: bool = False
     by_position: bool = False
+    single: bool = False
+
+    def moved(self, dims: slice = slice(None)) -> set[int]:
+        """The groups along which an op takes a part of its operand, or moves or mixes elements, of some dimensions."""
+        windows = {window.operand_dim for window in self.op.windows}
+        kinds = (FactorKind.BLOCKED, FactorKind.PERMUTATION)
+        return {
+            self.groups[factor]
+            for dim, factors in [*enumerate(self.form.operands[0])][dims]
+            for factor in factors
+            if dim in windows or self.form.kinds[factor] in kinds
+        }
+
+    @property
+    def of_matrices(self) -> bool:
+        """Whether a look-up is one of whole matrices, not of rows."""
+        _, indices, out = self.factors([*self.form.operands[:2], self.form.results[0]])
+        return sum(not out.isdisjoint({*dims} - indices) for dims in self.form.operands[0]) > 1
 
     def factors(self, arrays: Iterable[tuple[tuple[int, ...], ...]]) -> list[set[int]]:
         return [{factor for factors in dims for factor in factors} for dims in arrays]
@@ -66,9 +85,11 @@ class _Product:
 class _Evidence:
     """Evidence about groups. weights_of: group -> weights in whose products it occurs. square: groups that one product
     with a weight both contracts and produces (a recurrence's hidden units). stacked: batch dimensions of products with
-    weights; routed: those that are no batch dimension in some other product. sorted: tokens in the order of their
-    experts, for which rows are gathered and summed. tokens: groups of look-up indices, or scanned ones; stepped:
-    scanned groups. made: groups that products with weights, and look-ups, produce.
+    weights; routed: those that are no batch dimension in some other product; shifted: groups along which activations
+    move. sorted: tokens in the order of their experts, for which rows are gathered and summed. tokens: groups of
+    look-up indices, or scanned ones; stepped: scanned groups. layer_loops: loops over stacked weights. tiled: weight
+    that a loop reads in tiles -> the group they are tiles of. made: groups that products with weights, and look-ups,
+    produce.
     """
 
     roles: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -80,6 +101,9 @@ class _Evidence:
     sorted: set[int] = field(default_factory=set)
     tokens: set[int] = field(default_factory=set)
     stepped: set[int] = field(default_factory=set)
+    shifted: set[int] = field(default_factory=set)
+    layer_loops: set[int] = field(default_factory=set)
+    tiled: dict[int, int] = field(default_factory=dict)
     made: set[int] = field(default_factory=set)
 
     def vote(self, groups: Iterable[int], role: str) -> None:
@@ -106,7 +130,7 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     products = [look for look in looks if look.op.name == ops.DOT_GENERAL and not look.by_position]
     _attention(evidence, products, crowded)
     found = _elect(evidence)
-    _features(evidence, classes, class_group, sizes, found)
+    _features(evidence, classes, class_group, sizes, weights, found)
     ordered = {g for g, role in found.items() if role in _ORDERED} | evidence.stepped
     found.update(
         dict.fromkeys(batches := find_batches(program, classes, class_group, ordered, evidence.tokens), "batch")
@@ -127,20 +151,22 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
     given = {a.value for k, a in enumerate(program.arguments) if ROLES[of[k]] == INPUTS and _counts(program, a.value)}
     for number, op in enumerate(program.ops):
         weights = tuple([origin.get(v, -1) for v in op.operands])
-        if op.kind.heavy or op.name == ops.DYNAMIC_SLICE:
+        if op.kind.heavy or op.name in (ops.DYNAMIC_SLICE, ops.CONCATENATE, ops.PAD, ops.FFT):
             groups = tuple(class_group[c] for c in classes.factor_classes[number])
             counted = len(op.operands) > 1 and constant.get(op.operands[1], False)
             by_input = len(op.operands) > 1 and op.operands[1] in given
             by_position = not positions.isdisjoint(op.operands)
-            look = _Look(op, classes.forms[number], groups, weights, counted, by_input, by_position)
+            single = program.values[op.results[0]].shape[:1] == (1,)
+            look = _Look(op, classes.forms[number], groups, weights, counted, by_input, by_position, single)
             look = _without_latents(look, repeated)
             weights = look.weights
             yield look
-        picked = op.name == ops.GATHER and weights[0] >= 0 and op.operands[1] in constant
+        picked = op.name == ops.GATHER and weights[0] >= 0 and op.operands[1] in constant and not look.of_matrices
         passed_on = (op.kind.elementwise or op.kind.rearranges) and not positions.isdisjoint(op.operands)
         if picked or (passed_on and all(v in positions or v in constant for v in op.operands)):
             positions.update(op.results)
-        _make_of_weights(op, weights, origin, constant, program)
+        if not picked:
+            _make_of_weights(op, weights, origin, constant, program)
         # An iota next to given indices picks one element of each row.
         allowed = [v in given or (v in constant and op.name != ops.CONCATENATE) for v in op.operands]
         if (op.kind.elementwise or op.kind.rearranges) and all(allowed) and given.intersection(op.operands):
@@ -161,9 +187,11 @@ def _make_of_weights(
     Concatenated gates, quantised weights with their scales and normalised weights are weights of the products that read
     them. Rows that constant indices pick from a table (a decoder's start token, positions) are activations.
     """
+    if op.name == ops.CARRY and op.operands[0] in constant:
+        step = program.ops[program.producer[op.operands[1]]]
+        if step.name == ops.ADD and op.results[0] in step.operands and not program.values[op.results[0]].shape:
+            constant[op.results[0]] = True  # the number of the trip
     if op.name in (ops.ARGUMENT, ops.CARRY, ops.JOIN) or all(value in origin for value in op.results):
-        return
-    if op.name == ops.GATHER and op.operands[1] in constant and op.operands[0] not in constant:
         return
     if all(value in constant for value in op.operands):
         counts = op.kind.source and program.values[op.results[0]].elements > 1
@@ -224,7 +252,10 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             rows = {s for s in table - indices if look.form.kinds[s] is FactorKind.REDUCTION}
             picked = look.named(table - indices - rows)
             evidence.made |= picked
-            if len(picked) > 1 and not (look.counted or look.given):  # whole matrices, chosen by computed indices
+            if look.of_matrices and look.counted:  # whole matrices: those of the layer that a loop has come to
+                evidence.vote(look.named(rows), "layers")
+                return
+            if look.of_matrices and not look.given:  # chosen by computed indices
                 evidence.stacked |= look.named(rows)
                 evidence.routed |= look.named(rows)
                 return
@@ -232,10 +263,11 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             evidence.vote(picked, "embed")
             evidence.tokens |= look.named(indices)
         case ops.DYNAMIC_SLICE if look.weights[0] >= 0 and look.op.loop >= 0:
-            first = look.form.operands[0][:1]
-            evidence.vote(
-                {look.groups[s[0]] for s in first if s and look.form.kinds[s[0]] is FactorKind.BLOCKED}, "layers"
-            )
+            if look.single:
+                evidence.vote(look.moved(_FIRST), "layers")
+                evidence.layer_loops.add(look.op.loop)
+            elif look.moved():
+                evidence.tiled[look.weights[0]] = min(look.moved())
 
 
 def _without_latents(look: _Look, repeated: set[int]) -> _Look:
@@ -260,7 +292,7 @@ def _kernel(evidence: _Evidence, look: _Look) -> None:
     (kernel,) = look.factors(form.operands[1:2])
     (out,) = look.factors(form.results[:1])
     evidence.vote(look.named(kernel & (out | set(image))), "channels")
-    space = iter(_SPACE)
+    space = iter(_SPACE if len(form.operands[0]) > 3 else ["seq"])
     for factor in image:
         if factor in out and form.kinds[factor] is FactorKind.PERMUTATION:
             evidence.vote([look.groups[factor]], next(space, "space"))
@@ -291,10 +323,14 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
                 evidence.vote(look.named(rows), "labels" if table & indices else "nodes")
             evidence.tokens |= look.named(table & indices)
         case ops.DYNAMIC_SLICE if look.weights[0] < 0 and look.op.loop >= 0:
-            evidence.stepped |= {
-                look.groups[s] for factors in form.operands[0] for s in factors if kinds[s] is FactorKind.BLOCKED
-            }
+            stacked = look.single and look.op.loop in evidence.layer_loops  # caches of layers
+            evidence.vote(look.moved(_FIRST) if stacked else (), "layers")
+            evidence.stepped |= look.moved(_OTHERS) if stacked else look.moved()
             evidence.tokens |= evidence.stepped
+        case ops.CONCATENATE | ops.PAD if max(look.weights) < 0:  # a pipeline hands activations from stage to stage
+            evidence.shifted |= look.moved()
+        case ops.FFT:  # frequencies have weights of their own, and are no ensemble
+            evidence.stacked -= look.moved()
         case ops.SCATTER:
             target, updates = look.factors([form.operands[0], form.operands[-1]])
             summed = {s for s in updates - target if kinds[s] is FactorKind.REDUCTION}
@@ -348,7 +384,8 @@ _DECISIVE = (
 
 
 def _elect(evidence: _Evidence) -> dict[int, str]:
-    found = {g: "experts" if g in evidence.routed else "ensemble" for g in evidence.stacked}
+    stage = dict.fromkeys(evidence.shifted, "layers")
+    found = {g: "experts" if g in evidence.routed else stage.get(g, "ensemble") for g in evidence.stacked}
     for group, votes in evidence.roles.items():
         role = next((r for r in _DECISIVE if votes[r]), "")
         if role in _SPACE and group in evidence.tokens:  # a convolution over time
@@ -361,9 +398,14 @@ def _elect(evidence: _Evidence) -> dict[int, str]:
 
 
 def _features(
-    evidence: _Evidence, classes: Classes, class_group: list[int], sizes: dict[int, int], found: dict[int, str]
+    evidence: _Evidence,
+    classes: Classes,
+    class_group: list[int],
+    sizes: dict[int, int],
+    of_weights: set[int],
+    found: dict[int, str],
 ) -> None:
-    """Enters the residual stream, the vocabulary of an untied output head, and hidden widths into `found`."""
+    """Enters the residual stream, the vocabulary of an untied output head, hidden widths and tiles into `found`."""
     count: Counter[int] = Counter()
     per_class = Counter(class_group)
     for group, weights in evidence.weights_of.items():
@@ -372,8 +414,12 @@ def _features(
     if "embed" not in found.values() and stream >= 0 and count[stream] >= _STREAM and stream not in found:
         found[stream] = "embed"
     vocabularies = {sizes[g] for g, role in found.items() if role == "vocab"}
-    for group in evidence.weights_of:
+    for group in evidence.weights_of.keys() | evidence.tiled.values():
         if found.get(group, "labels") == "labels" and sizes[group] in vocabularies:
             found[group] = "vocab"
         elif group not in found and (count[group] > 1 or group in evidence.square):
             found[group] = "ff"
+    for group in evidence.weights_of.keys() - of_weights:  # a tile
+        whole = next((evidence.tiled[w] for w in evidence.weights_of[group] if w in evidence.tiled), group)
+        if whole in found:
+            found[group] = found[whole]

@@ -198,14 +198,17 @@ def _has_elements(source: Source, op: Op) -> bool:
 def misread_note(source: Source, lowered: PartitionedProgram) -> str:
     """A note on writing the plan in a form that cannot hold regions; empty if nothing is wrong."""
     wrong, gathered = misread_ops(source, lowered), gathered_ops(source, lowered)
-    if wrong:
-        return f"XLA's partitioner gets wrong numbers for {places(source, wrong)}, as the plan splits it"
+    parts = []
     if gathered:
         what = f"XLA's partitioner gathers all that {places(source, gathered)} reads, though the plan splits it"
         ops = [source.program.ops[number] for number in gathered]
         rewritten = any(op.name not in (DYNAMIC_UPDATE_SLICE, FFT) and op.kernel is None for op in ops)
-        return f"{what}, unless the compiler rewrites it first, as XLA:TPU does" if rewritten else what
-    return ""
+        parts.append(f"{what}, unless the compiler rewrites it first, as XLA:TPU does" if rewritten else what)
+    if wrong:
+        parts.append(
+            f"XLA's partitioner gets wrong numbers for {places(source, wrong)} if it splits it as the plan does"
+        )
+    return "; ".join(parts)
 
 
 def places(source: Source, numbers: list[int]) -> str:

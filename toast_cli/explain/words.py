@@ -78,14 +78,14 @@ def _at_rest(problem: Problem, found: Strategy) -> list[str]:
     over: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for axis, name in enumerate(problem.mesh.names):
         split = [role for role in roles if axis in found.stored[role]]
-        if axis in found.gathered or split == [STATE]:
+        if split:
             over[tuple(split)].append(name)
     stage = {
         (WEIGHTS, STATE): "weights and state sharded over {} (ZeRO-3)",
         (WEIGHTS,): "weights sharded over {}, gathered for their use",
         (STATE,): "state sharded over {} (ZeRO-2)",
     }
-    return [stage[split].format(" x ".join(names)) for split, names in over.items() if split in stage]
+    return [stage[split].format(" x ".join(names)) for split, names in over.items()]
 
 
 def decision_text(problem: Problem, decision: Decision) -> str:

@@ -117,5 +117,6 @@ def _numbered(pin: PinnedAxes, mesh: Mesh, where: str) -> PinnedSharding:
                 raise UsageError(f"unknown mesh axis {axis!r}", where=where, hint=f"this mesh has {', '.join(names)}")
     taken = [axis for axes in pin for axis in axes or ()]
     if len(set(taken)) < len(taken):
-        raise UsageError(f"an axis splits two dimensions in {pin}", where=where, hint="use each axis once per array")
+        axis = next(axis for axis in taken if taken.count(axis) > 1)
+        raise UsageError(f"mesh axis {axis!r} is given twice", where=where, hint="use each axis once per array")
     return tuple(None if axes is None else tuple(names.index(a) for a in axes) for axes in pin)

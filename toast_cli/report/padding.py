@@ -28,7 +28,12 @@ def padding_advice(problem: Problem) -> list[str]:
     advice = []
     for number, group in enumerate(problem.dimensions.groups):
         worth_it = group.role == "batch" or problem.weight_bytes.get(number, 0) > SHARE * weights
-        if not worth_it or not axes or any(sizes[c] % axis == 0 for c in group.classes for axis in axes):
+        if (
+            group.role == "layers"
+            or not worth_it
+            or not axes
+            or any(sizes[c] % axis == 0 for c in group.classes for axis in axes)
+        ):
             continue
         padded = padded_size(group.size, axes)
         if padded - group.size <= MOST_PADDING * group.size:

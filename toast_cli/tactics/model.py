@@ -19,7 +19,7 @@ from toast_cli.program.roles import ROLES, STATE, WEIGHTS
 # Role of a dimension -> its meaning; the analysis finds roles (see `dimensions.evidence`).
 DIMENSIONS = {
     "batch": "inputs have it and weights do not; its elements are computed independently",
-    "seq": "the positions that attention weighs, or that tokens have besides the batch",
+    "seq": "the positions that attention weighs, or that tokens have besides the batch; the time of a convolution",
     "embed": "the model width: what blocks hand on to the next",
     "ff": "a hidden width between two products with weights",
     "heads": "what attention's scores have besides batch and sequence",
@@ -32,9 +32,9 @@ DIMENSIONS = {
     "edges": "what a graph's sums over neighbours run over",
     "nodes": "what edges look up and add to",
     "channels": "a convolution's features",
-    "height": "the first dimension a convolution slides along",
+    "height": "the first of several dimensions a convolution slides along",
     "width": "the second dimension a convolution slides along",
-    "layers": "what a loop over stacked weights steps through",
+    "layers": "what a loop over stacked weights steps through; stages of a pipeline",
 }
 # Of the dimensions of weights: those that tensor parallelism splits, and those that it leaves alone. To split the width
 # of a head, attention's scores are summed over devices; to split layers, a loop sends each layer to all devices.

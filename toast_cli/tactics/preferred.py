@@ -27,11 +27,13 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     if not result.fits:
         return result
     tolerance = _Tolerance(evaluator, result)
-    fixed = evaluator.problem.fixed
+    fixed, offers = evaluator.problem.fixed, evaluator.problem.decisions.offers
     known = [
         one
         for one in priced_strategies(evaluator)[0].values()
-        if one.plan[: len(fixed)] == fixed and tolerance.allows(one.cost, MARGIN)
+        if one.plan[: len(fixed)] == fixed  # and what it adds takes none of these back
+        and all(map(offers, one.plan[len(fixed) :]))
+        and tolerance.allows(one.cost, MARGIN)
     ]
     if known:
         best = min(known, key=lambda one: one.cost.step_seconds)
