@@ -65,6 +65,16 @@ def while_data_says(x: jax.Array) -> jax.Array:
     return lax.while_loop(lambda y: jnp.sum(y * y) > 1.0, lambda y: y / 2, x)
 
 
+def rows_set(x: jax.Array, rows: jax.Array, at: jax.Array) -> jax.Array:
+    """Rows as wide as the array; every second one does not begin at 0, so that it is dropped."""
+    numbers = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
+    return lax.scatter(x, jnp.stack([at, at % 2], 1), rows[:, None], numbers, mode="drop")
+
+
+def rows_of_sequences(x: jax.Array, rows: jax.Array, at: jax.Array) -> jax.Array:
+    return jax.vmap(lambda of, row, i: lax.dynamic_update_slice(of, row[None], (i, 0)))(x, rows, at)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Plan, dict[str, int]]] = {
     "batch": (lambda x, w: jnp.tanh(x @ w), (X, W), [("x.0", "data")], {}),
     "weights gathered": (lambda x, w: x @ w, (X, W), [("x.0", "data"), ("w.1", "data")], {"all_gather": 1}),
@@ -89,6 +99,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Plan, dict[str, i
     "while data says": (while_data_says, (X,), [("x.0", "data")], {"all_reduce": 1}),
     "top of rows": (lambda x: lax.top_k(x, 3), (X,), [("x.0", "data")], {}),
     "sorted columns": (lambda x: lax.sort(x, dimension=0), (X,), [("x.1", "model")], {}),
+    "rows set": (rows_set, (X, arg(4, 8), arg(4, dtype="int32")), [("x.1", "model"), ("x.0", "data")],
+                 {"all_gather": 1}),
+    "rows of sequences": (rows_of_sequences, (arg(4, 16, 8), arg(4, 8), arg(4, dtype="int32")),
+                          [("x.1", "data"), ("x.2", "model")], {"all_gather": 1}),
     "Fourier": (lambda x: jnp.fft.irfft(2 * jnp.fft.rfft(x)), (X,), [("x.0", "data"), ("x.1", "model")],
                 {"all_gather": 1}),
 }  # fmt: skip

@@ -97,6 +97,20 @@ def test_the_count_is_read_from_the_counter(run: Callable[[Any], Any], trips: li
     assert source.notices == ()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_bound_that_is_the_smaller_of_two_numbers_is_at_most_the_constant(first: int) -> None:
+    """A loop over blocks of keys, as many as a causal mask needs."""
+
+    def blocks(x: Any) -> Any:
+        def row(i: Any, y: Any) -> Any:
+            return lax.fori_loop(first, jnp.minimum(4, i + 1), lambda _, z: jnp.sin(z), y)
+
+        return lax.fori_loop(0, 6, row, x)
+
+    loops = source_of(blocks, X).program.loops
+    assert [(loop.trips, loop.trips_known) for loop in loops] == [(6, True), (4 - first, False)]
+
+
 @pytest.mark.parametrize(("run", "trips"), [case[1:] for case in FROM_A_POSITION], ids=[c[0] for c in FROM_A_POSITION])
 def test_a_count_is_read_between_two_unknown_numbers(run: Callable[[Any, Any], Any], trips: int) -> None:
     source = source_of(run, X, POSITION)

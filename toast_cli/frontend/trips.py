@@ -85,7 +85,19 @@ def _compared(compare: Any | None, holds: bool, operation: Any, *, at_most: bool
     (base, first), (other, last) = _number(operation.operands[counter], operation), _number(bound, operation)
     if _same(base, other):
         return iterations(first, last, step, direction)
-    return iterations(0, last, step, direction) if at_most and other is None and step > 0 else None
+    most = last if other is None else _most(bound, operation)
+    if not at_most or most is None or step <= 0:
+        return None
+    return iterations(0 if base is not None else first, most, step, direction)
+
+
+def _most(value: Any, operation: Any) -> int | None:
+    """An upper bound of an integer, if it is the smaller of others of which one is a constant."""
+    producer = _producer(value := _outside(_through(value), operation))
+    if producer is None or producer.name not in ("stablehlo.minimum", "stablehlo.clamp"):
+        return _constant(value, operation)
+    operands = producer.operands if producer.name == "stablehlo.minimum" else list(producer.operands)[2:]
+    return min((most for at in operands if (most := _most(at, operation)) is not None), default=None)
 
 
 def iterations(start: int, bound: int, step: int, direction: str) -> int | None:

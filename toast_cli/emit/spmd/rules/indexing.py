@@ -56,13 +56,12 @@ def scatter(site: Site) -> list[Piece]:
         keeps = rule.reduction  # the order of updates matters
     else:
         keeps = frozenset[int]()
-    # A window of several rows of a sharded dimension may cross the boundary of a shard.
-    update, wide = site.operand(count + 1), set()
-    windowed = [d for d in range(len(site.operand(0).shape)) if d not in where.inserted]
-    for d, along in zip(windowed, where.window, strict=True):
-        if update.shape[along] != 1 and d in where.indexed:
-            wide.add(d)
-    keeps |= factors_of(rule.operands[0], wide)
+    # A window of some rows of a sharded dimension may cross the boundary of a shard. One as long as the dimension is
+    # split like it, and its index stays: every device drops an update that does not begin at 0.
+    array, update = site.operand(0).shape, site.operand(count + 1).shape
+    windowed = [d for d in range(len(array)) if d not in where.inserted]
+    rows = {d: update[along] for d, along in zip(windowed, where.window, strict=True) if d in where.indexed}
+    keeps |= factors_of(rule.operands[0], {d for d, size in rows.items() if size not in (1, array[d])})
     at = site.alignment(keeps=keeps)
     for k, sharding in enumerate(at.operands):
         site.bring(k, sharding)
@@ -70,7 +69,7 @@ def scatter(site: Site) -> list[Piece]:
         assert reducer is not None
         start_once(site, 0, reducer, at.partial)
     site.read()
-    split = {d for d in where.indexed if at.operands[0][d]}
+    split = {d for d in where.indexed if at.operands[0][d] and rows.get(d, 1) != array[d]}
     if split:
         where.shift(site, split, clamped=False)
     return site.localise(at.results, at.partial, reducer or "add")
