@@ -37,12 +37,12 @@ import zstandard
 
 from benchmarks.common import note
 from benchmarks.corpus import PLANS, PROGRAMS, SLICES, Loaded, fingerprint, load_case, plan_of, store
+from toast_cli.ask_xla.ahead import AheadFacts, compile_ahead, target_of
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import collectives_in
 from toast_cli.emit import Written, write
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
-from toast_cli.verify.ahead import AheadFacts, compile_ahead, target_of
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import collectives_in
 
 TABLE = Path(__file__).resolve().parent / "data" / "programs.jsonl"
 FOLDER = Path("build/calibration")

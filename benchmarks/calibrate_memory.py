@@ -24,12 +24,12 @@ if __name__ == "__main__":
 from benchmarks.calibrate import Point, astray_values, failed, fill, options_of
 from benchmarks.corpus import Loaded
 from toast_cli import xla
+from toast_cli.ask_xla.ahead import target_of
+from toast_cli.ask_xla.child import Failure
 from toast_cli.emit import write
 from toast_cli.hardware import Chip
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
-from toast_cli.verify.ahead import target_of
-from toast_cli.verify.child import Failure
 
 TABLE = Path(__file__).resolve().parent / "data" / "memory.jsonl"
 GIVEN_MIB = 64  # less than any point needs

@@ -70,7 +70,7 @@ def compile_cases(chosen: dict[str, Case], chip: str) -> None:
     import jax
     from jax.experimental import topologies
 
-    from toast_cli.verify.ahead import estimated_cycles
+    from toast_cli.ask_xla.ahead import estimated_cycles
 
     known = {(row["case"], row["chip"]) for row in stored()}
     kind = {"chip_config_name": "megacore"} if chip in MEGACORE else {}
@@ -149,9 +149,9 @@ def analysed(case: Case) -> tuple[Any, Any]:
 
 def compute_seconds(program: Any, dimensions: Any, chip: str) -> float:
     """Predicted compute time on one device."""
-    from toast_cli.compiler.profiles import find_profile
-    from toast_cli.evaluate.evaluator import Evaluator
-    from toast_cli.plan.patterns import make_problem
+    from toast_cli.plan.problem import make_problem
+    from toast_cli.price.evaluator import Evaluator
+    from toast_cli.price.profiles import find_profile
 
     mesh = one_device(chip)
     profile = find_profile(mesh.chip)

@@ -23,9 +23,9 @@ from benchmarks.calibrate_memory import TABLE
 from benchmarks.common import Row, markdown_table, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.plot import scatter
-from toast_cli.compiler.memory_fit import UNSURE, fit_of, peak_error
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.problem import Problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.memory_fit import UNSURE, fit_of, peak_error
 
 GIB = 2.0**30
 START, END = "<!-- memory: written by benchmarks/calibration.py -->", "<!-- memory: end -->"

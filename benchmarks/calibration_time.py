@@ -25,7 +25,7 @@ from benchmarks.common import Row, markdown_table, put_between, show, spearman, 
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.op_cases import cases
 from benchmarks.plot import scatter
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.price.evaluator import Evaluator
 
 START, END = "<!-- time: written by benchmarks/calibration_time.py -->", "<!-- time: end -->"
 LEAST_RANKED = 3  # plans of one program and slice whose order says anything

@@ -20,11 +20,10 @@ from sample_models.common import Sample, encode, lower
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Spec
-from toast_cli.hardware.schema import parse_spec
+from toast_cli.hardware.spec import parse_spec
 from toast_cli.plan.decisions import NONE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower as lower_plan
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.program.ops import ARGUMENT, RESULT
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
@@ -187,7 +186,7 @@ def random_plan(problem: Problem, seed: int) -> Plan:
 
 def searched(problem: Problem) -> Plan:
     """What a short search finds."""
-    from toast_cli.evaluate.evaluator import Evaluator
+    from toast_cli.price.evaluator import Evaluator
 
     return run_search(Evaluator(problem, strategies(problem).values()), Settings(evaluations=300)).plan
 

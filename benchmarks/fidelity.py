@@ -28,21 +28,22 @@ if __name__ == "__main__":
 from benchmarks import corpus
 from benchmarks.common import Row, choose, is_tiny, markdown_table, note, put_between, show, write_json
 from toast_cli import xla
-from toast_cli.confirm.compilers import seconds_on
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.ask_xla.ahead import Dialect, compile_ahead, target_of
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
+from toast_cli.ask_xla.confirm import seconds_on
+from toast_cli.ask_xla.numbers import compare_numbers
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.schedule import scheduled_time
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.hardware import load_spec
-from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.build import collective_facts
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
-from toast_cli.verify.ahead import Dialect, compile_ahead, target_of
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import CompiledCollective, collectives_in
-from toast_cli.verify.numbers import compare_numbers
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.schedule import scheduled_time
-from toast_cli.verify.traffic import compare_traffic
 
 COLUMNS = {
     "program": "{program}", "plan": "{plan}", "form": "{form}", "compiler": "{compiler} {mesh}", "ops": "{ops}",

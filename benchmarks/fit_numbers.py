@@ -16,14 +16,24 @@ from typing import Any
 
 from benchmarks.common import Row, show
 from toast_cli import xla
+from toast_cli.ask_xla.ahead import as_stablehlo
+from toast_cli.ask_xla.numbers import (
+    RUNS,
+    ResultError,
+    Runs,
+    for_cpu,
+    input_sets,
+    narrowest_float,
+    new_versions,
+    result_errors,
+    result_types,
+    shake,
+    type_name,
+)
 from toast_cli.errors import UsageError
 from toast_cli.frontend import load
-from toast_cli.pipeline import Request, partition
-from toast_cli.request import Ask, Fit
-from toast_cli.verify.ahead import as_stablehlo
-from toast_cli.verify.errors import ResultError, Runs, narrowest_float, result_errors, shake
-from toast_cli.verify.inputs import input_sets, new_versions
-from toast_cli.verify.numbers import RUNS, for_cpu, result_types, type_name
+from toast_cli.pipeline import partition
+from toast_cli.request import Ask, Fit, Request
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_models"
 FILES = {path.name.partition("_tiny")[0]: path for path in sorted(SAMPLES.glob("*_tiny.*"))}

@@ -1,8 +1,8 @@
 """What XLA:TPU makes of all-gathers of weights, over a whole slice and over a part of it: all-gathers or all-reduces.
 
 One row for each specification, set of axes and size: what is compiled for a product with a weight that is stored in
-pieces and gathered for it, and what the pass `slice-gathers` says (see `compiler/collectives.py`). Exits with 1 where
-they differ. Needs the extra `tpu`; no device.
+pieces and gathered for it, and what the pass `slice-gathers` says (see `price/compiled_collectives.py`). Exits with 1
+where they differ. Needs the extra `tpu`; no device.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if __name__ == "__main__":
 
 from benchmarks.common import Row, note, show, write_json
 from benchmarks.unsliced import said
-from toast_cli.compiler.collectives import stays_slice_gather
-from toast_cli.compiler.profiles import find_profile
+from toast_cli.ask_xla.ahead import compile_ahead, target_of
+from toast_cli.ask_xla.child import Failure
 from toast_cli.hardware import load_spec
 from toast_cli.hardware.model import Mesh
-from toast_cli.verify.ahead import compile_ahead, target_of
-from toast_cli.verify.child import Failure
+from toast_cli.price.compiled_collectives import stays_slice_gather
+from toast_cli.price.profiles import find_profile
 
 MESHES = ("v5e-16", "v5e-256", "v4-32", "v4-128", "v5p-64", "v6e-64")
 MIB = (2, 16, 18, 64)

@@ -129,7 +129,8 @@ def programs(folder: Path) -> dict[str, str]:
 def run(case: Case) -> tuple[Facts, dict[str, bytes]]:
     """The facts of one case, and the files written; `error` alone where toast refuses the plan."""
     from toast_cli.errors import ToastError
-    from toast_cli.pipeline import Request, partition
+    from toast_cli.pipeline import partition
+    from toast_cli.request import Request
 
     spec, _, shape = case.mesh.partition(":")
     request = Request(

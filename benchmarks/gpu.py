@@ -30,16 +30,16 @@ import numpy as np
 from benchmarks.calibrate import FOLDER, Point, peak_bytes, read_points
 from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS, Loaded, fingerprint, plan_of, restore, source_of, store
+from toast_cli.ask_xla.ahead import compile_ahead, target_of
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import collectives_in
 from toast_cli.dimensions import analyse
 from toast_cli.emit import write
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
-from toast_cli.plan.patterns import make_problem
-from toast_cli.verify.ahead import compile_ahead, target_of
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import collectives_in
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.evaluator import Evaluator
 
 TABLE = Path(__file__).resolve().parent / "data" / "gpu.jsonl"
 SPECS = ("h100-8", "a100-16")

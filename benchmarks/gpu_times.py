@@ -42,13 +42,12 @@ from benchmarks.corpus import source_of
 from benchmarks.op_cases import cases
 from benchmarks.real.lower import path_of
 from benchmarks.real.programs import PROGRAMS as REAL
-from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.price.profiles import find_profile
 
 TABLE = Path(__file__).resolve().parent / "data" / "gpu_times.jsonl"
 FIELDS = ("program", "chip", "jax", "seconds", "spread", "temp_bytes", "argument_bytes", "output_bytes")

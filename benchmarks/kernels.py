@@ -26,8 +26,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from benchmarks import fidelity
 from benchmarks.common import Row, note, show, write_json
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
 
 AIM, SMALL_KIB = 0.98, 1.0  # what moves less is no part of the aim

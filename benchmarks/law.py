@@ -24,21 +24,22 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import CompiledCollective
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.errors import UsageError
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source
-from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
+from toast_cli.plan.partitioned import CollectiveFacts
 from toast_cli.plan.problem import Problem
-from toast_cli.promised import CollectiveFacts
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.build import collective_facts
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import applicable, strategy
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.traffic import compare_traffic
 
 MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")
 FIRST = ("data-parallel", "zero2", "fsdp", "context", "expert", "edge", "spatial")

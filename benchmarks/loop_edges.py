@@ -19,12 +19,12 @@ if __name__ == "__main__":
 
 from benchmarks.common import FOLDER, Row, note, show, write_json
 from benchmarks.real.measure import measured
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.pipeline import Outcome, Request, partition
-from toast_cli.plan.accumulation import ACCUMULATORS
+from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Replicate
-from toast_cli.plan.loop_reads import LOOP_READS
+from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS
 from toast_cli.plan.problem import Problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
 
 TWIN = FOLDER / "rnn_tiny.stablehlo.zst"

@@ -17,10 +17,10 @@ if __name__ == "__main__":
 
 from benchmarks.common import Row, choose, note, show, write_json
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.search.moves import NEIGHBOURHOODS
 from toast_cli.search.run import PLANS, Settings, run_search
 from toast_cli.tactics import starting_plans

@@ -24,16 +24,16 @@ ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 120  # of processor time: a fault that keeps tests from ending is found
 # module of toast_cli -> the test files that are about it
 TESTS = {
-    "cost.overlap": "overlap cost",
+    "price.timeline": "overlap cost",
     "dimensions.merged": "merged_dimensions",
     "emit.minimal": "constraints_needed emit_constraints contested",
-    "emit.spmd.halo": "halo split_ops",
-    "evaluate.buffers": "cost tight_memory decoding_memory memory_space_assignment",
-    "frontend.shifts": "shifts normalise",
-    "levers.keep": "recompute offload",
+    "emit.spmd.moves": "halo split_ops",
+    "price.buffers": "cost tight_memory decoding_memory memory_space_assignment",
+    "frontend.simplify": "shifts normalise",
+    "rewrite.recompute": "recompute offload",
     "plan.partials": "reduce_scatter emit_reductions loop_sums",
-    "search.local": "search moves",
-    "verify.sums": "verify_partitioned emit_reductions",
+    "search.mcts": "search moves",
+    "ask_xla.collectives": "verify_partitioned emit_reductions",
 }
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,

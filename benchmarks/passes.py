@@ -34,12 +34,12 @@ from benchmarks.common import Row, note, show
 from benchmarks.corpus import fingerprint, load_case, restore
 from benchmarks.real import quick
 from benchmarks.real.lower import FOLDER, path_of
-from toast_cli.compiler.passes import PASSES
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.profile import PASSES
 from toast_cli.tactics import strategies
 
 MOVED = 0.01

@@ -19,12 +19,11 @@ if __name__ == "__main__":
 
 from benchmarks.common import Row, choose, markdown_table, note, put_between, show, write_json
 from toast_cli.dimensions import Dimensions, analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.model import Program
 from toast_cli.search.run import PLANS, Settings, run_search
 from toast_cli.tactics import priced_strategies, starting_plans

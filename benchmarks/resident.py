@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.common import Row, show
-from toast_cli.compiler.on_chip import has_small_windows
-from toast_cli.compiler.profiles import find_profile
-from toast_cli.cost.matrix_unit import STREAMED_ROWS
+from toast_cli.ask_xla.ahead import compile_ahead, target_of
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.hlo_text import computations
 from toast_cli.hardware import Spec, load_spec
-from toast_cli.verify.ahead import compile_ahead, target_of
-from toast_cli.verify.child import Failure
-from toast_cli.verify.hlo_text import computations
+from toast_cli.price.cost import STREAMED_ROWS
+from toast_cli.price.on_chip import has_small_windows
+from toast_cli.price.profiles import find_profile
 
 MESHES = ("v4-32", "v5e-16", "v5p-64", "v6e-64")
 TRIPS = 50

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.common import Row, show
-from toast_cli.compiler.layouts import pieces_are_copied
-from toast_cli.compiler.profiles import find_profile
+from toast_cli.ask_xla.ahead import AheadFacts, compile_ahead, target_of
+from toast_cli.ask_xla.child import Failure
 from toast_cli.hardware import load_spec
-from toast_cli.verify.ahead import AheadFacts, compile_ahead, target_of
-from toast_cli.verify.child import Failure
+from toast_cli.price.layouts import pieces_are_copied
+from toast_cli.price.profiles import find_profile
 
 MESHES = ("v4-32", "v5e-16", "v6e-64")
 WEIGHTS = ((4096, 4096), (1024, 8192))

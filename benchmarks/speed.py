@@ -168,14 +168,14 @@ def evaluation_rates(mesh: str) -> dict[str, float]:
     memoised. As in `toast partition`, cycles are not looked for; time is that of the processor, which other work on the
     machine changes less.
     """
-    from toast_cli.cost.model import Cost
+    from toast_cli.base.children import without_cycle_collection
     from toast_cli.dimensions import analyse
-    from toast_cli.evaluate.evaluator import Evaluator
     from toast_cli.frontend import load
     from toast_cli.hardware import load_spec
     from toast_cli.plan.decisions import Plan
-    from toast_cli.plan.patterns import make_problem
-    from toast_cli.process import without_cycle_collection
+    from toast_cli.plan.problem import make_problem
+    from toast_cli.price.cost import Cost
+    from toast_cli.price.evaluator import Evaluator
     from toast_cli.search.run import Settings, run_search
 
     program = load(str(stored_programs()["t2b_train"])).program

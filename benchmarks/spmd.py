@@ -32,20 +32,21 @@ if __name__ == "__main__":
 
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
 from toast_cli import xla
-from toast_cli.emit.spmd import emit_spmd
-from toast_cli.emit.spmd.hlo import emit_spmd_hlo
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import collectives_in
+from toast_cli.ask_xla.numbers import ORIGINAL, PARTITIONED, compare_numbers, numbers_task
+from toast_cli.ask_xla.verdict import Flow, sent_bytes
+from toast_cli.emit.hlo import emit_spmd_hlo
+from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.frontend.source import Source
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import PERMUTE
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import collectives_in
-from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, compare_numbers, numbers_task
-from toast_cli.verify.traffic import Flow, sent_bytes
 
 BLOCK = 25  # random programs that are drawn together
 Known = frozenset[tuple[str, str, str]]  # program, mesh and plan of rows

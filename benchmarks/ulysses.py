@@ -22,10 +22,11 @@ import jax.numpy as jnp
 
 from benchmarks.common import Row, note, show, write_json
 from benchmarks.real.measure import measured
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
 from toast_cli.plan.decisions import ASIDE, Plan, Shard
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
 
 COLUMNS = {

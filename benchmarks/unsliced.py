@@ -2,7 +2,7 @@
 
 The array is elementwise work on an argument, is made whole on each device along an axis of four, and is read by two
 products: both take the same quarter of it, or different ones, or one takes all of it. For comparison it is made in
-quarters. See `compiler/kernels.py`. Needs the extra `tpu`; no device.
+quarters. See `price/compilation.py`. Needs the extra `tpu`; no device.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import Row, note, show, write_json
+from toast_cli.ask_xla.ahead import compile_ahead, estimated_cycles, target_of
+from toast_cli.ask_xla.child import Failure
 from toast_cli.hardware import load_spec
-from toast_cli.verify.ahead import compile_ahead, estimated_cycles, target_of
-from toast_cli.verify.child import Failure
 
 WORK = {
     "exp, tanh": ("exponential %x", "tanh %0"),

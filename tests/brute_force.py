@@ -20,23 +20,20 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from toast_cli.compiler.profiles import find_profile
-from toast_cli.cost.corrections import NO_CORRECTIONS
 from toast_cli.dimensions.model import FactorKind, Form
-from toast_cli.evaluate.array_items import ArrayItem
-from toast_cli.evaluate.items import Items, WorkItem, make_items
-from toast_cli.evaluate.kernel_pricing import WorkPricer
-from toast_cli.evaluate.neighbour_items import NeighbourItem, NeighbourReader
-from toast_cli.evaluate.pricing import Pricer
-from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.axis_assignment import without_split_space
-from toast_cli.plan.loop_reads import LOOP_EDGES, edges
-from toast_cli.plan.op_sharding import OpSharding, lay_out
+from toast_cli.plan.loops import LOOP_EDGES, edges
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Way, copy_of, route, steps_ahead, ways_of
-from toast_cli.plan.sharding import Sharding
-from toast_cli.program.sums import SumStep
+from toast_cli.plan.sharding import OpSharding, Sharding, lay_out
+from toast_cli.price.arrays import ArrayItem
+from toast_cli.price.cost import NO_CORRECTIONS
+from toast_cli.price.items import Items, NeighbourItem, NeighbourReader, SumItem, WorkItem, make_items
+from toast_cli.price.kernel_pricing import WorkPricer
+from toast_cli.price.pricing import Pricer
+from toast_cli.price.profiles import find_profile
+from toast_cli.program.values import SumStep
 
 NONE = -1
 GAP = 1e-4  # relative, at which HiGHS may stop

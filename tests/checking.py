@@ -13,7 +13,7 @@ from fake_pipeline import Pipeline, install
 from report_sample import PREDICTED, make_report
 
 from toast_cli.cli import check as check_module
-from toast_cli.cli import main, workers
+from toast_cli.cli import main, running
 from toast_cli.errors import ToastError
 
 
@@ -25,7 +25,7 @@ def install_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
             try:
                 yield number, work(point)
             except ToastError as error:
-                yield number, workers.failure_of(error)
+                yield number, running.failure_of(error)
 
     monkeypatch.setattr(check_module, "run_all", run_here)
     return install(monkeypatch, tmp_path)

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from toast_cli import xla
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import handover, shapes
+from toast_cli.ask_xla import child as verify_child
+from toast_cli.frontend import loading, normalise
 from toast_cli.plan.decisions import Plan
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.search import run
-from toast_cli.verify import child as verify_child
 from toast_cli.xla import running
 
 # How long an example takes says how busy the machine is, and nothing about toast. The examples are the same in every
@@ -33,7 +33,7 @@ if version("jaxlib").startswith("0.10."):  # Later versions abort at some of the
     _FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
 
-# Of warnings and errors alone, as in children of `toast_cli.verify.child`.
+# Of warnings and errors alone, as in children of `toast_cli.ask_xla.child`.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 # What a test finds out is not kept for the next.
@@ -191,7 +191,7 @@ SLOW = {
 # What tests have instead, unless they are marked `children`. The processes would take longer to start than to do it.
 HERE: list[tuple[Any, str, Any]] = [
     (verify_child, "subprocess", in_this_process),
-    *((module, "in_child", in_this_process.in_child) for module in (handover, shapes)),
+    *((module, "in_child", in_this_process.in_child) for module in (loading, normalise)),
     *(
         (module, name, getattr(in_this_process, name))
         for module in (xla, running)

@@ -16,15 +16,14 @@ from jax import lax
 from programs import Case, arg, case_of
 
 from toast_cli import xla
+from toast_cli.ask_xla.ahead import as_stablehlo
+from toast_cli.ask_xla.collectives import collectives_in
+from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.frontend import Source
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.verify.ahead import as_stablehlo
-from toast_cli.verify.collectives import collectives_in
-from toast_cli.verify.errors import relative_error
-from toast_cli.verify.inputs import input_sets
 
 DEVICES = 8
 Collectives = list[tuple[str, tuple[str, ...], float, float]]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from report_sample import make_report
 
-from toast_cli.pipeline import Emitted, Request
+from toast_cli.pipeline import Emitted
 from toast_cli.report.model import Report
+from toast_cli.request import Request
 
 
 @dataclass

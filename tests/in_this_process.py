@@ -1,7 +1,7 @@
 """What toast has other processes do, tests do in their own: programs are read, compiled and run here, equal ones once.
 
-`in_child` stands in for that of `toast_cli.child`, `run` for `subprocess` in `toast_cli.verify.child`, and the others
-for those of `toast_cli.xla.running`.
+`in_child` stands in for that of `toast_cli.base.children`, `run` for `subprocess` in `toast_cli.ask_xla.child`, and the
+others for those of `toast_cli.xla.running`.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def compiled(program: bytes, devices: tuple[Any, ...], shardy: bool) -> Any:
 
 def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[bytes]:
     """The child's exit code, and what the compiler wrote to standard error."""
-    from toast_cli.verify.child import work
+    from toast_cli.ask_xla.child import work
 
     task, folder = command[-2], Path(command[-1])
-    if "toast_cli.verify.child" not in command or task == "ahead" or asks_a_target(task, folder):
+    if "toast_cli.ask_xla.child" not in command or task == "ahead" or asks_a_target(task, folder):
         return subprocess.run(command, **settings)
     with one_at_a_time, tempfile.TemporaryFile() as log:
         kept = os.dup(2)

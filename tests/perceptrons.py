@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from programs import arg, case_of
 
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.evaluator import Evaluator
 
 
 def perceptron(p: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:

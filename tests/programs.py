@@ -18,18 +18,17 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 
-from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions import Dimensions, analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load, program_pins
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
 from toast_cli.plan.decisions import LOOK_UPS, NONE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.sharding import Sharding
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.price.profiles import find_profile
 from toast_cli.program.model import Program
 from toast_cli.program.roles import ROLES
 

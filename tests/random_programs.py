@@ -18,7 +18,7 @@ from programs import Case, arg, case_of
 
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
-from toast_cli.search.edits import subject
+from toast_cli.search.moves import subject
 
 Pile = list[Any]
 SIZES = (4, 8, 16)

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
+from toast_cli.plan.partitioned import CollectiveFacts
 from toast_cli.report import style
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
     BaselineFacts,
-    CollectiveFacts,
     DecisionFacts,
     GroupFacts,
     LiveValue,

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from toast_cli import xla
-from toast_cli.emit.spmd import emit_spmd
+from toast_cli.ask_xla.ahead import Dialect
+from toast_cli.ask_xla.numbers import ORIGINAL, PARTITIONED, input_sets, numbers_task, relative_error, result_types
+from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.frontend import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.verify.ahead import Dialect
-from toast_cli.verify.errors import relative_error
-from toast_cli.verify.inputs import input_sets
-from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, result_types
 
 Key = TypeVar("Key", bound=Hashable)
 _MOST = 1e-4  # relative error: sums in another order, in f32

@@ -15,15 +15,16 @@ from programs import SAMPLES
 
 import toast_cli
 from toast_cli import pipeline
-from toast_cli.alternatives import DIFFERENT, axis_swaps, compared, difference, different_plans, simplest
-from toast_cli.confirm.candidates import known_strategies
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.ask_xla.ask_compiler import known_strategies
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.hardware import load_spec
-from toast_cli.pipeline import Outcome, Request
+from toast_cli.pipeline import Outcome
 from toast_cli.plan.decisions import Plan, Replicate
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.comparison import compare, with_compiled
+from toast_cli.request import Request
+from toast_cli.search.alternatives import DIFFERENT, axis_swaps, compared, difference, different_plans, simplest
 from toast_cli.tactics import strategies, strategy
-from toast_cli.verify.partitioned import collectives_after_partitioning
 
 DOT = """
 func.func @main(%x: tensor<64x32xf32>, %w: tensor<32x64xf32>) -> tensor<64x64xf32> {
@@ -172,7 +173,7 @@ def test_the_best_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_compiler_names_the_best() -> None:
-    from toast_cli.confirm import Candidate, Compiled, Confirmation, ConfirmedRow
+    from toast_cli.ask_xla.confirm import Candidate, Compiled, Confirmation, ConfirmedRow
 
     of = outcome()
     found = compare(of.evaluator, of.report, of.plans)

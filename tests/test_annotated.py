@@ -13,21 +13,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from normalised_programs import MESH
 
 from toast_cli import xla
-from toast_cli.annotated.constraints import Annotations
-from toast_cli.annotated.explain import explain_annotated
-from toast_cli.annotated.facts import with_contender
-from toast_cli.annotated.mend import mend
-from toast_cli.annotated.price import AsAnnotated, annotated_mesh, as_annotated
+from toast_cli.ask_xla.annotated import Annotations, AsAnnotated, annotated_mesh, as_annotated, mend
+from toast_cli.ask_xla.confirm import seconds_on
+from toast_cli.ask_xla.partitioned import Partitioned, Rematerialisation, rematerialisations
 from toast_cli.cli.app import run
-from toast_cli.confirm.compilers import seconds_on
-from toast_cli.explain import Study
 from toast_cli.frontend import load
 from toast_cli.hardware import Mesh, load_spec
 from toast_cli.pipeline import partition
-from toast_cli.report.comparison import compare
+from toast_cli.report.comparison import compare, with_contender
+from toast_cli.report.explain import Study
+from toast_cli.report.explain.annotated import explain_annotated
 from toast_cli.request import Request
-from toast_cli.verify.partitioned import Partitioned
-from toast_cli.verify.rematerialised import Rematerialisation, rematerialisations
 
 SPEC = load_spec("v5e-8")
 

@@ -15,11 +15,11 @@ from programs import Case, arg, case_of
 from spmd_cases import differing, wrong_in
 
 from toast_cli import xla
+from toast_cli.ask_xla.ahead import as_stablehlo
 from toast_cli.emit import emit, write
 from toast_cli.emit.misread import misread_ops
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.verify.ahead import as_stablehlo
 
 
 def by_channel() -> tuple[Case, PartitionedProgram]:

@@ -20,10 +20,9 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import toast_cli as toast
+from toast_cli.api import keras_layouts, machine_of, mark_sharding_lines, slash_expression
 from toast_cli.emit.specs import NamedSpec
-from toast_cli.frameworks import keras_layouts, mark_sharding_lines, slash_expression
 from toast_cli.hardware import load_spec
-from toast_cli.jax_objects import machine_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = {"data": 4, "model": 2}

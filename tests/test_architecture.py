@@ -15,70 +15,33 @@ from toast_cli.plan.decisions import NONE, Replicate, Shard
 # ways in at the end.
 ORDER = [
     "errors",
-    "process",
-    "printable",
-    "interrupts",
     "request",
-    "interrupts",
-    "xla",
-    "units",
-    "inputs",
-    "disk_cache",
-    "child",
-    "outputs",
-    "device_mesh",
     "program",
-    "promised",
-    "quantities",
-    "folding",
+    "base",
+    "xla",
     "hardware",
     "kernels",
     "frontend",
-    "levers",
     "dimensions",
     "plan",
     "option_values",
-    "cost",
-    "compiler",
-    "evaluate",
+    "price",
     "search",
-    "alternatives",
     "tactics",
     "emit",
-    "verify",
-    "confirm",
-    "explain",
+    "rewrite",
+    "ask_xla",
     "report",
-    "variants",
-    "fitting",
-    "annotated",
-    "ask_compiler",
     "pipeline",
-    "frameworks",
-    "runnable",
-    "jax_objects",
     "api",
     "compiled",
+    "runnable",
     "toast_cli",
     "cli",
     "__main__",
 ]
 # Steps that see plain data alone: nothing of MLIR or jaxlib.
-WITHOUT_MLIR = [
-    "program",
-    "hardware",
-    "dimensions",
-    "plan",
-    "cost",
-    "compiler",
-    "evaluate",
-    "search",
-    "alternatives",
-    "tactics",
-    "confirm",
-    "explain",
-    "report",
-]
+WITHOUT_MLIR = ["program", "hardware", "dimensions", "plan", "price", "search", "tactics", "report"]
 PACKAGE = Path(__file__).parents[1] / "toast_cli"
 MUTABLE = ("dict", "list", "set", "defaultdict", "Counter", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary")
 
@@ -178,7 +141,7 @@ def test_only_the_ends_of_the_pipeline_touch_jaxlib() -> None:
 
 
 def modules_named(node: ast.AST) -> list[str]:
-    """The modules that a statement imports, or that a text names as `toast_cli.xla.versions.needed` takes it."""
+    """The modules that a statement imports, or that a text names as `toast_cli.xla.native.needed` takes it."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -231,7 +194,7 @@ def test_decisions_of_different_kinds_are_never_equal() -> None:
 # Options of users, rows of a table, and functions that still have to be taken apart.
 MANY_PARAMETERS = {
     "toast_cli.compiled:jit",
-    "toast_cli.cost.roofline:kernel_seconds",
+    "toast_cli.price.cost:kernel_seconds",
 }
 
 

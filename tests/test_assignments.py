@@ -10,12 +10,11 @@ import pytest
 from programs import LINK_BYTES_PER_SECOND, ROUND_CHIP, SAMPLES, Case, arg, case_of, round_mesh, sample
 
 from toast_cli import pipeline
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware.model import Axis, Link, Mesh
-from toast_cli.pipeline import Request
 from toast_cli.plan.decisions import Shard
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.request import Request
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import parse_tactics, priced_strategies, priced_strategy, starting_plans, strategy
 from toast_cli.tactics.strategies import baselines, plans_of_strategy

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from random_programs import cases, plans
 
 from toast_cli.dimensions.model import FactorKind
-from toast_cli.evaluate.op_sharding_memo import OpShardingMemo
 from toast_cli.plan.axis_assignment import assigned_order
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
-from toast_cli.plan.op_sharding import Choice, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Choice, OpPattern, lay_out
+from toast_cli.price.memo import OpShardingMemo
 
 
 def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:

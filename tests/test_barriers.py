@@ -11,7 +11,7 @@ from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit import emit_shardy, write
-from toast_cli.emit.barriers import held
+from toast_cli.emit.annotations import held
 from toast_cli.emit.stablehlo import shardy_annotations, strays
 from toast_cli.plan.decisions import Plan
 

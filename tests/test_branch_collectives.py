@@ -11,7 +11,7 @@ from jax import lax
 from programs import Case, arg, case_of
 from test_gathered import partitioned, promised
 
-from toast_cli.quantities import format_count
+from toast_cli.program.quantities import format_count
 from toast_cli.report.build import collective_facts
 
 X, W, V = arg(64, 32), arg(32, 16), arg(16, 32)

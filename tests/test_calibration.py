@@ -22,9 +22,9 @@ from benchmarks.calibration import (
 )
 from benchmarks.common import Row
 from benchmarks.corpus import PROGRAMS, SLICES, load_case, restore, store
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.ask_xla.child import Failure
 from toast_cli.plan.decisions import Replicate, Shard
-from toast_cli.verify.child import Failure
+from toast_cli.price.evaluator import Evaluator
 
 # Programs that are lowered again in a second or two each.
 QUICK = ("itx_decode", "itx_prefill", "t2b_1", "t7b")

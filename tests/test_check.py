@@ -13,7 +13,7 @@ from fake_pipeline import Pipeline
 from report_sample import PREDICTED, TOO_LARGE, WIDTHS, make_report, nothing_cut_off
 
 from toast_cli.errors import InputError
-from toast_cli.report import check_outputs
+from toast_cli.report import checks
 from toast_cli.report.checks import Check, CheckVerdict
 
 HERE = Path(__file__).parent
@@ -87,7 +87,7 @@ def test_verdicts_are_whole_at_any_width(width: int, points: int) -> None:
     ]
     one = CheckVerdict("models/train.mlirbc", "v4-32", "12 ms a step; batch over data", compiled, "report.json", drift)
     broken = CheckVerdict("models/other.mlirbc", "v4-32", error="no such file", hint="give the path of a program")
-    nothing_cut_off(lambda _: check_outputs.as_text([one, broken][:points]), width)
+    nothing_cut_off(lambda _: checks.as_text([one, broken][:points]), width)
 
 
 def test_check_is_quiet_when_all_is_well(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:

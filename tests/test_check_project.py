@@ -15,7 +15,7 @@ from checking import install_here, store, toast
 from fake_pipeline import Pipeline
 
 from toast_cli.cli.project import find_project, program_name, read_project
-from toast_cli.pipeline import Request
+from toast_cli.request import Request
 
 HERE = Path(__file__).parent
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from toast_cli import child
-from toast_cli.child import ChildError, in_child, in_fork
+from toast_cli.base import children
+from toast_cli.base.children import ChildError, in_child, in_fork
 from toast_cli.errors import InputError, SpecError
-from toast_cli.frontend.handover import parse
+from toast_cli.frontend.loading import parse
 
 HERE = "tests.test_child"
 pytestmark = pytest.mark.children
@@ -68,7 +68,7 @@ def noisy(data: bytes) -> bytes:
 
 @pytest.fixture(params=["fork", "helper"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(child, "may_fork", lambda: request.param == "fork")
+    monkeypatch.setattr(children, "may_fork", lambda: request.param == "fork")
     return str(request.param)
 
 
@@ -117,7 +117,7 @@ def test_a_machine_without_room_is_not_called_a_damaged_program(way: str, monkey
     with pytest.raises(ChildError, match="killed it") as caught:
         in_child(f"{HERE}:slain", b"", seconds=1)
     assert not caught.value.of_input
-    monkeypatch.setattr(child._Helper, "_ours", None)
+    monkeypatch.setattr(children._Helper, "_ours", None)
     monkeypatch.setattr(os, "fork", no_room)
     monkeypatch.setattr(subprocess, "Popen", no_room)
     with pytest.raises(InputError, match=r"was not read, because of .* could not be started") as told:
@@ -145,9 +145,9 @@ def test_an_answer_that_is_cut_off_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_a_helper_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "may_fork", lambda: False)
+    monkeypatch.setattr(children, "may_fork", lambda: False)
     in_child(f"{HERE}:doubled", b"a", 2, seconds=5)
-    helper = child._Helper.current()
+    helper = children._Helper.current()
     helper._process.kill()
     helper._process.wait()
     assert in_child(f"{HERE}:doubled", b"a", 2, seconds=5) == b"aa"
@@ -193,7 +193,7 @@ def ends(process: int) -> bool:
 
 
 def test_a_fork_answers_raises_and_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "may_fork", lambda: True)
+    monkeypatch.setattr(children, "may_fork", lambda: True)
     assert in_fork(lambda: {"a": (1, b"x")}) == {"a": (1, b"x")}
     assert in_fork(os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError, match="oh"):

@@ -17,12 +17,12 @@ import joblib
 import pytest
 from joblib.parallel import ThreadingBackend
 
-from toast_cli.cli import cluster, main
-from toast_cli.cli.sweep_points import SweepPoint, run_point
-from toast_cli.cli.workers import PointFailure
+from toast_cli.cli import main, sweep
+from toast_cli.cli.running import PointFailure
+from toast_cli.cli.sweep import SweepPoint, run_point
 from toast_cli.errors import MissingExtraError, UsageError
-from toast_cli.pipeline import Request
-from toast_cli.report.sweep_table import SweepRow
+from toast_cli.report.command_tables import SweepRow
+from toast_cli.request import Request
 
 SAMPLE = Path(__file__).parent.parent / "sample_models" / "mlp_tiny.mlir"
 
@@ -46,7 +46,7 @@ def scheduler() -> Iterator[str]:
 
 
 def test_a_sweep_on_dask(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 600)
+    monkeypatch.setattr(sweep, "CONNECT_SECONDS", 600)
     monkeypatch.chdir(tmp_path)
     Path("model.mlir").write_bytes(SAMPLE.read_bytes())
     Path("broken.mlir").write_text("module {")
@@ -68,7 +68,7 @@ def test_a_sweep_on_dask(scheduler: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_no_cluster_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(sweep, "CONNECT_SECONDS", 0.2)
     assert main(["sweep", str(SAMPLE), "--mesh", "v4-32", "--cluster", "dask://127.0.0.1:1"]) == 2
     assert "--cluster: cannot reach dask://127.0.0.1:1: " in capsys.readouterr().err
 
@@ -76,14 +76,14 @@ def test_no_cluster_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 @pytest.mark.parametrize("address", ["", "dask", "dask://", "tcp://host:1", "ray:auto"])
 def test_addresses_that_are_none(address: str) -> None:
     with pytest.raises(UsageError, match=r"--cluster: .* is not the address of a cluster; write dask://HOST:PORT"):
-        cluster.parse_address(address)
+        sweep.parse_address(address)
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray"])
 def test_what_is_not_installed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, {"dask": "distributed", "ray": "ray"}[engine], None)
     with pytest.raises(MissingExtraError, match=rf"pip install '.\[{engine}\]' in a clone"):
-        list(cluster.run_on_cluster([SweepPoint(Request("m", "v4-32"))], f"{engine}://host:1", None))
+        list(sweep.run_on_cluster([SweepPoint(Request("m", "v4-32"))], f"{engine}://host:1", None))
 
 
 class RayBackend(ThreadingBackend):
@@ -114,21 +114,21 @@ def test_the_way_to_ray(monkeypatch: pytest.MonkeyPatch, address: str, given: st
     ray = Ray()
     for name, module in (("ray", ray), ("ray.util", ray.util), ("ray.util.joblib", ray.joblib)):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(cluster, "run_shipped", what_arrived)
+    monkeypatch.setattr(sweep, "run_shipped", what_arrived)
     points = [SweepPoint(Request(str(SAMPLE), "v4-32")), *(SweepPoint(Request("none.mlir", "v4-32")) for _ in range(3))]
-    running = cluster.run_on_cluster(points, f"ray://{address}", 2)
+    running = sweep.run_on_cluster(points, f"ray://{address}", 2)
     first = dict([next(running), next(running)])
     assert first == {0: PointFailure(f"{SAMPLE.stat().st_size} bytes, no file"), 1: PointFailure("no file, no file")}
     assert dict(running) == {2: PointFailure("no file, no file"), 3: PointFailure("no file, no file")}
     assert ray.calls == [given, "shutdown"]
 
 
-def what_arrived(shipped: cluster.Shipped) -> tuple[int, PointFailure]:
+def what_arrived(shipped: sweep.Shipped) -> tuple[int, PointFailure]:
     sizes = ("no file" if content is None else f"{len(content)} bytes" for content in (shipped.program, shipped.mesh))
     return shipped.number, PointFailure(", ".join(sizes))
 
 
 def test_a_process_that_dies_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    number, result = cluster.run_shipped(cluster.Shipped(3, SweepPoint(Request("m.mlir", "v4-32")), b"", None))
+    number, result = sweep.run_shipped(sweep.Shipped(3, SweepPoint(Request("m.mlir", "v4-32")), b"", None))
     assert (number, result) == (3, PointFailure("the process died (exit code 1)"))

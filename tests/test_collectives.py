@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.cost.collectives import KINDS, alpha_beta, collective_seconds
 from toast_cli.hardware import Axis, Link, Mesh, available_specs, find_preset, load_spec, parse_shape
 from toast_cli.hardware.model import LinkKind
+from toast_cli.price.collectives import KINDS, alpha_beta, collective_seconds
 
 US = 1e-6
 GATHER_LIKE = ("all-reduce", "all-gather", "reduce-scatter")

@@ -16,11 +16,12 @@ from programs import SAMPLES
 from toast_cli import pipeline
 from toast_cli.cli.app import run
 from toast_cli.errors import UsageError
-from toast_cli.explain.words import name_list
-from toast_cli.pipeline import Outcome, Request
+from toast_cli.pipeline import Outcome
 from toast_cli.report import style
 from toast_cli.report.comparison import SCHEMA, Comparison, compare, comparison_blocks
-from toast_cli.report.html.comparison_page import page
+from toast_cli.report.html.pages import comparison_page
+from toast_cli.report.words import name_list
+from toast_cli.request import Request
 from toast_cli.tactics import priced_strategies
 
 T2B = str(SAMPLES / "t2b_tiny.mlirbc.zst")
@@ -108,7 +109,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_holds_everything_and_loads_nothing() -> None:
-    text = page(compared()).decode()
+    text = comparison_page(compared()).decode()
     read = Page()
     read.feed(text)
     assert not read.links

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 
 from toast_cli import xla
-from toast_cli.verify import child
-from toast_cli.verify.child import Failure, abort_reason, ask
-from toast_cli.verify.collectives import CompiledCollective, collectives_in
-from toast_cli.verify.errors import ResultError, relative_error
-from toast_cli.verify.hlo_text import array_bytes, cycles_of
-from toast_cli.verify.inputs import input_sets
-from toast_cli.verify.numbers import compare_numbers
-from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
+from toast_cli.ask_xla import child
+from toast_cli.ask_xla.child import Failure, abort_reason, ask
+from toast_cli.ask_xla.collectives import UNKNOWN, CompiledCollective, axes_of, collectives_in, groups_in, permuted_axes
+from toast_cli.ask_xla.hlo_text import array_bytes, cycles_of
+from toast_cli.ask_xla.numbers import ResultError, compare_numbers, input_sets, relative_error
 
 MESH = (("data", "model"), (4, 2))
 

@@ -11,12 +11,12 @@ import pytest
 from programs import Case, arg, case_of, round_mesh, sample
 from sweeps import sweep
 
-from toast_cli.cost.model import Cost
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import make_problem
 from toast_cli.plan.sharding import shards
+from toast_cli.price.cost import Cost
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.run import Settings, run_search

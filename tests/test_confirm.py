@@ -10,17 +10,15 @@ import pytest
 from checking import toast
 from programs import source_of_text
 
-from toast_cli.confirm import Candidate, Compiled, Confirmation, ConfirmedRow, Confirmer, Limits
-from toast_cli.confirm.run import compiled_cost
-from toast_cli.cost.corrections import Corrections
-from toast_cli.cost.model import Cost
+from toast_cli.ask_xla.confirm import Candidate, Compiled, Confirmation, ConfirmedRow, Confirmer, Limits, compiled_cost
+from toast_cli.base.files import DiskCache, key_of
 from toast_cli.dimensions import analyse
-from toast_cli.disk_cache import DiskCache, key_of
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.evaluate.expected_step import Windows
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.cost import Corrections, Cost
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.timeline import Windows
 
 TEXT = """
 func.func @main(%x: tensor<64x32xf32>, %w: tensor<32x64xf32>) -> tensor<64x64xf32> {

@@ -11,7 +11,7 @@ from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit.minimal import Chooser
-from toast_cli.emit.propagate import numbered
+from toast_cli.emit.shardy import numbered
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.ops import CARRY, REDUCE

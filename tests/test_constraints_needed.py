@@ -10,11 +10,11 @@ from test_features import FEATURES, case, plan_of
 
 from toast_cli.emit import minimal
 from toast_cli.emit.minimal import Chooser, choose_annotations
-from toast_cli.emit.propagate import numbered
+from toast_cli.emit.shardy import numbered
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.lower import lower
 from toast_cli.program.ops import CARRY
-from toast_cli.program.rematerialised import remade_values
+from toast_cli.program.values import remade_values
 from toast_cli.tactics.strategies import strategy
 
 MOST = 15  # constraints in any of these programs

@@ -8,11 +8,10 @@ import pytest
 from programs import problem_of, sample
 from sweeps import sweep
 
-from toast_cli.emit import propagate
-from toast_cli.emit.annotate import annotated
-from toast_cli.emit.behind_transposes import reduced_behind_transposes
-from toast_cli.emit.minimal import choose_annotations, declining
-from toast_cli.emit.propagate import NumberingNotation, Propagation, numbered, without_units
+from toast_cli.emit import shardy
+from toast_cli.emit.annotations import annotated
+from toast_cli.emit.minimal import choose_annotations, declining, reduced_behind_transposes
+from toast_cli.emit.shardy import NumberingNotation, Propagation, numbered, without_units
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -76,7 +75,7 @@ def strays_in_another_order(source: Source, lowered: PartitionedProgram) -> list
         notation = NumberingNotation(source, lowered, annotations)
         with annotated(source.module, annotations, notation, prod(lowered.axis_sizes)):
             copy = source.module.operation.clone()
-    passes = propagate.QUICK.replace("sdy-user-priority-propagate", "sdy-aggressive-propagate")
+    passes = shardy.QUICK.replace("sdy-user-priority-propagate", "sdy-aggressive-propagate")
     found = Propagation(source, lowered).propagate(copy, passes).values
     return [
         value

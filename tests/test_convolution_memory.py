@@ -15,8 +15,8 @@ from jax import lax
 from programs import Case, arg, case_of, evaluator_of, mesh_of, source_of
 
 from benchmarks.corpus import spec_of
-from toast_cli.compiler.profiles import find_profile
 from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.price.profiles import find_profile
 
 BF16 = jnp.bfloat16
 

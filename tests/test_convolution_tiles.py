@@ -10,10 +10,10 @@ import pytest
 from jax import lax
 from programs import arg, case_of, program_of
 
-from toast_cli.compiler.convolutions import PixelProducts, is_reversed, pixel_products
-from toast_cli.compiler.profiles import find_profile
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import find_preset
+from toast_cli.price.convolutions import PixelProducts, is_reversed, pixel_products
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.profiles import find_profile
 
 TPU, GPU = (find_profile(find_preset(chip).chip) for chip in ("v5e", "h100"))
 ORDER = ("NHWC", "HWIO", "NHWC")

@@ -17,11 +17,11 @@ from jax import lax
 from programs import PLAIN, ROUND_CHIP, arg, case_of, problem_of, round_mesh, sample, source_of
 from random_programs import cases, plans
 
-from toast_cli.compiler.fusion import materialised
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Axis, Mesh
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.fusion import materialised
 
 US = 1e-6
 KIB = 1024.0

@@ -12,7 +12,7 @@ from jax import lax
 from normalised_programs import main_of, names, normalised, parsed
 
 from toast_cli import xla
-from toast_cli.frontend.counted_indices import counts_along
+from toast_cli.frontend.known_numbers import counts_along
 
 # What indices of [5, 1] count along dimension 0 are made of: as JAX up to 0.4.30 and as PyTorch/XLA write it.
 COUNTS = {

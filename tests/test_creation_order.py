@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toast_cli import xla
-from toast_cli.frontend.creation_order import in_creation_order
+from toast_cli.frontend.convert import in_creation_order
 from toast_cli.frontend.formats import parse_here
 
 # As XLA prints it: all that the first result needs first, and the second layer's gradient after the first one's update.

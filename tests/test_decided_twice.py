@@ -12,15 +12,15 @@ import jax.numpy as jnp
 from programs import Case, arg, case_of, round_mesh
 from report_sample import make_report
 
-from toast_cli.explain import Study
-from toast_cli.explain.decisions import explain_decision, explain_plan
-from toast_cli.explain.words import summary
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.report.build import _decision
-from toast_cli.report.json_file import to_bytes
-from toast_cli.report.sections import _local_sizes
-from toast_cli.report.stored_plan import stored_plan
+from toast_cli.report.explain import Study
+from toast_cli.report.explain.decisions import explain_decision, explain_plan
+from toast_cli.report.explain.study import stored_plan
+from toast_cli.report.model import to_bytes
+from toast_cli.report.terminal import _local_sizes
+from toast_cli.report.words import summary
 
 
 def run(p: Any, x: Any) -> Any:

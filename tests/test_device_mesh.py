@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType
 
 from toast_cli import xla
-from toast_cli.device_mesh import device_mesh
+from toast_cli.emit.device_mesh import device_mesh
 from toast_cli.emit.specs import device_mesh_text
 
 

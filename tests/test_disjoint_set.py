@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.program.disjoint_set import DisjointSets
+from toast_cli.program.values import DisjointSets
 
 
 def test_the_first_ones_representative_stays() -> None:

@@ -22,7 +22,7 @@ import typer
 import yaml
 
 from toast_cli.cli.app import app, run
-from toast_cli.cli.exits import _PARSER_ERROR as PARSER_ERROR
+from toast_cli.cli.running import _PARSER_ERROR as PARSER_ERROR
 from toast_cli.errors import SpecError
 from toast_cli.hardware import parse_spec
 

@@ -17,15 +17,12 @@ from random_programs import cases, plans
 from toast_cli import xla
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.emit.annotations import full_annotations
-from toast_cli.emit.constraints import constraint_line, constraints_of
-from toast_cli.emit.hlo import GspmdNotation, check_arrival
-from toast_cli.emit.hlo_annotations import hlo_annotations
+from toast_cli.emit.hlo import GspmdNotation, check_arrival, gspmd_string, hlo_annotations
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.emit.misread import misread_note
-from toast_cli.emit.propagate import WHOLE as WHOLE_PIPELINE
-from toast_cli.emit.propagate import Propagation, numbered
-from toast_cli.emit.stablehlo import shardy_annotations
-from toast_cli.emit.tiling import gspmd_string
+from toast_cli.emit.shardy import WHOLE as WHOLE_PIPELINE
+from toast_cli.emit.shardy import Propagation, numbered
+from toast_cli.emit.stablehlo import constraint_line, constraints_of, shardy_annotations
 from toast_cli.errors import ToastError
 from toast_cli.plan.sharding import Sharding
 

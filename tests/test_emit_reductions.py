@@ -10,12 +10,12 @@ import pytest
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.emit import emit_shardy
-from toast_cli.emit.hlo_annotations import hlo_annotations
+from toast_cli.emit.hlo import hlo_annotations
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.program.ops import SCATTER
-from toast_cli.verify.child import Failure
-from toast_cli.verify.partitioned import collectives_after_partitioning
 
 
 def loss_case() -> Case:

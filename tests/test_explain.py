@@ -18,24 +18,20 @@ from sweeps import sweep
 from toast_cli import pipeline
 from toast_cli.cli.app import run
 from toast_cli.errors import InputError, UsageError
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain import Explanation, Study
-from toast_cli.explain.arrays import explain_argument
-from toast_cli.explain.decisions import explain_decision, explain_plan
-from toast_cli.explain.model import SCHEMA
-from toast_cli.explain.peak import explain_peak
-from toast_cli.explain.traffic import explain_collective, explain_line
-from toast_cli.explain.words import Sight, rows_of, sight
-from toast_cli.pipeline import Request
 from toast_cli.plan.decisions import Shard
-from toast_cli.plan.mirrors import unmirror
-from toast_cli.plan.saved import save_plan
-from toast_cli.quantities import format_bytes, format_seconds
+from toast_cli.plan.saved import save_plan, unmirror
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.program.quantities import format_bytes, format_seconds
+from toast_cli.report.arrays import together
 from toast_cli.report.build import collective_facts
-from toast_cli.report.collectives import together
-from toast_cli.report.explain_text import explanation_blocks
-from toast_cli.report.json_file import to_bytes
-from toast_cli.report.stored_plan import stored_plan, stored_shape
+from toast_cli.report.command_tables import explanation_blocks
+from toast_cli.report.explain import Explanation, Study
+from toast_cli.report.explain.decisions import explain_collective, explain_decision, explain_line, explain_plan
+from toast_cli.report.explain.memory import explain_argument, explain_peak
+from toast_cli.report.explain.study import SCHEMA, stored_plan, stored_shape
+from toast_cli.report.model import to_bytes
+from toast_cli.report.words import Sight, rows_of, sight
+from toast_cli.request import Request
 
 MLP = str(SAMPLES / "mlp_tiny.mlir")
 T2B = str(SAMPLES / "t2b_tiny.mlirbc.zst")

@@ -33,14 +33,13 @@ from feature_programs import (
 from programs import Case
 
 from toast_cli import xla
+from toast_cli.ask_xla.ahead import as_stablehlo
+from toast_cli.ask_xla.collectives import partitioned_collectives
+from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.verify.ahead import as_stablehlo
-from toast_cli.verify.errors import relative_error
-from toast_cli.verify.inputs import input_sets
-from toast_cli.verify.sums import partitioned_collectives
 
 DEVICES = 8
 # kind, mesh axes, bytes of the result on each device, count

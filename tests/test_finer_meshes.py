@@ -9,14 +9,13 @@ import pytest
 from programs import SAMPLES
 
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.lower import lower
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.sharding import scattered_in
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.model import Program
 from toast_cli.tactics import strategy
 

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from programs import arg, program_of
 
-from toast_cli.frontend.flops import library_flops
+from toast_cli.frontend.rules import library_flops
 
 
 def convolution(

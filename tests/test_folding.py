@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toast_cli.folding import NamedArray, fold
+from toast_cli.program.quantities import NamedArray, fold
 
 CASES = {
     "one number in every name": (

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from toast_cli import xla
 from toast_cli.errors import InputError
-from toast_cli.frontend.convert import leaf_number
+from toast_cli.frontend.convert import flatbuffer_bytes, leaf_number, message_fields, strings_are_text
 from toast_cli.frontend.formats import hlo_module_proto, nesting, read_bytes, recognise
-from toast_cli.frontend.handover import load_module, parse
-from toast_cli.frontend.wire import flatbuffer_bytes, message_fields, strings_are_text
+from toast_cli.frontend.loading import load_module, parse
 
 pytestmark = pytest.mark.children  # some programs end the process that reads them
 

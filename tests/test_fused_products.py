@@ -22,13 +22,11 @@ from sweeps import sweep
 
 from benchmarks.law import differing, plans_of, statements
 from toast_cli import xla
+from toast_cli.ask_xla.confirm import Compiled, Partitioner
 from toast_cli.cli.app import run
-from toast_cli.confirm.compilers import Partitioner
-from toast_cli.confirm.model import Compiled
-from toast_cli.frontend import with_parts
 from toast_cli.pipeline import partition
-from toast_cli.program.fused_products import fused_parts
 from toast_cli.request import Request
+from toast_cli.rewrite.fused_products import fused_parts, with_parts
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import starting_plans
 
@@ -285,7 +283,7 @@ def test_the_compiler_chooses_between_variants(
     monkeypatch.setenv("TOAST_CACHE", "off")
     answers = list(seconds)
     monkeypatch.setattr(
-        "toast_cli.confirm.search.compiler_for", lambda *_: lambda mesh: Slow(mesh, seconds=answers.pop(0))
+        "toast_cli.ask_xla.ask_compiler.compiler_for", lambda *_: lambda mesh: Slow(mesh, seconds=answers.pop(0))
     )
     strategy = "data-parallel:data+megatron:model"
     outcome = partition(Request(wide(tmp_path), "h100-8", "data=2,model=4", strategy=strategy, confirm=1))

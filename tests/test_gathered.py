@@ -12,10 +12,10 @@ from jax import lax
 from programs import Case, arg, case_of
 from spmd_cases import wrong_in
 
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.emit import emit, write
 from toast_cli.emit.misread import gathered_ops
 from toast_cli.plan.decisions import Plan
-from toast_cli.verify.partitioned import collectives_after_partitioning
 
 Sent = dict[tuple[str, tuple[str, ...]], float]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from programs import PLAIN, arg, case_of, round_mesh
 
-from toast_cli.compiler.layouts import pieces_are_copied
-from toast_cli.evaluate.buffers import PutTogether
+from toast_cli.price.buffers import PutTogether
+from toast_cli.price.layouts import pieces_are_copied
 
 TILED = replace(PLAIN, memory_tile=(8, 128), passes=PLAIN.passes | {"gathered-pieces"})
 

@@ -12,7 +12,7 @@ from toast_cli.cli.app import run
 from toast_cli.errors import SpecError
 from toast_cli.hardware import available_specs, find_preset, load_spec, needs_no_file, parse_spec
 from toast_cli.hardware.chips import presets
-from toast_cli.hardware.generated import PLANES, generate, slice_torus
+from toast_cli.hardware.spec import PLANES, generate, slice_torus
 
 # Ready specifications with an axis that has a part of a dimension less than it could.
 OTHER_AXES = {"v3-32": {"data": 8, "model": 4}, "v4-32": {"data": 4, "model": 4}}

@@ -12,12 +12,11 @@ import pytest
 from programs import SAMPLES, arg, case_of, round_mesh
 
 from toast_cli.cli.app import run
-from toast_cli.cost.model import Cost
 from toast_cli.errors import UsageError
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.plan.decisions import Shard
-from toast_cli.plan.goal import Bound, Figure, Goal, parse_goal
-from toast_cli.search.objective import Objective
+from toast_cli.plan.decisions import Bound, Figure, Goal, Shard, parse_goal
+from toast_cli.price.cost import Cost
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.search.incumbent import Objective
 from toast_cli.search.run import Settings, run_search
 
 BLOCK = str(SAMPLES / "block_tiny.mlirbc.zst")

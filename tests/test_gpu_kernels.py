@@ -13,11 +13,11 @@ from jax import lax
 from programs import arg, evaluator_of, source_of, source_of_text
 from ragged_programs import program as ragged
 
-from toast_cli.compiler.arithmetic import arithmetic
-from toast_cli.compiler.gpu_libraries import copied_operands, f32_part, terms_of_whole_images
-from toast_cli.compiler.profiles import find_profile
-from toast_cli.cost.matrix_unit import shared_out
 from toast_cli.hardware import find_preset
+from toast_cli.price.cost import shared_out
+from toast_cli.price.gpu_libraries import copied_operands, f32_part, terms_of_whole_images
+from toast_cli.price.kernel import arithmetic
+from toast_cli.price.profiles import find_profile
 from toast_cli.program.ops import CONVOLUTION
 
 H100 = find_preset("H100").chip

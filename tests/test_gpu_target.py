@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from toast_cli.ask_xla import ahead, child
+from toast_cli.ask_xla.ahead import gpu_topology, without_tools
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.verdict import Part, Verdict, check_memory
 from toast_cli.cli.app import run
 from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.hardware import chip_names, find_preset, gpu_target_text, load_spec, parse_spec
-from toast_cli.hardware.gpu_target import GPU_DEVICES
-from toast_cli.promised import Promises
-from toast_cli.report.verdict_table import print_verdict
-from toast_cli.verify import ahead, child
-from toast_cli.verify.ahead import gpu_topology, without_tools
-from toast_cli.verify.child import Failure
-from toast_cli.verify.verdict import Part, Verdict, check_memory
+from toast_cli.hardware.chips import GPU_DEVICES
+from toast_cli.plan.partitioned import Promises
+from toast_cli.report.command_tables import print_verdict
 
 GPUS = [name for name in chip_names() if find_preset(name).chip.platform == "gpu"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.verify.collectives import CompiledCollective, collectives_in
+from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
 
 MESH = (("data", "model"), (4, 2))
 ALONG_DATA = "replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}"

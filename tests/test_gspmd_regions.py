@@ -21,12 +21,11 @@ from toast_cli.emit import emit
 from toast_cli.errors import InputError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.frontend.constraints import axes_on, factored
-from toast_cli.frontend.gspmd import read_tiling
+from toast_cli.frontend.shardings import read_tiling
 from toast_cli.pipeline import partition
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.lower import lower
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.request import Request
 
 P = PartitionSpec

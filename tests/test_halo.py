@@ -16,12 +16,11 @@ from programs import Case, arg, case_of, round_mesh
 from test_features import DEVICES, partitioned, together
 
 from toast_cli import xla
+from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.emit import emit_shardy
-from toast_cli.plan.halo import WindowRead, crossed_by, exchanged, neighbours
+from toast_cli.plan.reshard import WindowRead, crossed_by, exchanged, neighbours
 from toast_cli.program.model import Window
 from toast_cli.program.ops import SLICE
-from toast_cli.verify.errors import relative_error
-from toast_cli.verify.inputs import input_sets
 
 ROWS = 64
 

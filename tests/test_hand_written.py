@@ -23,11 +23,11 @@ from sweeps import sweep
 
 from toast_cli import xla
 from toast_cli.emit import emit
-from toast_cli.emit.constraints import kernel_lines
+from toast_cli.emit.stablehlo import kernel_lines
 from toast_cli.errors import ToastError
 from toast_cli.frontend.loading import load
 from toast_cli.frontend.source import Source
-from toast_cli.kernels.local import with_smaller_grid
+from toast_cli.kernels.describe import with_smaller_grid
 from toast_cli.kernels.mosaic import config_of, main_of, parse_body
 from toast_cli.program.model import Op
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
+from toast_cli.request import Request
 
 TEXT = """func.func @main(%x: tensor<399998x65xf32>, %w: tensor<65x63xf32>) -> tensor<399998x63xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<399998x65xf32>, tensor<65x63xf32>) -> tensor<399998x63xf32>

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import cases, plans
 
-from toast_cli.evaluate.array_items import reads_as_made
-from toast_cli.evaluate.items import make_items
+from toast_cli.price.arrays import reads_as_made
+from toast_cli.price.items import make_items
 
 
 @settings(max_examples=30)

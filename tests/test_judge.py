@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from toast_cli.ask_xla import verdict
+from toast_cli.ask_xla.ahead import Judge, choose_judge
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.verdict import Part, Verdict
 from toast_cli.errors import MissingExtraError, ToastError, UsageError
 from toast_cli.hardware import Spec, load_spec, parse_spec
-from toast_cli.report.verdict_table import print_verdict
-from toast_cli.verify import verdict
-from toast_cli.verify.ahead import Judge, choose_judge
-from toast_cli.verify.child import Failure
-from toast_cli.verify.verdict import Part, Verdict
+from toast_cli.report.command_tables import print_verdict
 
 ALL, NOTHING = ("libtpu", "jax_cuda12_plugin"), ()
 SLICES = parse_spec("chip: v5e\ntopology: {torus: [2, 2], network: {slices: 2}}\n", "two.yaml")

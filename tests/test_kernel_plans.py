@@ -15,8 +15,9 @@ from test_hand_written import CAUSAL, S, attention, gradient, kernels, lowered, 
 from toast_cli import xla
 from toast_cli.frontend.loading import load
 from toast_cli.kernels.mosaic import TARGET
-from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.pipeline import Outcome, partition
 from toast_cli.program.model import HandWritten
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
 
 BATCH, LENGTH, MODEL, HEADS, WIDTH = 4, 1024, 2048, 16, 128

@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import PLAIN, ROUND_CHIP, arg, argument, case_of, evaluator_of, problem_of, round_mesh, source_of
 
-from toast_cli.compiler.arithmetic import arithmetic
-from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.kernels import kernels
-from toast_cli.compiler.on_chip import has_small_windows, loop_residency
-from toast_cli.compiler.profile import OnChip
-from toast_cli.compiler.profiles import find_profile
-from toast_cli.cost.matrix_unit import padding
-from toast_cli.cost.model import Attained
-from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.hardware import find_preset
+from toast_cli.price.compilation import kernels
+from toast_cli.price.cost import Attained, kernel_seconds, padding
+from toast_cli.price.fusion import materialised
+from toast_cli.price.kernel import arithmetic
+from toast_cli.price.on_chip import has_small_windows, loop_residency
+from toast_cli.price.profile import OnChip
+from toast_cli.price.profiles import find_profile
 from toast_cli.program.ops import ARGUMENT, FFT, RESULT
 
 S = arg(16, 16)

@@ -12,7 +12,7 @@ from checking import check, install_here, store, toast
 from fake_pipeline import Pipeline
 from report_sample import PREDICTED, make_report
 
-from toast_cli.cli import check_points
+from toast_cli.cli import check as check_points
 
 
 @pytest.fixture

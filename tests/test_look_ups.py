@@ -14,14 +14,14 @@ from programs import Case, arg, case_of, round_mesh
 from spmd_cases import wrong_results
 
 from toast_cli import xla
-from toast_cli.emit.spmd import emit_spmd
-from toast_cli.evaluate.op_sharding_memo import OpShardingMemo
-from toast_cli.explain import Study
-from toast_cli.explain.decisions import explain_decision
-from toast_cli.explain.words import decision_text
+from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.plan.decisions import LOOK_UPS, Plan
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
+from toast_cli.price.memo import OpShardingMemo
 from toast_cli.program.ops import GATHER, SCATTER
+from toast_cli.report.explain import Study
+from toast_cli.report.explain.decisions import explain_decision
+from toast_cli.report.words import decision_text
 
 VOCAB, EMBED, BATCH, SEQ = 64, 32, 8, 16
 

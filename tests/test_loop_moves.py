@@ -16,17 +16,16 @@ from spmd_cases import wrong_in
 from sweeps import sweep
 
 from benchmarks.law import differing, statements
+from toast_cli.ask_xla.ahead import Dialect
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import emit
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.emit.stablehlo import strays
-from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Plan, Replicate
-from toast_cli.plan.loop_reads import LOOP_READS
+from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS
 from toast_cli.report.build import collective_facts
-from toast_cli.verify.ahead import Dialect
-from toast_cli.verify.child import Failure
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.traffic import compare_traffic
 
 BATCH, TIME, HEADS, WIDTH, BLOCK = 4, 32, 4, 8, 8
 BLOCKS = TIME // BLOCK

@@ -13,14 +13,14 @@ from emitted import collectives, compiled, on_cpu, strategy
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.decisions import explain_decision
-from toast_cli.explain.study import Study
-from toast_cli.explain.words import decision_text
 from toast_cli.plan.decisions import Plan, Replicate
-from toast_cli.plan.loop_reads import LOOP_READS
+from toast_cli.plan.loops import LOOP_READS
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.comparison import short
+from toast_cli.report.explain.decisions import explain_decision
+from toast_cli.report.explain.study import Study
+from toast_cli.report.words import decision_text
 from toast_cli.search.run import Settings, run_search
 
 WIDTH, BATCH, TRIPS, LAYERS = 512, 2048, 8, 4

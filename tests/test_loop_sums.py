@@ -16,14 +16,14 @@ from sweeps import sweep
 
 from benchmarks.law import differing, statements
 from toast_cli import xla
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import emit
 from toast_cli.emit.stablehlo import emit_shardy
-from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Plan, Replicate
+from toast_cli.plan.loops import ACCUMULATORS
 from toast_cli.report.build import collective_facts
-from toast_cli.verify.child import Failure
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.traffic import compare_traffic
 
 MICROBATCHES, BATCH, D, F = 4, 16, 8, 32
 AXES = {"data": 4, "model": 2}

@@ -13,18 +13,18 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from toast_cli.cost.collectives import collective_seconds
-from toast_cli.cost.model import BY_HAND
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.errors import InputError
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.evaluate.manual_regions import region_prices
-from toast_cli.evaluate.region_price import RegionPrice
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Shard
+from toast_cli.price.collectives import collective_seconds
+from toast_cli.price.cost import BY_HAND
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.kernel_pricing import RegionPrice
+from toast_cli.price.manual_regions import region_prices
 from toast_cli.report.model import Report
 from toast_cli.request import Request
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.traffic import compare_traffic
 
 P = PartitionSpec
 MESH = AbstractMesh((4, 4), ("data", "model"), (AxisType.Auto,) * 2)

@@ -14,12 +14,12 @@ from programs import PLAIN, Case, arg, case_of, round_mesh
 from random_programs import cases, plans
 from test_reference_cost import reference
 
-from toast_cli.compiler.profile import CompilerProfile, OnChip
-from toast_cli.compiler.profiles import find_profile
-from toast_cli.cost.model import Alive
-from toast_cli.evaluate.buffers import OWN
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import find_preset
+from toast_cli.price.buffers import OWN
+from toast_cli.price.cost import Alive
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.profile import CompilerProfile, OnChip
+from toast_cli.price.profiles import find_profile
 
 KIB = 1024
 S = arg(16, 16)  # 1 KiB

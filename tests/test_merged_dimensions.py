@@ -20,7 +20,7 @@ from toast_cli.dimensions.merged import reorderable, set_apart
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import partition
 from toast_cli.request import Request
-from toast_cli.variants import variants_of
+from toast_cli.rewrite.variants import variants_of
 
 T, B, D, H = 5, 16, 24, 40
 MESH = "h100-8"

@@ -16,12 +16,12 @@ from jax import lax
 from programs import arg, source_of
 
 from toast_cli import xla
-from toast_cli.compiler.memory_fit import RISK
+from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.frontend import Source
-from toast_cli.levers import batch_parts, with_microbatches
-from toast_cli.pipeline import Request, partition
-from toast_cli.verify.errors import relative_error
-from toast_cli.verify.inputs import input_sets
+from toast_cli.pipeline import partition
+from toast_cli.price.memory_fit import RISK
+from toast_cli.request import Request
+from toast_cli.rewrite import batch_parts, with_microbatches
 
 Params = dict[str, Any]
 DENSE = {"a": arg(16, 32), "b": arg(32, 8)}
@@ -343,7 +343,7 @@ def test_it_is_chosen_only_where_nothing_else_fits(wide: str, tmp_path: Path) ->
 def test_a_plan_that_may_not_fit_gives_way_to_one_that_surely_does(
     share: float, risk: float, microbatches: int, notice: str, wide: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toast_cli.search.objective.RISK", risk)
+    monkeypatch.setattr("toast_cli.search.incumbent.RISK", risk)
     request = Request(wide, "v5e-8", "x=8", iterations=60)
     peak = partition(request, annotated=False).report.predicted.peak_bytes
     report = partition(replace(request, memory_limit=int(share * peak)), annotated=False).report

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.frontend.name_stack import common_start, folded, op_path, scopes_of
-from toast_cli.frontend.places import Frame, functions_of
+from toast_cli.frontend.places import Frame, common_start, folded, functions_of, op_path, scopes_of
 
 # name stack -> modules, as reports show it
 STACKS = [

@@ -12,14 +12,12 @@ from random_programs import cases, plans
 from sweeps import sweep
 
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
-from toast_cli.search.edits import Edit, results, subject, suited
-from toast_cli.search.moves import LEAST_STAKE, NEIGHBOURHOODS, Moves
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.search.moves import LEAST_STAKE, NEIGHBOURHOODS, Edit, Moves, results, subject, suited
 from toast_cli.tactics import starting_plans, strategy
 
 FEW = 40  # edits of a neighbourhood that are looked at

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.dimensions.names import Names
+from toast_cli.dimensions.classes import Names
 
 # One equation: whole name, names it is the product of (one: plain equality).
 Equation = tuple[int, tuple[int, ...]]

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 from programs import arg, program_of, sample, source_of
 
+from toast_cli.api import logical_names
 from toast_cli.cli import main
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import summary
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import load_spec
-from toast_cli.jax_objects import logical_names
 from toast_cli.plan.decisions import Shard
-from toast_cli.plan.patterns import make_problem
-from toast_cli.program.dimension_names import with_dimension_names
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.model import Program
+from toast_cli.program.names import with_dimension_names
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, argument_roles
+from toast_cli.report.words import summary
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.cost.collectives import KINDS, collective_seconds
-from toast_cli.cost.nccl import nccl_lines
 from toast_cli.hardware import Mesh, load_spec, parse_spec
 from toast_cli.hardware.model import Link
+from toast_cli.price.collectives import KINDS, collective_seconds, nccl_lines
 
 GIB, US = 2**30, 1e-6
 # Bytes through each device's links over the bytes of the array, by which nccl-tests defines its bus bandwidth.

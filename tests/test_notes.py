@@ -13,8 +13,9 @@ import pytest
 from programs import arg, program_of
 
 from toast_cli.frontend import load
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
 from toast_cli.program.roles import carried_results, undonated
+from toast_cli.request import Request
 
 N, D, F = 256, 512, 1024
 PARAMS = {"down": arg(F, D), "up": arg(D, F)}

@@ -17,16 +17,16 @@ from programs import arg, evaluator_of, source_of
 from test_recompute import ALL, DENSE, PROGRAMS, TOKENS, WEIGHTS, decoder, rewritten, same_numbers, step
 
 from toast_cli import pipeline
-from toast_cli.explain.saved import explain_saved
-from toast_cli.explain.study import Study
 from toast_cli.frontend import Source
 from toast_cli.hardware import load_spec
-from toast_cli.levers import with_microbatches, with_offload
 from toast_cli.plan.decisions import Shard
-from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, is_transfer, on_host
 from toast_cli.program.roles import optimizer_state
+from toast_cli.program.values import TO_DEVICE, TO_HOST, is_transfer, on_host
+from toast_cli.report.explain.memory import explain_saved
+from toast_cli.report.explain.study import Study
 from toast_cli.request import Offload
-from toast_cli.variants import Variant, search_variants
+from toast_cli.rewrite import with_microbatches, with_offload
+from toast_cli.rewrite.variants import Variant, search_variants
 
 Tree = dict[str, Any]
 

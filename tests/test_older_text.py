@@ -7,7 +7,7 @@ import pytest
 from programs import source_of_text
 
 from toast_cli.errors import InputError
-from toast_cli.frontend.mhlo import in_todays_words
+from toast_cli.frontend.formats import in_todays_words
 
 LOOK_UP = """
 module @jit_f {{

@@ -16,10 +16,10 @@ from sweeps import sweep
 
 from benchmarks.common import choose, is_tiny
 from benchmarks.law import KNOWN, MESHES, differing, judge, plans_of, request, statements
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Plan
+from toast_cli.price.evaluator import Evaluator
 
 TWINS = {name: str(path) for name, path in choose([]).items() if is_tiny(name)}
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import cases, plans
 
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.price.evaluator import Evaluator
 
 
 @settings(max_examples=30)

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from toast_cli import outputs
-from toast_cli.cli.values import Format
+from toast_cli.base import files
+from toast_cli.base.files import Format, Target
 from toast_cli.errors import UsageError
-from toast_cli.outputs import Target
 
 
 @pytest.mark.parametrize(
@@ -35,14 +34,14 @@ from toast_cli.outputs import Target
     ],
 )
 def test_output_format(name: str | None, given: Format | None, expected: str) -> None:
-    assert outputs.output_format(name, given).value == expected
+    assert files.output_format(name, given).value == expected
 
 
 def test_a_file_keeps_its_mode_and_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real.mlir").write_text("old")
     (tmp_path / "real.mlir").chmod(0o640)
     (tmp_path / "link.mlir").symlink_to("real.mlir")
-    outputs.write_target(Target("-o", str(tmp_path / "link.mlir")), b"new")
+    files.write_target(Target("-o", str(tmp_path / "link.mlir")), b"new")
     assert (tmp_path / "link.mlir").is_symlink()
     assert (tmp_path / "real.mlir").read_bytes() == b"new"
     assert stat.S_IMODE((tmp_path / "real.mlir").stat().st_mode) == 0o640
@@ -50,21 +49,21 @@ def test_a_file_keeps_its_mode_and_links_are_followed(tmp_path: Path) -> None:
 
 def test_a_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"")
-    outputs.write_target(Target("-o", str(tmp_path / "new")), b"new")
+    files.write_target(Target("-o", str(tmp_path / "new")), b"new")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_compressed_outputs(tmp_path: Path) -> None:
-    outputs.write_target(Target("-o", str(tmp_path / "a.mlir.gz")), b"text" * 100)
-    outputs.write_target(Target("-o", str(tmp_path / "a.mlir.zst")), b"text" * 100)
+    files.write_target(Target("-o", str(tmp_path / "a.mlir.gz")), b"text" * 100)
+    files.write_target(Target("-o", str(tmp_path / "a.mlir.zst")), b"text" * 100)
     assert gzip.decompress((tmp_path / "a.mlir.gz").read_bytes()) == b"text" * 100
     assert zstandard.ZstdDecompressor().decompress((tmp_path / "a.mlir.zst").read_bytes()) == b"text" * 100
 
 
 def test_devices_are_written_not_replaced() -> None:
     target = Target("-o", os.devnull)
-    outputs.check_targets([target], [])
-    outputs.write_target(target, b"gone")
+    files.check_targets([target], [])
+    files.write_target(target, b"gone")
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)  # noqa: PTH116
 
 
@@ -76,7 +75,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(UsageError, match=r"-o: cannot write .*a.mlir: No space left on device"):
-        outputs.write_target(Target("-o", str(tmp_path / "a.mlir")), b"new")
+        files.write_target(Target("-o", str(tmp_path / "a.mlir")), b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["a.mlir"]
     assert (tmp_path / "a.mlir").read_text() == "old"
 
@@ -97,15 +96,15 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_file(tmp_path: Path) -> No
     assert path.read_bytes() == b"old"
     (leftover,) = set(tmp_path.iterdir()) - {path}
     assert leftover.name.startswith(".") and leftover.stat().st_size == 3000
-    outputs.write_target(Target("-o", str(path)), b"newer")
+    files.write_target(Target("-o", str(path)), b"newer")
     assert path.read_bytes() == b"newer" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_somebody_is_writing_is_no_leftover(tmp_path: Path) -> None:
     path = tmp_path / "a.mlir"
-    written, descriptor = outputs._open_beside(path)
+    written, descriptor = files._open_beside(path)
     other = tmp_path / ".a.mlir.backup"
     other.write_text("not ours")
-    outputs.write_target(Target("-o", str(path)), b"new")
+    files.write_target(Target("-o", str(path)), b"new")
     os.close(descriptor)
     assert set(tmp_path.iterdir()) == {path, written, other}

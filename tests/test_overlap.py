@@ -17,13 +17,11 @@ from jax.sharding import PartitionSpec as P
 from programs import PLAIN, Case, arg, case_of, round_mesh
 from random_programs import cases, plans
 
-from toast_cli.cost.collectives import KINDS
-from toast_cli.cost.model import Cost
-from toast_cli.cost.overlap import Sent, exposed_seconds
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.evaluate.expected_step import Windows
-from toast_cli.plan.decisions import Shard
-from toast_cli.plan.goal import parse_goal
+from toast_cli.plan.decisions import Shard, parse_goal
+from toast_cli.price.collectives import KINDS
+from toast_cli.price.cost import Cost
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.timeline import Sent, Windows, exposed_seconds
 from toast_cli.search.run import Settings, run_search
 
 DATA, MODEL, BOTH = 1, 2, 3  # a bit for each axis

@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 from programs import arg, evaluator_of, mesh_of, source_of
 
-from toast_cli.compiler.fusion_rules import padded_operands
-from toast_cli.compiler.liveness import shrinking
+from toast_cli.price.fusion import padded_operands
+from toast_cli.price.liveness import shrinking
 
 
 def test_what_is_narrower_than_what_it_is_made_of_has_its_own_buffer() -> None:

@@ -8,13 +8,12 @@ import pytest
 from programs import arg, problem_of, round_mesh, sample, source_of
 
 from toast_cli.dimensions import analyse
-from toast_cli.pipeline import Request, partition
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
-from toast_cli.report.padding import padded_size, padding_advice
-from toast_cli.report.sections import prediction
+from toast_cli.pipeline import partition
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.report.build import padded_size, padding_advice, tokens_of
 from toast_cli.report.style import make_console, render
-from toast_cli.report.tokens import tokens_of
+from toast_cli.report.terminal import prediction
+from toast_cli.request import Request
 
 LENGTH, EMBED = 8, 64
 GPT_2 = "vocab (50,257) divides by no mesh axis and stays whole; pad it to 50,304 to shard it"

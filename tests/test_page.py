@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from toast_cli.cli import main
-from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.pipeline import Outcome, partition
+from toast_cli.report.command_tables import DOES_NOT_FIT, FAILED, FITS, SweepRow
 from toast_cli.report.comparison import compare
-from toast_cli.report.html import comparison_page, sweep_page
-from toast_cli.report.html.charts import front_line, step_chart
+from toast_cli.report.html import pages
+from toast_cli.report.html.charts import front_line, mesh_grid, step_chart, tile
 from toast_cli.report.html.frame import chart
+from toast_cli.report.html.pages import run_page
 from toast_cli.report.html.pictures import OTHERS, Branch, Pictures, memory_bands, pictures, plain
-from toast_cli.report.html.run_page import page
-from toast_cli.report.html.tiles import mesh_grid, tile
 from toast_cli.report.model import AlternativeFacts, ConfirmationFacts, ConfirmedPlanFacts
-from toast_cli.report.sweep_table import DOES_NOT_FIT, FAILED, FITS, SweepRow
+from toast_cli.request import Request
 
 ROOT = Path(__file__).resolve().parents[1]
 AXES = {"data": 4, "model": 2}
@@ -127,7 +127,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_stands_alone_and_is_small(outcome: Outcome, drawn: Pictures) -> None:
-    content = page(outcome.report, drawn)
+    content = run_page(outcome.report, drawn)
     read = Page(content)
     assert not read.fetched
     assert b"@import" not in content
@@ -138,7 +138,7 @@ def test_the_page_stands_alone_and_is_small(outcome: Outcome, drawn: Pictures) -
 
 
 def test_the_numbers_of_the_step_fit_each_other(outcome: Outcome, drawn: Pictures) -> None:
-    step = Page(page(outcome.report, drawn)).charts["step"]
+    step = Page(run_page(outcome.report, drawn)).charts["step"]
     columns = step["slices"]
     assert len({len(column) for column in columns.values()}) == 1
     assert columns["start"] == sorted(columns["start"])
@@ -149,12 +149,12 @@ def test_the_numbers_of_the_step_fit_each_other(outcome: Outcome, drawn: Picture
 
 
 def test_the_search_is_shown_to_its_end(outcome: Outcome, drawn: Pictures) -> None:
-    trail = Page(page(outcome.report, drawn)).charts["trail"]
+    trail = Page(run_page(outcome.report, drawn)).charts["trail"]
     assert trail["total"] == outcome.report.search.evaluations > trail["trail"][-1][0]
 
 
 def test_arrays_that_are_whole_have_no_drawing(outcome: Outcome, drawn: Pictures) -> None:
-    text = page(outcome.report, drawn).decode()
+    text = run_page(outcome.report, drawn).decode()
     arguments = text[text.index("<h2>Arguments") : text.index("<h2>Collectives")]
     rows = arguments.split("<tr><td>")[1:]
     assert {("<svg" in row, ">whole<" in row) for row in rows} == {(True, False), (False, True)}
@@ -162,7 +162,7 @@ def test_arrays_that_are_whole_have_no_drawing(outcome: Outcome, drawn: Pictures
 
 def test_names_are_escaped_everywhere(outcome: Outcome, drawn: Pictures) -> None:
     report = outcome.report
-    tags = Page(page(report, drawn)).tags
+    tags = Page(run_page(report, drawn)).tags
     facts = replace(
         report,
         program=replace(report.program, name=HOSTILE),
@@ -179,7 +179,7 @@ def test_names_are_escaped_everywhere(outcome: Outcome, drawn: Pictures) -> None
     branch = Branch(HOSTILE)
     branch.add([HOSTILE, HOSTILE + "x"], 1.0, "compute", HOSTILE)
     hostile = replace(drawn, time=branch, alive=branch, places=dict.fromkeys(drawn.places, HOSTILE))
-    found = Page(page(facts, hostile))
+    found = Page(run_page(facts, hostile))
     assert set(found.tags) == set(tags)
     assert found.tags.count("script") == tags.count("script")
     assert not found.fetched
@@ -213,7 +213,7 @@ def test_the_front_is_drawn_in_steps() -> None:
 
 def test_the_page_of_a_comparison(outcome: Outcome) -> None:
     found = compare(outcome.evaluator, outcome.report, outcome.plans)
-    read = Page(comparison_page.page(found))
+    read = Page(pages.comparison_page(found))
     assert not read.fetched
     points = read.charts["points"]["points"]
     assert {one["n"] for one in points} == {one.label for one in found.contenders}
@@ -226,7 +226,7 @@ def test_the_page_of_a_sweep() -> None:
         SweepRow("a.mlir", "v4-32", "data=8,model=2", DOES_NOT_FIT, "", 0.1, 0.1, 0.0, 2**35, 2**34, 0.4, "heads"),
         SweepRow(HOSTILE, "v5e-4", "", FAILED, HOSTILE),
     ]
-    content = sweep_page.page(rows)
+    content = pages.sweep_page(rows)
     read = Page(content)
     assert read.headings[0] == "a.mlir"
     assert [one["n"] for one in read.charts["points"]["points"]] == ["data=16", "data=8,model=2"]
@@ -275,13 +275,13 @@ def test_the_pages_say_what_a_compiler_and_other_plans_are(outcome: Outcome, dra
     )
     told = ConfirmationFacts("XLA:TPU", HOSTILE, [row, refused], 1, 3.0)
     other = AlternativeFacts("search 2", 0.3, 0.2, 0.1, 2**30, False, 0.25, HOSTILE, [], [], [])
-    content = page(replace(outcome.report, confirmation=told, alternatives=[other]), drawn)
+    content = run_page(replace(outcome.report, confirmation=told, alternatives=[other]), drawn)
     read = Page(content)
     assert {"What the compiler says", "Other plans"} <= set(read.headings)
     assert "img" not in read.tags
     assert b"<td class='n'>250 ms</td>" in content
     assert b"25.0%" in content
-    plain_page = page(outcome.report, drawn)
+    plain_page = run_page(outcome.report, drawn)
     assert not {"What the compiler says", "Other plans"} & set(Page(plain_page).headings)
 
 

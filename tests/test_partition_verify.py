@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sweeps import sweep
 
+from toast_cli.ask_xla import verdict
 from toast_cli.cli.app import run
-from toast_cli.verify import verdict
 
 MODELS = Path(__file__).parents[1] / "sample_models"
 SAMPLE = str(MODELS / "block_tiny.mlirbc.zst")

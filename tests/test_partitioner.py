@@ -9,11 +9,10 @@ import pytest
 from jax import lax
 from programs import Case, arg, round_mesh, source_of
 
-from toast_cli.compiler.partitioner import MENDED, installed_workarounds, workarounds_for
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.plan.axis_assignment import ALL, Workarounds
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.axis_assignment import ALL, MENDED, Workarounds, installed_workarounds, workarounds_for
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.evaluator import Evaluator
 
 FROM_11 = {"split_space": (0, 11)}
 

@@ -17,12 +17,11 @@ from programs import PLAIN, Case, arg, evaluator_of, mesh_of, round_mesh, source
 from ragged_programs import program
 from test_decoding_memory import BATCH, FEATURES, LAYERS, ORDERS, for_all_positions, scanned_over, step
 
-from toast_cli.compiler.passes import PASSES
-from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.compiler.profiles import find_profile, profiles_of
-from toast_cli.cost.model import Attained
 from toast_cli.hardware import Mesh, chip_names, find_preset
 from toast_cli.plan.decisions import Plan
+from toast_cli.price.cost import Attained
+from toast_cli.price.profile import PASSES, CompilerProfile
+from toast_cli.price.profiles import find_profile, profiles_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BF16 = jnp.bfloat16

@@ -11,12 +11,12 @@ from programs import Case, arg, case_of, result_shardings, round_mesh, source_of
 
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import program_pins
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.pins import unused_pins
-from toast_cli.program.paths import matches
+from toast_cli.plan.problem import make_problem
+from toast_cli.plan.sharding import unused_pins
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.program.names import matches
 
 N, D, F = 8, 16, 64  # batch, model, hidden
 WEIGHTS = {"down": arg(F, D), "up": arg(D, F)}

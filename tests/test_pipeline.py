@@ -11,10 +11,11 @@ import pytest
 from programs import SAMPLES
 
 from toast_cli.errors import InputError, SpecError, ToastError, UsageError
-from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.lower import lower
-from toast_cli.program.rematerialised import remade_values
+from toast_cli.program.values import remade_values
 from toast_cli.report.model import SCHEMA
+from toast_cli.request import Request
 
 PROGRAMS = ("mlp_tiny", "gns_tiny", "moe_tiny", "scan_tiny", "itx_decode_tiny", "resnet50_tiny")
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 from programs import SAMPLES, evaluator_of, sample
 
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
 from toast_cli.plan.decisions import Plan
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.request import Request
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.tactics import PricedStrategy, parse_tactics, priced_strategies, strategy
-from toast_cli.tactics.preferred import MARGIN, SMALL_GAIN, preferred
+from toast_cli.tactics.strategies import MARGIN, SMALL_GAIN, preferred
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,6 @@ def test_a_known_strategy_takes_no_tactic_back(monkeypatch: pytest.MonkeyPatch) 
     fsdp = Evaluator(parse_tactics(["fsdp"]).state(evaluator_of(sample("t2b_tiny")[0], "v4-32").problem))
     fixed, zero2 = fsdp.problem.fixed, priced_strategies(fsdp)[0]["zero2"]
     assert zero2.plan[: len(fixed)] == fixed
-    monkeypatch.setattr("toast_cli.tactics.preferred.priced_strategies", lambda _: ({"zero2": zero2}, {}))
+    monkeypatch.setattr(sys.modules[preferred.__module__], "priced_strategies", lambda _: ({"zero2": zero2}, {}))
     result = found(fsdp, fixed, seconds=zero2.cost.step_seconds, peak_bytes=zero2.cost.peak_bytes)
     assert preferred(fsdp, result).plan == fixed

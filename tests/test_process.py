@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from toast_cli.process import uninterrupted
+from toast_cli.base.children import uninterrupted
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from programs import PLAIN, arg, program_of
 
-from toast_cli.compiler.collectives import Narrowing
-from toast_cli.compiler.fusion_rules import written_parts
+from toast_cli.price.compiled_collectives import Narrowing
+from toast_cli.price.fusion import written_parts
 from toast_cli.program.ops import CARRY, DOT_GENERAL, TRANSPOSE
 
 

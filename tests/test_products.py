@@ -7,9 +7,8 @@ import pytest
 from programs import arg, case_of, round_mesh
 
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.build import PRODUCTS, _baselines
 from toast_cli.tactics import priced_strategies, strategy
 from toast_cli.tactics.strategies import BASELINES, PAIRS

@@ -19,8 +19,8 @@ from normalised_programs import MESH, array, main_of, names, normalised, with_co
 from toast_cli import xla
 from toast_cli.errors import InputError
 from toast_cli.frontend.constraints import check_manual_axes, constraints_on
-from toast_cli.frontend.gspmd import mesh_axes, read_tiling, split_shardings
-from toast_cli.frontend.handover import load_module
+from toast_cli.frontend.loading import load_module
+from toast_cli.frontend.shardings import mesh_axes, read_tiling, split_shardings
 
 
 def sharding(*spec: Any) -> NamedSharding:

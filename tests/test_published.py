@@ -8,8 +8,10 @@ import pytest
 
 from benchmarks.published.__main__ import predicted
 from benchmarks.published.runs import RUNS, Decoder, Policy, Run
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.pipeline import Request, load_spec, partition
+from toast_cli.hardware import load_spec
+from toast_cli.pipeline import partition
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.request import Request
 
 SMALL = Decoder(layers=2, model=256, heads=2, kv_heads=2, ff=512, vocab=512)
 

@@ -16,12 +16,12 @@ from sweeps import sweep
 from test_split_ops import plans
 
 from toast_cli import xla
-from toast_cli.compiler.arithmetic import arithmetic
-from toast_cli.compiler.profiles import find_profile
 from toast_cli.emit import emit, write
-from toast_cli.emit.dense_products import with_dense_products
+from toast_cli.emit.hlo import with_dense_products
 from toast_cli.errors import InputError
 from toast_cli.hardware import find_preset
+from toast_cli.price.kernel import arithmetic
+from toast_cli.price.profiles import find_profile
 from toast_cli.program.ops import BLOCK_SCALED_DOT, RAGGED_DOT
 
 # Sizes of factors; factors of operands and result, -1 for none; those that are summed; FLOPs: two for each row, number

@@ -196,7 +196,7 @@ def test_a_use_of_a_carry_is_found_in_the_module() -> None:
 
 
 def test_a_generated_recurrence_is_a_program() -> None:
-    """In each of whose steps the array of ones is one of its own (see `frontend/splats.py`)."""
+    """In each of whose steps the array of ones is one of its own (see `frontend/attributes.py`)."""
     program = source_of_text(recurrence_text(3)).program
     assert program.source_op_count == 3 * 9
     assert [value.shape for value in program.values][-1] == program.values[0].shape

@@ -19,19 +19,16 @@ from jax import lax
 from programs import arg, source_of
 from sweeps import sweep
 
-from toast_cli import fitting, xla
-from toast_cli.confirm.model import Compiled
+from toast_cli import xla
+from toast_cli.ask_xla.confirm import Compiled
+from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.frontend import Source, load
-from toast_cli.levers import with_microbatches, with_recompute
-from toast_cli.levers.block_graph import BlockGraph
-from toast_cli.levers.keep import EqualValues
-from toast_cli.levers.minimum_cut import least_kept
-from toast_cli.levers.segment_cuts import Lifetimes, checkpoints
 from toast_cli.pipeline import partition
 from toast_cli.request import Ask, Recompute, Request
-from toast_cli.variants import Variant, search_variants
-from toast_cli.verify.errors import relative_error
-from toast_cli.verify.inputs import input_sets
+from toast_cli.rewrite import fitting, with_microbatches, with_recompute
+from toast_cli.rewrite.block_graph import BlockGraph, least_kept
+from toast_cli.rewrite.recompute import EqualValues, Lifetimes, checkpoints
+from toast_cli.rewrite.variants import Variant, search_variants
 
 Tree = dict[str, Any]
 ALL, CHEAP, BATCHED = Recompute.all, Recompute.all_but_products, Recompute.all_but_weight_products
@@ -385,8 +382,7 @@ def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
     options: list[str], deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for module in ("ask_compiler", "confirm.search"):
-        monkeypatch.setattr(f"toast_cli.{module}.compiler_for", lambda spec, name: lambda mesh: Refuses())
+    monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: Refuses())
     fast = ["--iterations", "60"]
     code, found = report_of(deep, tmp_path, *fast, *options)
     assert code == 0 and found["program"]["recompute"] == "all" and found["confirmation"]["chosen"]
@@ -405,7 +401,7 @@ def test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("toast_cli.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesAll())
+    monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesAll())
     code, found = report_of(deep, tmp_path, "--iterations", "60", "--ask", "always")
     assert code == 3 and found["confirmation"]["rejected"]
     assert found["program"]["recompute"] or found["program"]["microbatches"] > 1
@@ -444,7 +440,9 @@ def test_a_variant_that_the_compiler_refuses_is_followed_by_another_of_the_progr
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("toast_cli.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesOneVariant())
+    monkeypatch.setattr(
+        "toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesOneVariant()
+    )
     monkeypatch.setattr(fitting, "with_recompute", lambda source, policy: "nothing recomputed, please")
     limit = ["--iterations", "60", "--memory-limit", "700MiB"]
     code, first = report_of(deep, tmp_path, *limit)

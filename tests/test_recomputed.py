@@ -2,9 +2,10 @@
 
 import pytest
 
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
 from toast_cli.program.ops import DOT_GENERAL
-from toast_cli.program.recomputed import recomputed_parts
+from toast_cli.program.values import recomputed_parts
+from toast_cli.request import Request
 
 # One layer whose product is computed again behind a barrier: dot 0 forward, dot 1 again, dot 2 the gradient.
 BARRIER = """func.func @main(%x: tensor<512x256xbf16>, %w: tensor<256x256xbf16>) -> tensor<256x256xbf16> {

@@ -16,16 +16,16 @@ import pytest
 from jax import lax
 from programs import PLAIN, Case, arg, case_of, problem_of, round_mesh, sample
 
-from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.reduce_scatter import ScatteredArray, Sides, sides_of, stays_scatter
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
 from toast_cli.hardware import Mesh, find_preset, load_spec
 from toast_cli.plan.lower import lower
+from toast_cli.price.compiled_collectives import ScatteredArray, Sides, sides_of, stays_scatter
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.profiles import find_profile
 from toast_cli.program.ops import DOT_GENERAL
-from toast_cli.program.transposed import transposed
+from toast_cli.program.values import transposed
 from toast_cli.report.build import collective_facts
 from toast_cli.tactics.strategies import strategy
-from toast_cli.verify.collectives import CompiledCollective, collectives_in
 
 TPU = find_profile(find_preset("v4").chip)
 # A compiler that takes the round chips for what it takes TPUs for when it rewrites collectives.

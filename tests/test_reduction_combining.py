@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 from programs import PLAIN, ROUND_CHIP, Case, arg, case_of
 
-from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.hardware.model import Axis, Link, Mesh
+from toast_cli.price.profile import CompilerProfile
 
 APART = replace(PLAIN, passes=PLAIN.passes - {"reduction-combining"})
 ROWS, FEATURES, TRIPS = 64, 16, 3

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 from programs import PLAIN, arg, case_of, program_of, round_mesh
 
-from toast_cli.compiler.collectives import reductions_each
+from toast_cli.price.compiled_collectives import reductions_each
 from toast_cli.program.ops import DOT_GENERAL
 
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import cases, plans
 
-from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.cost.corrections import NO_CORRECTIONS
-from toast_cli.evaluate.buffers import Buffers
-from toast_cli.evaluate.items import make_items
-from toast_cli.evaluate.kernel_pricing import WorkPricer
-from toast_cli.evaluate.pricing import Pricer
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.loop_reads import LOOP_EDGES, edges, held_over
+from toast_cli.plan.loops import LOOP_EDGES, edges, held_over
 from toast_cli.plan.problem import Problem
+from toast_cli.price.buffers import Buffers
+from toast_cli.price.cost import NO_CORRECTIONS
+from toast_cli.price.items import make_items
+from toast_cli.price.kernel_pricing import WorkPricer
+from toast_cli.price.pricing import Pricer
+from toast_cli.price.profile import CompilerProfile
 
 
 def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[float, float, float, float]:

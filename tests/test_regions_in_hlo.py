@@ -10,16 +10,16 @@ import pytest
 from jax import lax
 from test_manual_regions import AXES, P, W, X, by_hand, outcome_of, over_one_axis, tensor_parallel
 
+from toast_cli.ask_xla.numbers import compare_numbers
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import emit
-from toast_cli.emit.tiling import gspmd_string
+from toast_cli.emit.hlo import gspmd_string
 from toast_cli.errors import UsageError
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Shard
 from toast_cli.report.build import collective_facts
 from toast_cli.request import Request
-from toast_cli.verify.numbers import compare_numbers
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.traffic import compare_traffic
 from toast_cli.xla import write_bytecode
 
 # sharding of a local array, axes that are manual -> on axes of 4, 2 and 3 devices

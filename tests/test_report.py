@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, make_report
 
-from toast_cli import quantities as text
-from toast_cli.explain.words import LOOKED_UP, SUMS, scope_texts
-from toast_cli.report import sections
-from toast_cli.report.collectives import together
-from toast_cli.report.model import AnalysisFacts, ConstraintFacts, LiveValue, PlanFacts, Report
+from toast_cli.plan.partitioned import ConstraintFacts
+from toast_cli.program import quantities as text
+from toast_cli.report import terminal
+from toast_cli.report.arrays import together
+from toast_cli.report.model import AnalysisFacts, LiveValue, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
+from toast_cli.report.words import LOOKED_UP, SUMS, scope_texts
 
 
 def shown(report: Report, width: int, *, verbose: bool = False) -> str:
@@ -452,5 +453,5 @@ def test_collectives_that_look_alike_are_one_row() -> None:
     ],
 )
 def test_a_compiled_program_is_told_by_the_libraries_it_calls(target: str, compiled: bool) -> None:
-    found = list(sections._replicated({f"stablehlo.custom_call @{target}": 1}, verbose=False))
+    found = list(terminal._replicated({f"stablehlo.custom_call @{target}": 1}, verbose=False))
     assert any("XLA has compiled this program" in line for line in found) == compiled

@@ -16,10 +16,9 @@ from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 from toast_cli.errors import InputError, UsageError
 from toast_cli.report import model
 from toast_cli.report.checks import CheckLimits, judge, plan_drift, refuse_other_mesh
-from toast_cli.report.json_file import read_report, same_facts, to_bytes
-from toast_cli.report.model import BoundFacts, PlanFacts
+from toast_cli.report.command_tables import SweepRow, mark_best, row_of, sweep_tables, to_csv, to_json
+from toast_cli.report.model import BoundFacts, PlanFacts, read_report, same_facts, to_bytes
 from toast_cli.report.style import make_console, render
-from toast_cli.report.sweep_table import SweepRow, mark_best, row_of, sweep_tables, to_csv, to_json
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import toast_cli as toast
-from toast_cli.emit.exported import dtype_of
-from toast_cli.program.trees import subtrees, tree_of
+from toast_cli.emit.specs import dtype_of
+from toast_cli.program.names import subtrees, tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import pytest
 from programs import arg, case_of, problem_of, round_mesh, source_of
 
-from toast_cli.compiler.compilation import Compilation, compile_program
-from toast_cli.compiler.profiles.plain import PROFILES
-from toast_cli.cost.corrections import NO_CORRECTIONS
-from toast_cli.evaluate.buffers import REDUCED, Buffers, HandedOn
-from toast_cli.evaluate.pricing import Pricer
 from toast_cli.plan.problem import Problem
+from toast_cli.price.buffers import REDUCED, Buffers, HandedOn
+from toast_cli.price.compilation import Compilation, compile_program
+from toast_cli.price.cost import NO_CORRECTIONS
+from toast_cli.price.pricing import Pricer
+from toast_cli.price.profiles.plain import PROFILES
 from toast_cli.program.ops import SCATTER
 
 PLAIN = PROFILES[""]

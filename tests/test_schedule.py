@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.verify.schedule import ScheduledTime, scheduled_time
+from toast_cli.ask_xla.schedule import ScheduledTime, scheduled_time
 
 GROUPS = "replica_groups={{0,1,2,3}}, use_global_device_ids=true"
 SENT = 10e-6

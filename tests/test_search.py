@@ -23,18 +23,16 @@ from clock import Clock
 from programs import Case, arg, case_of, evaluator_of, round_mesh, sample
 from sweeps import sweep
 
-from toast_cli.cost.model import Cost
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.base.children import interruptible
 from toast_cli.hardware import Mesh
-from toast_cli.interrupts import interruptible
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.cost import Cost
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.request import Effort
-from toast_cli.search.edits import suited
-from toast_cli.search.incumbent import Budget, Incumbent, SearchResult
-from toast_cli.search.local import LocalSearch
-from toast_cli.search.moves import NEIGHBOURHOODS, Moves
-from toast_cli.search.objective import Objective, Rank
+from toast_cli.search.incumbent import Budget, Incumbent, Objective, Rank, SearchResult
+from toast_cli.search.mcts import LocalSearch
+from toast_cli.search.moves import NEIGHBOURHOODS, Moves, suited
 from toast_cli.search.run import PLANS, Settings, run_search, search_shapes
 from toast_cli.tactics import starting_plans
 
@@ -388,7 +386,7 @@ def test_each_plan_to_start_from_is_improved(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_turn_ends_within_an_edit_of_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also among edits that remove the same decisions, of which the best is made."""
-    monkeypatch.setattr("toast_cli.search.local.TURN", 5)
+    monkeypatch.setattr("toast_cli.search.mcts.TURN", 5)
     incumbent, local = local_search("perceptron")
     for neighbourhood in NEIGHBOURHOODS:
         for plan in incumbent.starts:

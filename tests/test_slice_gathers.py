@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from programs import Case, arg, evaluator_of, round_mesh, source_of
 
-from toast_cli.compiler.collectives import gathered_part, stays_slice_gather
-from toast_cli.compiler.profiles import find_profile
 from toast_cli.hardware import load_spec, parse_shape
+from toast_cli.price.compiled_collectives import gathered_part, stays_slice_gather
+from toast_cli.price.profiles import find_profile
 
 MIB = 2**20
 

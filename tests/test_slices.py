@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.confirm import compilers
+from toast_cli.ask_xla import confirm
+from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
 from toast_cli.hardware import load_spec
-from toast_cli.verify.collectives import CompiledCollective, collectives_in
 
 NAMES, SIZES = ("slice", "data", "model"), (2, 2, 2)
 ALL = "{1,2}x{0:3}"
@@ -50,7 +50,7 @@ def test_a_receipt_that_is_no_collective() -> None:
 
 def test_an_axis_that_a_network_divides_is_two_for_the_schedule() -> None:
     """XLA:TPU runs a gather over it inside each slice and between slices, one after the other."""
-    split = compilers._split_at_networks(load_spec("2xv5e-16").mesh({"data": 8, "model": 4}))
+    split = confirm._split_at_networks(load_spec("2xv5e-16").mesh({"data": 8, "model": 4}))
     assert (split.names, split.sizes) == (("data over network", "data over line", "model"), (2, 4, 4))
     whole = load_spec("2xv5e-16").mesh({"slice": 2, "data": 16})
-    assert compilers._split_at_networks(whole) == whole
+    assert confirm._split_at_networks(whole) == whole

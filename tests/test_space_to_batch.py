@@ -9,11 +9,11 @@ import pytest
 from jax import lax
 from programs import arg, case_of, program_of
 
-from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.space_to_batch import PASSES, Images, space_to_batch
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import find_preset
+from toast_cli.price.convolutions import PASSES, Images, space_to_batch
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.fusion import materialised
+from toast_cli.price.profiles import find_profile
 
 TPU, GPU = (find_profile(find_preset(chip).chip) for chip in ("v4", "H100"))
 TILE = TPU.memory_tile

@@ -13,7 +13,7 @@ from cases.running import FORMS, MESHES, Planned, Whole
 from jaxlib.mlir.dialects import stablehlo
 from op_kinds import OPS, TEXTS
 
-from toast_cli.emit.spmd.rules.table import RULES
+from toast_cli.emit.spmd.rules import RULES
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.sharding import Sharding
 

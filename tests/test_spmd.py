@@ -22,13 +22,13 @@ from spmd_cases import differing, wrong_in, wrong_results
 from sweeps import sweep
 
 from benchmarks.spmd import differences, random_plans, random_rows
-from toast_cli.emit.spmd import emit_spmd
-from toast_cli.emit.spmd.hlo import emit_spmd_hlo
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.partitioned import after_partitioning
+from toast_cli.emit.hlo import emit_spmd_hlo
+from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.errors import UsageError
 from toast_cli.plan.lower import lower
 from toast_cli.tactics import strategies
-from toast_cli.verify.child import Failure
-from toast_cli.verify.partitioned import after_partitioning
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
 

@@ -12,11 +12,10 @@ import pytest
 from programs import arg, program_of
 
 from toast_cli.dimensions import analyse
-from toast_cli.explain.words import summary
 from toast_cli.hardware import load_spec
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.program.model import Program
+from toast_cli.report.words import summary
 from toast_cli.tactics import strategy
 
 L, B, S, D, F, V = 4, 16, 32, 64, 256, 512

@@ -19,13 +19,14 @@ from report_sample import TOO_LARGE, make_report
 from worker_jobs import job
 
 from toast_cli import pipeline as pipeline_module
-from toast_cli.cli import main, workers
+from toast_cli.cli import main
+from toast_cli.cli import running as workers
 from toast_cli.cli import sweep as sweep_module
-from toast_cli.cli.sweep_points import open_log, parse_seeds, points_of
+from toast_cli.cli.sweep import open_log, parse_seeds, points_of
 from toast_cli.errors import InputError, ToastError, UsageError
-from toast_cli.pipeline import Request
-from toast_cli.report import style, sweep_table
-from toast_cli.report.sweep_table import SweepRow, mark_best
+from toast_cli.report import command_tables, style
+from toast_cli.report.command_tables import SweepRow, mark_best
+from toast_cli.request import Request
 
 
 @pytest.fixture
@@ -388,10 +389,12 @@ def test_workers_end_when_the_caller_stops(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
 def test_figures_of_a_sweep_are_whole_at_any_width(width: int) -> None:
     words = "batch over data; heads, ff and vocab over model; weights and state rest split over data (ZeRO-3)"
-    row = sweep_table.SweepRow("a", "v5e-16", "data=8,model=2", sweep_table.FITS, "", 0.1234, 0.1, 0.0234, 2**30, 2**34)
+    row = command_tables.SweepRow(
+        "a", "v5e-16", "data=8,model=2", command_tables.FITS, "", 0.1234, 0.1, 0.0234, 2**30, 2**34
+    )
     rows = [replace(row, mfu=0.512, summary=words), replace(row, mesh_shape="data=16", best=True)]
     console = style.make_console(io.StringIO(), width)
-    text = style.render(sweep_table.sweep_tables(rows, width), console)
+    text = style.render(command_tables.sweep_tables(rows, width), console)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     assert text.count("123 ms") == 2

@@ -11,15 +11,14 @@ from programs import SAMPLES, round_mesh, sample
 
 from toast_cli.cli.app import run
 from toast_cli.errors import InputError, ToastError, UsageError
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import summary
 from toast_cli.plan.decisions import Plan, Replicate, Shard
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.report.words import summary
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import TACTICS, DoesNotApply, Look, applicable, parse_tactics, strategies, strategy
-from toast_cli.tactics.files import read_tactics
 from toast_cli.tactics.model import effective
+from toast_cli.tactics.requests import read_tactics
 from toast_cli.tactics.strategies import STRATEGIES
 
 MESH = round_mesh(data=4, model=2)

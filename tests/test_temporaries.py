@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from toast_cli.compiler.gpu_libraries import temporary_growth
-from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import find_preset, load_spec
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import make_problem
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.gpu_libraries import temporary_growth
+from toast_cli.price.profiles import find_profile
 
 CHAIN = """
 func.func @main(%x: tensor<64x64x{t}>, %w: tensor<64x64x{t}>) -> tensor<64x64x{t}> {{

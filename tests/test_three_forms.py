@@ -17,12 +17,12 @@ import pytest
 from sweeps import sweep
 
 from toast_cli import xla
-from toast_cli.pipeline import Outcome, Request, partition
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.numbers import compare_numbers
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.sums import partitioned_collectives
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
+from toast_cli.ask_xla.numbers import compare_numbers
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.pipeline import Outcome, partition
+from toast_cli.request import Request
 
 ROOT = Path(__file__).parents[1]
 CASES = [("mlp_tiny", "data-parallel"), ("block_tiny", "megatron")]

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from report_sample import TOO_LARGE, make_report
 
-from toast_cli import ask_compiler
+from toast_cli.ask_xla import ask_compiler
+from toast_cli.ask_xla.confirm import Compiled
 from toast_cli.cli.app import run
-from toast_cli.compiler.memory_fit import fit_of, peak_error
-from toast_cli.confirm.model import Compiled
 from toast_cli.frontend import load
 from toast_cli.hardware import Mesh, load_spec
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
+from toast_cli.price.memory_fit import fit_of, peak_error
 from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts
+from toast_cli.request import Request
 
 TINY = "sample_models/mlp_tiny.mlir"
 ERROR = 0.20  # of a program that needs less than 2 GiB

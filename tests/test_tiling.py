@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import PLAIN, arg, case_of, evaluator_of, program_of, round_mesh, source_of, source_of_text
 
-from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.layouts import Tiling, dims_of_rows, growth, tilings
-from toast_cli.compiler.schedule import op_ticks
-from toast_cli.compiler.short_tiles import default_layouts, slowdown
+from toast_cli.price.fusion import materialised
+from toast_cli.price.layouts import Tiling, default_layouts, dims_of_rows, growth, slowdown, tilings
+from toast_cli.price.liveness import op_ticks
 
 TILE = (8, 128)
 

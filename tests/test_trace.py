@@ -11,8 +11,8 @@ from programs import SAMPLES
 
 from toast_cli import pipeline
 from toast_cli.cli import main
-from toast_cli.pipeline import Request
 from toast_cli.report.step import BY_SIZE, IN_ORDER, trace
+from toast_cli.request import Request
 
 
 def test_slices_nest_and_add_up() -> None:

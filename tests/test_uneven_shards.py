@@ -15,12 +15,12 @@ from programs import arg, source_of
 
 from toast_cli.cli.app import run
 from toast_cli.dimensions import analyse
-from toast_cli.dimensions.padded import with_uneven
+from toast_cli.dimensions.merged import with_uneven
 from toast_cli.errors import UsageError
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import partition
 from toast_cli.request import Request
-from toast_cli.variants import with_uneven_shards
+from toast_cli.rewrite.variants import with_uneven_shards
 
 N, D, H, WORDS = 30, 16, 32, 50
 ATTENTION = (arg(D, 3, 8), arg(D, 3, 8), arg(D, 3, 8), arg(3, 8, D))

@@ -7,10 +7,10 @@ import pytest
 from programs import arg, evaluator_of, mesh_of, round_mesh, sample, source_of
 
 from toast_cli.dimensions import analyse
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Shard
-from toast_cli.plan.mirrors import mirrored_groups, taken_apart, unmirror
-from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import make_problem
+from toast_cli.plan.saved import mirrored_groups, taken_apart, unmirror
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.tactics import strategies
 
 LAYERS = 6

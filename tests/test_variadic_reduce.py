@@ -13,9 +13,9 @@ from jax import lax
 from programs import arg, case_of
 from test_gathered import partitioned, promised
 
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.emit import emit_shardy
-from toast_cli.verify.child import Failure
-from toast_cli.verify.partitioned import collectives_after_partitioning
 
 CASE = case_of(lambda x: jnp.argmax(x * 2, axis=1), arg(8, 64))
 

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import pytest
 from programs import PLAIN, arg, case_of, round_mesh
 
-from toast_cli.compiler.arithmetic import elements_walked
-from toast_cli.cost.matrix_unit import Grid
-from toast_cli.cost.model import Attained
+from toast_cli.price.cost import Attained, Grid
+from toast_cli.price.kernel import elements_walked
 
 PASSED = replace(PLAIN, passes=PLAIN.passes | {"vector-products"}, attained=Attained(pass_bytes=4.0))
 # factors: 0 batch of 8, 1 rows, 2 columns of 64, 3 added up, 32

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from toast_cli.ask_xla.ahead import estimated_cycles
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.numbers import compare_numbers
 from toast_cli.cli.app import run
 from toast_cli.hardware import load_spec
-from toast_cli.report.json_file import read_report
-from toast_cli.verify.ahead import estimated_cycles
-from toast_cli.verify.child import Failure
-from toast_cli.verify.numbers import compare_numbers
+from toast_cli.report.model import read_report
 
 ROOT = Path(__file__).parents[1]
 MLP = ROOT / "sample_models" / "mlp_tiny.mlir"

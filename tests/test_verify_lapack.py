@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 from programs import Case, arg, evaluator_of, round_mesh, source_of_text
 
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.emit import emit_shardy
-from toast_cli.verify.partitioned import collectives_after_partitioning
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])

@@ -13,20 +13,24 @@ import numpy as np
 import pytest
 
 from toast_cli import xla
-from toast_cli.verify import numbers
-from toast_cli.verify.ahead import Dialect
-from toast_cli.verify.child import Failure
-from toast_cli.verify.errors import (
+from toast_cli.ask_xla import numbers
+from toast_cli.ask_xla.ahead import Dialect
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.numbers import (
+    ORIGINAL,
+    PARTITIONED,
     ResultError,
     Runs,
+    input_sets,
     narrowest_float,
+    new_versions,
+    numbers_task,
+    refuse_large,
     relative_error,
     result_errors,
     shake,
     tolerance_of,
 )
-from toast_cli.verify.inputs import input_sets, new_versions
-from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, refuse_large
 
 Tree = Any
 Gradient = Callable[..., tuple[jax.Array, Tree]]

@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 
 from toast_cli import xla
-from toast_cli.verify.ahead import PROGRAM, CompilationTarget
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.graphs import graphs
-from toast_cli.verify.hlo_text import places
-from toast_cli.verify.partitioned import (
+from toast_cli.ask_xla.ahead import PROGRAM, CompilationTarget
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
+from toast_cli.ask_xla.hlo_text import graphs, places
+from toast_cli.ask_xla.partitioned import (
     PARTITIONED,
     after_partitioning,
     collectives_after_partitioning,
     partitioned_task,
 )
-from toast_cli.verify.sums import partitioned_collectives
 
 MESH = (("data", "model"), (4, 2))
 DATA, MODEL, BOTH = "{{0,2,4,6},{1,3,5,7}}", "{{0,1},{2,3},{4,5},{6,7}}", "{{0,1,2,3,4,5,6,7}}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.promised import CollectiveFacts
-from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.traffic import TrafficComparison, compare_traffic, place_of
-from toast_cli.verify.verdict import judged_traffic
+from toast_cli.ask_xla.collectives import CompiledCollective
+from toast_cli.ask_xla.verdict import TrafficComparison, compare_traffic, judged_traffic, place_of
+from toast_cli.plan.partitioned import CollectiveFacts
 
 MESH = {"data": 4, "model": 2}
 MB = 1_000_000

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.verify.graphs import run_counts
-from toast_cli.verify.hlo_text import computations
+from toast_cli.ask_xla.hlo_text import computations, run_counts
 
 LOOP = """HloModule loop
 

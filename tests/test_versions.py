@@ -9,10 +9,10 @@ from importlib import metadata
 import pytest
 
 from toast_cli.cli import main
-from toast_cli.compiler import profiles
 from toast_cli.errors import MissingExtraError
 from toast_cli.hardware import load_spec
-from toast_cli.xla import versions
+from toast_cli.price import profiles
+from toast_cli.xla import native
 
 MLP = "sample_models/mlp_tiny.mlir"
 
@@ -31,15 +31,15 @@ MLP = "sample_models/mlp_tiny.mlir"
     ],
 )
 def test_versions_that_are_not_tested_are_named(installed: str, word: str) -> None:
-    assert word in versions.untested(installed)
-    assert bool(word) == bool(versions.untested(installed))
+    assert word in native.untested(installed)
+    assert bool(word) == bool(native.untested(installed))
 
 
 @pytest.mark.parametrize(("flag", "said"), [((), 1), (("--quiet",), 0)])
 def test_the_warning_is_given_once(
     flag: tuple[str, ...], said: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(versions, "version", lambda _: "0.13.0")
+    monkeypatch.setattr(native, "version", lambda _: "0.13.0")
     assert main(("partition", MLP, "--mesh", "v4-32", "--iterations", "1", *flag)) == 0
     out, err = capsys.readouterr()
     assert err.count("warning: jaxlib 0.13.0 is newer than what toast knows") == said
@@ -55,7 +55,7 @@ def test_the_warning_is_given_once(
 )
 def test_a_jaxlib_that_lacks_a_name(module: str, names: tuple[str, ...], lacking: str) -> None:
     with pytest.raises(MissingExtraError, match=lacking) as refused:
-        versions.needed(module, *names)
+        native.needed(module, *names)
     assert refused.value.what.startswith(f"jaxlib {metadata.version('jaxlib')} ")
     assert "pip install 'jax<0.13'" in refused.value.hint
 

@@ -13,8 +13,7 @@ from jax import lax
 from programs import arg
 
 from toast_cli import xla
-from toast_cli.verify.errors import ResultError
-from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, widened
+from toast_cli.ask_xla.numbers import ORIGINAL, PARTITIONED, ResultError, numbers_task, widened
 
 BF16 = jnp.bfloat16
 MANY = np.linspace(-3, 3, 200).astype(BF16)

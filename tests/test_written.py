@@ -13,16 +13,17 @@ import pytest
 from programs import source_of
 
 from toast_cli import xla
+from toast_cli.ask_xla.ahead import as_stablehlo
 from toast_cli.emit import emit_hlo, stablehlo, write
 from toast_cli.emit.minimal import ChosenAnnotations
 from toast_cli.emit.shardy import write_shardy
 from toast_cli.emit.stablehlo import check_note, reads_back, shardy_annotations, strays
 from toast_cli.frontend import Source
-from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
-from toast_cli.verify.ahead import as_stablehlo
 
 TINY = Path(__file__).parents[1] / "sample_models" / "block_tiny.mlirbc.zst"
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from toast_cli.runnable import Loaded as Loaded
     from toast_cli.runnable import load as load
 
+
 __version__ = "0.1.0"
 __all__ = ["Loaded", "Plan", "ToastError", "__version__", "jit", "load", "partition"]
 

@@ -5,42 +5,226 @@
     fast = jax.jit(step, donate_argnums=0, in_shardings=plan.in_shardings(mesh), out_shardings=plan.out_shardings(mesh))
 
 Shardings of arguments and results leave the rest to the compiler's propagation; `plan.constraints` lists the
-`with_sharding_constraint`s that the program needs for the compiler to follow the plan. `toast_cli.jit` does all of that
-by itself.
+`with_sharding_constraint`s that the program needs for the compiler to follow the plan. `toast_cli.jit` does all of
+that by itself. Objects of JAX are converted here, and shardings are given in the forms that other frameworks read.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any
 
-from toast_cli.emit.exported import partition_spec
-from toast_cli.emit.specs import NamedSpec, rules_of, spec_text
+from toast_cli.base.files import Target, check_targets, output_format, write_target
+from toast_cli.emit.specs import NamedSpec, entry_text, partition_spec, rules_of, spec_text, tuple_text
 from toast_cli.errors import UsageError
-from toast_cli.frameworks import keras_layouts, mark_sharding_lines, maxtext_yaml, slash_expression
-from toast_cli.hardware import load_spec
-from toast_cli.jax_objects import (
-    Signature,
-    automatic,
-    logical_names,
-    machine_of,
-    positional,
-    read_program,
-    unflatten,
-)
+from toast_cli.hardware import load_spec, machine_name
 from toast_cli.option_values import request_of_keywords
-from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.pipeline import Outcome
 from toast_cli.pipeline import partition as run_pipeline
-from toast_cli.quantities import format_bytes, format_seconds
-from toast_cli.report.model import ConstraintFacts, DimensionAxes, Report
+from toast_cli.plan.partitioned import ConstraintFacts
+from toast_cli.program.names import slash_path
+from toast_cli.program.quantities import format_bytes, format_seconds
+from toast_cli.report.model import DimensionAxes, Report
 from toast_cli.request import DEFAULTS, Request
 from toast_cli.tactics import parse_tactics
+
+# ---------------------------------------------------------------- frameworks
+# A plan's shardings in the forms that frameworks read: regular expressions over paths, MaxText's YAML, Keras' layouts,
+# PyTorch/XLA's `mark_sharding`.
+
+
+def slash_expression(pattern: str) -> str:
+    """A pattern over paths (`*['layers'][*]['w']`) as a regular expression over them in slashes:
+    `.*layers/.*/w$`."""
+    parts = [re.escape(part) for part in slash_path(pattern).split("*")]
+    whole = ".*".join(parts)
+    return f"{'' if pattern.startswith('*') else '^'}{whole.removeprefix('.*').removeprefix('/')}$"
+
+
+def maxtext_yaml(
+    rules: Iterable[tuple[str, str | tuple[str, ...]]], names: Mapping[str, str | Sequence[str]] | None
+) -> str:
+    """`logical_axis_rules` as MaxText's YAML has them; see `Plan.maxtext_rules`."""
+    lines = ["logical_axis_rules:"]
+    for name, axes in rules:
+        theirs = (names or {}).get(name, name)
+        listed = json.dumps([axes] if isinstance(axes, str) else list(axes))
+        lines += [f"  - [{json.dumps(one)}, {listed}]" for one in ([theirs] if isinstance(theirs, str) else theirs)]
+    return "\n".join(lines) + "\n"
+
+
+def keras_layouts(named: Iterable[NamedSpec], argument: str) -> dict[str, tuple[str | None, ...]]:
+    """Path of a variable -> mesh axis of each dimension, for every sharded array of that argument.
+
+    Raises `UsageError` if a dimension is split over two axes: a `keras.distribution.TensorLayout` names one.
+    """
+    layouts: dict[str, tuple[str | None, ...]] = {}
+    for name, one in _below(named, argument).items():
+        for axes in one.spec:
+            if axes is not None and len(axes) > 1:
+                raise UsageError(
+                    f"Keras names one mesh axis for each dimension, and the plan splits one over {' and '.join(axes)}",
+                    where=one.name,
+                    hint="fix it with pins=, or plan for a mesh shape with one axis",
+                )
+        layouts[name] = tuple(axes[0] if axes else None for axes in one.spec)
+    return layouts
+
+
+def mark_sharding_lines(named: Iterable[NamedSpec], argument: str, axes: Mapping[str, int]) -> str:
+    """Python for PyTorch/XLA: a mesh, and a `mark_sharding` for every split array of that argument."""
+    lines = [
+        "import numpy as np",
+        "import torch_xla.distributed.spmd as xs",
+        "",
+        f"mesh = xs.Mesh(np.arange({prod(axes.values())}), {tuple(axes.values())!r}, {tuple_text(axes)})",
+        "arrays = {**dict(model.named_parameters()), **dict(model.named_buffers())}",
+    ]
+    for name, one in _below(named, argument).items():
+        spec = f"({', '.join(map(entry_text, one.spec))}{',' if len(one.spec) == 1 else ''})"
+        lines.append(f"xs.mark_sharding(arrays[{json.dumps(name)}], mesh, {spec})")
+    return "\n".join(lines) + "\n"
+
+
+def _below(named: Iterable[NamedSpec], argument: str) -> dict[str, NamedSpec]:
+    """Path below the argument, in slashes -> its spec, for arrays that are split.
+
+    Raises `UsageError` if the program has no such argument.
+    """
+    roots: dict[str, None] = {}
+    found: dict[str, NamedSpec] = {}
+    for one in named:
+        root, _, rest = slash_path(one.name).partition("/")
+        roots[root] = None
+        if root == argument and rest and any(one.spec):
+            found[rest] = one
+    if argument not in roots:
+        raise UsageError(f"the program has no argument {argument!r}", hint=f"its arguments: {', '.join(roots)}")
+    return found
+
+
+# ---------------------------------------------------------------- objects of JAX
+# Converts JAX objects: lowered and exported functions, trees of logical names, and shardings on a mesh.
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Maps the arrays of a program to the pytrees that the user's function takes and returns.
+
+    Attributes:
+        arguments: jax PyTreeDef of `(args, kwargs)`. kept: [the program's arguments] their index among its leaves; a
+            function's unused arguments are not arguments of the program.
+        results: jax PyTreeDef of what the function returns.
+        leaves: [leaves of the arguments] their abstract values.
+    """
+
+    arguments: Any
+    kept: tuple[int, ...]
+    results: Any
+    leaves: tuple[Any, ...] = ()
+
+
+def read_program(program: Any) -> tuple[str, bytes | None, Signature | None]:
+    """The program's name or path, its bytes if it is not in a file, and its `Signature` if that is known."""
+    if isinstance(program, str | os.PathLike):
+        return str(Path(program)) if program != "-" else "-", None, None
+    if isinstance(program, bytes):
+        return "<bytes>", program, None
+    if hasattr(getattr(program, "lowered", None), "compiler_ir"):  # what Equinox' filter_jit(f).lower(…) gives
+        program = program.lowered
+    if hasattr(program, "mlir_module_serialized"):
+        kept = tuple(program.module_kept_var_idx)
+        signature = Signature(program.in_tree, kept, program.out_tree, tuple(program.in_avals))
+        return f"<{program.fun_name}>", bytes(program.mlir_module_serialized), signature
+    if hasattr(program, "compiler_ir") and hasattr(program, "in_tree"):
+        import jax
+
+        from toast_cli import xla
+
+        leaves = tuple(jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(program.args_info))
+        signature = Signature(program.in_tree, xla.kept_arguments(program), program.out_tree, leaves)
+        return "<lowered>", program.as_text(debug_info=True).encode(), signature
+    raise UsageError(
+        f"cannot partition a {type(program).__name__}",
+        where="program",
+        hint="give a path, jax.jit(f).lower(…), jax.export.export(…)(…), or the bytes of a saved program",
+    )
+
+
+def machine_of(mesh: Any) -> tuple[str, str]:
+    """The name of the machine that a `jax.sharding.Mesh` lies on, and the mesh's shape, as `--mesh` and `--mesh-shape`
+    take them.
+
+    Raises `UsageError` for devices of a kind that no preset describes, CPUs among them, and for an abstract mesh.
+    """
+    import jax
+
+    devices = [] if isinstance(mesh, jax.sharding.AbstractMesh) else list(mesh.devices.flat)
+    kinds = sorted({device.device_kind for device in devices})
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    shape = ",".join(f"{axis}={size}" for axis, size in dict(mesh.shape).items())
+    name = machine_name(kinds[0], len(devices), slices) if len(kinds) == 1 else None
+    if name is None:
+        raise UsageError(
+            f"toast does not know the hardware of a mesh of {' and '.join(kinds) or 'no devices'}",
+            where="mesh",
+            hint=f'name it: mesh="v5e-8" or a YAML file, with mesh_shape="{shape}"',
+        )
+    return name, shape
+
+
+def logical_names(names: Any) -> tuple[str, ...]:
+    """`PATTERN=embed,mlp` for each leaf of a tree of `PartitionSpec`s of logical names; a list of such lines is
+    returned as it is.
+
+    Several names of one dimension are joined by `+`; arrays without a name have no line.
+    """
+    if isinstance(names, list | tuple) and all(isinstance(line, str) for line in names):
+        return tuple(names)
+    import jax
+
+    spec = jax.sharding.PartitionSpec
+    lines = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(names, is_leaf=lambda node: isinstance(node, spec)):
+        if isinstance(leaf, spec) and any(leaf):
+            entries = ("+".join(e) if isinstance(e, tuple) else e or "" for e in leaf)
+            lines.append(f"{slash_path(jax.tree_util.keystr(path)).lstrip('/')}={','.join(map(str, entries))}")
+    return tuple(lines)
+
+
+def automatic(mesh: Any) -> Any:
+    """The same mesh with automatic axes. With `AxisType.Explicit` axes, JAX's default, JAX's types would fix the
+    shardings of intermediate arrays."""
+    import jax
+
+    auto = jax.sharding.AxisType.Auto
+    if all(kind == auto for kind in mesh.axis_types):
+        return mesh
+    kinds = (auto,) * len(mesh.axis_names)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+
+
+def unflatten(tree: Any, leaves: list[Any]) -> Any:
+    import jax
+
+    return jax.tree.unflatten(tree, leaves)
+
+
+def positional(arguments: Any) -> Any:
+    """jit's `in_shardings` are for positional arguments only; keyword arguments' shardings come from the arrays
+    given."""
+    positional, _ = arguments
+    return positional
 
 
 class Plan:
@@ -67,7 +251,7 @@ class Plan:
     @cached_property
     def alternatives(self) -> list[Plan]:
         """The other plans of the best `top` requested, the best first. They differ from this plan and from each other
-        in what the devices do; `report.alternatives` says by how much and in which decisions."""
+        in what the devices do; `report.comparison` says by how much and in which decisions."""
         return [Plan(other, self._signature) for other in self._outcome.others()]
 
     def _repr_html_(self) -> str:
@@ -170,7 +354,7 @@ class Plan:
         """
         import jax
 
-        from toast_cli.device_mesh import device_mesh
+        from toast_cli.emit.device_mesh import device_mesh
 
         available = list(jax.devices() if devices is None else devices)
         count = prod(self.axes.values())

@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from toast_cli.base.files import read_whole_number as read_number
+from toast_cli.base.units import parse_bytes, parse_seconds
 from toast_cli.errors import UsageError
-from toast_cli.inputs import whole_number as read_number
-from toast_cli.plan.goal import parse_goal
+from toast_cli.plan.decisions import parse_goal
 from toast_cli.request import OPTIONS, Option, OptionKind, Request
-from toast_cli.units import parse_bytes, parse_seconds
 
 Words = TypeVar("Words", bound=StrEnum)
 

@@ -6,8 +6,8 @@
                                 emit ──► report
 
 `partition` takes a `Request` and returns an `Outcome`. Frozen values travel along the arrows; the `Evaluator` beside
-the search keeps memos. Two steps are not drawn: where no plan fits, `fitting` rewrites the program and searches again,
-and `ask_compiler` lets a compiler choose between the best plans.
+the search keeps memos. Two steps are not drawn: where no plan fits, `rewrite.fitting` rewrites the program and searches
+again, and `ask_xla.ask_compiler` lets a compiler choose between the best plans.
 """
 
 from __future__ import annotations
@@ -19,53 +19,40 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
-from toast_cli.alternatives import different_plans
-from toast_cli.annotated import begin, with_row
-from toast_cli.child import in_fork
-from toast_cli.compiler.partitioner import installed_workarounds
+from toast_cli.ask_xla import begin
+from toast_cli.base.children import in_fork, without_cycle_collection
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.fitting import GLANCE, LAST, made_faster, made_to_fit, options_of
 from toast_cli.frontend import Source, load, program_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
-from toast_cli.plan.decisions import Plan
-from toast_cli.plan.goal import parse_goal
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.axis_assignment import installed_workarounds
+from toast_cli.plan.decisions import Plan, parse_goal
+from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
-from toast_cli.process import without_cycle_collection
-from toast_cli.program.dimension_names import with_dimension_names
-from toast_cli.report.alternatives import alternative_facts
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
-from toast_cli.report.confirmation import with_confirmation
+from toast_cli.report.comparison import alternative_facts, with_confirmation, with_row
 from toast_cli.report.model import Report
 from toast_cli.request import Ask, Effort, Fit
 from toast_cli.request import Request as Request
-from toast_cli.search.incumbent import SearchResult
-from toast_cli.search.objective import Objective
+from toast_cli.rewrite.fitting import GLANCE, LAST, made_faster, made_to_fit, options_of
+from toast_cli.rewrite.variants import Progress as Progress
+from toast_cli.rewrite.variants import SearchSpace, Variant, analysed, search_variants, variants_of, with_uneven_shards
+from toast_cli.search.alternatives import different_plans
+from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import PLANS
 from toast_cli.tactics import PricedStrategy, parse_tactics
-from toast_cli.tactics.preferred import preferred
-from toast_cli.variants import Progress as Progress
-from toast_cli.variants import (
-    SearchSpace,
-    Variant,
-    analysed,
-    search_variants,
-    variants_of,
-    with_uneven_shards,
-)
+from toast_cli.tactics.strategies import preferred
 
 if TYPE_CHECKING:
-    from toast_cli.annotated.price import AsAnnotated
-    from toast_cli.confirm.compilers import Compiler
-    from toast_cli.confirm.model import Confirmation
-    from toast_cli.confirm.run import Tell
+    from toast_cli.ask_xla.annotated import AsAnnotated
+    from toast_cli.ask_xla.confirm import Compiler, Confirmation, Tell
     from toast_cli.emit import Written
-    from toast_cli.emit.exported import Trees
+    from toast_cli.emit.specs import Trees
     from toast_cli.plan.partitioned import PartitionedProgram
+
 
 # Where a compiler refuses a variant of the program, the next one needs at most this fraction of its predicted memory.
 # That many variants follow, at most.
@@ -126,7 +113,7 @@ class Outcome:
 
     def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:
         from toast_cli.emit import write
-        from toast_cli.emit.exported import emit_export, trees_of
+        from toast_cli.emit.specs import emit_export, trees_of
 
         if trees is None and self.source.format == "jax.export" and self.source.path != "-":
             trees = trees_of(read_bytes(self.source.path))
@@ -291,7 +278,7 @@ def _prefers(request: Request, saved: SavedPlan | None) -> bool:
 
 def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
     """The compiler to ask about programs for a mesh."""
-    from toast_cli.confirm.search import compiler_for
+    from toast_cli.ask_xla.ask_compiler import compiler_for
 
     return compiler_for(spec, name)
 
@@ -303,7 +290,7 @@ def _compiler_asked(
     the compiler finds best (`--confirm`) or accepts (`--ask`); None if no compiler is asked."""
     if confirms is None and request.ask == Ask.never:
         return None
-    from toast_cli.ask_compiler import choose_by_compiler, choose_by_memory, compiler_to_ask, is_asked  # heavy
+    from toast_cli.ask_xla.ask_compiler import choose_by_compiler, choose_by_memory, compiler_to_ask, is_asked  # heavy
 
     if confirms is not None:
         return lambda variant, plans, others: choose_by_compiler(

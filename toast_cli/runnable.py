@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.emit.exported import Boundary, Place, abstract, exported_program, partition_spec, wide_types
+from toast_cli.emit.specs import Boundary, Place, abstract, exported_program, partition_spec, wide_types
 from toast_cli.errors import InputError, UsageError
-from toast_cli.program.trees import below_root, root_of, subtrees, tree_of
+from toast_cli.program.names import below_root, root_of, subtrees, tree_of
 
 HLO_FORMATS = ("hlo-text", "hlo-proto")
 
@@ -247,10 +247,10 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
     """The arguments and results of a file's program, its StableHLO (a portable artifact; plain bytecode for HLO), and a
     flag that is True if Shardy partitions it."""
     from toast_cli import xla
+    from toast_cli.frontend.convert import refuse_left_out
     from toast_cli.frontend.formats import read_bytes, source_name
-    from toast_cli.frontend.handover import parse
-    from toast_cli.frontend.left_out import refuse_left_out
     from toast_cli.frontend.loading import load as load_source
+    from toast_cli.frontend.loading import parse
 
     content = read_bytes(path)
     source = load_source(path, keep_shardings=True, content=content)
@@ -297,7 +297,7 @@ def mesh_for(boundary: Boundary, named: dict[str, int], given: Any, devices: Seq
     """
     import jax
 
-    from toast_cli.device_mesh import device_mesh
+    from toast_cli.emit.device_mesh import device_mesh
 
     axes = named or {"devices": boundary.devices}
     if given is None and devices is None:

@@ -14,8 +14,9 @@ import jax
 from benchmarks.common import Row, markdown_table, note, put_between, show
 from benchmarks.published.runs import RUNS, Run
 from benchmarks.published.step import lowered
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.pipeline import Request, partition
+from toast_cli.pipeline import partition
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.request import Request
 
 COLUMNS = {
     "model": "{name}", "slice": "{mesh}", "batch × length": "{batch} × {seq}", "kept": "{kept}",

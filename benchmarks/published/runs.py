@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from toast_cli.cost.collectives import KINDS
+from toast_cli.price.collectives import KINDS
 
 # What is kept for the backward pass; names are those of `step.layer`. "full" keeps nothing, "minimal" the products
 # without batch dimensions, "all" everything. On GPUs attention's results are kept unless it is "full".

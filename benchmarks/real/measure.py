@@ -22,18 +22,19 @@ from statistics import median
 from benchmarks.common import Row, note, show, spearman
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import PROGRAMS, chosen
-from toast_cli.confirm.compilers import seconds_on
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.ask_xla.ahead import compile_ahead, target_of
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import collectives_in
+from toast_cli.ask_xla.confirm import seconds_on
+from toast_cli.ask_xla.schedule import scheduled_time
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.hardware import load_spec
-from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Plan
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.build import collective_facts
+from toast_cli.request import Request
 from toast_cli.tactics import strategies
-from toast_cli.verify.ahead import compile_ahead, target_of
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import collectives_in
-from toast_cli.verify.schedule import scheduled_time
-from toast_cli.verify.traffic import compare_traffic
 
 TABLE = Path("build/real.jsonl")
 AIM_SHARE = 0.98

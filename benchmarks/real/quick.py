@@ -27,27 +27,26 @@ from benchmarks.common import Row, markdown_table, note, put_between, show
 from benchmarks.corpus import fingerprint, restore, searched, store
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import PROGRAMS, chosen
-from toast_cli.confirm.compilers import seconds_on
-from toast_cli.cost.model import Cost
+from toast_cli.ask_xla.ahead import CompilationTarget, compile_ahead, target_of
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import CompiledCollective
+from toast_cli.ask_xla.confirm import seconds_on
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.schedule import scheduled_time
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.dimensions import analyse
 from toast_cli.emit import write
-from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Spec, load_spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
-from toast_cli.plan.patterns import make_problem
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.partitioned import CollectiveFacts
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.price.cost import Cost
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.ops import GATHER, SCATTER
-from toast_cli.promised import CollectiveFacts
 from toast_cli.report.build import collective_facts
 from toast_cli.tactics import strategies
-from toast_cli.verify.ahead import CompilationTarget, compile_ahead, target_of
-from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import CompiledCollective
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.schedule import scheduled_time
-from toast_cli.verify.traffic import compare_traffic
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "real.jsonl"
 START, END = "<!-- real: written by benchmarks/real/quick.py -->", "<!-- real: end -->"

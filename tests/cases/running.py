@@ -16,22 +16,31 @@ from programs import evaluator_of, round_mesh
 from cases import SITUATIONS
 from cases.model import Situation
 from toast_cli import xla
+from toast_cli.ask_xla.ahead import Dialect, as_stablehlo
+from toast_cli.ask_xla.collectives import partitioned_collectives
+from toast_cli.ask_xla.numbers import (
+    Runs,
+    for_cpu,
+    input_sets,
+    narrowest_float,
+    new_versions,
+    own_devices,
+    result_errors,
+    result_types,
+    shake,
+    type_name,
+)
+from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import write
-from toast_cli.emit.dense_products import with_dense_products
+from toast_cli.emit.hlo import with_dense_products
 from toast_cli.plan.decisions import Plan
 from toast_cli.program.ops import BLOCK_SCALED_DOT
 from toast_cli.report.build import build_report
+from toast_cli.report.html.pages import run_page
 from toast_cli.report.html.pictures import pictures
-from toast_cli.report.html.run_page import page
 from toast_cli.report.model import Report
 from toast_cli.report.step import trace
 from toast_cli.search.run import Settings, run_search
-from toast_cli.verify.ahead import Dialect, as_stablehlo
-from toast_cli.verify.errors import Runs, narrowest_float, result_errors, shake
-from toast_cli.verify.inputs import input_sets, new_versions
-from toast_cli.verify.numbers import for_cpu, own_devices, result_types, type_name
-from toast_cli.verify.sums import partitioned_collectives
-from toast_cli.verify.traffic import compare_traffic
 
 FORMS = ("stablehlo", "hlo", "spmd")
 MESHES = {"4x2": {"data": 4, "model": 2}, "8": {"all": 8}}
@@ -97,7 +106,7 @@ class Planned:
     def read_pages(self) -> None:
         """Writes the page and the trace of the run."""
         source = self.whole.source
-        page(self.report, pictures(source, self.evaluator, self.result))
+        run_page(self.report, pictures(source, self.evaluator, self.result))
         trace(source, self.evaluator, self.result)
 
     def written(self, form: str) -> bytes:

@@ -46,13 +46,13 @@ PRELOADED = (
     "toast_cli.report.terminal",
     "toast_cli.emit",
     "toast_cli.report.inspection",
-    "toast_cli.tactics.files",
-    "toast_cli.child",
-    "toast_cli.frontend.handover",
-    "toast_cli.verify.verdict",
-    "toast_cli.report.json_file",
-    "toast_cli.report.sweep_table",
-    "toast_cli.explain",
+    "toast_cli.tactics.requests",
+    "toast_cli.base.children",
+    "toast_cli.frontend.loading",
+    "toast_cli.ask_xla.verdict",
+    "toast_cli.report.model",
+    "toast_cli.report.command_tables",
+    "toast_cli.report.explain",
 )
 
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from typing import NoReturn
 
-from toast_cli.process import interrupt_at_once, leave, open_standard_streams
+from toast_cli.base.children import interrupt_at_once, leave, open_standard_streams
 
 __all__ = ["command", "main"]
 

@@ -12,11 +12,11 @@ import typer
 from toast_cli.cli.check import check
 from toast_cli.cli.compare import compare
 from toast_cli.cli.diff import diff
-from toast_cli.cli.exits import BAD_INPUT, debug_wanted, guarded, say
 from toast_cli.cli.explain import explain
 from toast_cli.cli.inspect import inspect
 from toast_cli.cli.mesh import mesh_app
 from toast_cli.cli.partition import partition
+from toast_cli.cli.running import BAD_INPUT, debug_wanted, guarded, say
 from toast_cli.cli.sweep import sweep
 from toast_cli.cli.tactics import tactics
 from toast_cli.cli.verify import verify

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from toast_cli.base.files import Target, check_targets, write_target
 from toast_cli.cli import options
-from toast_cli.cli.exits import DOES_NOT_FIT, OK
-from toast_cli.cli.progress import progress_line, say_confirmed
-from toast_cli.outputs import Target, check_targets, write_target
+from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say_confirmed
 
 
 @options.with_options(*options.PLANNING, "top", *options.CONFIRMING, before="quiet")
@@ -44,15 +43,13 @@ def compare(
     request = options.make_request(program, mesh, given)
 
     from toast_cli import pipeline
-    from toast_cli.annotated.facts import with_contender
-    from toast_cli.ask_compiler import compile_plans
-    from toast_cli.confirm.search import compiler_for
+    from toast_cli.ask_xla.ask_compiler import compile_plans, compiler_for
     from toast_cli.hardware import load_spec
     from toast_cli.report import style
-    from toast_cli.report.comparison import STRATEGY, comparison_blocks, one_line, with_compiled
+    from toast_cli.report.comparison import STRATEGY, comparison_blocks, comparison_line, with_compiled, with_contender
     from toast_cli.report.comparison import compare as tabulate
-    from toast_cli.report.html import comparison_page
-    from toast_cli.report.json_file import write_json
+    from toast_cli.report.html import pages
+    from toast_cli.report.model import write_json
 
     if request.confirm:
         compiler_for(load_spec(mesh), request.confirm_with)  # whether it can be asked, before the search
@@ -67,7 +64,7 @@ def compare(
             compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, tell)
             found = with_compiled(outcome.evaluator, found, compiled)
     for target in targets:
-        write_target(target, write_json(found.to_json()) if target.option == "--json" else comparison_page.page(found))
+        write_target(target, write_json(found.to_json()) if target.option == "--json" else pages.comparison_page(found))
 
     taken = any(target.is_stdout for target in targets)
     stream = sys.stderr if taken else sys.stdout
@@ -75,5 +72,5 @@ def compare(
         console = style.make_console(stream)
         stream.write(style.render(comparison_blocks(found, console.width, verbose), console))
     elif not taken or found.best is None:
-        print(style.plain_text(one_line(found), stream.encoding), file=stream)
+        print(style.plain_text(comparison_line(found), stream.encoding), file=stream)
     return OK if found.best is not None else DOES_NOT_FIT

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from toast_cli.outputs import Target, check_targets, write_target
+from toast_cli.base.files import Target, check_targets, write_target
 
 DIFFERENT = 1
 
@@ -28,7 +28,7 @@ def diff(
 
     from toast_cli.report import style
     from toast_cli.report.checks import blocks, difference
-    from toast_cli.report.json_file import read_report, write_json
+    from toast_cli.report.model import read_report, write_json
 
     found = difference(read_report(before), read_report(now), (before, now))
     for target in targets:

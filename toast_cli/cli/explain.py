@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toast_cli.base.files import Target, check_targets, write_target
 from toast_cli.cli import options
-from toast_cli.cli.exits import OK
-from toast_cli.cli.progress import progress_line
+from toast_cli.cli.running import OK, progress_line
 from toast_cli.errors import UsageError
 from toast_cli.option_values import whole_number
-from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:
-    from toast_cli.explain import Explanation, Study
     from toast_cli.pipeline import Outcome
+    from toast_cli.report.explain import Explanation, Study
     from toast_cli.request import Request
 
 
@@ -87,7 +86,7 @@ def explain(
     targets = [Target("--json", json)] if json is not None else []
     check_targets(targets, [name for name in (program, mesh, report) if name is not None])
     if report is not None:
-        from toast_cli.report.stored_plan import stored_rewriting, stored_shape
+        from toast_cli.report.explain.study import stored_rewriting, stored_shape
 
         given |= {"mesh_shape": given["mesh_shape"] or stored_shape(report), "iterations": 1}
     request = options.make_request(program, mesh, given)
@@ -99,12 +98,12 @@ def explain(
         request = replace(request, content=read_bytes(program))
 
     from toast_cli import pipeline
-    from toast_cli.evaluate.evaluator import Evaluator
-    from toast_cli.explain import Study
+    from toast_cli.price.evaluator import Evaluator
     from toast_cli.report import style
-    from toast_cli.report.explain_text import explanation_blocks, one_line
-    from toast_cli.report.json_file import write_json
-    from toast_cli.report.stored_plan import stored_plan
+    from toast_cli.report.command_tables import explanation_blocks, explanation_line
+    from toast_cli.report.explain import Study
+    from toast_cli.report.explain.study import stored_plan
+    from toast_cli.report.model import write_json
 
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)
@@ -121,7 +120,7 @@ def explain(
         write_target(target, write_json(found.to_json()))
     if not any(target.is_stdout for target in targets):
         if quiet:
-            print(style.plain_text(one_line(found), sys.stdout.encoding))
+            print(style.plain_text(explanation_line(found), sys.stdout.encoding))
         else:
             console = style.make_console(sys.stdout)
             sys.stdout.write(style.render(explanation_blocks(found, console.width, verbose), console))
@@ -129,8 +128,8 @@ def explain(
 
 
 def _annotated(study: Study, outcome: Outcome, request: Request) -> Explanation:
-    from toast_cli.annotated.explain import explain_annotated
-    from toast_cli.annotated.price import AsAnnotated
+    from toast_cli.ask_xla.annotated import AsAnnotated
+    from toast_cli.report.explain.annotated import explain_annotated
 
     own, mesh = outcome.annotated, outcome.source.own_mesh
     if not isinstance(own, AsAnnotated):
@@ -156,10 +155,8 @@ def _explanation(
     pins: tuple[str, ...],
 ) -> Explanation:
     """The explanation of the requested item; of the whole plan if none is requested."""
-    from toast_cli.explain.arrays import explain_argument
-    from toast_cli.explain.decisions import explain_decision, explain_plan
-    from toast_cli.explain.peak import explain_peak
-    from toast_cli.explain.traffic import explain_collective, explain_line
+    from toast_cli.report.explain.decisions import explain_collective, explain_decision, explain_line, explain_plan
+    from toast_cli.report.explain.memory import explain_argument, explain_peak
 
     if decision is not None:
         return explain_decision(study, decision)
@@ -170,7 +167,7 @@ def _explanation(
     if collective is not None:
         return explain_collective(study, collective)
     if memory:
-        from toast_cli.explain.saved import explain_saved
+        from toast_cli.report.explain.memory import explain_saved
 
         return explain_saved(study)
     return explain_peak(study) if peak else explain_plan(study)

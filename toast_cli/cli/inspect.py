@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+from toast_cli.base.files import Target, check_targets, write_target
 from toast_cli.cli import options
-from toast_cli.outputs import Target, check_targets, write_target
 
 
 def inspect(
@@ -22,7 +22,7 @@ def inspect(
     from toast_cli.frontend import load
     from toast_cli.report import style
     from toast_cli.report.inspection import blocks, inspect_program
-    from toast_cli.report.json_file import write_json
+    from toast_cli.report.model import write_json
 
     source = load(program)
     found = inspect_program(source, analyse(source.program))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from toast_cli.hardware import Link, Mesh, Spec
     from toast_cli.hardware.topology import Dimension
 
+
 mesh_app = typer.Typer(
     name="mesh",
     help="Mesh specifications: list the built-in ones, show one, check a file.",
@@ -69,7 +70,7 @@ def validate_spec(file: Annotated[Path, typer.Argument(metavar="FILE", help="A Y
     """
     from toast_cli.errors import SpecError
     from toast_cli.hardware import load_spec
-    from toast_cli.quantities import format_plural
+    from toast_cli.program.quantities import format_plural
 
     if file.is_dir():
         raise SpecError("is a directory", where=str(file), hint="give the YAML file in it")
@@ -91,7 +92,7 @@ def _spec_table(specs: list[Spec]) -> RenderableType:
     """One row a specification."""
     from rich.text import Text
 
-    from toast_cli.quantities import format_bytes
+    from toast_cli.program.quantities import format_bytes
     from toast_cli.report.style import TITLE, table, with_axes
 
     drawn = table(
@@ -109,7 +110,7 @@ def _show(spec: Spec, mesh: Mesh) -> list[RenderableType]:
     """The sections of `toast mesh show`, top to bottom."""
     from rich.text import Text
 
-    from toast_cli.quantities import format_bytes, format_percent, format_plural
+    from toast_cli.program.quantities import format_bytes, format_percent, format_plural
     from toast_cli.report.style import LABEL, TITLE, indented, with_axes
 
     shapes = ", ".join(_shape(tuple(shape), tuple(shape.values())) for shape in spec.mesh_shapes())
@@ -137,10 +138,10 @@ def _show(spec: Spec, mesh: Mesh) -> list[RenderableType]:
 
 def _chip_table(spec: Spec) -> RenderableType:
     """Every figure of the chip, and of the wires it usually comes with, beside its source."""
-    from toast_cli.compiler.profiles import find_profile
-    from toast_cli.quantities import format_bytes, format_seconds
+    from toast_cli.base.units import format_rate
+    from toast_cli.price.profiles import find_profile
+    from toast_cli.program.quantities import format_bytes, format_seconds
     from toast_cli.report.style import table
-    from toast_cli.units import format_rate
 
     chip, profile = spec.chip, find_profile(spec.chip)
     attained, tile = profile.attained, profile.memory_tile
@@ -176,9 +177,9 @@ def _chip_table(spec: Spec) -> RenderableType:
 
 def _dimension_table(spec: Spec, mesh: Mesh) -> RenderableType:
     """The physical dimensions, drawn, and which axes run over them."""
-    from toast_cli.quantities import format_seconds
+    from toast_cli.base.units import format_rate
+    from toast_cli.program.quantities import format_seconds
     from toast_cli.report.style import table, with_axes
-    from toast_cli.units import format_rate
 
     heads = ["bandwidth", "latency"]
     drawn = table(
@@ -214,8 +215,8 @@ def _axis_table(mesh: Mesh) -> RenderableType:
     """Each axis with the links it runs over and the price of collectives on it; all axes together last."""
     from math import prod
 
-    from toast_cli.cost.collectives import collective_seconds
-    from toast_cli.quantities import format_seconds
+    from toast_cli.price.collectives import collective_seconds
+    from toast_cli.program.quantities import format_seconds
     from toast_cli.report.style import table, with_axes
 
     drawn = table([("", "left"), ("size", "right"), ("over", "fold"), *((kind, "right") for kind in SAMPLE_KINDS)])
@@ -232,7 +233,7 @@ def _axis_table(mesh: Mesh) -> RenderableType:
 
 def _over(link: Link) -> str:
     """`x: ring of 4, 45 GB/s`, or for a switch or network, which is alone on its machine, `switch of 8, 300 GB/s`."""
-    from toast_cli.units import format_rate
+    from toast_cli.base.units import format_rate
 
     name = "" if link.dimension == link.kind else f"{link.dimension}: "
     return f"{name}{link.kind} of {link.size}, {format_rate(link.bytes_per_second, 'B/s')}"

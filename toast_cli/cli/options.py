@@ -1,5 +1,6 @@
-"""Options that several commands share, as `toast_cli.request` declares them, and what they make together: a
-`Request`."""
+"""Options that several commands share, as `toast_cli.request` declares them, and values of the command line as numbers
+and choices.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +11,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from toast_cli.cli.values import metavar
+from toast_cli.base.files import Format as Format
 from toast_cli.errors import UsageError
 from toast_cli.option_values import make_request as make_request
 from toast_cli.option_values import one_of, whole_number
-from toast_cli.request import (
-    DEFAULTS,
-    OPTIONS,
-    Ask,
-    Option,
-    OptionKind,
-)
+from toast_cli.request import DEFAULTS, OPTIONS, Ask, Option, OptionKind
 
 Command = TypeVar("Command", bound=Callable[..., int])
 
@@ -136,3 +131,48 @@ Verbose = Annotated[
 def refuse_both(quiet: bool, verbose: bool) -> None:
     if quiet and verbose:
         raise UsageError("both --quiet and --verbose are given", hint="choose one")
+
+
+# ---------------------------------------------------------------- values
+# Parses values of the command line that are no options of a run.
+
+
+class CheckFormat(StrEnum):
+    text = "text"
+    json = "json"
+    junit = "junit"
+    github = "github"
+
+
+class BestBy(StrEnum):
+    step_time = "step_time"
+    peak_memory = "peak_memory"
+    communication = "communication"
+    device_time = "device_time"
+
+
+class Annotate(StrEnum):
+    minimal = "minimal"
+    full = "full"
+    arguments = "arguments"
+
+
+def metavar(kind: type[StrEnum]) -> str:
+    return f"<{'|'.join(member.value for member in kind)}>"
+
+
+def parse_fraction(text: str, option: str) -> float:
+    """`5%` or `0.05` -> 0.05."""
+    hint = "write e.g. 5% or 0.05"
+    stripped = text.strip()
+    percent = stripped.endswith("%")
+    try:
+        number = float(stripped.removesuffix("%"))
+    except ValueError:
+        raise UsageError(f'"{text}" is not a percentage', where=option, hint=hint) from None
+    fraction = number / 100 if percent else number
+    if not 0 <= fraction < float("inf"):
+        raise UsageError(f'"{text}" is not a percentage of zero or more', where=option, hint=hint)
+    if not percent and fraction > 1:
+        raise UsageError(f'"{text}" would be {100 * fraction:g}%', where=option, hint=f"write {text}% if you mean that")
+    return fraction

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toast_cli.base.children import without_cycle_collection
+from toast_cli.base.files import Format, Target, check_targets, output_format, write_target
 from toast_cli.cli import options
-from toast_cli.cli.exits import DOES_NOT_FIT, OK, say
-from toast_cli.cli.progress import progress_line, say_confirmed
-from toast_cli.cli.values import Annotate, Format
+from toast_cli.cli.options import Annotate
+from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say, say_confirmed
 from toast_cli.cli.verify import judge_of, verify_outcome
 from toast_cli.errors import UsageError
-from toast_cli.outputs import Target, check_targets, output_format, write_target
-from toast_cli.process import without_cycle_collection
 from toast_cli.request import Ask, CompilerName
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def partition(
     request = replace(options.make_request(program, mesh, given), even=of_one_device)
 
     from toast_cli import pipeline
-    from toast_cli.report.json_file import to_bytes
+    from toast_cli.report.model import to_bytes
 
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress, None if quiet else say_confirmed)
@@ -131,10 +130,10 @@ def partition(
 
         write_target(trace_target, trace_of(outcome.source, outcome.evaluator, outcome.result))
     if page_target is not None:
+        from toast_cli.report.html.pages import run_page
         from toast_cli.report.html.pictures import pictures
-        from toast_cli.report.html.run_page import page
 
-        write_target(page_target, page(report, pictures(outcome.source, outcome.evaluator, outcome.result)))
+        write_target(page_target, run_page(report, pictures(outcome.source, outcome.evaluator, outcome.result)))
 
     taken = any(target.is_stdout for target in targets)
     if quiet:  # the report has them among its notes

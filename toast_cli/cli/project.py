@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from toast_cli.base.files import TEXT_BYTES, read_file, resolved, text_of
+from toast_cli.base.units import is_printable
 from toast_cli.errors import UsageError
-from toast_cli.inputs import TEXT_BYTES, read_file, resolved, text_of
-from toast_cli.printable import is_printable
 from toast_cli.request import OPTIONS, OptionKind
 
 ALLOW_CODE = "--allow-project-code"
@@ -221,7 +221,7 @@ def _options(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
     for key, value in facts.items():
         name = key.replace("_", "-")
         if name not in KEYS:
-            from toast_cli.hardware.yamltree import nearest
+            from toast_cli.base.yamltree import nearest
 
             raise UsageError(f'unknown key "{key}"', where=place, hint=nearest(name, KEYS))
         kind = KEYS[name]

@@ -1,29 +1,50 @@
 """`toast sweep`: programs x specifications x shapes x limits x seeds, each point partitioned in a process of its own,
 in one table.
+
+Each point has a key by which its result is found in the file of those that are done, JSON lines, so that a killed
+sweep can resume. On a Dask or Ray cluster, programs and specifications travel with the points, so the workers need
+toast and no shared files.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toast_cli.base.files import (
+    PROGRAM_BYTES,
+    REPORT_BYTES,
+    Target,
+    check_targets,
+    limit_of,
+    read_file,
+    read_whole_number,
+    too_large,
+    typed,
+    write_target,
+)
 from toast_cli.cli import options
-from toast_cli.cli.exits import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, say
-from toast_cli.cli.sweep_points import SweepPoint, parse_seeds, points_of, run_point
-from toast_cli.cli.values import BestBy
-from toast_cli.cli.workers import PointFailure, run_all
-from toast_cli.errors import UsageError
+from toast_cli.cli.options import BestBy
+from toast_cli.cli.running import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, PointFailure, run_all, run_alone, say
+from toast_cli.errors import InputError, MissingExtraError, ToastError, UsageError
 from toast_cli.option_values import bytes_or_none, whole_number
-from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:
-    from toast_cli.report.sweep_table import SweepRow
+    from toast_cli.report.command_tables import SweepRow
+    from toast_cli.request import Request
 
 
 @options.with_options(
@@ -108,8 +129,6 @@ def sweep(
         raise UsageError("--fresh empties a file of results", hint="name it with --jsonl FILE")
     check_targets(list(targets.values()), [*programs, *mesh])
     if cluster is not None:
-        from toast_cli.cli.cluster import parse_address
-
         parse_address(cluster)
     requests = [options.make_request(program, spec, given) for program in programs for spec in mesh]
     limits = [bytes_or_none(text, "--memory-limit") for text in memory_limit or (None,)]
@@ -117,11 +136,15 @@ def sweep(
 
     rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
 
-    from toast_cli.report import sweep_table
-    from toast_cli.report.html import sweep_page
+    from toast_cli.report import command_tables
+    from toast_cli.report.html import pages
 
-    rows = sweep_table.mark_best(rows, best_by.value)
-    for option, write in (("--csv", sweep_table.to_csv), ("--json", sweep_table.to_json), ("--html", sweep_page.page)):
+    rows = command_tables.mark_best(rows, best_by.value)
+    for option, write in (
+        ("--csv", command_tables.to_csv),
+        ("--json", command_tables.to_json),
+        ("--html", pages.sweep_page),
+    ):
         if option in targets:
             write_target(targets[option], write(rows))
     _show(rows, to_stderr=any(target.is_stdout for target in targets.values()), quiet=quiet)
@@ -141,7 +164,6 @@ def _run(
     quiet: bool,
 ) -> tuple[list[SweepRow], bool]:
     """(the rows in the order of the points, True if Ctrl-C ended it early)."""
-    from toast_cli.cli.sweep_points import open_log
 
     interrupted = False
     with ExitStack() as stack:
@@ -156,7 +178,7 @@ def _run(
         try:
             for place, result in _results([points[number] for number in left], jobs, cluster):
                 number = left[place]
-                row = _row(points[number], result)
+                row = _finished_row(points[number], result)
                 done[number] = row
                 if log is not None:
                     log.append(row)
@@ -174,13 +196,11 @@ def _results(
     if cluster is None:
         yield from run_all(points, run_point, jobs or 1)
     elif points:
-        from toast_cli.cli.cluster import run_on_cluster
-
         yield from run_on_cluster(points, cluster, jobs)
 
 
-def _row(point: SweepPoint, result: SweepRow | PointFailure) -> SweepRow:
-    from toast_cli.report.sweep_table import FAILED, SweepRow
+def _finished_row(point: SweepPoint, result: SweepRow | PointFailure) -> SweepRow:
+    from toast_cli.report.command_tables import FAILED, SweepRow
 
     if not isinstance(result, PointFailure):
         return result
@@ -200,7 +220,7 @@ def _csv_lines(target: Target | None, rows: list[SweepRow]) -> Callable[[SweepRo
     """
     if target is None or target.is_stdout or Path(target.path).suffix in (".gz", ".zst"):
         return lambda row: None
-    from toast_cli.report.sweep_table import to_csv
+    from toast_cli.report.command_tables import to_csv
 
     write_target(target, to_csv(rows))
 
@@ -221,8 +241,8 @@ def _live(rows: list[SweepRow], total: int, *, wanted: bool) -> Iterator[Callabl
     from rich.live import Live
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from toast_cli.report.command_tables import rows_table
     from toast_cli.report.style import make_console
-    from toast_cli.report.sweep_table import rows_table
 
     console = make_console(sys.stderr)
     bar = Progress(TextColumn("points"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
@@ -248,8 +268,8 @@ def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
 
     to_stderr: stdout holds the CSV or JSON.
     """
+    from toast_cli.report.command_tables import best_line, sweep_tables
     from toast_cli.report.style import make_console, plain_text, render
-    from toast_cli.report.sweep_table import best_line, sweep_tables
 
     stream = sys.stderr if to_stderr else sys.stdout
     if not quiet:
@@ -271,3 +291,395 @@ def _exit_code(rows: Sequence[SweepRow]) -> int:
         return BAD_INPUT
     fitting = {row.program for row in rows if row.status in ("fits", "unsure")}
     return OK if all(row.program in fitting for row in rows) else DOES_NOT_FIT
+
+
+# ---------------------------------------------------------------- points
+# The points of a sweep: programs, specifications, shapes, memory limits and seeds go in, `SweepPoint` values come out.
+#
+# Each has a key by which its result is found in the file of those that are done, JSON lines, so that a killed sweep
+# can resume.
+
+ALL_SHAPES = "all"
+ANY_SIZE = "*"
+_SEEDS_HINT = "write e.g. 3, 0-9 or 0,2,5-7"
+MOST_SEEDS = 10_000
+
+JSONL_OPTION = "--jsonl"
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One point of the sweep; `error` if it is known beforehand that it cannot run.
+
+    key: depends on the program's and the specification's content, all options, and toast's version.
+    """
+
+    request: Request
+    key: str = ""
+    error: str = ""
+
+
+def points_of(
+    requests: Sequence[Request], shapes: str | None, limits: Sequence[int | None], seeds: Sequence[int]
+) -> list[SweepPoint]:
+    """Every request for every shape, memory limit and seed, in this order, each once."""
+    digests = {path: _digest(path) for request in requests for path in (request.program, request.mesh)}
+    found: dict[str, SweepPoint] = {}
+    for request in requests:
+        for point in _shaped(shapes, request):
+            for limit in limits:
+                for seed in seeds:
+                    one = replace(point.request, memory_limit=limit, seed=seed)
+                    key = key_of(one, digests[one.program], digests[one.mesh])
+                    found.setdefault(key, SweepPoint(one, key, point.error))
+    return list(found.values())
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` -> [3], `0-2,7` -> [0, 1, 2, 7]. Raises UsageError."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        begin, end = read_whole_number(first), read_whole_number(last if dash else first)
+        if begin is None or end is None:
+            raise UsageError(
+                f'"{part.strip():.40}" is neither a seed nor a range of seeds', where="--seeds", hint=_SEEDS_HINT
+            )
+        if not 0 <= end - begin < MOST_SEEDS:
+            raise UsageError(f'"{part.strip()}" is not a range', where="--seeds", hint=_SEEDS_HINT)
+        seeds += range(begin, end + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def key_of(request: Request, program_digest: str, mesh_digest: str) -> str:
+    """Sixteen hexadecimal digits that identify the point, including the content of its files."""
+    from toast_cli import __version__
+
+    facts = {
+        **asdict(request),
+        "program content": program_digest,
+        "mesh content": mesh_digest,
+        "version": __version__,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _digest(path: str) -> str:
+    """Hash of a file's content; empty if there is no such file (a built-in specification, or nothing)."""
+    try:
+        if not Path(path).is_file():  # reading a pipe would consume its content
+            return ""
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
+def _shaped(shapes: str | None, request: Request) -> Iterator[SweepPoint]:
+    """The request with every shape. A specification that cannot be read makes one failing point."""
+    from toast_cli.hardware import load_spec, parse_shape
+
+    texts = [None] if shapes is None else [text.strip() for text in shapes.split(";")]
+    for text in texts:
+        if text is None or text == "auto":
+            yield SweepPoint(replace(request, mesh_shape=text))
+        elif text != ALL_SHAPES and ANY_SIZE not in text:
+            parse_shape(text, "--mesh-shape")
+            yield SweepPoint(replace(request, mesh_shape=text))
+        else:
+            wildcards = None if text == ALL_SHAPES else _parse_wildcards(text)
+            try:
+                spec = load_spec(request.mesh)
+            except ToastError as error:
+                yield SweepPoint(replace(request, mesh_shape=text), error=str(error))
+                continue
+            found = spec.mesh_shapes() if wildcards is None else fill_in(wildcards, spec.devices)
+            for sizes in found:
+                yield SweepPoint(
+                    replace(request, mesh_shape=",".join(f"{axis}={size}" for axis, size in sizes.items()))
+                )
+            if not found:
+                none = f"no shape {text} has the {spec.devices} devices of {spec.name}"
+                yield SweepPoint(replace(request, mesh_shape=text), error=none)
+
+
+def _parse_wildcards(text: str) -> dict[str, int | None]:
+    """`data=*,model=4` -> {"data": None, "model": 4}."""
+    from toast_cli.hardware import parse_shape
+
+    sizes = parse_shape(text.replace(ANY_SIZE, "1"), "--mesh-shape")
+    parts = [part.partition("=") for part in text.split(",")]
+    return {name.strip(): None if size.strip() == ANY_SIZE else sizes[name.strip()] for name, _, size in parts}
+
+
+def fill_in(sizes: dict[str, int | None], devices: int) -> list[dict[str, int]]:
+    """Every assignment of sizes to the axes without one (None), such that the product of all is `devices`; larger first
+    sizes first."""
+    fixed = prod(size for size in sizes.values() if size is not None)
+    open_axes = [name for name, size in sizes.items() if size is None]
+    if devices % fixed:
+        return []
+    return [
+        {name: chosen[name] if size is None else size for name, size in sizes.items()}
+        for factors in _factors(devices // fixed, len(open_axes))
+        for chosen in [dict(zip(open_axes, factors, strict=True))]
+    ]
+
+
+def _factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every ordered way to write `count` as a product of `parts` factors of one or more."""
+    if parts == 1:
+        yield (count,)
+        return
+    for first in range(count, 0, -1):
+        if count % first == 0:
+            for rest in _factors(count // first, parts - 1):
+                yield (first, *rest)
+
+
+def run_point(point: SweepPoint) -> SweepRow:
+    """In a worker: partitions and returns the figures."""
+    from toast_cli.pipeline import partition
+    from toast_cli.report.command_tables import row_of
+
+    if point.error:
+        raise UsageError(point.error)
+    began = time.perf_counter()
+    report = partition(point.request, annotated=False).report
+    return row_of(point.request.program, point.request.mesh, report, time.perf_counter() - began, point.key)
+
+
+class SweepLog:
+    """An open file of results. `finished`: key -> the row of a point that need not be repeated."""
+
+    def __init__(self, file: IO[bytes], finished: dict[str, SweepRow]) -> None:
+        self.finished = finished
+        self._file = file
+
+    def append(self, row: SweepRow) -> None:
+        """Appends one line; it is handed to the system whole before this returns."""
+        self._file.write(line_of(row))
+        self._file.flush()
+
+
+@contextmanager
+def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
+    """The log at `path` (`-`: stdout, which is only written), locked against other sweeps; `fresh` empties it first.
+
+    An incomplete last line is removed. Raises UsageError for a file with other content, or one that another sweep is
+    writing.
+    """
+    if path == "-":
+        sys.stdout.flush()
+        yield SweepLog(sys.stdout.buffer, {})
+        return
+    with _opened(path) as file:
+        if fresh:
+            file.truncate(0)
+        if os.fstat(file.fileno()).st_size > limit_of(REPORT_BYTES):
+            raise too_large(path, limit_of(REPORT_BYTES))
+        finished, whole = _read(file.read(), path)
+        file.truncate(whole)  # removes a line that a killed sweep did not finish
+        yield SweepLog(file, finished)
+
+
+def line_of(row: SweepRow) -> bytes:
+    from toast_cli.report.command_tables import ROW_SCHEMA
+
+    facts = {key: value for key, value in asdict(row).items() if key != "best"}
+    return (json.dumps({"schema": ROW_SCHEMA, **facts}, ensure_ascii=False, allow_nan=False) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise UsageError(f"{path} is not a file", where=JSONL_OPTION, hint="give a file, or - for stdout")
+        file = Path(path).open("a+b")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", where=JSONL_OPTION) from None
+    with file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for it, or give another file"
+            raise UsageError(f"another sweep is writing {path}", where=JSONL_OPTION, hint=hint) from None
+        except OSError:  # a file system without locks
+            pass
+        file.seek(0, os.SEEK_SET)
+        yield file
+
+
+def _read(content: bytes, path: str) -> tuple[dict[str, SweepRow], int]:
+    """(the finished rows by key, the last of equal keys; bytes of complete lines).
+
+    Failed points are not finished.
+    """
+    from toast_cli.report.command_tables import FAILED
+
+    finished: dict[str, SweepRow] = {}
+    whole = content.rfind(b"\n") + 1
+    for number, line in enumerate(content[:whole].splitlines(), 1):
+        row = _stored_row(line)
+        if row is None:
+            hint = "--fresh would overwrite it; give another file if it is not one of toast sweep's"
+            raise UsageError("this is not a result of a sweep", where=f"{path}:{number}", hint=hint)
+        if row.status == FAILED:
+            finished.pop(row.key, None)
+        else:
+            finished[row.key] = row
+    if whole == 0 and content and not content.startswith(b'{"schema"'):
+        raise UsageError("these are not the results of a sweep", where=path, hint="give another file")
+    return finished, whole
+
+
+def _stored_row(line: bytes) -> SweepRow | None:
+    """The row in a line, without fields unknown to this version. None if the line is not a row."""
+    from toast_cli.report.command_tables import ROW_SCHEMA, SweepRow
+
+    try:
+        facts: Any = json.loads(line)
+        if not isinstance(facts, dict) or facts.get("schema") != ROW_SCHEMA:
+            return None
+        row: SweepRow = typed(SweepRow, facts, "the row")
+    except (ValueError, RecursionError):
+        return None
+    return row
+
+
+# ---------------------------------------------------------------- on a cluster
+# Points of a sweep on a Dask or Ray cluster, through joblib's backends: points and an address go in, rows or failures
+# come out.
+#
+# Programs and specifications travel with the points, so the workers need toast and no shared files.
+
+CLUSTER_OPTION = "--cluster"
+ENGINES = ("dask", "ray")
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A point with the content of the files it names; None for names that are not files of this machine."""
+
+    number: int
+    point: SweepPoint
+    program: bytes | None
+    mesh: bytes | None
+
+
+def parse_address(text: str) -> tuple[str, str]:
+    """(engine, address) of `dask://HOST:PORT`, `ray://HOST:PORT` or `ray://auto`. Raises UsageError."""
+    engine, separator, address = text.partition("://")
+    if engine not in ENGINES or not separator or not address:
+        hint = "write dask://HOST:PORT (of its scheduler), ray://HOST:PORT or ray://auto"
+        raise UsageError(f'"{text}" is not the address of a cluster', where=CLUSTER_OPTION, hint=hint)
+    return engine, address
+
+
+def run_on_cluster(
+    points: Sequence[SweepPoint], address: str, jobs: int | None
+) -> Iterator[tuple[int, SweepRow | PointFailure]]:
+    """(number of the point, its row or the reason of its failure) as each is done. `jobs`: points at a time (None: as
+    many as the cluster has room for).
+
+    Raises MissingExtraError if joblib or the engine is not installed, UsageError if the cluster cannot be reached.
+    """
+    engine, place = parse_address(address)
+    try:
+        import joblib
+    except ImportError:
+        raise _missing(engine) from None
+    with _connected(engine, place) as options, joblib.parallel_config(backend=engine, **options):
+        backend, _ = joblib.parallel.get_active_backend()
+        workers = jobs or -1
+        if getattr(backend, "supports_return_generator", False):
+            rounds = [range(len(points))]
+            parallel = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
+        else:  # Ray returns everything at the end: submit as many points at a time as there is room for
+            room = max(1, joblib.effective_n_jobs(workers))
+            rounds = [range(start, min(start + room, len(points))) for start in range(0, len(points), room)]
+            parallel = joblib.Parallel(n_jobs=workers, batch_size=1)
+        for numbers in rounds:
+            yield from parallel(joblib.delayed(run_shipped)(_ship(number, points[number])) for number in numbers)
+
+
+def run_shipped(shipped: Shipped) -> tuple[int, SweepRow | PointFailure]:
+    """On a worker: runs the point in its own process, which may crash, with its files in a temporary folder."""
+    with TemporaryDirectory(prefix="toast-") as folder:
+        request = shipped.point.request
+        program = _unpacked(Path(folder, "program"), request.program, shipped.program)
+        mesh = _unpacked(Path(folder, "mesh"), request.mesh, shipped.mesh)
+        local = replace(shipped.point, request=replace(request, program=program, mesh=mesh))
+        result = run_alone(local, run_point)
+    if isinstance(result, PointFailure):
+        return shipped.number, replace(result, reason=result.reason.replace(program, request.program))
+    return shipped.number, replace(result, program=request.program, mesh=request.mesh)
+
+
+def _ship(number: int, point: SweepPoint) -> Shipped:
+    return Shipped(number, point, _content(point.request.program), _content(point.request.mesh))
+
+
+def _content(path: str) -> bytes | None:
+    """The file's content; None for a file that is too large, which makes its point fail on the worker."""
+    try:
+        return read_file(path, PROGRAM_BYTES) if Path(path).is_file() else None
+    except (InputError, OSError, ValueError):
+        return None
+
+
+def _unpacked(folder: Path, name: str, content: bytes | None) -> str:
+    """The path of the content once unpacked; the name itself if there is none."""
+    if content is None:
+        return name
+    folder.mkdir()
+    path = folder / Path(name).name
+    path.write_bytes(content)
+    return str(path)
+
+
+@contextmanager
+def _connected(engine: str, address: str) -> Iterator[dict[str, Any]]:
+    """Connects to the cluster; yields the arguments of joblib's backend."""
+    connect = {"dask": _dask, "ray": _ray}[engine]
+    try:
+        close, options = connect(address)
+    except ImportError:
+        raise _missing(engine) from None
+    except (OSError, TimeoutError, ConnectionError, RuntimeError, ValueError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        hint = "is it running, and of the same version as here?"
+        raise UsageError(f"cannot reach {engine}://{address}: {why}", where=CLUSTER_OPTION, hint=hint) from None
+    try:
+        yield options
+    finally:
+        close()
+
+
+def _dask(address: str) -> tuple[Any, dict[str, Any]]:
+    from distributed import Client
+
+    client = Client(f"tcp://{address}", timeout=CONNECT_SECONDS, set_as_default=False)
+    return client.close, {"client": client}
+
+
+def _ray(address: str) -> tuple[Any, dict[str, Any]]:
+    import ray
+    from ray.util.joblib import register_ray
+
+    ray.init(address=address if address == "auto" else f"ray://{address}", log_to_driver=False)
+    register_ray()
+    return ray.shutdown, {}
+
+
+def _missing(engine: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"joblib or {engine} is not installed",
+        where=CLUSTER_OPTION,
+        hint=f"pip install '.[{engine}]' in a clone of toast",
+    )
+
+
+CONNECT_SECONDS = 10

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from toast_cli.base.files import Target, check_targets, write_target
 from toast_cli.cli import options
 from toast_cli.errors import UsageError
-from toast_cli.outputs import Target, check_targets, write_target
 
 
 @options.with_options("mesh_shape", before="file")
@@ -43,15 +43,15 @@ def tactics(
     targets = [Target("--json", json)] if json is not None else []
     check_targets(targets, [name for name in (program, mesh, file) if name is not None])
 
-    from toast_cli.report import style, tactics_table
+    from toast_cli.report import command_tables, style
     from toast_cli.tactics import ALIASES, TACTICS, applicable
-    from toast_cli.tactics.files import read_tactics
+    from toast_cli.tactics.model import survey
+    from toast_cli.tactics.requests import read_tactics
     from toast_cli.tactics.strategies import STRATEGIES
-    from toast_cli.tactics.survey import survey
 
     own = TACTICS if file is None else read_tactics(file)
     if program is None or mesh is None:
-        drawn = tactics_table.known(own.values(), STRATEGIES)
+        drawn = command_tables.known(own.values(), STRATEGIES)
         facts: object = {
             "tactics": [{"name": t.name, "about": t.about} for t in own.values()], "strategies": list(STRATEGIES),
             "aliases": ALIASES,
@@ -62,10 +62,10 @@ def tactics(
         problem = problem_of(program, mesh, given["mesh_shape"])
         found = survey(problem, own.values())
         plans, reasons = applicable(problem)
-        drawn = tactics_table.applying(found, problem.mesh.names, reasons, list(plans))
+        drawn = command_tables.applying(found, problem.mesh.names, reasons, list(plans))
         facts = {"tactics": [asdict(one) for one in found], "strategies": list(plans), "not_applicable": reasons}
     for target in targets:
-        from toast_cli.report.json_file import write_json
+        from toast_cli.report.model import write_json
 
         write_target(target, write_json(facts))
     if not any(target.is_stdout for target in targets):

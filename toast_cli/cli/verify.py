@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toast_cli.base.files import Format, Target, check_targets, write_target
 from toast_cli.cli import options
-from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK
-from toast_cli.cli.values import Format
+from toast_cli.cli.running import BAD_INPUT, CHECK_FAILED, OK
 from toast_cli.errors import UsageError
-from toast_cli.outputs import Target, check_targets, write_target
 from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
+    from toast_cli.ask_xla.ahead import Judge
     from toast_cli.pipeline import Outcome
-    from toast_cli.promised import Promises
-    from toast_cli.verify.ahead import Judge
+    from toast_cli.plan.partitioned import Promises
+
 
 EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
 _EXAMPLE = {CompilerName.tpu: "v4-32", CompilerName.gpu: "h100-8"}
@@ -55,10 +55,10 @@ def verify(
     Compiled in a child process for virtual CPU devices, or ahead of time for the real chips: TPUs (extra `tpu`) or GPUs
     (extra `gpu`) that need not be there. Exit code 0: agreed, 1: disagreed, 2: nothing could be checked.
     """
-    from toast_cli.report.json_file import read_report, write_json
-    from toast_cli.report.verdict_table import print_verdict
-    from toast_cli.verify.partitioned import original_bytes, partitioned_program
-    from toast_cli.verify.verdict import verify as check
+    from toast_cli.ask_xla.partitioned import original_bytes, partitioned_program
+    from toast_cli.ask_xla.verdict import verify as check
+    from toast_cli.report.command_tables import print_verdict
+    from toast_cli.report.model import read_report, write_json
 
     output = Target("--json", json) if json is not None else None
     check_targets([output] if output else [], [path for path in (program, report, against) if path])
@@ -97,8 +97,8 @@ def judge_of(mesh: str | None, compiler: CompilerName | None, option: str) -> Ju
 
     Raises `UsageError` if `compiler` cannot compile for it.
     """
+    from toast_cli.ask_xla.ahead import choose_judge
     from toast_cli.hardware import load_spec
-    from toast_cli.verify.ahead import choose_judge
 
     if mesh is None and compiler in _EXAMPLE:
         hint = f"name it with --mesh, e.g. --mesh {_EXAMPLE[compiler]}"
@@ -117,8 +117,8 @@ def verify_outcome(
 ) -> int:
     """Verifies a program just written, numbers included, and prints the verdict. Returns the exit code."""
     from toast_cli import xla
-    from toast_cli.report.verdict_table import print_verdict
-    from toast_cli.verify.verdict import verify as check
+    from toast_cli.ask_xla.verdict import verify as check
+    from toast_cli.report.command_tables import print_verdict
 
     promises = outcome.report.promises
     original = xla.write_bytecode((outcome.original or outcome.source).module)

@@ -67,7 +67,7 @@ class Group:
     `name` is shown in reports ("batch", "heads"); `size` the largest class's elements; `resolutions` the resolution
     groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `family` a number shared with
     groups of the same roles at other sizes; `role` its role in the program ("batch", "heads", "experts"; see
-    `evidence`), or "".
+    `naming`), or "".
     """
 
     name: str

@@ -1,10 +1,10 @@
 """Writes the partitioned program: a `Source` and a `PartitionedProgram` go in, the bytes of a file come out.
 
-`stablehlo` writes StableHLO with Shardy's shardings and reads it again, `hlo` writes HLO text with GSPMD's, `specs`
-PartitionSpecs as JSON and Python. `minimal` chooses where the first needs shardings, `hlo_annotations` where the second
-does, and `annotate` adds them to the module (in the notation of `shardy` or `hlo`) and removes them again. `spmd`
-writes the program of one device instead, which leaves nothing to a partitioner and needs no annotations. `constraints`
-lists the constraints and kernels for people.
+`emit.stablehlo` writes StableHLO with Shardy's shardings and reads it again, `emit.hlo` writes HLO text with GSPMD's,
+`emit.specs` PartitionSpecs as JSON and Python. `emit.minimal` chooses where the first needs shardings, `emit.hlo` where
+the second does, and `annotate` adds them to the module (in the notation of `emit.shardy` or `emit.hlo`) and removes
+them again. `emit.spmd.writer` writes the program of one device instead, which leaves nothing to a partitioner and needs
+no annotations. `emit.stablehlo` lists the constraints and kernels for people.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.emit.constraints import emit_python as emit_python
 from toast_cli.emit.hlo import emit_hlo as emit_hlo
+from toast_cli.emit.hlo import emit_spmd_hlo
 from toast_cli.emit.misread import misread_note, refuse_uneven
 from toast_cli.emit.specs import emit_specs as emit_specs
-from toast_cli.emit.spmd import emit_spmd as emit_spmd
-from toast_cli.emit.spmd.hlo import emit_spmd_hlo
+from toast_cli.emit.spmd.writer import emit_spmd as emit_spmd
 from toast_cli.emit.stablehlo import Written as Written
+from toast_cli.emit.stablehlo import emit_python as emit_python
 from toast_cli.emit.stablehlo import emit_shardy as emit_shardy
 from toast_cli.emit.stablehlo import write_checked
 from toast_cli.errors import UsageError
-from toast_cli.frontend.effects import refuse_unpartitionable
-from toast_cli.frontend.left_out import refuse_left_out
+from toast_cli.frontend.attributes import refuse_unpartitionable
+from toast_cli.frontend.convert import refuse_left_out
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram

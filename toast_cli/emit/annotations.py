@@ -1,25 +1,27 @@
-"""Chooses where to write shardings so that the compiler partitions as planned, as plain data.
+"""Where to write shardings so that the compiler partitions as planned: constraints, reshards and barriers as plain
+data, and how they are written into a module and removed again.
 
-In: a `Source` and a `PartitionedProgram`. Out: `Annotations`, which `annotate` writes into the module in either
-dialect. `docs/explanation/emitting.md` describes how each compiler treats a sharding on an operation, and why Shardy's
-form needs constraints.
+`docs/explanation/emitting.md` describes how each compiler treats a sharding on an operation, and why Shardy's form
+needs constraints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from toast_cli.emit.barriers import held
-from toast_cli.emit.reshards import LOOP, Reshard, all_reshards
-from toast_cli.frontend.source import Source
+from toast_cli.frontend.known_numbers import CONDITIONALS
+from toast_cli.frontend.source import Source, Use
+from toast_cli.plan.partials import REDUCE_SCATTER
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding
-from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, RESULT, SCATTER
-from toast_cli.program.rematerialised import remade_values
-from toast_cli.xla import ir
+from toast_cli.plan.reshard import Stretch, stretches, waypoints
+from toast_cli.plan.sharding import Sharding, axes_of, refines
+from toast_cli.program.model import Program, Window
+from toast_cli.program.ops import ADD, BARRIER, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, RESULT, SCATTER, SLICE
+from toast_cli.program.values import readings, remade_values
+from toast_cli.xla import ir, main_function, outer_operands, walk_ops
 
 Operand = tuple[Any, int]  # an operation, and which of its operands
 
@@ -184,3 +186,429 @@ def loops(source: Source) -> list[Any]:
     """The `while` operations of the program."""
     found = [source.use(number, 0).operation for number, op in enumerate(source.program.ops) if op.name == CARRY]
     return [loop for loop in dict.fromkeys(found) if loop.name == LOOP]  # others are in manual regions
+
+
+# ---------------------------------------------------------------- writing them
+# Writes annotations into a module and removes them again.
+#
+# Inside the `with` block the module carries them in one dialect or the other (`Notation`); after it, the module is as
+# before.
+
+Undo = list[Callable[[], None]]
+
+PARTITIONS = "mhlo.num_partitions"
+REPLICAS = "mhlo.num_replicas"
+ADDED_BARRIER = "kept as it is scattered"  # by its location a barrier is distinguished from those of the program
+
+
+class Notation(Protocol):
+    """The notation of shardings in one dialect."""
+
+    attribute: str
+    """Name of the attribute on operations, arguments and results."""
+
+    def prepare(self, module: Any, undo: Undo) -> None:
+        """Adds declarations to the module (a mesh) that the notation needs, if any."""
+
+    def of_value(self, sharding: Sharding) -> Any:
+        """The attribute of an argument or result of the entry function, or of an operation with one result."""
+
+    def constraint(
+        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
+    ) -> list[Any]:
+        """New operations at insertion point `where`; the last has one result, which is `value` with `sharding`.
+
+        Dimensions in `open` may be left open, if the notation can express that.
+        """
+
+
+@contextmanager
+def annotated(module: Any, annotations: Annotations, notation: Notation, devices: int) -> Iterator[None]:
+    """The module carries `annotations` and states that it runs on `devices` partitions while the block runs."""
+    undo: Undo = []
+    function = main_function(module)
+    try:
+        with module.context:
+            count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), devices)
+            one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+            put(module.operation, PARTITIONS, count, undo)
+            put(module.operation, REPLICAS, one, undo)
+            notation.prepare(module, undo)
+            annotate_boundary(function.operation, "arg_attrs", annotations.arguments, notation, undo)
+            annotate_boundary(function.operation, "res_attrs", annotations.results, notation, undo)
+            for operation, sharding in annotations.recomputed:
+                put(operation, notation.attribute, notation.of_value(sharding), undo)
+            for value in annotations.barriers:
+                put_barrier(value, undo)
+            for constraint in annotations.constraints:
+                put_constraint(constraint, notation, undo)
+            for reshard in annotations.reshards:
+                put_reshard(reshard, notation, undo)
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
+    """Sets an attribute and records how to restore it."""
+    attributes = operation.attributes
+    before = attributes.get(name)
+    attributes[name] = attribute
+
+    def restore() -> None:
+        if before is None:
+            del operation.attributes[name]
+        else:
+            operation.attributes[name] = before
+
+    undo.append(restore)
+
+
+def annotate_boundary(
+    function: Any, name: str, shardings: tuple[Sharding, ...], notation: Notation, undo: Undo
+) -> None:
+    """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; their other entries (donation, paths) stay."""
+    if not shardings:
+        return
+    attributes = function.attributes
+    present = list(attributes[name]) if name in attributes else [{}] * len(shardings)
+    marked = [
+        ir.DictAttr.get({**{item.name: item.attr for item in old}, notation.attribute: notation.of_value(sharding)})
+        for old, sharding in zip(present, shardings, strict=True)
+    ]
+    put(function, name, ir.ArrayAttr.get(marked), undo)
+
+
+def put_barrier(value: Any, undo: Undo) -> None:
+    """Puts a barrier right after the definition of an op's result and makes all uses read its result."""
+    owner = value.owner
+    location = ir.Location.name(ADDED_BARRIER, childLoc=owner.location)
+    where = ir.InsertionPoint.after(owner)
+    added = ir.Operation.create(BARRIER, results=[value.type], operands=[value], loc=location, ip=where)
+    value.replace_all_uses_except(added.results[0], added)
+    undo.append(lambda: remove([added], added.results[0], value))
+
+
+def is_added_barrier(operation: Any) -> bool:
+    """True if an operation of the file is a barrier that toast added."""
+    return operation.name == BARRIER and ADDED_BARRIER in str(operation.location)
+
+
+def put_constraint(constraint: Constraint, notation: Notation, undo: Undo) -> None:
+    """Puts constraints right after the definition and makes all uses read the last one, except a loop that passes an
+    argument on unchanged."""
+    value = constraint.handle
+    if isinstance(value, ir.BlockArgument):
+        where, location = ir.InsertionPoint.at_block_begin(value.owner), value.owner.owner.location
+    else:
+        where, location = ir.InsertionPoint.after(value.owner), value.owner.location
+    added: list[Any] = []
+    for sharding in constraint.shardings:
+        added += notation.constraint(value, sharding, location, where)
+        value = added[-1].results[0]
+    untouched = [
+        use.owner.operation for use in constraint.handle.uses if hands_on(constraint.handle, use.owner.operation)
+    ]
+    constraint.handle.replace_all_uses_except(value, [added[0], *untouched])
+    undo.append(lambda: remove(added, value, constraint.handle))
+
+
+def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
+    """Puts constraints before the anchor and makes these uses, and no others, read the last one."""
+    value = reshard.read.operation.operands[reshard.read.operand]
+    anchor, where = reshard.anchor, ir.InsertionPoint(reshard.anchor)
+    added: list[Any] = []
+    outcome = value
+    for sharding, open in reshard.steps:
+        added += notation.constraint(outcome, sharding, anchor.location, where, open)
+        outcome = added[-1].results[0]
+    before = [use.operation.operands[use.operand] for use in reshard.uses]
+    for use in reshard.uses:
+        use.operation.operands[use.operand] = outcome
+
+    def put_back() -> None:
+        for use, handle in zip(reshard.uses, before, strict=True):
+            use.operation.operands[use.operand] = handle
+        for operation in reversed(added):
+            operation.erase()
+
+    undo.append(put_back)
+
+
+def remove(added: list[Any], outcome: Any, value: Any) -> None:
+    """Removes constraints: users of their `outcome` read `value` again."""
+    outcome.replace_all_uses_with(value)
+    for operation in reversed(added):
+        operation.erase()
+
+
+# ---------------------------------------------------------------- reshards
+# Places the reshards of a plan in the module.
+
+LOOP = "stablehlo.while"
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """`value` (its number) is resharded from `start` to `sharding` in front of `anchor`; `uses` read the result instead
+    of the value.
+
+    `edges` are the uses in the program: (op, position). `read` is the use of the value in the anchor's block: the first
+    of the uses, or the operand that passes it into the loop that is the anchor. Dimensions in `open` are left to
+    propagation (which must find their part of `sharding`). `through` are intermediate shardings, stated if XLA would
+    choose worse ones (see `plan.reshard`). `ahead`: the anchor is a loop around the uses.
+    """
+
+    value: int
+    start: Sharding
+    sharding: Sharding
+    anchor: Any  # ir.Operation
+    read: Use
+    uses: tuple[Use, ...]
+    edges: tuple[tuple[int, int], ...]
+    open: frozenset[int] = frozenset()
+    through: tuple[Sharding, ...] = ()
+    ahead: bool = False
+
+    @property
+    def steps(self) -> tuple[tuple[Sharding, frozenset[int]], ...]:
+        """Each constraint's sharding and open dimensions; intermediate ones have no open dimensions."""
+        return (*((sharding, frozenset[int]()) for sharding in self.through), (self.sharding, self.open))
+
+
+def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:
+    """One reshard for all uses that read one value, require one sharding and can see one another's operations.
+
+    Reshards of loop-invariant values are moved in front of the loop, as far as they do not enlarge the array, and
+    completely if the loop slices it or the plan says so (see `reshard.steps_ahead`). These come first, since other
+    reshards start from their results. A result of the entry function needs none if one step suffices: its own sharding
+    implies it.
+    """
+    ahead: Wanted = {}
+    inside: Wanted = {}
+    remade = remade_values(source.program)
+    for number, position in sorted(lowered.required):
+        op, sharding = source.program.ops[number], lowered.required[number, position]
+        edge, value, use = (number, position), op.operands[position], source.use(number, position)
+        start, shape = lowered.shardings[value], source.program.values[value].shape
+        if remade[value]:
+            want(inside, value, Stretch(start, sharding), edge, use.operation, use)
+            continue
+        (reading,) = readings(source.program, value, [edge])
+        wholly, held = bool(reading.whole_ahead), lowered.held
+        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, whole_ahead=wholly, held=held)
+        if first is not None and reading.ahead != reading.inside:
+            want(ahead, value, first, edge, *before_loops(use, loops_around(source.program, reading.ahead.region.loop)))
+            if rest is not None:
+                want(inside, value, rest, edge, use.operation, use)
+            continue
+        whole = Stretch(start, sharding, waypoints(start, sharding, lowered.axis_sizes, shape))
+        if op.name != RESULT or whole.through:
+            want(inside, value, whole, edge, use.operation, use)
+    for wanted in (ahead, inside):
+        for (value, _, stretch), found in wanted.items():
+            for anchor, edges in by_anchor({edge: operation for edge, (operation, _) in found.items()}):
+                uses = tuple(source.use(*edge) for edge in edges)
+                read = next(read for operation, read in found.values() if operation == anchor)
+                yield Reshard(
+                    value,
+                    stretch.start,
+                    stretch.end,
+                    anchor,
+                    read,
+                    uses,
+                    tuple(edges),
+                    through=stretch.through,
+                    ahead=wanted is ahead,
+                )
+
+
+# Value, its shardings from and to -> uses, each with the operation in front of which it is wanted and where it is read
+# there.
+Wanted = dict[tuple[int, Any, Stretch], dict[tuple[int, int], tuple[Any, Use]]]
+
+
+def want(found: Wanted, value: int, stretch: Stretch, edge: tuple[int, int], operation: Any, read: Use) -> None:
+    """Adds a use to `found`."""
+    found.setdefault((value, read.operation.operands[read.operand], stretch), {})[edge] = operation, read
+
+
+def loops_around(program: Program, loop: int) -> int:
+    """Number of loops around an op in `loop`, that one included; -1 is outside of all."""
+    count = 0
+    while loop >= 0:
+        loop, count = program.loops[loop].parent, count + 1
+    return count
+
+
+def before_loops(use: Use, count: int) -> tuple[Any, Use]:
+    """The outermost loop around a use in which the value is invariant, and the value's use by that loop; the use itself
+    if there is none. count: number of loops around the value's definition."""
+    operation = use.operation
+    for loop in enclosing_loops(operation)[count:][::-1]:
+        operation, handle = loop, use.operation.operands[use.operand]
+        if isinstance(handle, ir.BlockArgument) and handle.owner.owner == operation:
+            use = Use(operation, handle.arg_number)
+    return operation, use
+
+
+def enclosing_loops(operation: Any) -> list[Any]:
+    """The loops around an operation, the outermost first."""
+    found: list[Any] = []
+    while operation.name != "func.func":
+        operation = operation.parent.operation
+        if operation.name == LOOP:
+            found.insert(0, operation)
+    return found
+
+
+def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[int, int]]]]:
+    """Groups uses, given by the operations in front of which they want the value, with the anchor at which one reshard
+    can serve each group: the first operation in a block.
+
+    A use inside a region is served by a reshard in front of that region, if there is one.
+    """
+    anchors: list[tuple[Any, list[tuple[int, int]]]] = []
+    for edge, operation in wanted.items():
+        for k, (anchor, shared) in enumerate(anchors):
+            at = ancestor_in(operation, anchor.block)
+            if at is None:
+                continue
+            if at == anchor or anchor.is_before_in_block(at):
+                shared.append(edge)
+                break
+            if at == operation:
+                anchors[k] = (at, [*shared, edge])
+                break
+        else:
+            anchors.append((operation, [edge]))
+    return anchors
+
+
+def ancestor_in(operation: Any, block: Any) -> Any | None:
+    """The operation of `block` that is, or contains, `operation`; None if there is none."""
+    while operation.name != "func.func":
+        if operation.block == block:
+            return operation
+        operation = operation.parent.operation
+    return None
+
+
+# ---------------------------------------------------------------- barriers
+# Finds reduce-scattered sums that need an optimization barrier behind them.
+#
+# XLA merges the slice that takes a device's piece of an all-reduce with a slice that reads the piece, and forms a
+# reduce-scatter only of a slice along one dimension, by the axes of the all-reduce. So it leaves an all-reduce if a
+# reader takes other elements (`logits[:, 1:]`), or slices the piece further; and XLA:TPU (libtpu 0.0.42.1) takes a
+# piece whose last rows are dropped (`logits[:, :-1]`) for a whole one, and fails a check. A barrier behind the piece
+# keeps the two slices apart: the result compiles to the planned reduce-scatter and costs nothing, since the piece is
+# materialised in any case.
+#
+# If a loop adds up scattered sums in a wider type (bf16 gradients in f32), XLA moves the reduce-scatter behind the
+# loop and fails a check at the conversion (`while_loop_all_reduce_code_motion.cc`, libtpu 0.0.42.1). A barrier
+# prevents that.
+
+CONSTANT = "stablehlo.constant"  # goes into the branch on the way to HLO
+
+
+def held(program: Program, lowered: PartitionedProgram) -> list[int]:
+    """Values that are reduce-scattered at their definition, and of which some reader takes a part, or which a loop adds
+    up in another type; in program order."""
+    return [
+        value
+        for value in sorted(_scattered(lowered))
+        if _is_read_in_parts(program, lowered, value) or _is_added_up_converted(program, value)
+    ]
+
+
+def added_up_converted(program: Program, lowered: PartitionedProgram) -> frozenset[int]:
+    """Values that are reduce-scattered at their definition, and that a loop adds up in another type."""
+    return frozenset(value for value in _scattered(lowered) if _is_added_up_converted(program, value))
+
+
+def _scattered(lowered: PartitionedProgram) -> set[int]:
+    return {
+        one.value
+        for one in lowered.collectives
+        if one.kind == REDUCE_SCATTER and one.reason == "partial" and one.after == lowered.shardings[one.value]
+    }
+
+
+def _is_added_up_converted(program: Program, value: int, converted: bool = False) -> bool:
+    """True if a loop carries a sum of a value after a conversion."""
+    for number, _ in program.users[value]:
+        op = program.ops[number]
+        if op.name == ADD:
+            carried = (program.ops[use].name == CARRY and place == 1 for use, place in program.users[op.results[0]])
+            found = converted and any(carried)
+        else:
+            passed_on = (op.kind.view_or_convert or op.name == REDUCE) and len(op.results) == 1
+            found = passed_on and _is_added_up_converted(program, op.results[0], converted or op.name == CONVERT)
+        if found:
+            return True
+    return False
+
+
+def _is_read_in_parts(program: Program, lowered: PartitionedProgram, value: int) -> bool:
+    if program.ops[program.producer[value]].name == CARRY:
+        return False
+    current = lowered.shardings[value]
+    for use in program.users[value]:
+        wanted = lowered.required.get(use, current)
+        if axes_of(wanted) > axes_of(current) and refines(wanted, current):
+            return True
+    return any(_takes_parts(program, op) for op, _ in program.users[value])
+
+
+def _takes_parts(program: Program, number: int) -> bool:
+    """True for a slice, a pad with negative padding, or an elementwise op of one array that such an op reads: XLA moves
+    the slice before it."""
+    op = program.ops[number]
+    if op.name in (SLICE, DYNAMIC_SLICE) or (op.name == PAD and any(map(_cuts_off, op.windows))):
+        return True
+    arrays = [value for value in op.operands if program.values[value].shape]
+    if not op.kind.elementwise or len(arrays) != 1 or len(op.results) != 1:
+        return False
+    return any(_takes_parts(program, reader) for reader, _ in program.users[op.results[0]])
+
+
+def _cuts_off(window: Window) -> bool:
+    """True if a pad removes elements of its operand, in front or behind."""
+    return window.low < 0 or window.outputs < window.low + (window.inputs - 1) * window.dilation + 1
+
+
+def keep_branch_operands(module: Any) -> None:
+    """Keeps GSPMD from giving a branch's operands the shardings of its conditional's results.
+
+    GSPMD passes the operands of a branch as a tuple. If its arrays have the shapes of the results, they get the
+    shardings of the results, or of constraints in the branch: they are resharded before the conditional in every run,
+    and back in the branch. A barrier in the branch that also takes the branch index gives the tuple other shapes; it
+    costs nothing, since XLA does not fuse across a conditional's boundary.
+    """
+    for conditional in walk_ops(module, *CONDITIONALS):
+        given = sorted(map(shape_of, conditional.results))
+        for region in conditional.regions:
+            body = [view.operation for view in region.blocks[0].operations]
+            reads = [read for read in outer_operands(body) if not is_constant(read[2])]
+            read = list(dict.fromkeys(value for _, _, value in reads))
+            if read and sorted(map(shape_of, read)) == given:
+                put_behind_barrier(read[0], conditional.operands[0], region, reads)
+
+
+def is_constant(value: Any) -> bool:
+    return not isinstance(value, ir.BlockArgument) and bool(value.owner.name == CONSTANT)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
+
+
+def put_behind_barrier(value: Any, number: Any, region: Any, reads: list[tuple[Any, int, Any]]) -> None:
+    """Makes a region read `value` from a barrier that also takes `number`."""
+    where = ir.InsertionPoint.at_block_begin(region.blocks[0])
+    types = [value.type, number.type]
+    barrier = ir.Operation.create(BARRIER, results=types, operands=[value, number], loc=value.location, ip=where)
+    for reader, k, read in reads:
+        if read == value:
+            reader.operands[k] = barrier.results[0]

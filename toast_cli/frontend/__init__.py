@@ -5,8 +5,5 @@ In: a path, or `-`. Out: a `Source`: one normalised MLIR module and the `Program
 
 from toast_cli.frontend.loading import load as load
 from toast_cli.frontend.loading import program_pins as program_pins
-from toast_cli.frontend.parted import with_parts as with_parts
-from toast_cli.frontend.reordered import NewOrder as NewOrder
-from toast_cli.frontend.reordered import with_order as with_order
 from toast_cli.frontend.source import Source as Source
 from toast_cli.frontend.source import Use as Use

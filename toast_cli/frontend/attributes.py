@@ -1,19 +1,22 @@
-"""Reads attributes that a program brings along: `mhlo.sharding`, `tf.aliasing_output`, `jax.result_info` and the like.
+"""Reads attributes that a program brings along (`mhlo.sharding`, `tf.aliasing_output`, `jax.result_info`), finds
+operations with side effects, and extracts the place in the file from jaxlib's error messages.
 
-MLIR verifies only the attributes that an operation defines. These are discardable attributes, so each may be missing or
-of any kind. The functions here return a plain value, or None if the attribute is missing. They raise `InputError` with
-the source location if an attribute is of the wrong kind.
+MLIR verifies only the attributes that an operation defines. These are discardable attributes, so each may be missing
+or of any kind. The functions here return a plain value, or None if the attribute is missing. They raise `InputError`
+with the source location if an attribute is of the wrong kind.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toast_cli.errors import InputError
-from toast_cli.frontend.diagnostics import first_error
-from toast_cli.printable import printable
-from toast_cli.xla import ir, sdy
+from toast_cli import xla
+from toast_cli.base.units import printable
+from toast_cli.errors import InputError, UsageError
+from toast_cli.program.ops import BROADCAST_IN_DIM, kind_of
+from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in, sdy
 
 # Returns the location of an attribute for error messages. It is called only if something is wrong.
 Locator = Callable[[], str]
@@ -117,3 +120,158 @@ _KINDS: dict[Any, str] = {
     sdy.ManualAxesAttr: "a list of manual axes",
     ir.DictAttr: "a dictionary",
 }
+
+
+# ---------------------------------------------------------------- side effects
+# Operations with side effects: infeeds and outfeeds, transfers to and from the host, custom calls with side effects.
+#
+# XLA's partitioner must know on which device each of them runs.
+
+CUSTOM_CALL, REGION = "stablehlo.custom_call", "sdy.manual_computation"
+EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.send", CUSTOM_CALL})
+SHARDING = "sdy.sharding"
+NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
+# XLA removes these itself, so they need no device.
+PLACELESS = ("annotate_device_placement", "LayoutConstraint", "MoveTo", "Sharding", "shape_assertion", "xla.sdy.")
+CALLBACK = "callback"  # in the names of all targets that Shardy leaves on their device
+BEFORE = (
+    "give the program as it was before it was partitioned: without pmap, or lowered for one device; "
+    "`toast inspect` and `--format specs` read this one"
+)
+
+
+def bind_effects(module: Any) -> None:
+    """Binds every operation with effects and without a device to device 0."""
+    found = [
+        operation
+        for operation in operations_in(module, outside=REGION)
+        if operation.name in EFFECTS and has_effect(operation) and SHARDING not in operation.attributes
+    ]
+    if not found:
+        return
+    name = free_symbol(module, "maximal_mesh_0")
+    with module.context:
+        declare_mesh(module, name, ir.Attribute.parse("#sdy.mesh<[], device_ids=[0]>"))
+        for operation in found:
+            places = ", ".join([f"<@{name}, []>"] * max(1, len(operation.results)))
+            operation.attributes[SHARDING] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{places}]>")
+
+
+def is_placed(operation: Any) -> bool:
+    """True if an operation with effects is bound to one device."""
+    return operation.name in EFFECTS and SHARDING in operation.attributes
+
+
+def has_effect(operation: Any) -> bool:
+    """True if an operation of `EFFECTS` needs a device of its own."""
+    if operation.name != CUSTOM_CALL:
+        return True
+    attributes = operation.attributes
+    if "has_side_effect" not in attributes or not ir.BoolAttr(attributes["has_side_effect"]).value:
+        return False
+    return not _target(operation).startswith(PLACELESS)
+
+
+def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
+    """Raises `UsageError` at the first operation outside manual regions that XLA's partitioner refuses. shardy: True if
+    Shardy reads the program; it loses the device of a custom call and, in jaxlib 0.12, that of an infeed or outfeed."""
+    for operation in operations_in(module, outside=REGION):
+        name, hint = operation.name.removeprefix("stablehlo."), "write it with --format hlo"
+        if kind_of(operation.name).per_device:
+            asks = operation.name in NUMBERS
+            what = f"{name} asks on which device it runs" if asks else f"{name} communicates outside manual regions"
+            hint = BEFORE
+        elif shardy and name in ("infeed", "outfeed"):
+            what = f"{name} needs a device, which Shardy forgets"
+        elif shardy and operation.name == CUSTOM_CALL and has_effect(operation) and CALLBACK not in _target(operation):
+            what = f"the custom call {_target(operation)} has side effects"
+        else:
+            continue
+        raise UsageError(f"{what}; XLA's partitioner refuses it here", where=place(operation), hint=hint)
+
+
+def _target(operation: Any) -> str:
+    return bytes(ir.StringAttr(operation.attributes["call_target_name"]).value_bytes).decode("utf-8", "replace")
+
+
+# ---------------------------------------------------------------- messages of jaxlib
+# Extracts the place in the file and one sentence from jaxlib's error messages.
+
+# `"-":3:12` in an MLIR location; `was parsing 3:19: error: expects opcode` in XLA's HLO parser.
+_MLIR_PLACE = re.compile(r'"-":([1-9]\d*):(\d+)')
+_HLO_ERROR = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
+_STATUS = re.compile(r"^[A-Z_]+: ")
+# The C++ library's message for a list that ends too early: `vector::_M_range_check: __n (which is 0) >= …`.
+_LIBRARY_SAYS = re.compile(r"\w+(?:::_M_\w+|::at\b|::substr)")
+_FILE_PLACE = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::(\d+))?')
+
+
+def first_error(error: Exception) -> tuple[str, str]:
+    """Place (`3:19`, or empty) and message of the first thing wrong, from an `ir.MLIRError` or an XLA status."""
+    diagnostics = getattr(error, "error_diagnostics", None)
+    if diagnostics:
+        place = _MLIR_PLACE.search(str(diagnostics[0].location))
+        return (f"{place[1]}:{place[2]}" if place else "", _one_line(str(diagnostics[0].message)))
+    text = str(error)
+    found = _HLO_ERROR.findall(text)
+    if found:
+        # The parser reports its attempts; one that ends in a colon only introduces the next.
+        line, column, message = next((f for f in found if not f[2].endswith(":")), found[0])
+        return f"{line}:{column}", message.split(", error: ")[-1]
+    if _LIBRARY_SAYS.match(_STATUS.sub("", text)):
+        return "", "XLA's reader fails in it: a list in it, such as `dimensions` or `replica_groups`, is too short"
+    if "conversion error" in text:  # how the bindings put it
+        return "", "a name in it is not text"
+    return "", _one_line(_STATUS.sub("", text))
+
+
+def _one_line(text: str) -> str:
+    """The first line, without a full stop, short enough for a terminal."""
+    line = text.strip().splitlines()[0].rstrip(".:; ") if text.strip() else "no reason given"
+    return printable(line if len(line) <= 300 else line[:299] + "…")
+
+
+def place_of(operation: Any, path: str) -> str:
+    """The location of an operation:
+    `model.py:12:4` if the program records it, else its line in the file, else the file.
+    """
+    found = _FILE_PLACE.search(str(operation.location))
+    if not found:
+        return path
+    file = path if found[1] == "-" else found[1]
+    return printable(":".join(part for part in (file, found[2], found[3]) if part))
+
+
+# ---------------------------------------------------------------- splat constants
+# Makes splat constants, and duplicates them: one copy for each op that reads one.
+
+_CONSTANT = "stablehlo.constant"
+
+
+def copy_splats(function: Any) -> None:
+    """Gives each op that reads a splat constant a copy in front of it."""
+    makers = xla.walk_ops(function, BROADCAST_IN_DIM, _CONSTANT, inner_first=True)
+    for operation in [maker for maker in makers if maker.results[0].type.rank and is_splat(maker)]:
+        readers = list(dict.fromkeys(use.owner.operation for use in operation.results[0].uses))
+        if readers and readers[0].block != operation.block:
+            operation.move_before(readers[0])
+        for reader in readers[1:]:
+            copy = operation.clone(ip=ir.InsertionPoint(reader))
+            for place, operand in enumerate(reader.operands):
+                if operand == operation.results[0]:
+                    reader.operands[place] = copy.results[0]
+
+
+def is_splat(operation: Any) -> bool:
+    """True if an operation makes an array with one constant value."""
+    if operation.name == BROADCAST_IN_DIM:
+        scalar = operation.operands[0]
+        return not scalar.type.rank and not isinstance(scalar, ir.BlockArgument) and scalar.owner.name == _CONSTANT
+    return operation.name == _CONSTANT and xla.constant_number(operation) is not None
+
+
+def splat_of(number: str, kind: Any, at: Any) -> Any:
+    """A constant at an insertion point; every element is one number, given as text (see `xla.constant_number`)."""
+    made = ir.Operation.parse(f'"{_CONSTANT}"() {{value = dense<{number}> : {kind}}} : () -> {kind}')
+    at.insert(made)
+    return made.results[0]

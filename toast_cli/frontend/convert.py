@@ -1,18 +1,400 @@
 """Converts programs of every binary format, and HLO, to MLIR bytecode.
 
-In: bytes of a known kind. Out: MLIR bytecode, or whatever jaxlib's readers raise. They may also end the process,
-so this runs in a child (see `handover`).
+jaxlib's readers may raise anything, or end the process, so this runs in a child (see `loading`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.left_out import take_markers, with_markers
-from toast_cli.frontend.wire import Field, message_fields, packed_varints
-from toast_cli.xla import hlo_boundary_leaves, ir
+from toast_cli.errors import InputError
+from toast_cli.frontend.attributes import place_of
+from toast_cli.frontend.inline import replace_operation
+from toast_cli.xla import hlo_boundary_leaves, holds_resource, ir, operations_in, parse_module, walk_ops
+from toast_cli.xla.build import Builder
+
+# ---------------------------------------------------------------- order of creation
+# Sorts the operations of a program read from HLO into the order in which they were created.
+#
+# XLA prints instructions in depth-first order of its results: all that the first result needs first, which for a
+# training step is the forward pass and the gradient of one weight through all layers, and every other gradient after
+# that. Liveness along that order overestimated peak memory by up to a factor of two. XLA numbers the instructions of
+# each name as it creates them (`add.17`, `add.18`): this sorts those of one name by number, each after its operands.
+
+_NUMBERED = re.compile(r"(.*)\.(\d+)")
+
+
+def in_creation_order(module: Any) -> None:
+    """Sorts the operations of every block of every function."""
+    functions = [function for function in module.body.operations if function.operation.name == "func.func"]
+    operations = [one for function in functions for one in operations_in(function)]
+    for block in [block for one in operations for region in one.regions for block in region.blocks]:
+        sort_block(block)
+
+
+def sort_block(block: Any, *, by_number: bool = True) -> None:
+    """Sorts the operations of one block, each after those whose results it reads; the last one ends it and stays there.
+    by_number: also by the numbers in their names."""
+    *operations, last = [view.operation for view in block.operations]
+    if len(operations) < 2:
+        return
+    places = {operation: place for place, operation in enumerate(operations)}
+    needed = [[places[one] for one in read_by(operation) if one in places] for operation in operations]
+    made_before: list[list[int]] = [[] for _ in operations]
+    for earlier, later in pairs_of_one_name(operations) if by_number else ():
+        made_before[later].append(earlier)
+    order = sorted_after(range(len(needed)), [made + read for made, read in zip(made_before, needed, strict=True)])
+    order = sorted_after(order, needed)  # ignores numbers that contradict the data dependences
+    if order != list(range(len(order))):
+        for place in order:
+            operations[place].move_before(last)
+
+
+def read_by(operation: Any) -> list[Any]:
+    """Operations whose results an operation, or its regions, read."""
+    inside = operations_in(operation) if len(operation.regions) else [operation]
+    read = (operand for inner in inside for operand in inner.operands)
+    return [operand.owner.operation for operand in read if not isinstance(operand, ir.BlockArgument)]
+
+
+def pairs_of_one_name(operations: list[Any]) -> list[tuple[int, int]]:
+    """Pairs of positions of successively created operations, for each name."""
+    named: dict[str, list[tuple[int, int]]] = {}
+    for place, operation in enumerate(operations):
+        found = _NUMBERED.fullmatch(xla.location_name(operation.location))
+        if found:
+            named.setdefault(found[1], []).append((int(found[2]), place))
+    ordered = [[place for _, place in sorted(numbered)] for numbered in named.values()]
+    return [pair for places in ordered for pair in itertools.pairwise(places)]
+
+
+def sorted_after(places: Iterable[int], before: list[list[int]]) -> list[int]:
+    """Depth-first topological order of the places, each after those in its `before`. Cycles are broken somewhere."""
+    order: list[int] = []
+    begun = [False] * len(before)
+    for first in places:
+        stack = [] if begun[first] else [(first, iter(before[first]))]
+        begun[first] = True
+        while stack:
+            place, left = stack[-1]
+            nearest = next((one for one in left if not begun[one]), None)
+            if nearest is None:
+                order.append(place)
+                stack.pop()
+            else:
+                begun[nearest] = True
+                stack.append((nearest, iter(before[nearest])))
+    return order
+
+
+# ---------------------------------------------------------------- values that a file omits
+# Handles constants whose values a file omits.
+#
+# XLA prints large constants as `constant({...})` by default, and reads that back as values of its own choice. MLIR
+# prints `dense_resource<name>` and may omit the resource. Both become a `stablehlo.constant` of a missing resource:
+# planning does not need the values, and writing or running the program is refused.
+
+CONSTANT = "stablehlo.constant"
+# Custom call target that replaces a constant while HLO is converted; its line and column follow.
+MARKER = "toast.left_out."
+_START = "constant("
+# These may have effects besides their results.
+EFFECTS = frozenset({"stablehlo.custom_call", "stablehlo.outfeed", "stablehlo.send"})
+HINT = (
+    "give the program with its constants: StableHLO of `jax.jit(f).lower(…).as_text()`, or HLO printed with "
+    "`print_large_constants` or `--xla_dump_large_constants`; `toast inspect` and `--format specs` do without them"
+)
+
+WORD = b"dense_resource"
+_NAME = rb'("(?:[^"\\]|\\.)*"|[\w.$-]+)'
+_SECTION = re.compile(rb"\n?\{-#.*?#-\}", re.DOTALL)
+_RESOURCE = re.compile(_NAME + rb'\s*:\s*"0x([0-9A-Fa-f]*)"')
+_USE = re.compile(WORD + rb"\s*<\s*" + _NAME + rb"\s*>")
+_ALIGNMENT_DIGITS = 8  # a resource begins with its alignment, four bytes
+
+
+def with_markers(text: str) -> str:
+    """HLO text with a custom call in place of each constant whose values are omitted."""
+    pieces: list[str] = []
+    done, at = 0, text.find("...")
+    while at >= 0:
+        start = text.rfind(_START, done, at)
+        end = _end_of(text, start + len(_START), at) if start >= 0 else -1
+        if end >= 0:
+            line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
+            pieces += [text[done:start], f'custom-call(), custom_call_target="{MARKER}{line}.{column}"']
+            done = end
+        at = text.find("...", max(at + 3, end))
+    return "".join([*pieces, text[done:]])
+
+
+def _end_of(text: str, start: int, dots: int) -> int:
+    """The end of the constant whose value begins at `start`, if the dots are part of it; else -1."""
+    before = text[start:dots]
+    if '"' in before or before.count("(") < before.count(")") or before.rfind("/*") > before.rfind("*/"):
+        return -1
+    level = 1 + before.count("(") - before.count(")")
+    for at in range(dots, len(text)):
+        level += (text[at] == "(") - (text[at] == ")")
+        if not level:
+            return at + 1
+    return -1
+
+
+def take_markers(module: Any) -> None:
+    """Replaces the custom calls of `with_markers` by constants of a missing resource."""
+    for call in walk_ops(module, "stablehlo.custom_call"):
+        target = bytes(ir.StringAttr(call.attributes["call_target_name"]).value_bytes).decode("utf-8", "replace")
+        if not target.startswith(MARKER):
+            continue
+        line, column = map(int, target.removeprefix(MARKER).split("."))
+        kind = call.results[0].type
+        with module.context:
+            place = ir.Location.file("-", line, column)
+            value = ir.Attribute.parse(f"dense_resource<left_out> : {kind}")
+            constant = ir.Operation.create(
+                CONSTANT, [kind], attributes={"value": value}, loc=place, ip=ir.InsertionPoint(call)
+            )
+        call.results[0].replace_all_uses_with(constant.results[0])
+        call.erase()
+
+
+def left_out(module: Any) -> list[Any]:
+    """The constants with omitted values that the program needs. Those that nothing depends on are replaced by zeros."""
+    missing = [operation for operation in walk_ops(module, CONSTANT) if holds_resource(operation)]
+    needed = [operation for operation in missing if _is_needed(operation.results[0])]
+    for operation in missing:
+        if operation not in needed:
+            _make_zero(operation)
+    return needed
+
+
+def refuse_left_out(module: Any, path: str) -> None:
+    """Raises `InputError` at the first needed constant whose values are omitted."""
+    needed = left_out(module)
+    if needed:
+        count = "" if len(needed) == 1 else f" (and of {len(needed) - 1} more)"
+        what = f"the numbers of a constant {needed[0].results[0].type}{count} are left out of the file"
+        raise InputError(what, where=place_of(needed[0], path), hint=HINT)
+
+
+def left_out_notices(module: Any) -> list[str]:
+    """Notices for a report about constants with omitted values."""
+    count = len(left_out(module))
+    what = "the numbers of 1 constant are" if count == 1 else f"the numbers of {count} constants are"
+    return [f"{what} left out of the file: it can be planned for, and not written"] if count else []
+
+
+def _is_needed(start: Any) -> bool:
+    """True if a result of the program, its control flow, or an effect depends on a value."""
+    waiting, seen = [start], {start}
+    while waiting:
+        for use in waiting.pop().uses:
+            following = _following(use.owner.operation, use.operand_number)
+            if following is None:
+                return True
+            fresh = [value for value in following if value not in seen]
+            seen.update(fresh)
+            waiting += fresh
+    return False
+
+
+def _following(user: Any, number: int) -> list[Any] | None:
+    """The values that depend on an operand; None if control flow or an effect also does."""
+    if user.name == "stablehlo.while":
+        return [user.results[number], *_carried(user, number)]
+    if user.name == "stablehlo.return":
+        around = user.parent
+        if around.name in ("stablehlo.case", "stablehlo.if"):
+            return [around.results[number]]
+        if around.name == "stablehlo.while" and user.block == around.regions[1].blocks[0]:
+            return [around.results[number], *_carried(around, number)]
+        return None
+    if not len(user.results) or user.name in EFFECTS:
+        return None
+    return list(user.results)
+
+
+def _carried(loop: Any, number: int) -> Iterator[Any]:
+    return (region.blocks[0].arguments[number] for region in loop.regions)
+
+
+def _make_zero(constant: Any) -> None:
+    kind, build = constant.results[0].type, Builder.before(constant)
+    zeros = build.broadcast(build.constant(0, "f32"), tuple(kind.shape))
+    replace_operation(constant, [build.convert(zeros, str(kind.element_type))])
+
+
+def with_dense_constants(text: bytes) -> bytes:
+    """MLIR text with constants inlined."""
+    section = _SECTION.search(text, max(text.rfind(b"{-#"), 0))
+    if section is None or WORD not in text:
+        return text
+    digits = {name: value[_ALIGNMENT_DIGITS:] for name, value in _RESOURCE.findall(section[0])}
+
+    def written(use: re.Match[bytes]) -> bytes:
+        found = digits.get(use[1])
+        if found is None:
+            return use[0]
+        return b'dense<"0x' + found + b'">' if found else b"dense<>"
+
+    return _USE.sub(written, text[: section.start()]) + text[section.end() :]
+
+
+def dense_module(module: Any) -> Any:
+    """A module with constants inlined; the one given if there is nothing to do."""
+    if not any(map(holds_resource, walk_ops(module, "stablehlo.constant", "mhlo.constant", "arith.constant"))):
+        return module
+    text = module.operation.get_asm(enable_debug_info=True, binary=True)
+    return parse_module(module.context, with_dense_constants(text))
+
+
+# ---------------------------------------------------------------- binary encodings
+# Just enough of three binary encodings to recognise a file and read a few fields: protocol buffers, FlatBuffers, MLIR
+# bytecode.
+#
+# The first two are stable by design, so a field number is all one needs to know; neither library has to be installed.
+# Encodings: protobuf.dev/programming-guides/encoding, flatbuffers.dev/internals, mlir.llvm.org/docs/BytecodeFormat.
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a protocol buffer message:
+
+    `value` of an integer, `payload` of anything else; the other one is empty.
+    """
+
+    tag: int
+    value: int
+    payload: memoryview
+
+
+def message_fields(data: bytes | memoryview) -> list[Field] | None:
+    """The top-level fields of a protocol buffer message in file order; None when the bytes are no such message."""
+    view = memoryview(data)
+    fields: list[Field] = []
+    at = 0
+    try:
+        while at < len(view):
+            key, at = _varint(view, at)
+            kind, tag = key & 7, key >> 3
+            if tag == 0:
+                return None
+            value, payload = 0, view[0:0]
+            if kind == VARINT:
+                value, at = _varint(view, at)
+            elif kind == LENGTH:
+                size, at = _varint(view, at)
+                payload, at = view[at : at + size], at + size
+            elif kind in (FIXED64, FIXED32):
+                size = 8 if kind == FIXED64 else 4
+                payload, at = view[at : at + size], at + size
+            else:
+                return None
+            if at > len(view):
+                return None
+            fields.append(Field(tag, value, payload))
+    except IndexError:
+        return None
+    return fields
+
+
+def packed_varints(field: Field) -> list[int]:
+    """The numbers of a repeated integer field, which writers may pack into one payload or write one by one."""
+    if not len(field.payload):
+        return [field.value]
+    numbers: list[int] = []
+    at = 0
+    while at < len(field.payload):
+        number, at = _varint(field.payload, at)
+        numbers.append(number)
+    return numbers
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """The number that starts at `at` and the position after it; IndexError past the end or past ten bytes."""
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = view[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise IndexError(at)
+
+
+def flatbuffer_bytes(data: bytes | memoryview, slot: int) -> memoryview | None:
+    """The byte vector in field number `slot` of the root table of a FlatBuffer; None when there is no such thing."""
+    view = memoryview(data)
+    try:
+        table = struct.unpack_from("<I", view, 0)[0]
+        vtable = table - struct.unpack_from("<i", view, table)[0]
+        if vtable < 0:
+            return None
+        vtable_size = struct.unpack_from("<H", view, vtable)[0]
+        entry = 4 + 2 * slot
+        if entry + 2 > vtable_size:
+            return None
+        offset = struct.unpack_from("<H", view, vtable + entry)[0]
+        if offset == 0:
+            return None
+        field = table + offset
+        vector = field + struct.unpack_from("<I", view, field)[0]
+        size = struct.unpack_from("<I", view, vector)[0]
+    except struct.error:
+        return None
+    start = vector + 4
+    return view[start : start + size] if start + size <= len(view) else None
+
+
+def strings_are_text(bytecode: bytes) -> bool:
+    """True if every string in MLIR bytecode is UTF-8; False also if the string section cannot be found."""
+    try:
+        at = bytecode.index(b"\0", 4) + 1  # magic, version, and the producer's name
+        while True:
+            section, at = bytecode[at], at + 1
+            size, at = _mlir_varint(bytecode, at)
+            if section & 0x80:
+                alignment, at = _mlir_varint(bytecode, at)
+                at += -at % alignment
+            if section & 0x7F == 0:
+                return _string_data(bytecode, at, at + size)
+            at += size
+    except (IndexError, ValueError, ZeroDivisionError):
+        return False
+
+
+def _string_data(bytecode: bytes, at: int, end: int) -> bool:
+    """True if the strings of the string section at [at, end) are UTF-8.
+
+    The section holds their number, their lengths, then the strings.
+    """
+    count, at = _mlir_varint(bytecode, at)
+    for _ in range(min(count, end - at)):
+        _, at = _mlir_varint(bytecode, at)
+    try:
+        bytecode[at:end].decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _mlir_varint(data: bytes, at: int) -> tuple[int, int]:
+    """MLIR's variable-width integer: the zeros at the low end of the first byte say how many bytes follow it."""
+    first = data[at]
+    if first == 0:
+        return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
+    width = (first & -first).bit_length()
+    return int.from_bytes(data[at : at + width], "little") >> width, at + width
+
 
 # Field numbers of HloModuleProto and, inside the entries, of its alias and donor messages (xla/service/hlo.proto).
 INPUT_OUTPUT_ALIAS, BUFFER_DONOR = 8, 18
@@ -48,7 +430,7 @@ def mark_donations(module: Any, proto: bytes) -> None:
 
 
 def mark_host_memory(module: Any, arguments: list[bool], results: list[bool]) -> None:
-    """Sets `mhlo.memory_kind` on the arguments and results of `main` that are in host memory."""
+    """Sets `formats.memory_kind` on the arguments and results of `main` that are in host memory."""
     main = next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
     attributes = main.operation.attributes
     with module.context:

@@ -1,11 +1,12 @@
 """Recognises a program's format from its content and parses it: bytes go in, an `ir.Module` comes out.
 
 Formats, by the name that reports show:
+
 * `stablehlo`: MLIR text. `bytecode`: MLIR bytecode. `portable`: a StableHLO portable artifact (versioned bytecode).
 * `jax.export`: the output of `jax.export.Exported.serialize` (a FlatBuffer around a portable artifact).
 * `hlo-text`: HLO as XLA prints it. `hlo-proto`: a serialized HloModuleProto, or an HloProto or HloSnapshot around one.
 
-Each may be compressed with gzip or zstd. Everything is parsed in a child process first.
+Each may be compressed with gzip or zstd. Older text, MHLO and foreign dialects are converted, or refused with a hint.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import io
 import re
 import zlib
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from toast_cli.base.files import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
 from toast_cli.errors import InputError
-from toast_cli.frontend.diagnostics import first_error
-from toast_cli.frontend.foreign import foreign_hint
-from toast_cli.frontend.mhlo import in_todays_words
-from toast_cli.frontend.wire import flatbuffer_bytes, message_fields
-from toast_cli.inputs import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
+from toast_cli.frontend.attributes import first_error, place_of
+from toast_cli.frontend.convert import flatbuffer_bytes, message_fields
+from toast_cli.xla import ir, make_context, operations_in, parse_module
 
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 GZIP, ZSTD, BYTECODE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ML\xefR"
@@ -212,7 +213,7 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
     """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in
     this process.
 
-    A damaged or hostile program may end the process; `handover.parse` parses in a child first. Raises `InputError` at
+    A damaged or hostile program may end the process; `loading.parse` parses in a child first. Raises `InputError` at
     `where` (with line and column for text) with the first thing that is wrong.
     """
     kind = recognise(data)
@@ -220,7 +221,7 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
         return kind, _parse_text(data, where)
     if kind == "":
         raise InputError(f"this is not a program toast can read{_guess(data)}", where=where, hint=FORMATS_HINT)
-    from toast_cli.frontend.creation_order import in_creation_order
+    from toast_cli.frontend.convert import in_creation_order
 
     module = _parse_bytecode(_converted(kind, data, where), where)
     if kind.startswith("hlo"):
@@ -266,7 +267,7 @@ def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
 
 def _parse_bytecode(bytecode: bytes, where: str) -> Any:
     from toast_cli import xla
-    from toast_cli.frontend.left_out import dense_module
+    from toast_cli.frontend.convert import dense_module
 
     try:
         return dense_module(_parse_known(bytecode))
@@ -277,7 +278,6 @@ def _parse_bytecode(bytecode: bytes, where: str) -> Any:
 def _parse_known(program: bytes) -> Any:
     """Parses bytecode; drops attributes of unregistered dialects."""
     from toast_cli import xla
-    from toast_cli.frontend.foreign import UNREGISTERED, parse_without_foreign_attributes
 
     try:
         return xla.parse_module(xla.make_context(), program)
@@ -293,7 +293,7 @@ def _parse_known(program: bytes) -> Any:
 
 def _parse_text(data: bytes, where: str) -> Any:
     from toast_cli import xla
-    from toast_cli.frontend.left_out import with_dense_constants
+    from toast_cli.frontend.convert import with_dense_constants
 
     data = data.removeprefix(_MARK)
     if not data or data.isspace():
@@ -347,3 +347,188 @@ def _guess(data: bytes) -> str:
     """Describes a file of an unknown format by its magic number, for an error message."""
     found = next((name for magic, name in _FOREIGN if data.startswith(magic)), "")
     return f": it is {found}" if found else ""
+
+
+# ---------------------------------------------------------------- MHLO and older text
+# Converts MHLO, the predecessor of StableHLO, to StableHLO.
+#
+# Operations that only MHLO has stay. Also text
+# that does not parse, of older MLIR, StableHLO and MHLO, to the syntax of the installed jaxlib, line by line:
+# * constants of booleans have a byte for each element. The syntax before 2026 has a bit for each, the lowest first: any
+# program with a mask of more than 100 elements (JAX up to 0.8, TensorFlow up to 2.21, PyTorch/XLA up to 2.9);
+# * lists of integers of StableHLO's operations are arrays. StableHLO before 0.17 writes them as tensors (`slice_sizes =
+# dense<[1, 512]> : tensor<2xi64>`: any gather of JAX up to 0.4.23).
+
+_BOOLEANS = re.compile(rb'dense<"0x([0-9A-Fa-f]+)"> ?: ?tensor<((?:\d+x)+)i1>')
+# StableHLO attributes that hold such a list.
+_NUMBERS = (
+    b"base_dilations", b"broadcast_dimensions", b"broadcast_sizes", b"dimensions", b"edge_padding_high",
+    b"edge_padding_low", b"fft_length", b"interior_padding", b"known_expanding_dimensions",
+    b"known_nonexpanding_dimensions", b"lhs_dilation", b"limit_indices", b"permutation", b"rhs_dilation",
+    b"slice_sizes", b"start_indices", b"strides", b"window_dilations", b"window_dimensions", b"window_strides",
+)  # fmt: skip
+_LIST = re.compile(rb"\b(" + b"|".join(_NUMBERS) + rb"|window_reversal) = dense<([^>\"]*)> ?: ?tensor<(\d+)x(i64|i1)>")
+
+# In MLIR's generic form: `"mhlo.gather"(%0) <{dimension_numbers = #mhlo.gather<…>}>`, `!mhlo.…`.
+_OPERATION = re.compile(rb'"mhlo\.(\w+)"(?=\()')
+# The attributes that StableHLO has, too.
+_ATTRIBUTE = re.compile(
+    rb"#mhlo(?=\.(?:channel_handle|conv|dot|dot_algorithm|gather|output_operand_alias|result_accuracy|scatter)<"
+    rb"|<(?:comparison_direction|comparison_type|fft_type|precision|rng_algorithm|rng_distribution|transpose) )"
+)
+
+
+def in_todays_words(text: bytes) -> bytes:
+    """The text with both rewritten; unchanged if it holds neither."""
+    return arrays_of_numbers(_BOOLEANS.sub(_byte_for_each, text))
+
+
+def arrays_of_numbers(text: bytes) -> bytes:
+    """The text with the lists of StableHLO's operations written as arrays."""
+    return _LIST.sub(_array, text)
+
+
+def _byte_for_each(found: re.Match[bytes]) -> bytes:
+    elements = prod(int(size) for size in found[2].split(b"x") if size)
+    digits = found[1]
+    if len(digits) % 2 or len(digits) // 2 != -(-elements // 8):
+        return found[0]
+    import numpy as np
+
+    packed = np.frombuffer(bytes.fromhex(digits.decode()), np.uint8)
+    each = np.unpackbits(packed, count=elements, bitorder="little").tobytes().hex().encode()
+    return found[0].replace(digits, each, 1)
+
+
+def _array(found: re.Match[bytes]) -> bytes:
+    name, written, count, kind = found[1], found[2].strip(b"[] "), int(found[3]), found[4]
+    numbers = [number.strip() for number in written.split(b",") if number.strip()]
+    if len(numbers) == 1:  # a splat
+        numbers *= count
+    listed = b": " + b", ".join(numbers) if numbers else b""
+    return name + b" = array<" + kind + listed + b">"
+
+
+def in_stablehlo(module: Any, path: str) -> Any:
+    """The module, or a copy with MHLO operations converted to StableHLO.
+
+    Raises `InputError` if StableHLO refuses an operation that MHLO accepts.
+    """
+    names = {one.name.removeprefix("mhlo.") for one in operations_in(module) if one.name.startswith("mhlo.")}
+    twins = {name.encode() for name in names if module.context.is_registered_operation(f"stablehlo.{name}")}
+    if not twins:
+        return module
+
+    def renamed(operation: re.Match[bytes]) -> bytes:
+        return operation[0].replace(b"mhlo", b"stablehlo", 1) if operation[1] in twins else operation[0]
+
+    text = module.operation.get_asm(print_generic_op_form=True, enable_debug_info=True, binary=True)
+    text = _ATTRIBUTE.sub(b"#stablehlo", _OPERATION.sub(renamed, text))
+    try:
+        return parse_module(module.context, arrays_of_numbers(text))
+    except ir.MLIRError as error:
+        hint = "convert it to StableHLO with what wrote it (mlir-hlo-opt --hlo-legalize-to-stablehlo)"
+        raise InputError(f"MHLO that is not known here: {first_error(error)[1]}", where=path, hint=hint) from None
+
+
+# ---------------------------------------------------------------- foreign dialects
+# Handles dialects that XLA does not accept: drops their attributes, refuses their operations with a hint.
+
+# XLA's conversion to HLO accepts the operations of `shape` and `tensor`, and constants, if shapes are static.
+DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "mhlo", "sdy", "shape", "tensor"})
+TAKEN = frozenset({"arith.constant"})
+CUSTOM_CALL = "stablehlo.custom_call"
+# Attributes that a custom call keeps: names without a dialect prefix, and MHLO's.
+READ = frozenset({"api_version", "backend_config", "call_target_name", "called_computations", "mhlo"})
+LOWER = (
+    "lower the program to StableHLO first, e.g. with torch-mlir's or IREE's passes that end in StableHLO, "
+    "or stablehlo-opt"
+)
+
+
+UNREGISTERED = "unregistered dialect"
+
+
+def parse_without_foreign_attributes(program: bytes) -> Any:
+    """The module without the attributes of unregistered dialects (`tt.device = #tt.device<…>`), which XLA ignores.
+    Attributes that a custom call reads stay.
+
+    Raises `ir.MLIRError` if operations or types are of such dialects.
+    """
+    context = make_context()
+    context.allow_unregistered_dialects = True
+    module = parse_module(context, program)
+    known = make_context()
+    verdicts: dict[str, bool] = {}
+
+    def is_foreign(value: Any) -> bool:
+        text = str(value) if not isinstance(value, ir.StringAttr | ir.DenseElementsAttr) else ""
+        if "#" not in text and "!" not in text:
+            return False
+        if text not in verdicts:
+            try:
+                ir.Attribute.parse(text, known)
+            except ir.MLIRError:
+                verdicts[text] = True
+            except (TypeError, ValueError):  # an attribute that Python cannot represent
+                verdicts[text] = False
+            else:
+                verdicts[text] = False
+        return verdicts[text]
+
+    def own(entries: Any) -> Any:
+        """The argument or result dictionaries without foreign attributes."""
+        return ir.ArrayAttr.get(
+            [ir.DictAttr.get({one.name: one.attr for one in each if not is_foreign(one.attr)}) for each in entries]
+        )
+
+    with context:
+        for operation in operations_in(module):
+            attributes = operation.attributes
+            for name in list(attributes):
+                if operation.name == "func.func" and name in ("arg_attrs", "res_attrs"):
+                    attributes[name] = own(attributes[name])
+                elif not (operation.name == CUSTOM_CALL and name.partition(".")[0] in READ) and is_foreign(
+                    _value(attributes, name)
+                ):
+                    del attributes[name]
+    # As text: the reader of bytecode ends the process at an unregistered type.
+    return parse_module(known, module.operation.get_asm(enable_debug_info=True, binary=True))
+
+
+def _value(attributes: Any, name: str) -> Any:
+    try:
+        return attributes[name]
+    except (TypeError, ValueError):  # complex numbers, which Python cannot represent
+        return ""
+
+
+def drop_declarations(module: Any) -> None:
+    """Removes top-level operations of other dialects that have no symbol name (`llvm.module_flags`)."""
+    for view in list(module.body.operations):
+        if not is_known(view.operation.name) and "sym_name" not in view.operation.attributes:
+            view.operation.erase()
+
+
+def refuse_foreign(module: Any, path: str) -> None:
+    """Raises `InputError` at the first operation that XLA does not accept."""
+    found = next((one for one in operations_in(module) if not is_known(one.name)), None)
+    if found is not None:
+        raise InputError(f"{found.name} is not StableHLO", where=place_of(found, path), hint=LOWER)
+
+
+def is_known(name: str) -> bool:
+    """True if XLA accepts operations of that name, or they are removed."""
+    return name.partition(".")[0] in DIALECTS or name in TAKEN
+
+
+def foreign_hint(message: str) -> str:
+    """A hint for a parser message about an unknown dialect; empty for other messages."""
+    if "quant" in message and UNREGISTERED in message:
+        return (
+            "quantized types are not known here: write them as integers and scales, "
+            "e.g. with stablehlo-legalize-quant-to-math"
+        )
+    if "not found for custom op" in message or UNREGISTERED in message:
+        return LOWER
+    return ""

@@ -1,23 +1,38 @@
-"""Evaluates integers that a program computes from constants and iotas alone.
-
-`arange(batch * beams) // beams`, with which beam searches index a batch, becomes twenty operations of JAX's floor
-division. Evaluating them shows the index's pattern.
-
-In: a value. Out: its elements, or None if it depends on an argument, is not of integers or booleans, is large,
-or is made by an unsupported operation.
+"""Integers that a program computes from constants and iotas alone, and what follows from them: branches that are
+always taken, and gathers that pick one element for each position of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.frontend.idle import numbers
-from toast_cli.xla import ir
+from toast_cli.frontend.inline import moved_out, numbers, replace_operation
+from toast_cli.program.ops import BROADCAST_IN_DIM
+from toast_cli.xla import (
+    PickedDimensions,
+    attributes_of,
+    create,
+    ir,
+    picked_dimensions,
+    run_passes,
+    splat_number,
+    terminator,
+    walk_ops,
+    with_picked_dimensions,
+)
+from toast_cli.xla.build import Builder
+
+# ---------------------------------------------------------------- known integers
+# Evaluates integers that a program computes from constants and iotas alone.
+#
+# `arange(batch * beams) // beams`, with which beam searches index a batch, becomes twenty operations of JAX's floor
+# division. Evaluating them shows the index's pattern.
 
 # Limits: operations evaluated for one value, and elements of the largest array among them.
 MOST_OPERATIONS = 64
@@ -203,3 +218,287 @@ _COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
     "stablehlo.or": _elementwise(np.bitwise_or),
     "stablehlo.not": _elementwise(np.invert),
 }
+
+
+# ---------------------------------------------------------------- branches that are always taken
+# Removes conditionals with a constant predicate, which a `lax.cond` on a Python bool leaves (optax's `MultiSteps`
+# decides that way whether to skip an update).
+#
+# XLA inlines the branch before it partitions, so its operations fuse with those around them; the cost model would
+# count the conditional's results as separate arrays.
+#
+# Unread results of other conditionals (the forward pass of a gradient) become zeros: XLA's partitioner would still
+# compute and communicate them.
+
+DROP_UNREAD = "func.func(trivial-dce)"
+CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
+CONDITIONALS = frozenset({CASE, IF})
+DECIDED = CONDITIONALS | {SELECT}
+MULTIPLY = "stablehlo.multiply"
+ZERO_PRODUCTS = frozenset({MULTIPLY, "stablehlo.remainder"})  # what `jax.random.randint` is made of
+
+
+def take_known_branches(module: Any) -> None:
+    """Inlines the known branches, inner conditionals first, since these may decide outer ones."""
+    decided = 0
+    for operation in walk_ops(module, *DECIDED, inner_first=True):
+        number = constant_number(operation.operands[0])
+        if number is not None:
+            replace_operation(operation, outcome(operation, number))
+            decided += 1
+    if decided:
+        run_passes(module, DROP_UNREAD)
+
+
+def drop_zero_products(module: Any) -> None:
+    """Replaces integer products that have a factor known to be zero by that factor, and drops what only they needed.
+
+    XLA simplifies them before it partitions. `jax.random.randint` over a span of a power of two draws twice the bits it
+    uses and multiplies half of them by zero, so a sharding stated on those bits would be lost.
+    """
+    dropped = 0
+    for operation in walk_ops(module, MULTIPLY):
+        if isinstance(operation.results[0].type.element_type, ir.IntegerType):
+            zero = next((factor for factor in operation.operands if is_zero(factor)), None)
+            if zero is not None:
+                replace_operation(operation, [zero])
+                dropped += 1
+    if dropped:
+        run_passes(module, DROP_UNREAD)
+
+
+def is_zero(factor: Any) -> bool:
+    """True if all elements of a value of integers are known to be zero."""
+    maker = factor.owner
+    scalar = maker.operands[0] if not isinstance(maker, ir.Block) and maker.name == BROADCAST_IN_DIM else factor
+    found = known_numbers(scalar)
+    return found is not None and not distinct(found)[0].any()
+
+
+def drop_unread_results(module: Any) -> None:
+    """Replaces conditional results that nothing reads by zeros, and drops the operations that only they needed."""
+    run_passes(module, DROP_UNREAD)
+    while empty_unread_results(module):  # each round has fewer left
+        run_passes(module, DROP_UNREAD)
+
+
+def empty_unread_results(module: Any) -> int:
+    """Replaces unread results of conditionals by zeros; returns their number."""
+    emptied = 0
+    for operation in walk_ops(module, CASE, IF):
+        unread = [k for k, result in enumerate(operation.results) if not list(result.uses) and is_array(result)]
+        for block in [region.blocks[0] for region in operation.regions] if unread else []:
+            last = terminator(block)
+            for k in unread:
+                if splat_number(last.operands[k]) != 0:
+                    kind = operation.results[k].type
+                    last.operands[k] = Builder.before(last).constant(0, str(kind.element_type), tuple(kind.shape))
+                    emptied += 1
+    return emptied
+
+
+def is_array(value: Any) -> bool:
+    """True for an array of integers or floating-point numbers, for which a constant can be made."""
+    kind = value.type
+    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.IntegerType | ir.FloatType)
+
+
+def outcome(operation: Any, number: int) -> list[Any]:
+    """Results of a conditional with the index, or predicate, `number`; moves the branch's operations in front of it."""
+    if operation.name == SELECT:
+        return [operation.operands[1 if number else 2]]
+    branches = list(operation.regions)
+    if operation.name == IF:
+        branch = branches[0 if number else 1]
+    else:  # an index out of range selects the last branch
+        branch = branches[number if 0 <= number < len(branches) else -1]
+    return moved_out(branch.blocks[0], operation)
+
+
+def constant_number(value: Any) -> int | None:
+    """The value of a splat of integers or booleans, if the program states it; looks through conversions and the clamp
+    of `lax.switch`."""
+    stated = splat_number(value)
+    if stated is not None:
+        return int(stated)
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return None
+    if owner.name == "stablehlo.convert":
+        inner = constant_number(owner.operands[0])
+        return inner if isinstance(value.type.element_type, ir.IntegerType) else None
+    if owner.name == "stablehlo.clamp":
+        low, number, high = (constant_number(operand) for operand in owner.operands)
+        return None if low is None or number is None or high is None else max(low, min(number, high))
+    return None
+
+
+# ---------------------------------------------------------------- indices that count the batch
+# Rewrites gathers and scatters that pick element `b` of a batch for position `b`, so that they have a batching
+# dimension.
+#
+# `take_along_axis` is written in two ways. JAX from 0.4.31 gives operand and indices a shared batching dimension.
+# Older versions, PyTorch/XLA and TensorFlow concatenate an iota (0, 1, 2, … along the batch dimension) to the index.
+# Devices then seem to gather rows from anywhere in the batch, so the loss of a language model, and everything after
+# it, could not be split along the batch.
+#
+# XLA's own passes flatten all indices (`[32, 128, 3]` becomes `[4096, 3]`) and keep the picked dimensions of slices,
+# of size 1. For an index with an iota, both are undone first.
+
+PICKS = ("stablehlo.gather", "stablehlo.scatter")
+
+Part = tuple[Any, int]  # a value, and its size along the index vector dimension
+
+
+def share_batches(module: Any) -> None:
+    """Rewrites every gather and scatter of which a component of the index is an iota."""
+    with module.context, ir.Location.unknown():
+        for operation in walk_ops(module, *PICKS):
+            share_batch(spread(operation))
+
+
+def spread(operation: Any) -> Any:
+    """The gather or scatter with its indices in their shape before flattening, if a component of them is an iota; else
+    the operation given."""
+    name = "dimension_numbers" if operation.name == PICKS[0] else "scatter_dimension_numbers"
+    attribute = operation.attributes[name]
+    picked = picked_dimensions(attribute)
+    gathers = operation.name == PICKS[0]
+    place = 1 if gathers else len(operation.operands) // 2
+    indices = operation.operands[place]
+    arrays = list(operation.results) if gathers else list(operation.operands)[place + 1 :]
+    row = indices.owner
+    if isinstance(row, ir.Block) or row.name != "stablehlo.reshape" or picked.vector != 1 or picked.batching:
+        return operation
+    *batch, width = ir.RankedTensorType(row.operands[0].type).shape or [0]
+    sizes = ir.RankedTensorType(arrays[0].type).shape[1:]
+    if [prod(batch), width] != list(indices.type.shape) or picked.slices != tuple(range(1, len(sizes) + 1)):
+        return operation
+    if all(counts_along(part) is None for part, _ in _parts(row.operands[0], len(batch))):
+        return operation
+    sliced = [d for d in range(operation.operands[0].type.rank) if d not in picked.single]
+    gone = [d for d, size in zip(sliced, sizes, strict=True) if size == 1 and d in picked.mapped]
+    kept = [size for d, size in zip(sliced, sizes, strict=True) if d not in gone]
+    after = replace(
+        picked,
+        slices=tuple(range(len(batch), len(batch) + len(kept))),
+        single=tuple(sorted([*picked.single, *gone])),
+        vector=len(batch),
+    )
+    kinds = [ir.RankedTensorType.get([*batch, *kept], array.type.element_type) for array in arrays]
+    attributes, build = attributes_of(operation), Builder.before(operation)
+    attributes[name] = with_picked_dimensions(attribute, after)
+    if not gathers:
+        operation.attributes[name] = attributes[name]
+        operation.operands[place] = row.operands[0]
+        for k, (array, kind) in enumerate(zip(arrays, kinds, strict=True)):
+            operation.operands[place + 1 + k] = build.reshape(array, tuple(kind.shape))
+        return operation
+    (found,) = create(operation.name, [operation.operands[0], row.operands[0]], kinds, attributes, operation)
+    replace_operation(operation, [build.reshape(found, tuple(arrays[0].type.shape))])
+    return found.owner.operation
+
+
+def share_batch(operation: Any) -> None:
+    """Turns the iota components of the index into batching dimensions, in place."""
+    name = "dimension_numbers" if operation.name == PICKS[0] else "scatter_dimension_numbers"
+    attribute = operation.attributes[name]
+    picked = picked_dimensions(attribute)
+    place = 1 if operation.name == PICKS[0] else len(operation.operands) // 2
+    indices = operation.operands[place]
+    parts = _parts(indices, picked.vector)
+    if len(parts) != len(picked.mapped) or any(width != 1 for _, width in parts):
+        return
+    counted = _counted(operation, picked, [value for value, _ in parts])
+    if len(counted) == len(parts):  # not all compilers accept an index without components
+        whole = _in_place(operation, picked, dict(counted.values())) if operation.name == PICKS[0] else None
+        if whole is not None:
+            replace_operation(operation, [whole])
+            return
+        counted.popitem()
+    if not counted:
+        return
+    left = [value for k, (value, _) in enumerate(parts) if k not in counted]
+    pairs = sorted([*zip(picked.batching, picked.counted, strict=True), *counted.values()])
+    after = replace(
+        picked,
+        single=tuple(d for d in picked.single if d not in {d for d, _ in counted.values()}),
+        batching=tuple(d for d, _ in pairs),
+        counted=tuple(d for _, d in pairs),
+        mapped=tuple(d for k, d in enumerate(picked.mapped) if k not in counted),
+    )
+    operation.operands[place] = Builder.before(operation).concatenate(left, picked.vector)
+    operation.attributes[name] = with_picked_dimensions(attribute, after)
+
+
+def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> Any | None:
+    """A transpose of the operand that replaces a gather of which every index component is an iota. None if slices are
+    not whole, and if the operand is an argument: the rows of a table of positions are those of a weight, whose gradient
+    is scattered, and not the positions of a sequence.
+
+    along: dimension of the operand -> the dimension of the indices whose iota indexes it.
+    """
+    source = gather.operands[0]
+    while not isinstance(source.owner, ir.Block) and source.owner.name == "stablehlo.convert":
+        source = source.owner.operands[0]
+    if isinstance(source.owner, ir.Block):
+        return None
+    shape = list(ir.RankedTensorType(gather.operands[0].type).shape)
+    result = ir.RankedTensorType(gather.results[0].type)
+    slices, batch = iter(picked.slices), [d for d in range(result.rank) if d not in picked.slices]
+    places = []
+    for dim, (size, taken) in enumerate(zip(shape, numbers(gather, "slice_sizes"), strict=True)):
+        if dim in along:
+            places.append(batch[along[dim] - (along[dim] > picked.vector)])
+        elif size == taken and dim not in picked.single + picked.batching:
+            places.append(next(slices))
+        else:
+            return None
+    return Builder.before(gather).broadcast(gather.operands[0], tuple(result.shape), places)
+
+
+def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict[int, tuple[int, int]]:
+    """Index component (by number) -> the operand's dimension that it indexes, and the indices'
+    dimension of its iota."""
+    shape = ir.RankedTensorType(operation.operands[0].type).shape
+    found: dict[int, tuple[int, int]] = {}
+    taken = set(picked.counted)
+    for k, (part, dim) in enumerate(zip(parts, picked.mapped, strict=True)):
+        along = counts_along(part)
+        if along is None or along in taken or along == picked.vector or dim not in picked.single:
+            continue
+        if ir.RankedTensorType(part.type).shape[along] == shape[dim]:
+            found[k] = (dim, along)
+            taken.add(along)
+    return found
+
+
+def _parts(indices: Any, vector: int) -> list[Part]:
+    """The pieces that are concatenated along the index vector dimension."""
+    owner = indices.owner
+    shape = ir.RankedTensorType(indices.type).shape
+    if vector >= len(shape):
+        return []
+    if isinstance(owner, ir.Block) or owner.name != "stablehlo.concatenate":
+        return [(indices, shape[vector])]
+    if int(ir.IntegerAttr(owner.attributes["dimension"]).value) != vector:
+        return []
+    return [part for piece in owner.operands for part in _parts(piece, vector)]
+
+
+def counts_along(value: Any) -> int | None:
+    """The dimension along which a value is an iota (0, 1, 2, …); None if there is none.
+
+    A dimension of one element does not qualify.
+    """
+    elements = known_numbers(value)
+    if elements is None or elements.dtype == bool:
+        return None
+    for dim, size in enumerate(elements.shape):
+        if size < 2 or not elements.strides[dim]:  # all alike, and maybe too many to count
+            continue
+        counted = np.arange(size).reshape([-1 if d == dim else 1 for d in range(elements.ndim)])
+        found, wanted = distinct(elements, counted)
+        if np.array_equal(found, wanted):
+            return dim
+    return None

@@ -1,24 +1,38 @@
-"""The frontend from end to end: bytes, module, normalised module, rules, Program."""
+"""The frontend from end to end: bytes, module, normalised module, rules, `Program`.
+
+Every file is parsed, normalised and given Shardy's rules in a child process first, because the compiler's libraries
+end the process on some that are damaged or hostile. The child returns the normalised module as bytecode, and as JSON
+what was removed from the module. Values and operations are numbered in the order of a walk of the entry function,
+which is the same on both sides.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
+from toast_cli import xla
+from toast_cli.base.children import MEMORY, ChildError, in_child
+from toast_cli.base.files import TEXT_BYTES, read_file, text_of
 from toast_cli.errors import InputError
-from toast_cli.frontend.annotations import meshes_of
+from toast_cli.frontend.attributes import first_error
 from toast_cli.frontend.constraints import axes_on, check_manual_axes, constraints_on
-from toast_cli.frontend.handover import load_module
-from toast_cli.frontend.name_stack import scope_parts
-from toast_cli.frontend.places import place_text
+from toast_cli.frontend.convert import strings_are_text
+from toast_cli.frontend.formats import hint_for, parse_here, read_bytes, recognise, source_name
+from toast_cli.frontend.normalise import Normalised, normalise
+from toast_cli.frontend.places import place_text, scope_parts
+from toast_cli.frontend.shardings import AnnotatedSharding, Kept, meshes_of
 from toast_cli.frontend.source import Source, read_source
-from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 from toast_cli.kernels.table import Table
 from toast_cli.program.model import Program
-from toast_cli.program.pins import NO_PINS, Pins
+from toast_cli.program.names import NO_PINS, Pins
 from toast_cli.program.roles import views
+from toast_cli.xla import ir
 
 
 def load(
@@ -126,3 +140,177 @@ def _places(source: Source) -> dict[tuple[Any, int], tuple[int, int]]:
             use = source.use(number, position)
             places[use.operation, use.operand] = (number, position)
     return places
+
+
+# ---------------------------------------------------------------- the child
+# Reads a program in one child process: a file's content goes in, a module that is safe to work with comes out.
+#
+# Every file is parsed, normalised and given Shardy's rules in a child first, because the compiler's libraries end the
+# process on some that are damaged or hostile. The child returns the normalised module as bytecode, and as JSON what
+# was removed from the module. Values and operations are numbered in the order of a walk of the entry function, which
+# is the same on both sides.
+
+SIZE = struct.Struct("<q")  # of the JSON at the head of a message
+T = TypeVar("T")
+# A child's limits: seconds of processor time, plus one for so many bytes of the program; and bytes of memory for each
+# byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
+BASE_SECONDS = 60
+BYTES_PER_SECOND = 50_000
+MEMORY_PER_BYTE = 200
+ROOM = "is there memory for one more Python process, and do `ulimit -u` and `ulimit -f` allow it and its answer?"
+# Message and hint for a program whose child ended without an answer.
+TOO_LONG = ("reading it takes too long", "write repeated layers as a loop (`jax.lax.scan`)")
+TOO_LARGE = (
+    "reading it takes too much memory",
+    "is the file intact? Sizes of windows and constants are the likeliest to be wrong",
+)
+
+
+def load_module(
+    path: str, *, keep_shardings: bool = False, content: bytes | None = None, kernels: Table | None = None
+) -> Normalised:
+    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or in `content` if given.
+
+    Raises `InputError` saying where and what to try, also when the child dies.
+    """
+    data = read_bytes(path) if content is None else content
+    facts, module = _ask("normalised_here", data, source_name(path), keep_shardings, kernels)
+    operations = operations_of(module) if facts["kept"] or facts["pins"] else []
+    kept, pins = (tuple(_received(one, operations) for one in facts[name]) for name in ("kept", "pins"))
+    axes = {int(number): tuple(names) for number, names in facts["argument_axes"].items()}
+    mesh = tuple((name, size) for name, size in facts["own_mesh"])
+    return Normalised(module, kept, pins, tuple(facts["notices"]), axes, mesh, facts["format"])
+
+
+def parse(data: bytes, where: str) -> tuple[str, Any]:
+    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, as it is.
+
+    Raises `InputError` at `where` (with line and column for text) with the first thing that is wrong.
+    """
+    facts, module = _ask("parsed_here", data, where)
+    return facts["format"], module
+
+
+def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str, Any], Any]:
+    seconds, memory = BASE_SECONDS + len(data) // BYTES_PER_SECOND, MEMORY + len(data) * MEMORY_PER_BYTE
+    try:
+        answer = in_child(f"toast_cli.frontend.loading:{task}", data, where, *arguments, seconds=seconds, memory=memory)
+    except ChildError as error:
+        if not error.of_input:
+            what = f"the program was not read, because of the process that reads programs: {error.reason}"
+            raise InputError(what, where=where, hint=ROOM) from None
+        damaged = ("the program is damaged", hint_for(recognise(data)))
+        what, hint = {None: damaged, "time": TOO_LONG, "memory": TOO_LARGE}[error.limit]
+        raise InputError(f"{what}: {error.reason}", where=where, hint=hint) from None
+    (size,) = SIZE.unpack_from(answer)
+    facts = json.loads(answer[SIZE.size : SIZE.size + size])
+    return facts, xla.parse_module(xla.make_context(), answer[SIZE.size + size :])
+
+
+def _received(facts: dict[str, Any], operations: list[Any]) -> Kept:
+    axes = facts["axes"]
+    sharding = AnnotatedSharding(
+        None if axes is None else tuple(None if names is None else tuple(names) for names in axes),
+        tuple((name, size) for name, size in facts["mesh"]),
+        facts["gspmd"],
+        frozenset(facts["open"]),
+        facts["single"],
+    )
+    uses = tuple((operations[number], operand) for number, operand in facts["uses"])
+    return Kept(_value_at(facts["value"], operations), sharding, uses, facts["origin"])
+
+
+def _value_at(place: tuple[int, int, int], operations: list[Any]) -> Any:
+    number, region, position = place
+    operation = operations[number]
+    return operation.results[position] if region < 0 else operation.regions[region].blocks[0].arguments[position]
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def parsed_here(data: bytes, where: str) -> bytes:
+    """A program's format and bytecode, serialised."""
+    form, module = _located(where, lambda: parse_here(data, where))
+    return _message({"format": form}, xla.write_bytecode(module))
+
+
+def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> bytes:
+    """A normalised program, serialised: format, notices, shardings and bytecode.
+
+    This also tries the parent's next steps, in which jaxlib may end the process: populating Shardy's rules, and reading
+    operations if a name is not valid UTF-8.
+    """
+    form, module = _located(where, lambda: parse_here(data, where))
+    if b"reduce_window" in data:
+        _refuse_windows_of_arrays(module, where)
+    outcome = _located(where, lambda: normalise(module, where, keep_shardings, kernels))
+    numbers: dict[Any, int] = {}
+    if outcome.kept or outcome.pins:
+        numbers = {operation: number for number, operation in enumerate(operations_of(outcome.module))}
+    facts = {
+        "format": form,
+        "notices": outcome.notices,
+        "kept": [_sent(one, numbers) for one in outcome.kept],
+        "pins": [_sent(one, numbers) for one in outcome.pins],
+        "argument_axes": outcome.argument_axes,
+        "own_mesh": outcome.own_mesh,
+    }
+    bytecode = xla.write_bytecode(outcome.module)
+    if strings_are_text(bytecode):
+        _located(where, lambda: xla.run_passes(outcome.module, "func.func(sdy-populate-op-sharding-rules)"))
+    else:
+        _located(where, lambda: read_source(where, form, outcome.module))
+    return _message(facts, bytecode)
+
+
+def _located(where: str, work: Callable[[], T]) -> T:
+    """Calls `work` and turns jaxlib's errors into `InputError`s."""
+    try:
+        return work()
+    except RecursionError:
+        raise InputError("the program is nested too deeply", where=where, hint="is the file intact?") from None
+    except (ir.MLIRError, RuntimeError) as error:
+        raise InputError(first_error(error)[1], where=where, hint="is the file intact?") from None
+
+
+def _refuse_windows_of_arrays(module: Any, where: str) -> None:
+    """Raises `InputError` for a `reduce_window` whose initial value is not a scalar: StableHLO's verifier reads out of
+    bounds there, and may end the process."""
+    for operation in xla.walk_ops(module, "stablehlo.reduce_window"):
+        if any(start.type.rank for start in list(operation.operands)[len(operation.operands) // 2 :]):
+            what = "a reduce_window starts at an array, not a scalar"
+            raise InputError(what, where=where, hint="is the file intact?")
+
+
+def _message(facts: dict[str, Any], bytecode: bytes) -> bytes:
+    head = json.dumps(facts).encode()
+    return SIZE.pack(len(head)) + head + bytecode
+
+
+def operations_of(module: Any) -> list[Any]:
+    """The operations of the entry function, itself included, in program order."""
+    return xla.operations_in(next(op for op in module.body.operations if op.operation.name == "func.func"))
+
+
+def _sent(kept: Kept, numbers: dict[Any, int]) -> dict[str, Any]:
+    sharding = kept.sharding
+    return {
+        "value": _place_of_value(kept.value, numbers),
+        "uses": [(numbers[operation], operand) for operation, operand in kept.uses],
+        "origin": kept.origin,
+        "axes": sharding.axes,
+        "mesh": sharding.mesh,
+        "gspmd": sharding.gspmd,
+        "open": sorted(sharding.open_dims),
+        "single": sharding.single_device,
+    }
+
+
+def _place_of_value(value: Any, numbers: dict[Any, int]) -> tuple[int, int, int]:
+    """(operation, region, position) of a block argument; (operation, -1, position) of a result."""
+    if not isinstance(value, ir.BlockArgument):
+        return numbers[value.owner.operation], -1, value.result_number
+    holder = value.owner.owner.operation
+    region = next(k for k, one in enumerate(holder.regions) if one.blocks[0] == value.owner)
+    return numbers[holder], region, value.arg_number

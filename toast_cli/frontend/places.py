@@ -1,18 +1,14 @@
-"""Converts an operation's location to a readable place in the user's source.
-
-In: an MLIR location as text. Out: its stack of frames, and the place to show: the innermost frame outside
-installed packages, with its function and the function called there: `model.py:28 Block.__call__ → MultiHeadAttention`.
-The name stack follows in parentheses, as `op_path` shortens it.
+"""Places in the user's source: an operation's location as text in; the stack of frames, the place to show, and the JAX
+name stack (pass, scopes, op) out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from toast_cli.frontend.name_stack import op_path
-from toast_cli.printable import printable
+from toast_cli.base.units import printable
 
 # Frames to show: the user's innermost one, or the whole stack.
 USERS, ALL = "user", "all"
@@ -103,3 +99,114 @@ def _function(name: str) -> str:
     """`build.<locals>.Block.__call__` -> `Block.__call__`; "" for a module's top level and for lambdas."""
     last = name.rpartition("<locals>.")[2]
     return "" if last in _UNNAMED else last
+
+
+# ---------------------------------------------------------------- name stacks
+# Parses a JAX name stack: the pass (forward, backward) that an op runs in, the user's scopes, and the op's name.
+#
+# JAX writes `jit(step)/transpose(jvp(layer_0))/while/body/checkpoint/rematted_computation/mlp/dot_general`. Reports
+# show `remat layer_0/mlp/dot_general`: the other parts are transformations and control flow, which JAX puts on the
+# stack. A stack also names modules (layers), as `jax.named_scope`, Flax and Haiku leave them.
+
+# Passes: forward, backward, and rematerialisation.
+FORWARD, BACKWARD, REMATERIALISED = "fwd", "bwd", "remat"
+
+_WRAPPED = re.compile(r"(\w*)\((.*)\)", re.DOTALL)
+_FUNCTIONS = frozenset({"jit", "pjit", "xla_call", "core_call"})  # jit(silu): a function, not a module
+# Names that JAX itself puts on the stack.
+_STRUCTURE = frozenset(
+    {"", "~", "while", "body", "cond", "scan", "closed_call", "checkpoint", "remat", "remat2", "pjit", "jit",
+     "rematted_computation", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map"}
+)  # fmt: skip
+_BRANCH = re.compile(r"branch_\d+_fun")
+
+_NUMBER = re.compile(r"\d+")
+# The number of a layer: the 3 of `layer_3`, of `layers.3`, of `layers[3]`, of `h['3']`, of `h/3`.
+_LAYER = re.compile(r"(?<=[\[_./'])\d+(?![A-Za-z\d])")
+
+
+def op_path(stack: str) -> str:
+    """`jit(step)/transpose(jvp(layer_0))/mlp/dot_general` -> `bwd layer_0/mlp/dot_general`.
+
+    All reports show name stacks in this form. Empty if the stack names only the lowered function.
+    """
+    scopes, op = scope_parts(stack)
+    path = "/".join([*scopes, *([op] if op else [])])
+    return " ".join(filter(None, (pass_of(stack), path)))
+
+
+def pass_of(stack: str) -> str:
+    """`fwd`, `bwd` or `remat`; empty for an op outside differentiation."""
+    if "rematted_computation" in stack:
+        return REMATERIALISED
+    if "transpose(" in stack:
+        return BACKWARD
+    return FORWARD if "jvp(" in stack else ""
+
+
+def scope_parts(stack: str) -> tuple[list[str], str]:
+    """The user's names on a stack, the outermost first, and the op at its end; the op is empty if the stack ends in a
+    function."""
+    parts = _split(stack)
+    op = "" if _WRAPPED.fullmatch(parts[-1]) else parts.pop()
+    return [name for name in _unwrapped(parts) if name not in _STRUCTURE and not _BRANCH.fullmatch(name)], op
+
+
+def _split(stack: str) -> list[str]:
+    """Splits a stack at slashes outside parentheses."""
+    parts, depth = [""], 0
+    for character in stack:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "/" and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _unwrapped(parts: Iterable[str]) -> Iterator[str]:
+    """`transpose(jvp(Net/layer))` -> `Net`, `layer`; empty for `jit(f)`.
+
+    `jax.checkpoint` names a scope twice, as `transpose(jvp(Net))/jvp(Net)`: the second one is left out.
+    """
+    before: list[str] = []
+    for part in parts:
+        wrapped = _WRAPPED.fullmatch(part)
+        if wrapped is None:
+            before = []
+            yield part
+        elif wrapped[1] not in _FUNCTIONS:
+            inside = list(_unwrapped(_split(wrapped[2])))
+            yield from inside if inside != before else ()
+            before = inside
+
+
+def scopes_of(stack: str) -> tuple[str, ...]:
+    """Names of modules on a name stack, the outermost first, without the op at its end.
+
+    A number is joined to the name before it: `h/3`.
+    """
+    found: list[str] = []
+    for name in scope_parts(stack)[0]:
+        if "->" in name:
+            continue
+        if found and _NUMBER.fullmatch(name):
+            found[-1] = f"{found[-1]}/{name}"
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def folded(path: Iterable[str]) -> tuple[str, ...]:
+    """The path with layer numbers replaced: `layer_3` -> `layer_*`."""
+    return tuple(_LAYER.sub("*", name) for name in path)
+
+
+def common_start(paths: Iterable[tuple[str, ...]]) -> int:
+    """Length of the common prefix of all paths, which leaves each at least one name."""
+    every = list(paths)
+    if not every:
+        return 0
+    least, most = min(every), max(every)
+    shortest = min(len(least), len(most), min(map(len, every)) - 1)
+    return next((k for k in range(max(shortest, 0)) if least[k] != most[k]), max(shortest, 0))

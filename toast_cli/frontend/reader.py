@@ -14,15 +14,11 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from toast_cli.base.units import printable
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.annotations import FRONTEND
-from toast_cli.frontend.diagnostics import place_of
-from toast_cli.frontend.effects import is_placed
-from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, manual_axes
-from toast_cli.frontend.flops import op_flops
-from toast_cli.frontend.hlo_names import restored_paths
-from toast_cli.frontend.ragged_dots import ragged_rule
+from toast_cli.frontend.attributes import is_placed, place_of
+from toast_cli.frontend.constraints import devices_of, exchanges_of, leaves_axes, manual_axes
 from toast_cli.frontend.rules import (
     STATED_OTHERWISE,
     ShardyRules,
@@ -30,22 +26,22 @@ from toast_cli.frontend.rules import (
     concatenation_rule,
     free_rule,
     identity_rule,
+    op_flops,
     partitioner_rule,
+    ragged_rule,
     region_rule,
     replicated_rule,
     table_rule,
+    windows_of,
 )
-from toast_cli.frontend.shardings import MANUAL_REGION
+from toast_cli.frontend.shardings import FRONTEND, MANUAL_REGION
 from toast_cli.frontend.trips import trip_count, trip_limit
-from toast_cli.frontend.windows import windows_of
 from toast_cli.kernels.describe import hand_written
 from toast_cli.kernels.table import suggestion
-from toast_cli.printable import printable
-from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, only_moves
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, OP_KINDS, RAGGED_DOT, RESULT, kind_of
-from toast_cli.program.rematerialised import with_sums_whole
 from toast_cli.program.roles import with_donated_buffers
+from toast_cli.program.values import TO_DEVICE, TO_HOST, only_moves, with_sums_whole
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
@@ -420,3 +416,61 @@ def _each(function: Any, name: str, count: int) -> list[Any]:
     """The dictionary of each argument or result; empty ones if the function has none."""
     attributes = function.attributes
     return list(attributes[name]) if name in attributes else [{}] * count
+
+
+# ---------------------------------------------------------------- paths from HLO names
+# Restores paths of arguments from HLO names: XLA replaces each sign that is no letter, digit or underscore by `_`.
+#
+# XLA appends a number to every name. A dot right behind the argument's own name cannot be distinguished from an
+# underscore in it: `state.params['w']` comes back as `state_params['w']`.
+
+_NUMBER = re.compile(r"\.\d+$")
+_WORDS = r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*"
+_ARGUMENT = re.compile(rf"(?=[A-Za-z]){_WORDS}")
+# A key, an index, or an attribute in HLO's form, and its restored form.
+_STEPS = (
+    (re.compile(rf"__({_WORDS})__"), "['{}']"),
+    (re.compile(r"_(\d+)_"), "[{}]"),
+    (re.compile(rf"(?<=_)_(?=[A-Za-z])({_WORDS})"), ".{}"),
+)
+# Underscores that replace several signs of a key that is not a word: `output_projection/~/w`.
+_MANY = re.compile(r"(?<=[A-Za-z0-9])_{3,}(?=[A-Za-z0-9])")
+MOST = 400  # names longer than this are left as they are
+
+
+def restored_paths(names: list[str]) -> list[str]:
+    """The paths that names were made from, or the words in a name if its path is ambiguous. Returns the names unchanged
+    if they are not HLO's or if two paths would be equal."""
+    if not all(_NUMBER.search(name) for name in names):
+        return names
+    bare = [_NUMBER.sub("", name) for name in names]
+    paths = [restored_path(short) or _words(short) or name for short, name in zip(bare, names, strict=True)]
+    return paths if len(set(paths)) == len(set(names)) else names
+
+
+def restored_path(name: str) -> str | None:
+    """The path that a name was made from; None if there is none."""
+    whole = _ARGUMENT.match(name) if len(name) <= MOST else None
+    ends = [] if whole is None else [end for end in range(whole.end(), 0, -1) if _ARGUMENT.fullmatch(name, 0, end)]
+    dead: set[int] = set()
+    return next((name[:end] + rest for end in ends if (rest := _steps(name, end, dead)) is not None), None)
+
+
+def _words(name: str) -> str:
+    """`output_projection____w__` -> `output_projection/w`; empty for other names."""
+    return _MANY.sub("/", name).strip("_") if _MANY.search(name) else ""
+
+
+def _steps(name: str, start: int, dead: set[int]) -> str | None:
+    """The path of the name from `start` on; None if it cannot be restored. dead: positions known to fail."""
+    if start == len(name):
+        return ""
+    if start in dead:
+        return None
+    for pattern, form in _STEPS:
+        for end in range(len(name), start, -1):
+            found = pattern.fullmatch(name, start, end)
+            if found and (rest := _steps(name, end, dead)) is not None:
+                return form.format(found[1]) + rest
+    dead.add(start)
+    return None

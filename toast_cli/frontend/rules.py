@@ -1,22 +1,41 @@
-"""Op rules: Shardy's, read off the attribute it populates, and a small table for ops without a Shardy rule.
-
-In: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Out: a `Rule`, or None for an unknown op. Equal
-rules are mostly one object, since later steps look them up once for each op.
+"""Facts about one op that depend on its attributes: its sharding rule (Shardy's, or one from a small table), its
+arithmetic, the windows it reads, and the groups of a ragged product.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log2, prod
 from typing import Any
 
+import numpy as np
+
 from toast_cli import xla
-from toast_cli.program.disjoint_set import DisjointSets
-from toast_cli.program.model import Op, Program, Rule, ValueFactors
-from toast_cli.program.ops import BLOCK_SCALED_DOT, CONVOLUTION, DYNAMIC_UPDATE_SLICE, PAD, RESHAPE, SLICE, kind_of
-from toast_cli.xla import ir
+from toast_cli.frontend import attributes as foreign
+from toast_cli.program.model import Op, Program, Rule, ValueFactors, Window
+from toast_cli.program.ops import (
+    BLOCK_SCALED_DOT,
+    CONVOLUTION,
+    CUSTOM_CALL,
+    DYNAMIC_UPDATE_SLICE,
+    PAD,
+    RAGGED_DOT,
+    RESHAPE,
+    SCATTER,
+    SLICE,
+    kind_of,
+)
+from toast_cli.program.values import DisjointSets
+from toast_cli.xla import create, ir
+
+# ---------------------------------------------------------------- sharding rules
+# Op rules: Shardy's, read off the attribute it populates, and a small table for ops without a Shardy rule.
+#
+# Equal rules are mostly one object, since later steps look them up once for each op.
 
 # Custom calls that act on the minor dimensions alone; every leading dimension is a batch: target -> minor dimensions.
 BATCHED_CUSTOM_CALLS = {
@@ -269,3 +288,345 @@ def _repeated(names: Iterable[Dimension]) -> Iterator[Dimension]:
         if name in seen:
             yield name
         seen.add(name)
+
+
+# ---------------------------------------------------------------- arithmetic
+# Arithmetic operations of one op, on unsharded shapes, as XLA's HloCostAnalysis counts them (a multiply-add is 2).
+#
+# Data movement counts 0.
+
+Shape = tuple[int, ...]
+
+# Elementwise ops that take several vector operations per element: a TPU's extended unary unit takes one register a
+# cycle beside four arithmetic units, a GPU has 16 special function units for 128 f32 lanes. They matter only if such
+# ops outweigh memory traffic, which is rare.
+SLOW = 4.0
+
+# Factorizations that StableHLO leaves to libraries (LAPACK, cuSOLVER, XLA's own for TPUs): arithmetic operations over
+# m n min(m, n) of an m x n matrix, vectors included (Golub, Van Loan, Matrix Computations, 4th edition).
+_FACTORIZATION = re.compile(
+    r"(?:lapack|cusolver|cublas|hipsolver|hipblas|magma)_[a-z]*?(potrf|getrf|geqrf|orgqr|ungqr|sytrd|hetrd|gehrd|syev|"
+    r"heev|gesdd|gesvd|geev|gees|trsm)|(Cholesky|LuDecomposition|Qr|ProductOfElementaryHouseholderReflectors|Eigh)$"
+)
+_RATIOS = {
+    "potrf": 1 / 3, "Cholesky": 1 / 3, "getrf": 2 / 3, "LuDecomposition": 2 / 3, "geqrf": 4 / 3, "orgqr": 4 / 3,
+    "ungqr": 4 / 3, "Qr": 4 / 3, "ProductOfElementaryHouseholderReflectors": 4 / 3, "sytrd": 10 / 3, "hetrd": 10 / 3,
+    "gehrd": 10 / 3, "syev": 9.0, "heev": 9.0, "Eigh": 9.0, "gesdd": 26.0, "gesvd": 26.0, "geev": 25.0, "gees": 25.0,
+}  # fmt: skip
+
+
+def op_flops(op: Any, name: str, operands: list[Shape], results: list[Shape], rule: Rule) -> float:
+    """Arithmetic operations of one execution of `op`. name: of the op, or of a custom call's target."""
+    if name == CUSTOM_CALL:
+        return library_flops(foreign.text(op.attributes, "call_target_name", str) or "", operands)
+    kind = kind_of(name)
+    if not results or kind.computes_nothing:
+        return 0.0
+    out = float(prod(results[0]))
+    if name == RAGGED_DOT:
+        return ragged_flops(op, rule)
+    if kind.contraction:
+        return 2.0 * prod(rule.sizes)
+    if kind.convolution:
+        return convolution_flops(op, operands, results[0])
+    if name == "stablehlo.reduce_window":
+        return out * float(prod(op.attributes["window_dimensions"]))
+    if kind.reduction:
+        return float(prod(operands[0]))
+    if name == SCATTER:
+        return float(prod(operands[-1]))
+    if name in ("stablehlo.sort", "chlo.top_k"):
+        elements = float(prod(operands[0]))
+        return elements * max(1.0, log2(max(2.0, elements)))
+    if name == "stablehlo.fft":
+        return 5.0 * out * log2(max(2, prod(op.attributes["fft_length"])))
+    if name in ("stablehlo.cholesky", "stablehlo.triangular_solve"):
+        return out * operands[0][-1]
+    return SLOW * out if kind.transcendental or kind.division else out
+
+
+def library_flops(target: str, operands: list[Shape]) -> float:
+    """Arithmetic operations of a library's factorization or triangular solve; 0 for other custom calls.
+
+    Args:
+        operands: the first is [..., m, n]; of a triangular solve [..., n, n], and the second the right-hand sides.
+    """
+    found = _FACTORIZATION.match(target)
+    if found is None or not operands or len(operands[0]) < 2:
+        return 0.0
+    name, (*batch, m, n) = found[found.lastindex or 0], operands[0]
+    if name == "trsm":
+        return float(n * prod(operands[1]))
+    return _RATIOS[name] * prod(batch) * m * n * min(m, n)
+
+
+def convolution_flops(op: Any, operands: list[Shape], result: Shape) -> float:
+    """2 x batch x output features x input features per group x valid (output, kernel) position pairs per spatial
+    dimension.
+    """
+    _, rhs, out = convolution_dims(op)
+    features = operands[1][rhs.index("i")]
+    flops = 2.0 * result[out.index("b")] * result[out.index("f")] * features
+    for window in convolution_windows(op, operands, result):
+        flops *= _valid_pairs(window)
+    return flops
+
+
+def _valid_pairs(window: Window) -> int:
+    """Pairs (output position, kernel position) of one spatial dimension that read a real element, not padding or a
+    hole.
+    """
+    pairs = window.outputs * window.size
+    if pairs > 4_000_000:  # a window as wide as the array: counting pair by pair is too slow
+        return pairs // window.dilation
+    starts = np.arange(window.outputs)[:, None] * window.stride - window.low
+    places = starts + np.arange(window.size)[None, :] * window.spread
+    inside = (places >= 0) & (places < (window.inputs - 1) * window.dilation + 1) & (places % window.dilation == 0)
+    return int(np.count_nonzero(inside))
+
+
+# ---------------------------------------------------------------- windows
+# Reads windows: which elements of the operand an element of a convolution, a pooling, a slice or a pad depends on.
+
+_DIM_NUMBERS = re.compile(r"#stablehlo\.conv<\[(.*?)\]x\[(.*?)\]->\[(.*?)\]>")
+
+
+def windows_of(op: Any, name: str, operands: list[Shape], results: list[Shape]) -> tuple[Window, ...]:
+    """The windows of an op; empty for an op of another kind."""
+    read = _READERS.get(name)
+    return tuple(w for w in read(op, operands, results[0]) if _does_something(w)) if read else ()
+
+
+def convolution_dims(op: Any) -> tuple[list[str], list[str], list[str]]:
+    """Dimensions of image, kernel and result of a convolution, in order: b, f, i, o, or the number of a spatial one."""
+    found = _DIM_NUMBERS.search(str(op.attributes["dimension_numbers"]))
+    lhs, rhs, out = ([d.strip() for d in text.split(",")] for text in found.groups())  # type: ignore[union-attr]
+    return lhs, rhs, out
+
+
+def numbers(op: Any, key: str, default: list[int]) -> list[int]:
+    """A list of integers, row by row; a default if the attribute is missing."""
+    if key not in op.attributes:
+        return default
+    attribute = op.attributes[key]
+    return [int(x) for x in (np.array(attribute).ravel() if key == "padding" else attribute)]
+
+
+def _does_something(w: Window) -> bool:
+    """True unless the window is the identity."""
+    return (w.inputs, w.size, w.stride, w.low, w.dilation) != (w.outputs, 1, 1, 0, 1)
+
+
+def convolution_windows(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
+    lhs, rhs, out = convolution_dims(op)
+    spatial = [d for d in out if d.isdigit()]
+    ones = [1] * len(spatial)
+    strides, dilations, spreads = (numbers(op, k, ones) for k in ("window_strides", "lhs_dilation", "rhs_dilation"))
+    low = numbers(op, "padding", [0] * 2 * len(spatial))[::2]
+    found = []
+    for n, d in enumerate(spatial):
+        i, k, o = lhs.index(d), rhs.index(d), out.index(d)
+        found.append(
+            Window(
+                i,
+                o,
+                operands[0][i],
+                result[o],
+                operands[1][k],
+                strides[n],
+                low[n],
+                dilations[n],
+                spreads[n],
+                kernel_dim=k,
+            )
+        )
+    return found
+
+
+def _pooling(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
+    """Windows of a pooling, or of a select-and-scatter, whose windows choose where each element of its source goes."""
+    rank = len(operands[0])
+    outputs = operands[1] if op.name == "stablehlo.select_and_scatter" else result
+    ones = [1] * rank
+    names = ("window_dimensions", "window_strides", "base_dilations", "window_dilations")
+    size, stride, dilation, spread = (numbers(op, key, ones) for key in names)
+    low = numbers(op, "padding", [0] * 2 * rank)[::2]
+    return [
+        Window(d, d, operands[0][d], outputs[d], size[d], stride[d], low[d], dilation[d], spread[d])
+        for d in range(rank)
+    ]
+
+
+def _slice(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
+    starts, strides = (numbers(op, key, []) for key in ("start_indices", "strides"))
+    return [Window(d, d, operands[0][d], result[d], 1, strides[d], -starts[d]) for d in range(len(result))]
+
+
+def _pad(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
+    low, holes = (numbers(op, key, []) for key in ("edge_padding_low", "interior_padding"))
+    return [Window(d, d, operands[0][d], result[d], 1, 1, low[d], holes[d] + 1) for d in range(len(result))]
+
+
+_READERS: dict[str, Callable[[Any, list[Shape], Shape], list[Window]]] = {
+    "stablehlo.convolution": convolution_windows,
+    "stablehlo.reduce_window": _pooling,
+    "stablehlo.select_and_scatter": _pooling,
+    "stablehlo.slice": _slice,
+    "stablehlo.pad": _pad,
+}
+
+
+# ---------------------------------------------------------------- ragged products
+# Products of ragged groups (`chlo.ragged_dot`): their dimension numbers and sharding rule.
+#
+# Consecutive rows belong to groups; `group_sizes` states how many rows each group has. The ragged dimension is one of
+# three kinds (as in `jax.lax.ragged_dot_general`):
+# * not contracted: `[m, k] x [g, k, n] -> [m, n]`, each row with the matrix of its group (a mixture of experts);
+# * contracted: `[m, k] x [m, n] -> [g, k, n]`, a product for each group (the gradient of the experts' weights);
+# * a batch dimension: `[b, m, k] x [b, k, n] -> [b, m, n]`.
+#
+# Groups are a factor like any other: a device that has the matrices of some groups computes the rows of these, so the
+# result is a partial sum, as it is along `k`.
+
+Dims = tuple[int, ...]
+NUMBERS = "ragged_dot_dimension_numbers"
+
+
+@dataclass(frozen=True)
+class RaggedDot:
+    """Dimension numbers. left, right: of the two operands. ragged: the left operand's dimension of rows. group: the
+    right operand's dimension of groups, or -1. rank: of the left operand."""
+
+    left_batch: Dims
+    right_batch: Dims
+    left_contracting: Dims
+    right_contracting: Dims
+    ragged: int
+    group: int
+    rank: int
+
+    @property
+    def contracts_rows(self) -> bool:
+        return self.ragged in self.left_contracting
+
+    @property
+    def left_free(self) -> Dims:
+        """Dimensions that only the left operand and the result have."""
+        return tuple(d for d in range(self.rank) if d not in self.left_batch + self.left_contracting)
+
+    @property
+    def right_ragged(self) -> int:
+        """The right operand's dimension of rows; -1 if it has none."""
+        for left, right in ((self.left_contracting, self.right_contracting), (self.left_batch, self.right_batch)):
+            if self.ragged in left:
+                return right[left.index(self.ragged)]
+        return -1
+
+    @property
+    def result_ragged(self) -> int:
+        """The result's dimension of rows, if these are not contracted."""
+        return (self.left_batch + self.left_free).index(self.ragged)
+
+    @property
+    def prefix(self) -> Dims:
+        """Dimensions of the left operand that `group_sizes` has in front of the groups, if any."""
+        if self.ragged in self.left_batch:
+            return self.left_batch[: self.left_batch.index(self.ragged)]
+        others = self.left_contracting if self.contracts_rows else self.left_free
+        return self.left_batch + others[: others.index(self.ragged)]
+
+
+def ragged_dot(operation: Any) -> RaggedDot | None:
+    """The dimension numbers of a `chlo.ragged_dot`; None for numbers that do not fit its arrays."""
+    text = str(operation.attributes[NUMBERS])
+
+    def dims(name: str) -> Dims:
+        found = re.search(rf"\b{name}_dimensions = \[([^\]]*)\]", text)
+        return tuple(int(n) for n in found[1].split(",") if n.strip()) if found else ()
+
+    left, right, sizes = (tuple(operand.type.shape) for operand in operation.operands)
+    ragged, group = dims("lhs_ragged"), dims("rhs_group")
+    numbers = RaggedDot(
+        dims("lhs_batching"), dims("rhs_batching"), dims("lhs_contracting"), dims("rhs_contracting"),
+        ragged[0] if ragged else -1, group[0] if group else -1, len(left),
+    )  # fmt: skip
+    lefts, rights = (
+        numbers.left_batch + numbers.left_contracting,
+        numbers.right_batch + numbers.right_contracting + group,
+    )
+    fits = (
+        len(ragged) == 1
+        and len(group) == (ragged[0] not in lefts)
+        and len(numbers.left_batch) == len(numbers.right_batch)
+        and len(numbers.left_contracting) == len(numbers.right_contracting)
+        and all(
+            len(set(of)) == len(of) and all(0 <= d < len(shape) for d in of)
+            for of, shape in ((lefts, left), (rights, right))
+        )
+        and 0 <= ragged[0] < len(left)
+    )
+    if not fits or sizes[:-1] not in ((), tuple(left[d] for d in numbers.prefix)) or not sizes:
+        return None
+    return numbers
+
+
+def ragged_rule(operation: Any) -> Rule | None:
+    """The rule of a `chlo.ragged_dot`. `group_sizes` is replicated along the groups."""
+    at = ragged_dot(operation)
+    if at is None:
+        return None
+    left, right, sizes = (tuple(operand.type.shape) for operand in operation.operands)
+    made = tuple(operation.results[0].type.shape)
+    lengths: list[int] = []
+
+    def factor(length: int) -> tuple[int]:
+        lengths.append(length)
+        return (len(lengths) - 1,)
+
+    of_left: ValueFactors = tuple(map(factor, left))
+    shared = dict(zip(at.right_batch + at.right_contracting, at.left_batch + at.left_contracting, strict=True))
+    of_right: ValueFactors = tuple(of_left[shared[d]] if d in shared else factor(n) for d, n in enumerate(right))
+    groups = of_right[at.group] if at.group >= 0 else factor(sizes[-1]) if at.contracts_rows else ()
+    free = tuple(of_right[d] for d in range(len(right)) if d not in shared and d != at.group)
+    rows = tuple(of_left[d] for d in at.left_batch + at.left_free)
+    result: ValueFactors = (*((groups,) if at.contracts_rows else ()), *rows, *free)
+    if tuple(lengths[f] for (f,) in result) != made:
+        return None
+    prefix = tuple(of_left[d] for d in at.prefix) if len(sizes) > 1 else ()
+    summed = {f for d in at.left_contracting for f in of_left[d]} | set(groups if at.group >= 0 else ())
+    # If each batch has its own group sizes, rows of a group begin at another place in each batch.
+    whole = frozenset(groups if prefix else ())
+    return Rule(
+        tuple(lengths), (of_left, of_right, (*prefix, ())), (result,), frozenset(summed) - whole, need_replication=whole
+    )
+
+
+def group_factor(rule: Rule, at: RaggedDot) -> int:
+    """The factor of the groups; -1 if neither operands nor the result have such a dimension."""
+    if at.group >= 0:
+        return rule.operands[1][at.group][0]
+    return rule.results[0][0][0] if at.contracts_rows else -1
+
+
+def ragged_flops(operation: Any, rule: Rule) -> float:
+    """FLOPs: two for each pair of numbers that are multiplied; each row is multiplied with one group's matrix."""
+    at = ragged_dot(operation)
+    if at is None:
+        return 0.0
+    of_groups = group_factor(rule, at)
+    flops = 2.0
+    for factor, size in enumerate(rule.sizes):
+        flops *= 1 if factor == of_groups else size
+    return flops
+
+
+def general_ragged_dot(operation: Any) -> list[Any]:
+    """Converts an `formats.ragged_dot`, as HLO is converted to, to a `chlo.ragged_dot`."""
+    written = str(operation.attributes[NUMBERS])
+    inner = re.sub(r"dot_dimension_numbers = #mhlo\.dot<([^>]*)>", r"\1", written).replace("#mhlo", "#chlo")
+    attributes = {NUMBERS: ir.Attribute.parse(inner)}
+    if "precision_config" in operation.attributes:
+        text = str(operation.attributes["precision_config"]).replace("#mhlo", "#chlo")
+        attributes["precision_config"] = ir.Attribute.parse(text)
+    types = [result.type for result in operation.results]
+    return create(RAGGED_DOT, list(operation.operands), types, attributes, operation)

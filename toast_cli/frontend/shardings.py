@@ -1,36 +1,28 @@
-"""Removes the shardings that a program already holds, and returns them.
+"""Shardings that a program already holds: removes them from the module, and returns them as plain data.
 
-In: the entry function without calls. Out: the same function without shardings, and the shardings as `Kept`
-records. Two kinds stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always returned as
-pins, and the placement of an operation on one single device, as host callbacks have it.
+Two kinds stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always returned as pins, and
+the placement of an operation on one single device, as host callbacks have it. Notations: Shardy's (`sdy.sharding`),
+XLA's (`mhlo.sharding`, GSPMD), and Shardy's inside HLO's frontend attributes (`xla.sdy.sharding`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import permutations
+from math import prod
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli.base.files import read_whole_number
+from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.annotations import (
-    FRONTEND,
-    GSPMD,
-    RULE,
-    SDY,
-    AnnotatedSharding,
-    Meshes,
-    annotated_shardings,
-    check_rank,
-    meshes_of,
-    one_sharding,
-    tensor_sharding,
-    value_shardings,
-    without_shardings,
-)
-from toast_cli.frontend.diagnostics import place_of
-from toast_cli.inputs import whole_number
+from toast_cli.frontend.attributes import Locator, place_of
 from toast_cli.xla import ADVANCE, SKIP, ir, sdy
 
 MANUAL_REGION = "sdy.manual_computation"
@@ -58,7 +50,7 @@ MOVES = frozenset(
 GROUPINGS = frozenset({"sdy.sharding_group", "xla.sdy.ShardingGroup"})
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 
-PARTITIONS, REPLICATED = "mhlo.num_partitions", "{replicated}"
+PARTITIONS, REPLICATED_TEXT = "mhlo.num_partitions", "{replicated}"
 OperandOfOp = tuple[Any, int]
 # A value, the uses of it that are concerned, and its name in messages.
 Subject = tuple[Any, tuple[OperandOfOp, ...], str]
@@ -165,7 +157,7 @@ class _Taker:
             attributes = {item.name: item.attr for item in entry}
             place = partial(_at, self._path, origin)
             sharding = one_sharding(annotated_shardings(attributes, self._meshes, place), _rank(value), place)
-            if sharding is not None and not (self._one_device and sharding.gspmd == REPLICATED):
+            if sharding is not None and not (self._one_device and sharding.gspmd == REPLICATED_TEXT):
                 self._record(value, sharding, uses, origin)
             cleaned.append(ir.DictAttr.get(without_shardings(attributes, place)))
         function.attributes[name] = ir.ArrayAttr.get(cleaned)
@@ -176,7 +168,7 @@ class _Taker:
         stating: list[Any] = []
 
         def visit(operation: Any) -> Any:
-            kind = kind_of(operation)
+            kind = called_name(operation)
             if kind == MANUAL_REGION:
                 self._manual_region(operation)
                 return SKIP
@@ -213,7 +205,7 @@ class _Taker:
 
     def _move(self, operation: Any) -> None:
         """Erases a constraint: records its sharding, and replaces its result by its operand."""
-        if kind_of(operation) in GROUPINGS:
+        if called_name(operation) in GROUPINGS:
             self.findings.count += 1
             operation.erase()
             return
@@ -254,7 +246,7 @@ class _Taker:
             self.findings.pins.append(Kept(value, sharding, (), origin))
 
 
-def kind_of(operation: Any) -> str:
+def called_name(operation: Any) -> str:
     """The operation's name, or a custom call's target."""
     if operation.name == "stablehlo.custom_call":
         target = operation.attributes["call_target_name"]
@@ -265,7 +257,7 @@ def kind_of(operation: Any) -> str:
 def real_uses(value: Any) -> tuple[OperandOfOp, ...]:
     """Uses of a value by operations that are not erased."""
     uses = ((use.owner.operation, int(use.operand_number)) for use in value.uses)
-    return tuple(use for use in uses if kind_of(use[0]) not in MOVES | GROUPINGS)
+    return tuple(use for use in uses if called_name(use[0]) not in MOVES | GROUPINGS)
 
 
 def unspecified_dims(attributes: dict[str, Any]) -> frozenset[int]:
@@ -273,7 +265,7 @@ def unspecified_dims(attributes: dict[str, Any]) -> frozenset[int]:
     if "backend_config" not in attributes or not isinstance(attributes["backend_config"], ir.StringAttr):
         return frozenset()
     found = _UNSPECIFIED.search(foreign.text(attributes, "backend_config", lambda: "") or "")
-    numbers = map(whole_number, found[1].split(",")) if found else ()
+    numbers = map(read_whole_number, found[1].split(",")) if found else ()
     return frozenset(number for number in numbers if number is not None)
 
 
@@ -283,3 +275,318 @@ def _rank(value: Any) -> int:
 
 def _at(path: str, origin: str) -> str:
     return f"{path}: {origin}"
+
+
+# ---------------------------------------------------------------- attributes
+# Parses a program's sharding attributes into plain data.
+#
+# Three notations occur: Shardy's (`sdy.sharding`), XLA's (`formats.sharding`), and Shardy's inside HLO's frontend
+# attributes (`xla.sdy.sharding`, beside a less precise `formats.sharding`). Shardy's is preferred if several are
+# present.
+
+SDY, GSPMD, FRONTEND = "sdy.sharding", "mhlo.sharding", "mhlo.frontend_attributes"
+FRONTEND_PREFIX, FRONTEND_SDY, FRONTEND_RULE = "xla.sdy.", "xla.sdy.sharding", "xla.sdy.sharding_rule"
+RULE = "sdy.sharding_rule"
+
+_ESCAPED = re.compile(r"\\(.)")
+# The beginning of a list of shardings in MLIR's syntax, after its `#`.
+_SEVERAL = "sdy.sharding_per_value"
+
+# Per dimension: the axes that split it, major to minor; () for unsharded, None for open.
+Axes = tuple[tuple[str, ...] | None, ...]
+MeshAxes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class AnnotatedSharding:
+    """One array's sharding as a program states it.
+
+    Attributes:
+        axes: per dimension, by name; None if `gspmd` is given.
+        mesh: axes of the program's mesh with their sizes, in order; empty if the program does not declare it.
+        gspmd: XLA's notation, which names no axes.
+        open_dims: dimensions that the XLA notation leaves open.
+        single_device: the array is on one device alone.
+    """
+
+    axes: Axes | None = None
+    mesh: MeshAxes = ()
+    gspmd: str = ""
+    open_dims: frozenset[int] = frozenset()
+    single_device: bool = False
+
+
+Meshes = dict[str, MeshAxes]
+
+
+def meshes_of(module: Any) -> Meshes:
+    """Symbol -> axes of every mesh that the module declares; a mesh of one single device has no axes."""
+    operations = (view.operation for view in module.body.operations)
+    return {
+        foreign.string_value(op.attributes["sym_name"], "sym_name", lambda: "sdy.mesh"): mesh_axes_of(
+            op.attributes["mesh"]
+        )
+        for op in operations
+        if op.name == "sdy.mesh"
+    }
+
+
+def mesh_axes_of(attribute: Any) -> MeshAxes:
+    """Names and sizes of an `#sdy.mesh`."""
+    return tuple((str(axis.name), int(axis.size)) for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(attribute).axes))
+
+
+def tensor_sharding(attribute: Any, meshes: Meshes) -> AnnotatedSharding:
+    """Parses one `#sdy.sharding`. A dimension split over a sub-axis counts as open: sub-axes have no name."""
+    sharding = sdy.TensorShardingAttr(attribute)
+    reference = sharding.mesh_or_ref
+    mesh: MeshAxes | None
+    if sdy.MeshAttr.isinstance(reference):
+        mesh = mesh_axes_of(reference)
+    else:
+        mesh = meshes.get(str(ir.FlatSymbolRefAttr(reference).value))
+    axes = tuple(_dimension(sdy.DimensionShardingAttr(d)) for d in sharding.dimension_shardings)
+    return AnnotatedSharding(axes, mesh or (), single_device=mesh == ())
+
+
+def _dimension(dimension: Any) -> tuple[str, ...] | None:
+    axes = [sdy.AxisRefAttr(axis) for axis in dimension.axes]
+    if any(axis.sub_axis_info is not None for axis in axes):
+        return None
+    return tuple(str(axis.name) for axis in axes) if axes or dimension.is_closed else None
+
+
+def value_shardings(attribute: Any, meshes: Meshes) -> list[AnnotatedSharding]:
+    """The shardings in an `#sdy.sharding` (one) or an `#sdy.sharding_per_value` (one per result)."""
+    if sdy.TensorShardingPerValueAttr.isinstance(attribute):
+        return [tensor_sharding(entry, meshes) for entry in sdy.TensorShardingPerValueAttr(attribute).shardings]
+    return [tensor_sharding(attribute, meshes)]
+
+
+def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[AnnotatedSharding]:
+    """The shardings in an `formats.sharding`."""
+    return [
+        AnnotatedSharding(gspmd=part, open_dims=open_dims, single_device=part.startswith("{" + MAXIMAL))
+        for part in split_shardings(text)
+    ]
+
+
+def annotated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator) -> list[AnnotatedSharding]:
+    """The shardings in the attributes of an operation, argument or result, one per array; empty if there are none.
+
+    Raises `InputError` at `place` for attributes that are no shardings.
+    """
+    texts = frontend_texts(attributes, place)
+
+    def several(attribute: Any, name: str) -> list[AnnotatedSharding]:
+        if sdy.TensorShardingPerValueAttr.isinstance(attribute):
+            return value_shardings(attribute, meshes)
+        return [tensor_sharding(foreign.of_kind(attribute, name, sdy.TensorShardingAttr, place), meshes)]
+
+    def from_text() -> list[AnnotatedSharding]:
+        kind = sdy.TensorShardingPerValueAttr if _SEVERAL in texts[FRONTEND_SDY] else sdy.TensorShardingAttr
+        return several(foreign.parsed(texts[FRONTEND_SDY], FRONTEND_SDY, kind, place), FRONTEND_SDY)
+
+    readers: tuple[Callable[[], list[AnnotatedSharding]], ...] = (
+        lambda: several(attributes[SDY], SDY),
+        from_text,
+        lambda: gspmd_shardings(foreign.text(attributes, GSPMD, place) or ""),
+    )
+    present = (SDY in attributes, FRONTEND_SDY in texts, GSPMD in attributes)
+    return next((read() for read, there in zip(readers, present, strict=True) if there), [])
+
+
+def one_sharding(found: list[AnnotatedSharding], rank: int, place: Locator) -> AnnotatedSharding | None:
+    """The sharding of a single array; None if it has none.
+
+    Raises `InputError` for several shardings, or for another number of dimensions.
+    """
+    if not found:
+        return None
+    if len(found) > 1:
+        what = f"there are {len(found)} shardings for one array"
+        raise InputError(what, where=place(), hint="give it one, or take them out of the program")
+    check_rank(found[0], rank, place)
+    return found[0]
+
+
+def check_rank(sharding: AnnotatedSharding, rank: int, place: Locator) -> None:
+    """Raises `InputError` if a sharding has another number of dimensions than its array."""
+    if sharding.axes is not None and not sharding.single_device and len(sharding.axes) != rank:
+        what = f"a sharding has {len(sharding.axes)} dimensions and its array {rank}"
+        raise InputError(what, where=place(), hint="is the file intact?")
+
+
+def frontend_texts(attributes: dict[str, Any], place: Locator) -> dict[str, str]:
+    """HLO's frontend attributes that belong to Shardy: name -> text.
+
+    Older versions of XLA (that of JAX 0.5, say) put a backslash before every quotation mark in them.
+    """
+    return {
+        name: _unescaped(foreign.string_value(attribute, name, place))
+        for name, attribute in foreign.entries(attributes, FRONTEND, place).items()
+        if name.startswith(FRONTEND_PREFIX)
+    }
+
+
+def _unescaped(text: str) -> str:
+    first = text.find('"')
+    return _ESCAPED.sub(r"\1", text) if first > 0 and text[first - 1] == "\\" else text
+
+
+def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement: bool = False) -> dict[str, Any]:
+    """The attributes without those that `annotated_shardings` reads; a placement on one device may stay.
+
+    An op's sharding rule, which JAX attaches to custom calls, is kept: from HLO's frontend attributes it is turned into
+    the attribute that Shardy reads.
+    """
+    texts = frontend_texts(attributes, place)
+    cleaned = {name: attr for name, attr in attributes.items() if keep_placement or name not in (SDY, GSPMD)}
+    if FRONTEND in cleaned:
+        cleaned.pop(FRONTEND)
+        found = foreign.entries(attributes, FRONTEND, place).items()
+        kept = {name: attribute for name, attribute in found if not name.startswith(FRONTEND_PREFIX)}
+        if kept:
+            cleaned[FRONTEND] = ir.DictAttr.get(kept)
+    if FRONTEND_RULE in texts:
+        cleaned[RULE] = foreign.parsed(texts[FRONTEND_RULE], FRONTEND_RULE, sdy.OpShardingRuleAttr, place)
+    return cleaned
+
+
+# ---------------------------------------------------------------- GSPMD's notation
+# GSPMD shardings in XLA's notation, read and translated to mesh axes.
+#
+# `{devices=[4,1,2]<=[8] last_tile_dim_replicate}` says: dimension 0 in four parts, dimension 1 whole, each part on two
+# devices, devices 0 to 7 dealt out in that order (`<=[4,2]T(1,0)`: counted through a 4 x 2 grid column by column).
+# Notation: openxla.org/xla and xla/hlo/ir/hlo_sharding.cc.
+
+# More devices than any machine has. A sharding over more counts as unreadable.
+MOST_DEVICES = 1 << 20
+REPLICATED, MAXIMAL, MANUAL, TILED = "replicated", "maximal", "manual", "tiled"
+
+_TILES = re.compile(r"devices=\[([\d,]+)\]")
+_IOTA = re.compile(r"<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_LIST = re.compile(r"devices=\[[\d,]+\]([\d,]+)")
+_LAST_TILES = re.compile(r"last_tile_dims=\{([^}]*)\}")
+
+
+@dataclass(frozen=True, eq=False)
+class TileAssignment:
+    """One sharding. For `tiled`: `devices` [*tiles, copies] are device numbers, `tiles` the parts per array dimension.
+    `by_hand` [parts, devices of each] groups them by position along the manual axes (in a region that is manual over
+    some axes); None outside."""
+
+    kind: str
+    tiles: tuple[int, ...] = ()
+    devices: NDArray[np.int64] | None = None
+    by_hand: NDArray[np.int64] | None = None
+
+
+def split_shardings(text: str) -> list[str]:
+    """The shardings in one attribute: `{{replicated}, {maximal device=0}}` has two, anything else is one."""
+    inner = text.strip()[1:-1].strip()
+    if not inner.startswith("{"):
+        return [text.strip()]
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(inner):
+        if character == "{":
+            start = at if depth == 0 else start
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                parts.append(inner[start : at + 1])
+    return parts
+
+
+def read_tiling(text: str) -> TileAssignment | None:
+    """One sharding; None when it is in a notation not known here."""
+    body = text.strip()
+    for kind in (REPLICATED, MAXIMAL, MANUAL):
+        if body.startswith("{" + kind):
+            return TileAssignment(kind)
+    shape = _TILES.search(body)
+    if not shape:
+        return None
+    sizes = _numbers(shape[1])
+    if not 0 < prod(sizes) <= MOST_DEVICES:
+        return None
+    devices = _devices(body, prod(sizes))
+    if devices is None:
+        return None
+    last = _LAST_TILES.search(body)
+    kinds = [kind.strip() for kind in last[1].split(",")] if last else []
+    extra = len(kinds) or int("last_tile_dim_replicate" in body)
+    if extra > len(sizes) or any(kind not in (REPLICATED, MANUAL) for kind in kinds):
+        return None
+    tiles = sizes[: len(sizes) - extra]
+    return TileAssignment(TILED, tiles, devices.reshape((*tiles, -1)), _by_hand(devices.reshape(sizes), kinds))
+
+
+def _by_hand(devices: NDArray[np.int64], kinds: list[str]) -> NDArray[np.int64] | None:
+    """[parts of the manual dimensions, devices of each] numbers. kinds: of the last dimensions;
+    None if none is manual."""
+    first = devices.ndim - len(kinds)
+    manual = [first + k for k, kind in enumerate(kinds) if kind == MANUAL]
+    if not manual:
+        return None
+    rest = [d for d in range(devices.ndim) if d not in manual]
+    return devices.transpose(manual + rest).reshape(prod(devices.shape[d] for d in manual), -1)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The numbers in a comma-separated list; 0, which is invalid, for a number with too many digits."""
+    return tuple(read_whole_number(number) or 0 for number in text.split(",") if number)
+
+
+def _devices(body: str, count: int) -> NDArray[np.int64] | None:
+    """Device numbers in the order of the tiles; None when there are not exactly `count`."""
+    iota = _IOTA.search(body)
+    if iota:
+        grid = _numbers(iota[1])
+        order = _numbers(iota[2]) if iota[2] else tuple(range(len(grid)))
+        if prod(grid) != count or sorted(order) != list(range(len(grid))):
+            return None
+        return np.arange(count, dtype=np.int64).reshape(grid).transpose(order).reshape(-1)
+    listed = _LIST.search(body)
+    numbers = np.array(_numbers(listed[1]) if listed else (), dtype=np.int64)
+    return numbers if len(numbers) == count else None
+
+
+def mesh_axes(
+    tiling: TileAssignment, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[str, ...], ...] | None:
+    """The axes that split each dimension, major to minor, on a mesh in row-major device order; None when none do.
+
+    Where several choices put every part on the same devices, the first in mesh order is taken.
+    """
+    if tiling.kind == REPLICATED:
+        return ((),) * rank
+    if tiling.kind != TILED or tiling.devices is None or len(tiling.tiles) != rank:
+        return None
+    if tiling.devices.size != prod(sizes):
+        return None
+    wanted = np.sort(tiling.devices, axis=-1)
+    grid = np.arange(prod(sizes), dtype=np.int64).reshape(sizes)
+    for choice in _choices(tiling.tiles, sizes, tuple(axis for axis, size in enumerate(sizes) if size > 1)):
+        used = [axis for axes in choice for axis in axes]
+        order = used + [axis for axis in range(len(sizes)) if axis not in used]
+        dealt = np.sort(grid.transpose(order).reshape(wanted.shape), axis=-1)
+        if np.array_equal(dealt, wanted):
+            return tuple(tuple(names[axis] for axis in axes) for axes in choice)
+    return None
+
+
+def _choices(
+    tiles: tuple[int, ...], sizes: tuple[int, ...], free: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every assignment of mesh axes to dimensions whose sizes multiply to the dimensions' numbers of parts."""
+    if not tiles:
+        yield ()
+        return
+    for length in range(len(free) + 1):
+        for axes in permutations(free, length):
+            if prod(sizes[axis] for axis in axes) == tiles[0]:
+                rest = tuple(axis for axis in free if axis not in axes)
+                for others in _choices(tiles[1:], sizes, rest):
+                    yield (axes, *others)

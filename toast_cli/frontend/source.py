@@ -1,22 +1,26 @@
-"""`Source`: a program read in, both as an MLIR module (for emit) and as a `Program` (for everything else)."""
+"""`Source`: a program read in, both as an MLIR module (for emit) and as a `Program` (for everything else); also made
+of a rewritten module of the same program.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from toast_cli import xla
+from toast_cli.base.units import printable
 from toast_cli.errors import InputError
+from toast_cli.frontend.attributes import copy_splats
 from toast_cli.frontend.places import TEXT, USERS, Frame, frames_of, name_stack_of, place_text
 from toast_cli.frontend.reader import read_program
 from toast_cli.frontend.shardings import Kept
-from toast_cli.kernels.describe import drop_descriptions
-from toast_cli.printable import printable
+from toast_cli.kernels.describe import describe_kernels, drop_descriptions
 from toast_cli.program.model import Program
+from toast_cli.xla import ir, operations_in
 
 if TYPE_CHECKING:
-    from toast_cli.frontend.shardings import Kept
     from toast_cli.kernels.table import Table
 
 
@@ -128,3 +132,46 @@ def read_source(
         annotations,
         notices + tuple(reader.notices),
     )
+
+
+# ---------------------------------------------------------------- of a rewritten module
+# Makes a `Source` from a rewritten module of the same program.
+
+
+def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) -> Source:
+    """The source with a rewritten copy of its module, whose arguments are the same.
+
+    Args:
+        added: sentences for reports about the rewriting. facts: fields of the program that record it.
+    """
+    module = xla.parse_module(source.module.context, xla.write_bytecode(operation))
+    copy_splats(module)
+    describe_kernels(module, source.kernels)
+    found = read_source(source.path, source.format, module)
+    arguments = tuple(
+        replace(new, dimension_names=old.dimension_names, annotated_axes=old.annotated_axes)
+        for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
+    )
+    before = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute", "offload")}
+    program = replace(found.program, arguments=arguments, **(before | facts))
+    notices = (*source.notices, *added)
+    return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
+
+
+def read_from_outside(operations: Collection[Any]) -> list[Any]:
+    """Values that operations, or those in their regions, read and do not make."""
+    return list(dict.fromkeys(value for _, _, value in xla.outer_operands(operations)))
+
+
+def made_by(operations: Iterable[Any]) -> set[Any]:
+    """Results of operations and of those in their regions, and arguments of the regions."""
+    within = [inner for operation in operations for inner in operations_in(operation)]
+    made = {value for inner in within for value in inner.results}
+    return made | {
+        value for inner in within for region in inner.regions for block in region for value in block.arguments
+    }
+
+
+def retyped(kind: Any, shape: tuple[int, ...]) -> Any:
+    """The type of arrays of another shape."""
+    return ir.RankedTensorType.get(shape, kind.element_type)

@@ -1,23 +1,23 @@
-"""Hardware: a specification's name or file in; chips, physical dimensions and logical meshes (`model.Mesh`) out.
+"""Hardware: a specification's name or file in; chips, physical dimensions and logical meshes (`hardware.model.Mesh`)
+out.
 
 `load_spec` reads a `Spec`; `Spec.mesh` maps logical axes to its physical links. Figures come from the presets in
-`chips`.
+`hardware.chips`.
 """
 
-from toast_cli.hardware.catalogue import available_specs as available_specs
-from toast_cli.hardware.catalogue import load_spec as load_spec
-from toast_cli.hardware.catalogue import needs_no_file as needs_no_file
 from toast_cli.hardware.chips import chip_names as chip_names
 from toast_cli.hardware.chips import find_preset as find_preset
+from toast_cli.hardware.chips import gpu_target_text as gpu_target_text
 from toast_cli.hardware.chips import matrix_rate as matrix_rate
-from toast_cli.hardware.generated import machine_name as machine_name
-from toast_cli.hardware.gpu_target import gpu_target_text as gpu_target_text
 from toast_cli.hardware.model import Axis as Axis
 from toast_cli.hardware.model import Chip as Chip
 from toast_cli.hardware.model import Link as Link
 from toast_cli.hardware.model import Mesh as Mesh
-from toast_cli.hardware.schema import parse_spec as parse_spec
 from toast_cli.hardware.spec import AxisRequest as AxisRequest
 from toast_cli.hardware.spec import Spec as Spec
+from toast_cli.hardware.spec import available_specs as available_specs
+from toast_cli.hardware.spec import load_spec as load_spec
+from toast_cli.hardware.spec import machine_name as machine_name
+from toast_cli.hardware.spec import needs_no_file as needs_no_file
 from toast_cli.hardware.spec import parse_shape as parse_shape
-from toast_cli.units import parse_bytes as parse_bytes
+from toast_cli.hardware.spec import parse_spec as parse_spec

@@ -1,10 +1,15 @@
-"""The hardware model of the rest of the tool: a chip, and a logical mesh on physical links."""
+"""The hardware model of the rest of the tool: a chip, a logical mesh on physical links, and groups of its devices."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 LinkKind = Literal["ring", "line", "switch", "network"]
 
@@ -24,7 +29,7 @@ class Chip:
         clock_hertz: of the compute cores, 0 where nothing depends on it.
         sustained: factor on the rate of products, also hand-written ones, in a whole training run, in which a chip at
             its power limit lowers its clock.
-        preset: name of the preset that the figures come from, by which `compiler.profiles` knows the chip; empty for a
+        preset: name of the preset that the figures come from, by which `price.profiles` knows the chip; empty for a
             chip of one's own.
         sources: figure name -> where it was published.
     """
@@ -136,3 +141,60 @@ class Mesh:
 
     def __str__(self) -> str:
         return " x ".join(f"{axis.name}={axis.size}" for axis in self.axes)
+
+
+# ---------------------------------------------------------------- groups of devices
+# Groups of devices that communicate with each other, and the mesh axes that make the same groups.
+#
+# Devices are numbered as in `Mesh`: in row-major order over the axes, the first axis slowest.
+
+Groups = tuple[tuple[int, ...], ...]
+_GROUPS = "groups of "
+
+
+def axes_of_groups(groups: Groups, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The fewest axes of a mesh of these sizes that make the groups, in mesh order; None when no set of axes does."""
+    mesh = np.arange(prod(sizes)).reshape(sizes)
+    wanted = {frozenset(group) for group in groups}
+    real = [axis for axis, size in enumerate(sizes) if size > 1]
+    for count in range(len(real) + 1):
+        for chosen in combinations(real, count):
+            if {frozenset(group) for group in along(mesh, list(chosen))} == wanted:
+                return chosen
+    return None
+
+
+def crossed_axes(groups: Iterable[tuple[int, ...]], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes along which devices of one group differ; groups of two may be the source and the target of a permute."""
+    crossed: set[int] = set()
+    for group in groups:
+        for other in group[1:]:
+            place = np.unravel_index(group[0], sizes)
+            there = np.unravel_index(other, sizes)
+            crossed.update(axis for axis in range(len(sizes)) if place[axis] != there[axis])
+    return tuple(sorted(crossed))
+
+
+def along(mesh: NDArray[np.int64], axes: list[int]) -> Groups:
+    """The groups of devices that differ only in their coordinates on `axes`."""
+    rest = [axis for axis in range(mesh.ndim) if axis not in axes]
+    size = prod(mesh.shape[axis] for axis in axes)
+    return as_groups(mesh.transpose([*rest, *axes]).reshape(-1, size))
+
+
+def as_groups(rows: NDArray[np.int64]) -> Groups:
+    return tuple(tuple(int(device) for device in row) for row in rows)
+
+
+def groups_name(devices: int) -> str:
+    """A name that replaces axes for groups of this size that no mesh axes make."""
+    return f"{_GROUPS}{devices}"
+
+
+def is_groups_name(name: str) -> bool:
+    return name.startswith(_GROUPS)
+
+
+def group_size(axes: Iterable[str], sizes: dict[str, int]) -> int:
+    """Number of devices that communicate over these axes (name -> size), or in groups with such a name."""
+    return prod(int(axis[len(_GROUPS) :]) if is_groups_name(axis) else sizes.get(axis, 1) for axis in axes)

@@ -1,19 +1,108 @@
-"""`Spec`: a machine as its specification describes it, which makes logical meshes of any shape that fits."""
+"""Mesh specifications: the name of a machine (`v5p-512`, `h100:64`) or a YAML file in, a `Spec` out, which makes
+logical meshes of any shape that fits. docs/reference/mesh-spec.md describes the schema, and the readers here follow it
+key by key.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from math import isqrt, prod
+from pathlib import Path
 
-from toast_cli.errors import SpecError, UsageError
-from toast_cli.hardware.axis_links import divisors, lay_out
-from toast_cli.hardware.chips import Preset
+from toast_cli.base.files import TEXT_BYTES, read_file, read_whole_number, text_of
+from toast_cli.base.units import parse_bandwidth, parse_bytes, parse_flops
+from toast_cli.base.yamltree import YamlValue, nearest, read_yaml
+from toast_cli.errors import InputError, SpecError, UsageError
+from toast_cli.hardware.chips import Preset, chip_names, find_preset, presets
 from toast_cli.hardware.model import Axis, Chip, Mesh
-from toast_cli.hardware.topology import Dimension
-from toast_cli.inputs import whole_number
+from toast_cli.hardware.topology import Dimension, divisors, lay_out, read_topology
+
+# ---------------------------------------------------------------- finding one
+# Finds specifications: a path or the name of a built-in one in, a `Spec` out.
+
+# Examples of names for which a specification is generated.
+EXAMPLES = "e.g. v5p-512, h100:64, 2xv5e-256"
+
+
+def load_spec(name_or_path: str) -> Spec:
+    """The specification in that file, the built-in one of that name (`v4-32` or `v4-32.yaml`), or one generated from
+    the name (`v5p-512`, `h100:64`, `2xv5p-512`).
+
+    A file of that path has precedence. Raises SpecError for an unknown name or an invalid file.
+    """
+    path = Path(name_or_path)
+    if _is_a_file(path):
+        return parse_spec(_read(name_or_path), name_or_path)
+    built_in = _built_in_files()
+    name = canonical(name_or_path.removesuffix(".yaml"))
+    if name in built_in:
+        return parse_spec(built_in[name].read_text(encoding="utf-8"), built_in[name].name)
+    if path.name and _is_a_folder(path):
+        raise SpecError("is a directory", where=name_or_path, hint="give a YAML file or a name from `toast mesh list`")
+    text = generate(name_or_path)
+    if text is not None:
+        return parse_spec(text, name)
+    raise SpecError(
+        f'no mesh specification "{name_or_path}", neither a file nor a built-in one',
+        hint=f"{nearest(path.name.removesuffix('.yaml'), available_specs())}; others by chip and number, {EXAMPLES}; "
+        "see `toast mesh list`",
+    )
+
+
+def _is_a_file(path: Path) -> bool:
+    """True if a file or pipe exists there; False for a name that no file can have."""
+    try:
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_a_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def available_specs() -> list[str]:
+    """Names of the built-in specifications, by chip and size."""
+    return sorted(_built_in_files(), key=_natural)
+
+
+def needs_no_file(name: str) -> bool:
+    """True if a specification of that name needs no file of the user's."""
+    try:
+        return name in _built_in_files() or generate(name) is not None
+    except SpecError:
+        return False
+
+
+def _built_in_files() -> dict[str, Traversable]:
+    """Name -> packaged file."""
+    folder = files("toast_cli.hardware") / "specs"
+    return {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
+
+
+def _read(path: str) -> str:
+    try:
+        content = read_file(path, TEXT_BYTES)
+    except InputError as error:
+        raise SpecError(error.what, where=path, hint=error.hint) from None
+    return text_of(content, path, SpecError, "a mesh specification is YAML")
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key with numbers as numbers: v4-32 before v4-128."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name.lower())]
+
+
+# ---------------------------------------------------------------- a machine
+# `Spec`: a machine as its specification describes it, which makes logical meshes of any shape that fits.
 
 AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # In a pin, a report and a PartitionSpec this word means an unsharded dimension.
@@ -137,7 +226,7 @@ def parse_shape(text: str, where: str = "--mesh-shape") -> dict[str, int]:
     shape: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = (piece.strip() for piece in part.partition("="))
-        number = whole_number(size)
+        number = read_whole_number(size)
         if not equals or not AXIS_NAME.fullmatch(name) or not number:
             raise UsageError(f'"{part.strip():.60}" is not an axis', where=where, hint="write e.g. data=8,model=2")
         if name in RESERVED_NAMES:
@@ -162,3 +251,296 @@ def _factorings(count: int, parts: int) -> Iterator[tuple[int, ...]]:
     for factor in divisors(count)[1:]:
         for rest in _factorings(count // factor, parts - 1):
             yield (factor, *rest)
+
+
+# ---------------------------------------------------------------- the schema
+# The schema of a mesh specification: YAML text in, a `Spec` out, or a SpecError at the line that is wrong.
+#
+# docs/reference/mesh-spec.md describes the schema; the readers here follow it key by key.
+
+DEFAULT_MEMORY_FRACTION = 0.95
+"""Part of the usable memory a plan may fill when the specification does not say.
+
+It leaves 5 % for what no plan sees, such as the program itself, collective scratch and fragmentation.
+"""
+
+# More devices than any machine has: catches a typing error before every factoring of it is tried.
+MOST_DEVICES = 2**20
+
+_MATRIX_TYPES = ("f64", "f32", "bf16", "f16", "f8", "i8")
+
+
+def parse_spec(text: str, source: str) -> Spec:
+    """A specification from YAML text; `source` names it in errors. Raises SpecError at `source:line`."""
+    top = read_yaml(text, source)
+    keys = top.section("name", "description", "chip", "topology", "axes", "memory_fraction")
+    if "chip" not in keys:
+        raise top.error("the specification names no chip", f"add e.g. chip: v4; presets: {', '.join(chip_names())}")
+    chip, preset = _read_chip(keys["chip"])
+    spec = Spec(
+        name=keys["name"].scalar("a name") if "name" in keys else Path(source).stem,
+        description=keys["description"].scalar("one line of text") if "description" in keys else "",
+        source=source,
+        chip=chip,
+        preset=preset,
+        dimensions=read_topology(keys.get("topology"), preset),
+        requests=None,
+        memory_fraction=_read_fraction(keys.get("memory_fraction")),
+    )
+    if spec.devices > MOST_DEVICES:
+        raise keys["topology"].error(f"the topology has {spec.devices:,} devices; {MOST_DEVICES:,} are the most")
+    if "axes" not in keys:
+        return spec
+    return replace(spec, requests=_read_axes(keys["axes"], spec))
+
+
+def _read_chip(entry: YamlValue) -> tuple[Chip, Preset | None]:
+    """`v4`, or `{preset: v4, memory: 24GiB}`, or all figures of a chip of one's own."""
+    if not entry.is_mapping:
+        preset = find_preset(entry.scalar("a chip name or a mapping"), where=entry.where)
+        return preset.chip, preset
+    keys = entry.section(
+        "preset", "name", "platform", "matrix_flops", "vector_flops", "matrix_tile", "memory", "reserved",
+        "memory_bandwidth", "host_bandwidth",
+    )  # fmt: skip
+    if "preset" in keys:
+        preset = find_preset(keys["preset"].scalar("a chip name"), where=keys["preset"].where)
+        return _override(entry, preset.chip, keys), preset
+    for key in ("platform", "matrix_flops", "vector_flops", "memory", "memory_bandwidth"):
+        if key not in keys:
+            raise entry.error(f"chip has no {key}", "give it, or start from a preset: chip: {preset: v4, …}")
+    blank = Chip("custom", "tpu", {}, 0.0, (128, 128), 0, 0, 0.0, {})
+    return _override(entry, blank, keys), None
+
+
+def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
+    """`chip` with the figures written in the specification, which becomes their source."""
+    changed: dict[str, object] = {}
+    if "name" in keys:
+        changed["name"] = keys["name"].scalar("a name")
+    if "platform" in keys:
+        changed["platform"] = keys["platform"].choice(("tpu", "gpu"))
+    if "matrix_flops" in keys:
+        rates = keys["matrix_flops"].section(*_MATRIX_TYPES)
+        if not rates:
+            raise keys["matrix_flops"].error("chip.matrix_flops is empty", "give e.g. {bf16: 275 TFLOP/s}")
+        changed["matrix_flops"] = chip.matrix_flops | {k: v.quantity(parse_flops) for k, v in rates.items()}
+    if "vector_flops" in keys:
+        changed["vector_flops"] = keys["vector_flops"].quantity(parse_flops)
+    if "matrix_tile" in keys:
+        tile = tuple(item.integer() for item in keys["matrix_tile"].items())
+        if len(tile) != 2:
+            raise keys["matrix_tile"].error("chip.matrix_tile needs two numbers", "write e.g. [128, 128]")
+        changed["matrix_tile"] = tile
+    if "memory" in keys:
+        changed["memory_bytes"] = keys["memory"].quantity(parse_bytes)
+    if "reserved" in keys:
+        entry = keys["reserved"]
+        changed["reserved_bytes"] = 0 if entry.scalar("an amount of memory") == "0" else entry.quantity(parse_bytes)
+    if "memory_bandwidth" in keys:
+        changed["memory_bytes_per_second"] = keys["memory_bandwidth"].quantity(parse_bandwidth)
+    if "host_bandwidth" in keys:
+        changed["host_bytes_per_second"] = keys["host_bandwidth"].quantity(parse_bandwidth)
+    new = replace(chip, sources=chip.sources | dict.fromkeys(changed, entry.where), **changed)  # type: ignore[arg-type]
+    if new.reserved_bytes >= new.memory_bytes:
+        at = keys.get("memory") or keys.get("reserved") or entry
+        memory, reserved = new.memory_bytes / 2**20, new.reserved_bytes / 2**20
+        raise at.error(
+            f"of {memory:.0f} MiB of memory nothing is left when {reserved:.0f} MiB are reserved", "set chip.reserved"
+        )
+    return new
+
+
+def _read_fraction(entry: YamlValue | None) -> float:
+    if entry is None:
+        return DEFAULT_MEMORY_FRACTION
+    text = entry.scalar("a number between 0 and 1")
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = -1.0
+    if not 0 < fraction <= 1:
+        raise entry.error(f'memory_fraction is "{text}"', "write a number above 0 and up to 1, e.g. 0.95")
+    return fraction
+
+
+def _read_axes(entry: YamlValue, spec: Spec) -> tuple[AxisRequest, ...]:
+    """The axes in the order written; they must multiply to the devices and fit the dimensions they name."""
+    entries = entry.mapping()
+    if not entries:
+        raise entry.error("axes is empty", "name them, e.g. {data: 8, model: 2}, or leave axes out")
+    requests = tuple(_read_axis(name, value, spec) for name, value in entries.items())
+    count = prod(request.size for request in requests)
+    text = shape_text({request.name: request.size for request in requests})
+    if count != spec.devices:
+        hint = f"{spec.name} is {spec.dimension_text()}"
+        if spec.preset and spec.preset.devices_per_chip > 1:
+            hint += f" ({spec.chip.name} counts {spec.preset.devices_per_chip} devices a chip)"
+        raise entry.error(f"axes {text} are {count} devices; the topology has {spec.devices}", hint)
+    if lay_out([r.size for r in requests], spec.dimensions, [r.over for r in requests]) is None:
+        raise entry.error(
+            f"axes {text} cannot be mapped onto {spec.dimension_text()} as `over` says",
+            "the sizes of the axes over a dimension multiply to its size; or leave out `over`",
+        )
+    return requests
+
+
+def _read_axis(name: str, entry: YamlValue, spec: Spec) -> AxisRequest:
+    """`data: 8`, or `data: {size: 8, over: [x, y]}`; without size the axis covers the named dimensions whole."""
+    if not AXIS_NAME.fullmatch(name):
+        raise entry.error(f'"{name}" is no axis name', "use letters, digits and _")
+    if name in RESERVED_NAMES:
+        raise entry.error(f'"{name}" cannot name an axis', RESERVED_HINT)
+    if not entry.is_mapping:
+        return AxisRequest(name, entry.integer())
+    keys = entry.section("size", "over")
+    if not keys:
+        raise entry.error(f"{entry.name} has neither size nor over", "write e.g. {size: 8, over: [x, y]}")
+    over = None
+    if "over" in keys:
+        names = [dimension.name for dimension in spec.dimensions]
+        if not names:
+            raise keys["over"].error(f"{keys['over'].name} names a physical dimension, but the machine is one device")
+        over = frozenset(item.choice(names) for item in keys["over"].items())
+    if "size" in keys:
+        return AxisRequest(name, keys["size"].integer(), over)
+    return AxisRequest(name, prod(d.size for d in spec.dimensions if over and d.name in over), over)
+
+
+# ---------------------------------------------------------------- machines by name
+# Generates specifications from names: `v5p-512`, `h100:64`, `2xv5p-512` in, the YAML of that machine out.
+#
+# TPUs have Google Cloud's names and slices; GPUs come in hosts of eight.
+
+_NAME = re.compile(
+    r"(?:(?P<slices>\d{1,7})x)?(?P<chip>[a-z]\w*(?:-[48]0)?)(?P<joint>[-:])(?P<count>\d{1,9})", re.IGNORECASE
+)
+# Aliases of presets: `gcloud compute tpus accelerator-types list`; NVIDIA sells most A100 with 80 GB.
+_ALIASES = {"v5litepod": "v5e", "a100": "a100-80"}
+# Chips of Google Cloud's slices with a 2D torus (Cloud TPU docs, "TPU v2", "v3", "v5e", "v6e").
+PLANES = {
+    "v2": (4, 16, 64, 128, 256),
+    "v3": (4, 16, 32, 64, 128, 256, 512, 1024),
+    "v5e": (1, 4, 8, 16, 32, 64, 128, 256),
+    "v6e": (1, 4, 8, 16, 32, 64, 128, 256),
+}
+# Chips of slices with a 3D torus smaller than a cube of 4x4x4 chips; a larger slice is any number of cubes (Cloud TPU
+# docs, "TPU v4", "v5p", "TPU7x").
+_LESS_THAN_A_CUBE, _CUBE = (4, 8, 16, 32), 64
+
+
+def canonical(name: str) -> str:
+    """The name that a report shows: `H100:64` is `h100-64`, `v5litepod-16` is `v5e-16`."""
+    matched = _NAME.fullmatch(name)
+    if matched is None:
+        return name
+    chip = matched["chip"].lower()
+    slices = f"{int(matched['slices'])}x" if int(matched["slices"] or 1) != 1 else ""
+    return f"{slices}{'v5e' if chip == 'v5litepod' else chip}-{int(matched['count'])}"
+
+
+def machine_name(kind: str, devices: int, slices: int) -> str | None:
+    """The name of the machine that has these devices; None for a kind (`jax.Device.device_kind`) without a preset."""
+    preset = next((preset for preset in presets() if preset.device_kind == kind), None)
+    if preset is None:
+        return None
+    if not preset.torus_rank:
+        return f"{preset.chip.name}:{devices}"
+    number = devices // slices // preset.devices_per_chip * _cores(preset)
+    return f"{f'{slices}x' if slices > 1 else ''}{preset.chip.name}-{number}"
+
+
+def generate(name: str) -> str | None:
+    """YAML of the machine; None for other names. Raises SpecError for a number of chips that no slice has."""
+    matched = _NAME.fullmatch(name)
+    chip = matched["chip"].lower() if matched else ""
+    preset = next((one for one in presets() if one.chip.name.lower() == _ALIASES.get(chip, chip)), None)
+    if matched is None or preset is None:
+        return None
+    count, slices = int(matched["count"]), int(matched["slices"] or 1)
+    if preset.torus_rank and matched["joint"] == ":":
+        raise _error(name, "TPU slices use Google Cloud's names, with a dash", f"write {chip}-{count}")
+    if not slices or count * slices > MOST_DEVICES:
+        raise _error(name, f"a machine has 1 to {MOST_DEVICES:,} devices", "give other numbers")
+    head = f"name: {canonical(name)}\nchip: {preset.chip.name}\n"
+    return head + (_tpu(name, preset, count, slices) if preset.torus_rank else _gpu(name, preset, count, slices))
+
+
+def _tpu(name: str, preset: Preset, count: int, slices: int) -> str:
+    """The YAML after name and chip, for slices of a TPU."""
+    cores = _cores(preset)
+    chips = count // cores
+    sizes = _slice_chips(preset)
+    if count % cores or chips not in sizes:
+        near = [max((n for n in sizes if n <= chips), default=0), min((n for n in sizes if n > chips), default=0)]
+        unit = "TensorCores, two a chip" if cores == 2 else "chips"
+        nearest = ", ".join(f"{preset.chip.name}-{n * cores}" for n in near if n)
+        raise _error(
+            name, f"{preset.chip.name} has no slice of that size (the number counts {unit})", f"nearest: {nearest}"
+        )
+    torus = slice_torus(preset, chips)
+    within = [preset.devices_per_chip, *torus]
+    size = f"{chips} chip{'s' if chips > 1 else ''}"
+    kind = preset.chip.name if preset.chip.name.startswith("tpu") else f"TPU {preset.chip.name}"
+    about = f"{kind} slice, {size}" if slices == 1 else f"{slices} {kind} slices of {size}"
+    network = f"  network: {{slices: {slices}}}\n" if slices > 1 else ""
+    return f"description: {about}\ntopology:\n  torus: {list(torus)}\n{network}" + _axes(within, prod(within) * slices)
+
+
+def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
+    """The YAML after name and chip, for hosts of GPUs."""
+    host = min(count, preset.devices_per_host)
+    if not count or count % host:
+        whole = count - count % preset.devices_per_host
+        near = [f"{canonical(name).rpartition('-')[0]}-{n}" for n in (whole, whole + preset.devices_per_host) if n]
+        raise _error(
+            name, f"{count} GPUs do not fill hosts of {preset.devices_per_host}", f"nearest: {', '.join(near)}"
+        )
+    hosts = count // host * slices
+    about = f"{host * hosts} x {preset.chip.name} in {hosts} host{'s' if hosts > 1 else ''}, NVLink inside"
+    network = f"  network: {{hosts: {hosts}}}\n" if hosts > 1 else ""
+    axes = f"axes: {{data: {hosts}, model: {host}}}\n" if hosts > 1 else _axes(divisors(host), host)
+    head = f"description: {about}{', the network between' if hosts > 1 else ''}\ntopology:\n  switch: {host}\n{network}"
+    # As in the built-in specifications: JAX takes 75 % by default, XLA_PYTHON_CLIENT_MEM_FRACTION sets it.
+    return f"{head}{axes}memory_fraction: 0.9\n"
+
+
+def _cores(preset: Preset) -> int:
+    """TensorCores of a chip, which names of slices count: two on v2, v3, v4, v5p and TPU7x, one on v5e and v6e."""
+    return 2 if preset.megacore or preset.devices_per_chip == 2 else 1
+
+
+def _slice_chips(preset: Preset) -> tuple[int, ...]:
+    """The numbers of chips of a preset's slices, ascending."""
+    return PLANES.get(preset.chip.name) or (*_LESS_THAN_A_CUBE, *range(_CUBE, preset.pod_chips + 1, _CUBE))
+
+
+def slice_torus(preset: Preset, chips: int) -> tuple[int, ...]:
+    """Chips along each dimension of the standard slice, the one that is nearest to a square or cube, made of 4x4x4
+    cubes if possible. Dimensions of one chip are last."""
+    edge = 4 if preset.torus_rank == 3 and chips % _CUBE == 0 else 1
+    box = min(_boxes(chips // edge**3, preset.torus_rank), key=sum)
+    return tuple(sorted((side * edge for side in box), key=lambda side: (side == 1, side)))
+
+
+def _boxes(volume: int, rank: int) -> Iterator[tuple[int, ...]]:
+    """Every box of this volume."""
+    if rank == 1:
+        yield (volume,)
+        return
+    for side in divisors(volume):
+        yield from ((side, *rest) for rest in _boxes(volume // side, rank - 1))
+
+
+def _axes(within: list[int], devices: int) -> str:
+    """Axes that divide no dimension: the model axis is the largest product of dimensions `within` a slice that is no
+    larger than the data axis."""
+    products = {1}
+    for size in within:
+        products |= {product * size for product in products}
+    model = max(product for product in products if product <= isqrt(devices))
+    return f"axes: {{data: {devices // model}, model: {model}}}\n" if model > 1 else f"axes: {{data: {devices}}}\n"
+
+
+def _error(name: str, what: str, hint: str) -> SpecError:
+    return SpecError(f'no mesh specification "{name}": {what}', hint=hint)

@@ -1,38 +1,39 @@
-"""Attaches a sharding rule and a cost to every hand-written kernel of a module.
+"""Attaches a sharding rule and a cost to every hand-written kernel of a module, and rewrites kernels for local shapes.
 
-In: a normalised module. Out: the same, with two attributes on each kernel's call: Shardy's `sdy.sharding_rule`,
-if some dimension is independent, and `toast.kernel`, a `HandWritten` as JSON. Both are removed once the program is
-read.
+The call of each kernel gets two attributes: Shardy's `sdy.sharding_rule`, if some dimension is independent, and
+`toast.kernel`, a `HandWritten` as JSON. Both are removed once the program is read.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from dataclasses import asdict, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from toast_cli import xla
+from toast_cli.base.units import printable
 from toast_cli.errors import InputError
-from toast_cli.kernels import cudnn
-from toast_cli.kernels.errors import KernelError
-from toast_cli.kernels.index_maps import DYNAMIC, Integers
-from toast_cli.kernels.mosaic import TARGET, Mosaic, Window, config_of, read_mosaic
-from toast_cli.kernels.mosaic_rules import grid_rule
-from toast_cli.kernels.table import (
-    Table,
-    UserKernel,
-    evaluate,
-    find,
-    read_table,
-    rule_of,
-    sizes_of,
-    suggestion,
+from toast_cli.kernels import KernelError
+from toast_cli.kernels.mosaic import (
+    CONFIG,
+    DYNAMIC,
+    TARGET,
+    Integers,
+    Mosaic,
+    Window,
+    config_of,
+    grid_rule,
+    main_of,
+    parse_body,
+    read_mosaic,
 )
-from toast_cli.printable import printable
-from toast_cli.program.model import HandWritten, Rule, Value
+from toast_cli.kernels.table import Table, UserKernel, evaluate, find, read_table, rule_of, sizes_of, suggestion
+from toast_cli.program.model import HandWritten, Rule, Value, ValueFactors
 from toast_cli.xla import ir, sdy, shape_and_element_type, walk_ops
 
 CUSTOM_CALL = "stablehlo.custom_call"
@@ -118,7 +119,7 @@ def _is_read(value: Any) -> bool:
 
 def is_kernel(call: Any) -> bool:
     """True if a custom call's target is that of a hand-written kernel."""
-    return _target(call) in TARGETS or _target(call).startswith(cudnn.PREFIX)
+    return _target(call) in TARGETS or _target(call).startswith(PREFIX)
 
 
 def _name(call: Any) -> str:
@@ -209,12 +210,12 @@ def _read(
 ) -> tuple[HandWritten, Rule | None, tuple[str, ...]]:
     """Reads a kernel from its configuration, and what its price assumes. Raises `KernelError` if it cannot be read."""
     target, text = _target(call), call.attributes.get("backend_config")
-    if target != TARGET and not target.startswith(cudnn.PREFIX):
+    if target != TARGET and not target.startswith(PREFIX):
         raise KernelError("what it computes only its author knows")
     if not isinstance(text, ir.StringAttr):
         raise KernelError("it has no configuration")
     if target != TARGET:
-        return *cudnn.read_cudnn(target, _text(text), operands, results), ()
+        return *read_cudnn(target, _text(text), operands, results), ()
     config = config_of(_text(text))
     kernel = read_mosaic(config, lambda operand: _integers(_constant(call.operands[operand])))
     shapes = [value.shape for value in operands], [value.shape for value in results]
@@ -326,3 +327,167 @@ def _attribute(rule: Rule) -> Any:
         sorted(rule.reduction),
         sorted(rule.need_replication),
     )
+
+
+# ---------------------------------------------------------------- cuDNN's attention
+# Reads cuDNN's attention, `custom_call @__cudnn$fmha…`: batch and heads are independent.
+#
+# Its configuration has the shape of the scores: batch, heads, queries, keys. Operands are queries, keys and values,
+# whose heads are their second or third dimension; the gradient's are those, the softmax statistics of the forward
+# pass, the gradient of the result, and the result. Results have heads second. With grouped-query attention, several
+# heads of queries share one of keys and values.
+
+PREFIX = "__cudnn$fmha"
+CUDNN_CONFIG, SCORES = "cudnn_fmha_backend_config", "intermediate_tensor_shape"
+# Factors of the rule, before the unsharded ones. A group has several heads of queries for one of keys and values.
+BATCH, GROUPS, HEADS_OF_GROUP = range(3)
+# Products of queries, keys, values and their gradients: two forward; five backward, which recomputes the scores.
+FORWARD, BACKWARD = 2, 5
+
+
+class Attention(NamedTuple):
+    """Sizes of an attention. heads_at: the dimension of queries, keys and values that is their heads."""
+
+    batch: int
+    heads: int
+    groups: int
+    queries: int
+    keys: int
+    heads_at: int
+
+
+def read_cudnn(target: str, text: str, operands: list[Value], results: list[Value]) -> tuple[HandWritten, Rule | None]:
+    """A call's cost, and its rule; None for packed sequences, paged keys, and fp8, whose scales span the batch.
+
+    Raises `KernelError` for other configurations than JAX's.
+    """
+    try:
+        config = json.loads(text)[CUDNN_CONFIG]
+        scores = [int(n) for n in config[SCORES]["dimensions"]]
+        mask, window = str(config.get("mask_type", "")), int(config.get("sliding_window_length", 0))
+        apart = int(config.get("max_seg_per_batch", 1)) == 1 and not config.get("is_paged_attention")
+        if len(scores) != 4 or min(scores) < 1:
+            raise KernelError("its scores have not four dimensions")
+        found = _attention(config, scores, [value.shape for value in operands])
+    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError):
+        raise KernelError("its configuration is not that of an attention of cuDNN") from None
+    backward = "Backward" in target
+    pairs = found.queries * found.keys * (0.5 if "CAUSAL" in mask else 1.0)
+    if 0 < window < found.keys:
+        pairs = min(pairs, found.queries * float(window))
+    width = operands[0].shape[-1]
+    products = 2.0 * (BACKWARD if backward else FORWARD) * found.batch * found.heads * pairs * width
+    moved = float(sum(value.bytes for value in (*operands, *results)))
+    rule = _rule(found, backward, operands, results) if apart and not target.endswith("F8") else None
+    axes = (0, 1, 1)[: _own_factors(found)] if rule else ()
+    return HandWritten(target, "cudnn", products, 0.0, moved, axes), rule
+
+
+def _attention(config: dict[str, Any], scores: list[int], shapes: list[tuple[int, ...]]) -> Attention:
+    batch, heads, queries, keys = scores
+    query, key = shapes[0], shapes[1]
+    if len(query) != 4 or len(key) != 4:
+        raise KernelError("its queries or keys have not four dimensions")
+    stated = config.get("bmm1_dot_dimension_numbers", {}).get("lhs_batch_dimensions") or (
+        config.get("bmm1_grad_gemm1_dot_dimension_numbers", {}).get("rhs_batch_dimensions", [0, 1])
+    )
+    at = int(stated[1])
+    if at not in (1, 2) or query[0] != batch or query[at] != heads or query[3 - at] != queries:
+        raise KernelError("its queries are not those of its scores")
+    groups = key[at]
+    if key[0] != batch or key[3 - at] != keys or not groups or heads % groups:
+        raise KernelError("its keys are not those of its scores")
+    return Attention(batch, heads, groups, queries, keys, at)
+
+
+def _own_factors(found: Attention) -> int:
+    """Number of the attention's own factors; one less for groups of one head."""
+    return HEADS_OF_GROUP if found.groups == found.heads else HEADS_OF_GROUP + 1
+
+
+def _rule(found: Attention, backward: bool, operands: list[Value], results: list[Value]) -> Rule | None:
+    own_factors = {*range(_own_factors(found))}
+    sizes = [found.batch, found.groups, found.heads // found.groups][: len(own_factors)]
+    whole: set[int] = set()
+    heads = {found.heads: tuple(sorted(own_factors - {BATCH})), found.groups: (GROUPS,)}
+
+    def factors(value: Value, known: dict[int, tuple[int, ...]]) -> ValueFactors:
+        dims = []
+        for d, size in enumerate(value.shape):
+            own = known.get(d)
+            if own is None:
+                own = (len(sizes),)
+                sizes.append(size)
+                whole.add(own[0])
+            dims.append(own)
+        return tuple(dims)
+
+    def array(value: Value, at: int) -> ValueFactors:
+        """Factors of queries, keys, values and the like, and of arrays with a number for each query."""
+        shape = value.shape
+        known = len(shape) > at and shape[0] == found.batch and shape[at] in heads
+        return factors(value, {0: (BATCH,), at: heads[shape[at]]} if known else {})
+
+    def bias(value: Value) -> ValueFactors:
+        said = {0: (found.batch, (BATCH,)), 1: (found.heads, heads[found.heads])}
+        return factors(value, {d: own for d, (size, own) in said.items() if value.shape[d] == size})
+
+    def operand(k: int, value: Value) -> ValueFactors:
+        rank = len(value.shape)
+        if rank == 4:
+            like_queries = k < 3 or (backward and value.shape == operands[0].shape)
+            return array(value, found.heads_at) if like_queries else bias(value)
+        if rank == 3:
+            return array(value, 1)
+        return factors(value, {0: (BATCH,)} if rank == 1 and value.shape[0] == found.batch else {})
+
+    def result(k: int, value: Value) -> ValueFactors:
+        if not value.elements:  # workspace
+            return factors(value, {})
+        return bias(value) if backward and k == 3 else array(value, 1)
+
+    read = tuple(operand(k, value) for k, value in enumerate(operands))
+    made = tuple(result(k, value) for k, value in enumerate(results))
+    for value, dims in zip(results, made, strict=True):  # factors that a result lacks are reduced in it
+        if value.elements:
+            whole |= own_factors - {f for own in dims for f in own}
+    if whole >= own_factors:
+        return None
+    return Rule(tuple(sizes), read, made, frozenset(), frozenset(whole))
+
+
+# ---------------------------------------------------------------- kernels on local shapes
+# Rewrites a hand-written kernel for local shapes.
+
+
+def run_on_part(call: Any, kernel: HandWritten, pieces: dict[int, int]) -> None:
+    """Rewrites the kernel of a call in place; pieces: factor -> its number of shards."""
+    if prod(pieces.values()) == 1 or not kernel.kind:
+        return
+    cuts: dict[int, int] = {}  # axis of the grid, or dimension of an attention's scores
+    for factor, count in pieces.items():
+        cuts[kernel.axes[factor]] = cuts.get(kernel.axes[factor], 1) * count
+    text = json.loads(call.attributes["backend_config"].value)
+    if kernel.kind == "cudnn":
+        shape = text[CUDNN_CONFIG][SCORES]
+        shape["dimensions"] = [str(int(n) // cuts.get(d, 1)) for d, n in enumerate(shape["dimensions"])]
+    else:
+        text[CONFIG]["body"] = with_smaller_grid(text[CONFIG], cuts)
+        estimate = text[CONFIG].get("cost_estimate")
+        if isinstance(estimate, dict):
+            text[CONFIG]["cost_estimate"] = {n: _divided(said, prod(cuts.values())) for n, said in estimate.items()}
+    call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(text), call.context)
+
+
+def with_smaller_grid(config: dict[str, Any], cuts: dict[int, int]) -> str:
+    """The body in base64, with each axis of its grid divided by these numbers."""
+    module = parse_body(config)
+    main = main_of(module)
+    bounds = [int(n) for n in main.attributes["iteration_bounds"]]
+    local = [n if n == DYNAMIC else n // cuts.get(axis, 1) for axis, n in enumerate(bounds)]
+    main.attributes["iteration_bounds"] = ir.DenseI64ArrayAttr.get(local, module.context)
+    return base64.b64encode(xla.write_bytecode(module)).decode()
+
+
+def _divided(said: Any, pieces: int) -> Any:
+    return said // pieces if isinstance(said, int) else said

@@ -1,26 +1,27 @@
-"""Reads a Pallas kernel for TPU: its grid, its windows, and how its body uses the grid indices.
-
-In: the configuration of a `tpu_custom_call`, which holds the kernel as MLIR bytecode. Out: a `Mosaic`, plain
-data, or a `KernelError` for an unknown form.
-"""
+"""Pallas kernels for TPU: a `tpu_custom_call` in; its grid and windows, its sharding rule and its arithmetic out."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
-from typing import Any
+from itertools import pairwise
+from math import prod, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toast_cli import xla
-from toast_cli.kernels.errors import KernelError
-from toast_cli.kernels.index_maps import DYNAMIC, Integers, IntegerValues, Known, grid_indices, short_name
-from toast_cli.kernels.mosaic_work import Work, work_of
+from toast_cli.kernels import KernelError
+from toast_cli.program.model import Rule, ValueFactors
 from toast_cli.xla import ADVANCE, ir
+
+# ---------------------------------------------------------------- the kernel
+# Reads a Pallas kernel for TPU: its grid, its windows, and how its body uses the grid indices.
 
 TARGET = "tpu_custom_call"
 CONFIG = "custom_call_config"
@@ -242,3 +243,427 @@ def _found_in(main: Any) -> tuple[dict[str, list[Any]], bool]:
             sizes = operation.attributes.get("operandSegmentSizes", ())
             remote = remote or [*sizes, *[0] * 8][segment] > 0
     return names, remote
+
+
+# ---------------------------------------------------------------- the sharding rule
+# Derives a Pallas kernel's sharding rule: the independent dimensions of its arrays.
+#
+# An axis of the grid can be split over devices if the body does not read its index and every array has at most one
+# dimension whose windows follow that index. The axis is then a factor, or several if arrays follow it at different
+# strides: with grouped heads the queries follow the axis itself, and keys and values the axis divided by the size of a
+# group. Dimensions are split into whole windows only, so a window is a separate, unsharded factor. Unread results do
+# not count.
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GridRule:
+    """A sharding rule; axes: [factors] the axis of the grid that a factor is a part of, -1 for none."""
+
+    rule: Rule
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Digit:
+    """A part of an axis of the grid: `(index // unit) % count`."""
+
+    axis: int
+    unit: int
+    count: int
+
+
+def grid_rule(kernel: Mosaic, operands: list[Shape], results: list[Shape], read: list[bool]) -> GridRule | None:
+    """The rule of a kernel with operands and results of these shapes; None if they do not match its windows.
+
+    Args:
+        read: [results] True if anything reads it.
+    """
+    if len(operands) + len(results) != kernel.ahead + len(kernel.windows):
+        return None
+    shapes = [*operands, *results]
+    windows = [*[None] * kernel.ahead, *kernel.windows]
+    if any(
+        window is not None and len(window.bounds) != len(shape) for window, shape in zip(windows, shapes, strict=True)
+    ):
+        return None
+    used = [True] * len(operands) + read
+    digits: list[_Digit] = []
+    for axis in range(0 if kernel.ordered else len(kernel.grid)):
+        digits += _digits(kernel, axis, windows, shapes, used, len(operands))
+    numbers = {digit: number for number, digit in enumerate(digits)}
+    sizes, axes, whole = [digit.count for digit in digits], [digit.axis for digit in digits], set[int]()
+    same: dict[tuple[BlockIndex, int], int] = {}
+
+    def rest(size: int, index: BlockIndex | None = None, every: int = 0) -> int:
+        """An unsharded factor; dimensions with equal windows share it."""
+        known = same.get((index, every)) if index is not None and index.axes else None
+        if known is None:
+            known = len(sizes)
+            sizes.append(size)
+            axes.append(-1)
+            whole.add(known)
+            if index is not None and index.axes:
+                same[index, every] = known
+        return known
+
+    def factors(window: Window | None, shape: Shape) -> ValueFactors:
+        found = []
+        for d, size in enumerate(shape):
+            index = window.index[d] if window is not None else None
+            follows = window is not None and _is_whole(window, d, shape)
+            own = tuple(numbers[digit] for digit in digits if index is not None and follows and _has(index, digit))
+            left = size // prod(sizes[factor] for factor in own)
+            if not own:
+                own = (rest(size, index, size),)
+            elif left > 1:
+                own = (*own, rest(left, index, size))
+            found.append(own)
+        return tuple(found)
+
+    arrays = [factors(window, shape) for window, shape in zip(windows, shapes, strict=True)]
+    rule = Rule(
+        tuple(sizes), tuple(arrays[: len(operands)]), tuple(arrays[len(operands) :]), frozenset(), frozenset(whole)
+    )
+    return GridRule(rule, tuple(axes))
+
+
+def _has(index: BlockIndex, digit: _Digit) -> bool:
+    """True if the index has the digit: its unit is at most the digit's, and its range covers the digit's."""
+    return bool(
+        index.count
+        and index.axes == {digit.axis}
+        and index.unit <= digit.unit
+        and digit.unit * digit.count <= index.unit * index.count
+    )
+
+
+def _digits(
+    kernel: Mosaic, axis: int, windows: list[Window | None], shapes: list[Shape], used: list[bool], operands: int
+) -> list[_Digit]:
+    """The parts of an axis that can be split, the most significant first: a single one if all arrays follow it alike.
+
+    Args:
+        used: [operands and results] True if the array is used. operands: how many of them are operands.
+    """
+    size, read = kernel.grid[axis], kernel.reads[axis]
+    if size == DYNAMIC or size < 2 or read == READ or size % read:
+        return []
+    following: list[tuple[int, BlockIndex]] = []  # array, index
+    for k, (window, shape) in enumerate(zip(windows, shapes, strict=True)):
+        if window is None or axis not in window.axes:
+            continue
+        mine = [d for d, index in enumerate(window.index) if axis in index.axes]
+        if any(not window.index[d].count or not _is_whole(window, d, shape) for d in mine):
+            if used[k]:
+                return []
+            continue
+        following += [(k, window.index[d]) for d in mine]
+    bounds = {1, size, read} | {at for _, one in following for at in (one.unit, one.unit * one.count)}
+    units = sorted(unit for unit in bounds if unit <= size)
+    if any(upper % lower for lower, upper in pairwise(units)):
+        return []
+    every = [_Digit(axis, lower, upper // lower) for lower, upper in pairwise(units)]
+    results = [k for k in range(operands, len(windows)) if used[k]]
+    found: list[_Digit] = []
+    for digit in reversed(every):
+        counts = {k: sum(_has(index, digit) for j, index in following if j == k) for k in range(len(windows))}
+        free = digit.unit >= read and all(n <= 1 for n in counts.values()) and all(counts[k] == 1 for k in results)
+        # Devices have a contiguous range of the axis: a lower digit can be split only if all above it are split
+        # completely, which the order of factors within one dimension ensures.
+        above = not found or any(all(_has(index, one) for one in (*found, digit)) for _, index in following)
+        if not (free and above):
+            break
+        found.append(digit)
+    return found if results else []
+
+
+def _is_whole(window: Window, dim: int, shape: Shape) -> bool:
+    """True if a dimension consists of whole windows, as many as its index counts."""
+    return shape[dim] == window.index[dim].count * window.bounds[dim]
+
+
+# ---------------------------------------------------------------- arithmetic
+# Counts a Pallas kernel's arithmetic: that of its body, times the steps of its grid on which each part runs.
+#
+# A branch on grid indices counts for the steps on which it is taken: a causal kernel skips about half of its steps. A
+# branch on data always counts, and a loop of unknown length counts once; `Work.assumed` says so.
+
+PRODUCTS = ("tpu.matmul", "vector.contract")
+TRANSCENDENTAL = frozenset(
+    f"math.{name}"
+    for name in (
+        "atan2", "cbrt", "cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "powf", "rsqrt", "sin", "sqrt",
+        "tan", "tanh",
+    )
+)  # fmt: skip
+_CONTRACTED = re.compile(r"dimension_numbers<\[([\d, ]*)\]")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Arithmetic of a kernel over its whole grid.
+
+    Attributes:
+        products: operations of the matrix unit; a multiply-add counts 2. vector: elementwise ones and reductions.
+        transcendentals: of those, the transcendental ones. skipped: fraction of the arithmetic that branches on grid
+            indices skip, between 0 and 1. assumed: what the counts assume: "as if ...".
+    """
+
+    products: float = 0.0
+    vector: float = 0.0
+    transcendentals: float = 0.0
+    skipped: float = 0.0
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> float:
+        return self.products + self.vector
+
+
+def work_of(block: Any, known: dict[Any, Known], grid: tuple[int, ...]) -> Work:
+    """The work of a body over its grid; known: its arguments. A bound of the grid that the program computes counts as
+    1."""
+    counter = _Counter(IntegerValues(known))
+    counter.block(block, 1.0, 1.0)
+    if not counter.integers.complete:
+        counter.assumed["it skipped no step: its grid is too large to look at each"] = None
+    steps = prod(n for n in grid if n != DYNAMIC)
+    done, whole = counter.flops, counter.whole
+    return Work(
+        counter.products * steps,
+        (done - counter.products) * steps,
+        counter.transcendentals * steps,
+        1.0 - done / whole if whole else 0.0,
+        tuple(counter.assumed),
+    )
+
+
+class _Counter:
+    """Sums the arithmetic of one step, averaged over all steps. whole: without skipped branches."""
+
+    def __init__(self, integers: IntegerValues) -> None:
+        self.integers = integers
+        self.assumed: dict[str, None] = {}
+        self.products = self.flops = self.transcendentals = self.whole = 0.0
+
+    def block(self, block: Any, times: float, whole: float) -> None:
+        for view in block.operations:
+            operation = view.operation
+            name = short_name(operation)
+            if len(operation.regions) == 0:
+                self._count(operation, name, times, whole)
+                continue
+            for part, region in zip(self._parts(operation, name), operation.regions, strict=False):
+                taken, all_steps = part
+                for inner in region.blocks:
+                    self.block(inner, times * taken, whole * all_steps)
+
+    def _parts(self, operation: Any, name: str) -> list[tuple[float, float]]:
+        """For each region of an operation, its runs per run of the operation; and its runs if no branch on grid indices
+        skipped anything."""
+        if name == "scf.if":
+            values = self.integers.values(operation.operands[0])
+            other = len(operation.regions) > 1 and any(len(b.operations) > 1 for b in operation.regions[1].blocks)
+            if values is None:
+                return [(0.5, 0.5)] * 2 if other else [(1.0, 1.0)] * 2
+            taken = float(np.mean(values != 0))
+            return [(taken, taken if other else 1.0), (1.0 - taken, 1.0 - taken)]
+        if name == "scf.for" and len(operation.operands) >= 3:
+            bounds = [self.integers.values(operand) for operand in list(operation.operands)[:3]]
+            start, end, step = bounds
+            if start is not None and end is not None and step is not None:
+                trips = float(np.mean(np.maximum(0, np.ceil((end - start) / np.maximum(step, 1)))))
+                return [(trips, trips)]
+        if name in ("scf.for", "scf.while"):
+            self.assumed["its loops of unknown length ran once"] = None
+        return [(1.0, 1.0)] * len(operation.regions)
+
+    def _count(self, operation: Any, name: str, times: float, whole: float) -> None:
+        if len(operation.results) != 1:
+            return
+        elements = _elements(operation.results[0].type)
+        transcendental = name in TRANSCENDENTAL
+        if name in PRODUCTS:
+            flops = _product_flops(operation, elements)
+            self.products += flops * times
+        elif name in ("vector.multi_reduction", "tpu.all_reduce", "vector.reduction"):
+            flops = _elements(operation.operands[0].type)
+        elif name.startswith("math.") or (name.startswith("arith.") and name.endswith("f") and elements > 1):
+            flops = elements
+        else:
+            return
+        self.flops += flops * times
+        self.whole += flops * whole
+        self.transcendentals += elements * times if transcendental else 0.0
+
+
+def _elements(kind: Any) -> float:
+    return float(prod(kind.shape)) if isinstance(kind, ir.ShapedType) and kind.has_rank else 1.0
+
+
+def _product_flops(operation: Any, elements: float) -> float:
+    """2 times the elements of the result times those along the contracted dimensions."""
+    left, right = operation.operands[0].type, operation.operands[1].type
+    attributes = operation.attributes
+    stated = _CONTRACTED.search(str(attributes["dimension_numbers"])) if "dimension_numbers" in attributes else None
+    if stated:
+        dims = [int(d) for d in stated[1].split(",") if d.strip()]
+        return 2.0 * elements * float(prod(left.shape[d] for d in dims))
+    return 2.0 * elements * sqrt(_elements(left) * _elements(right) / max(elements, 1.0))
+
+
+# ---------------------------------------------------------------- integers of the grid
+# Evaluates the integers that a Pallas kernel computes from its grid indices.
+
+Integers = NDArray[np.int64]
+DYNAMIC = -(2**63)  # a bound of the grid that the program computes
+PREFIX = "stable_mosaic."
+# An axis of the grid has at most so many steps, and the values that a kernel's branches depend on take 256 MB.
+MOST_VALUES = 1 << 25
+
+
+class Known(NamedTuple):
+    """An integer of a kernel: the grid axes that it depends on, and its values, which broadcast to the grid; None if
+    unknown. For an array in scalar memory, the values are its elements."""
+
+    axes: frozenset[int]
+    values: Integers | None
+
+
+def short_name(operation: Any) -> str:
+    """An operation's name without the prefix of the serialised form: `arith.addi`."""
+    return str(operation.name).removeprefix(PREFIX)
+
+
+def grid_indices(grid: tuple[int, ...]) -> list[Known]:
+    """[axes] the indices of a grid, each along its own dimension. Raises `KernelError` if an axis is too long."""
+    if max(grid, default=0) > MOST_VALUES:
+        raise KernelError(f"an axis of its grid has more than {MOST_VALUES:,} steps")
+    indices = []
+    for axis, size in enumerate(grid):
+        shape = [1] * len(grid)
+        shape[axis] = -1
+        values = np.arange(size, dtype=np.int64).reshape(shape) if size != DYNAMIC else None
+        indices.append(Known(frozenset([axis]), values))
+    return indices
+
+
+class IntegerValues:
+    """The integers of a kernel, computed when they are asked for.
+
+    Args:
+        known: values from outside (arguments of blocks).
+
+    Attributes:
+        complete: False if a value that was asked for is unknown because it would have too many elements.
+    """
+
+    def __init__(self, known: dict[Any, Known]) -> None:
+        self._axes = {handle: value.axes for handle, value in known.items()}
+        self._values = {handle: value.values for handle, value in known.items()}
+        self._room = MOST_VALUES
+        self.complete = True
+
+    def axes(self, handle: Any) -> frozenset[int]:
+        """The grid axes that a value depends on; none for an argument that is not known."""
+        if handle not in self._axes:
+            operands = () if isinstance(handle, ir.BlockArgument) else handle.owner.operands
+            self._axes[handle] = frozenset().union(*map(self.axes, operands))
+        return self._axes[handle]
+
+    def values(self, handle: Any) -> Integers | None:
+        """[grid, of size 1 along axes that it does not depend on] a value; None if it is unknown."""
+        if handle not in self._values:
+            self._values[handle] = None if isinstance(handle, ir.BlockArgument) else self._result(handle.owner)
+        return self._values[handle]
+
+    def _result(self, operation: Any) -> Integers | None:
+        name = short_name(operation)
+        if name == "arith.constant":
+            return _constant(operation)
+        if name not in _OPERATIONS or len(operation.results) != 1:
+            return None
+        operands = []
+        for operand in operation.operands:
+            values = self.values(operand)
+            if values is None:
+                return None
+            operands.append(values)
+        self._room -= prod(np.broadcast_shapes(*(values.shape for values in operands[name == LOAD :])))
+        if self._room < 0:
+            self.complete = False
+            return None
+        with np.errstate(all="ignore"):
+            return _OPERATIONS[name](operation, *operands)
+
+
+def _constant(operation: Any) -> Integers | None:
+    value = operation.attributes["value"]
+    if isinstance(value, ir.BoolAttr):
+        return np.array(int(value.value))
+    return np.array(int(value.value)) if isinstance(value, ir.IntegerAttr) else None
+
+
+def _loaded(_: Any, array: Integers, *indices: Integers) -> Integers | None:
+    """Elements loaded from an array in scalar memory."""
+    if array.ndim != len(indices) or not array.size:
+        return None
+    bounded = [np.clip(index, 0, size - 1) for index, size in zip(indices, array.shape, strict=True)]
+    loaded: Integers = array[tuple(np.broadcast_arrays(*bounded))]
+    return loaded
+
+
+def _divide(_: Any, left: Integers, right: Integers) -> Integers:
+    """Rounds towards zero."""
+    return np.where(right == 0, 0, np.sign(left) * np.sign(right) * (abs(left) // np.maximum(abs(right), 1)))
+
+
+def _remainder(operation: Any, left: Integers, right: Integers) -> Integers:
+    return left - _divide(operation, left, right) * right
+
+
+_PREDICATES: list[Callable[[Integers, Integers], Any]] = [
+    np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal,
+    np.less, np.less_equal, np.greater, np.greater_equal,
+]  # fmt: skip
+
+
+def _compare(operation: Any, left: Integers, right: Integers) -> Integers:
+    number = int(ir.IntegerAttr(operation.attributes["predicate"]).value)
+    return np.asarray(_PREDICATES[number](left, right), dtype=np.int64)
+
+
+def _select(_: Any, condition: Integers, left: Integers, right: Integers) -> Integers:
+    return np.where(condition != 0, left, right)
+
+
+def _same(_: Any, value: Integers) -> Integers:
+    return value
+
+
+LOAD = "memref.load"
+_OPERATIONS: dict[str, Callable[..., Integers | None]] = {
+    LOAD: _loaded,
+    "arith.addi": lambda _, a, b: a + b,
+    "arith.andi": lambda _, a, b: a & b,
+    "arith.ceildivsi": lambda _, a, b: -((-a) // np.where(b == 0, 1, b)),
+    "arith.cmpi": _compare,
+    "arith.divsi": _divide,
+    "arith.divui": _divide,
+    "arith.extsi": _same,
+    "arith.extui": _same,
+    "arith.floordivsi": lambda _, a, b: a // np.where(b == 0, 1, b),
+    "arith.index_cast": _same,
+    "arith.maxsi": lambda _, a, b: np.maximum(a, b),
+    "arith.minsi": lambda _, a, b: np.minimum(a, b),
+    "arith.muli": lambda _, a, b: a * b,
+    "arith.ori": lambda _, a, b: a | b,
+    "arith.remsi": _remainder,
+    "arith.remui": _remainder,
+    "arith.select": _select,
+    "arith.subi": lambda _, a, b: a - b,
+    "arith.trunci": _same,
+    "arith.xori": lambda _, a, b: a ^ b,
+}

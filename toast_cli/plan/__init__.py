@@ -3,12 +3,12 @@
 A worked example: a perceptron of two layers on two devices, stage by stage. The tests run every line.
 
 >>> from toast_cli.dimensions import analyse
->>> from toast_cli.evaluate.evaluator import Evaluator
+>>> from toast_cli.price.evaluator import Evaluator
 >>> from toast_cli.frontend import load
 >>> from toast_cli.hardware import load_spec
 >>> from toast_cli.plan.decisions import Shard
 >>> from toast_cli.plan.lower import lower
->>> from toast_cli.plan.patterns import make_problem
+>>> from toast_cli.plan.problem import make_problem
 
 >>> text = '''
 ... func.func @main(%x: tensor<8x4xf32>, %up: tensor<4x16xf32>, %down: tensor<16x4xf32>) -> tensor<8x4xf32> {
@@ -60,7 +60,7 @@ is gathered at its use. That is sequence parallelism between Megatron's blocks.
 >>> [(one.kind, one.reason, one.local_bytes) for one in lower(problem, between).collectives]
 [('all-gather', 'reshard', 128.0), ('reduce-scatter', 'partial', 64.0)]
 
-Cost (`evaluate/evaluator.py`). The evaluator prices patterns and arrays, not ops, and looks again only at what a
+Cost (`price/evaluator.py`). The evaluator prices patterns and arrays, not ops, and looks again only at what a
 plan changes. Each device holds all of `x` (128 bytes) and half of both weights, or half of everything.
 
 >>> evaluator = Evaluator(problem)

@@ -1,5 +1,5 @@
 """Lowers a plan to the whole program: every op's sharding, every value's sharding, and every collective. The rules are
-those of `op_sharding`, `partials`, `reshard` and `halo`; this file applies them op by op.
+those of `sharding`, `partials`, `reshard` and `loops`; this file applies them op by op.
 
 In: a `Problem` and a plan. Out: a `PartitionedProgram`.
 """
@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from toast_cli.plan.accumulation import left_by_loops
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.halo import neighbours, read_of, rotations, windowed
-from toast_cli.plan.loop_reads import held_over
-from toast_cli.plan.one_device import spread
+from toast_cli.plan.loops import held_over, left_by_loops
 from toast_cli.plan.partials import (
     CollectiveStep,
     Cuts,
@@ -32,13 +29,22 @@ from toast_cli.plan.partials import (
 )
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import ShardingMove, copies_of, moves_of, reshard_steps, runs_by_region
+from toast_cli.plan.reshard import (
+    ShardingMove,
+    copies_of,
+    moves_of,
+    neighbours,
+    read_of,
+    reshard_steps,
+    rotations,
+    runs_by_region,
+    spread,
+    windowed,
+)
 from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without, written_part
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY
-from toast_cli.program.regions import loop_at, readings, trips_at
-from toast_cli.program.rematerialised import remade_values
-from toast_cli.program.sums import Sum, readers
+from toast_cli.program.values import Sum, loop_at, readers, readings, remade_values, trips_at
 
 
 def lower(problem: Problem, plan: Plan) -> PartitionedProgram:

@@ -3,11 +3,11 @@ where.
 
 A value is partial over a mesh axis where its op reduces a dimension which that axis splits: each device holds a term of
 it. An all-reduce completes it, or a reduce-scatter where its sharding is to use that axis. Partial values that are
-added (see `program.sums`) are reduced once, at the end of the sum, if all terms are partial over the same axes, with
+added (see `program.values`) are reduced once, at the end of the sum, if all terms are partial over the same axes, with
 the same sharding before and after: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where the terms
 have no other readers (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial
 over other axes, or has to be resharded first. So does a scatter into the other term if both are reduce-scattered,
-unless over one axis alone with no all-reduce (see `sums.scatters_into`).
+unless over one axis alone with no all-reduce (see `program.values.scatters_into`).
 
 These rules are pure functions of the shardings of the ops involved. Lowering applies them to every sum of a program,
 the incremental evaluator to every kind of sum.
@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
-from toast_cli.plan.op_sharding import OpSharding
 from toast_cli.plan.sharding import (
+    OpSharding,
     Sharding,
     axes_of,
     in_mesh_order,
@@ -36,7 +36,7 @@ from toast_cli.plan.sharding import (
 )
 from toast_cli.program.model import Op
 from toast_cli.program.ops import CARRY, DOT_GENERAL, REDUCE, REDUCERS
-from toast_cli.program.sums import Does, Steps
+from toast_cli.program.values import Does, Steps
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
 

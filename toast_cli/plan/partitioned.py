@@ -1,17 +1,15 @@
-"""`PartitionedProgram`: a plan lowered to the shardings of every op, value and use, and to collectives.
-
-In: nothing; `lower` fills it in. `emit` writes it; `explain` and `report` read it.
+"""A plan lowered: `PartitionedProgram` has the shardings of every op, value and use, and the collectives; `Promises`
+is what a report says of them, which other steps compare with XLA's compiled program.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
 
-from toast_cli.plan.accumulation import DeferredReduction
-from toast_cli.plan.op_sharding import OpSharding
-from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements, scattered_in
+from toast_cli.plan.loops import DeferredReduction
+from toast_cli.plan.sharding import OpSharding, Sharding, in_mesh_order, refinements, scattered_in
 
 # Why a collective is there: a partial sum, a use or a pin that needs another sharding, a halo exchange, or an op that
 # one device runs for all.
@@ -66,14 +64,14 @@ class PartitionedProgram:
         op_shardings: [ops] sharding of each. partial: value -> mesh axes over which its op leaves it partial (each
             device holds a term of it); complete values are missing.
         added: value -> the value at the end of its sum: it stays partial, and is reduced there. Terms of sums that the
-            compiler reduces once by itself, though each is written to be reduced (see `sums.scatters_into`), are not
-            among them.
-        carried: op number of a loop's carry -> its deferred reduction, see `plan.accumulation`. `computed` has its
+            compiler reduces once by itself, though each is written to be reduced (see `program.values.scatters_into`),
+            are not among them.
+        carried: op number of a loop's carry -> its deferred reduction, see `plan.loops`. `computed` has its
             sharding in the loop, `shardings` the one after the reduction behind the loop.
         summed: values that stay partial on the way to such a carry.
         found: values in `computed` that XLA's partitioner takes to `shardings` by itself (see
             `partials.found_by_partitioner`).
-        held: axes over which loop-invariant arrays are gathered before loops, see `plan.loop_reads`.
+        held: axes over which loop-invariant arrays are gathered before loops, see `plan.loops`.
         collectives: all of them, as the partitioner writes them, in program order.
     """
 
@@ -120,3 +118,70 @@ class PartitionedProgram:
         ends = accumulate(map(len, scattered_in(over, self.axis_sizes)))
         steps = (one_by_one[0], *(one_by_one[end] for end in ends))
         return steps[1:] if len(steps) > 2 and not constrained and in_mesh_order(steps[1]) else steps
+
+
+# ---------------------------------------------------------------- promises
+# What a report promises, as plain data: its collectives and constraints, which other steps make or compare with XLA's
+# compiled program.
+
+
+@dataclass(frozen=True)
+class CollectiveFacts:
+    """A collective as the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, if
+    that differs. by_hand: the program states it in a manual region; it exists under every plan."""
+
+    kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
+    axes: list[str]  # or ["groups of 2"], where the devices that communicate are not those along axes
+    bytes: int  # of the result, per device, one run
+    count: float  # loops counted; a collective in one of n branches counts 1/n
+    seconds: float  # all of them
+    location: str
+    written_kind: str = ""
+    written_bytes: int = 0
+    by_hand: bool = False
+
+    def as_written(self) -> CollectiveFacts:
+        """The collective as the partitioner writes it, before the chip's compiler reworks it."""
+        if not self.written_kind:
+            return self
+        return replace(self, kind=self.written_kind, bytes=self.written_bytes, written_kind="", written_bytes=0)
+
+
+@dataclass(frozen=True)
+class ConstraintFacts:
+    """One constraint in the written program, beside the shardings of arguments and results.
+
+    Attributes:
+        place: "definition" (the value has this sharding from its definition on), "use" (these uses need it), or
+            "kernel" (a hand-written kernel runs on shards, as `line` states in JAX).
+        location: source location of the operation that makes the value, or that uses it. type: of the value.
+        name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
+        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`. explicit: what to write in its place
+            on a mesh of explicit axes: `x = jax.sharding.reshard(x, P("data", None))`, or for the product that makes
+            the value `out_sharding=P("data", None)`; empty for kernels.
+    """
+
+    place: str
+    location: str
+    type: str
+    name: str
+    uses: int
+    line: str
+    explicit: str = ""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """axes: the mesh, name -> size. Bytes per device. fits: True if the plan was predicted to stay within
+    `limit_bytes`. machine: name of the mesh specification of the plan; empty if unknown. host_bytes: in the host's
+    memory. fit: "yes", "unsure" or "no"."""
+
+    axes: dict[str, int]
+    collectives: list[CollectiveFacts]
+    peak_bytes: int
+    argument_bytes: int
+    limit_bytes: int
+    fits: bool
+    machine: str = ""
+    host_bytes: int = 0
+    fit: str = "yes"

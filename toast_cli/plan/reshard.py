@@ -1,4 +1,5 @@
-"""Resharding: the cheapest sequence of slices (free), all-to-alls, permutes and all-gathers between two shardings.
+"""Resharding: the cheapest sequence of slices (free), all-to-alls, permutes and all-gathers between two shardings;
+halo exchanges, where an op reads a split dimension through windows; and ops that one device runs for all.
 
 XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so the
 emitted program constrains the intermediate shardings (`waypoints`).
@@ -6,10 +7,7 @@ emitted program constrains the intermediate shardings (`waypoints`).
 Uses of one array that need the same sharding share one reshard, but not across the edges of a loop: a loop gathers in
 each trip. For an array that a loop only reads, steps before the first gather, which do not enlarge it, run once, ahead
 of the loop. So do gathers of an array that the loop slices differently in each trip, and gathers over axes for which
-the plan says so (see `loop_reads`).
-
-In: two shardings of one array, or the one it is made in and those its uses need. Out: the collectives in order,
-the intermediate shardings to constrain, and how often each collective runs.
+the plan says so (see `loops`).
 """
 
 from __future__ import annotations
@@ -19,9 +17,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import permutations
+from math import ceil
 from typing import NamedTuple, TypeVar
 
-from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.dimensions.model import FactorKind
+from toast_cli.plan.partials import ALL_REDUCE
+from toast_cli.plan.sharding import OpSharding, Sharding, axes_of, shards
+from toast_cli.program.model import Op, Program, Window
+from toast_cli.program.ops import ADD, RNG
 
 SLICE, GATHER, EXCHANGE, PERMUTE = "slice", "all-gather", "all-to-all", "collective-permute"
 # All orders of a dimension's axes are tried for up to this many; with more, unwanted axes are gathered along with
@@ -91,7 +94,7 @@ def copies_of(
     held: Collection[int] = (),
 ) -> list[Copy]:
     """The resharded copies of an array made as `made` that need communication. needed: [uses] sharding that each needs.
-    whole_ahead: [uses] see `regions.Reading`; uses outside loops share the copy made ahead of loops. held: see
+    whole_ahead: [uses] see `program.values.Reading`; uses outside loops share the copy made ahead of loops. held: see
     `steps_ahead`."""
     wanted: dict[tuple[Sharding, bool], list[int]] = {}
     wholly = whole_ahead or [None] * len(needed)
@@ -156,7 +159,7 @@ Region = TypeVar("Region", bound=Hashable)
 
 
 def runs_by_region(uses: Iterable[tuple[Region, float]]) -> dict[Region, float]:
-    """Region (see `program.regions`) -> how often a copy is made in it, for uses given by their region and how often
+    """Region (see `program.values`) -> how often a copy is made in it, for uses given by their region and how often
     they are read."""
     runs: dict[Region, float] = {}
     for region, count in uses:
@@ -337,3 +340,279 @@ def _unlike(have: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, ...]:
 
 def _replaced(sharding: Sharding, dim: int, axes: tuple[int, ...]) -> Sharding:
     return (*sharding[:dim], axes, *sharding[dim + 1 :])
+
+
+# ---------------------------------------------------------------- halo exchange
+# Halo exchange: the transfers needed when an op reads a split dimension through windows, slices or paddings.
+#
+# Each device needs a range of the operand: its own shard, a halo on either side, or a range elsewhere. XLA's
+# partitioner sends the missing elements in collective-permutes, one for each distance in shards to the left and to the
+# right, as wide as the widest part needed; it sends short, distant ranges piece by piece; and it gathers the operand
+# where nearly all of it would be sent. (As read in `ExchangeHalo`, `ExchangeHaloCompact` and `ReshardAsWindowedInput`
+# of XLA's SPMD partitioner, 2025.)
+
+# [shards] first and last element (excluded) of the operand that each needs; a range may extend beyond the array.
+Stretches = tuple[tuple[int, int], ...]
+# Ranges shorter than the distance to them by this factor are sent piece by piece.
+_FAR = 2
+
+
+class Permute(NamedTuple):
+    """A collective-permute. first, last (excluded): range of its shard that each sender sends. pairs: (sender,
+    receiver) shard numbers; empty if only positions outside the array are at this distance."""
+
+    first: int
+    last: int
+    pairs: tuple[tuple[int, int], ...]
+
+
+class Exchange(NamedTuple):
+    """A collective that fetches elements from other devices. bytes: of its result on each device."""
+
+    kind: str
+    axes: tuple[int, ...]
+    bytes: float
+
+
+class WindowRead(NamedTuple):
+    """How an op reads its first operand through windows. at: the sharding it requires. summed: operand dimensions over
+    which the op sums across devices."""
+
+    windows: tuple[Window, ...]
+    at: Sharding
+    summed: tuple[int, ...]
+
+
+def read_of(windows: tuple[Window, ...], op_sharding: OpSharding) -> WindowRead:
+    """How an op that has these windows reads its first operand."""
+    at, made = op_sharding.operands[0], op_sharding.computed[0]
+    return WindowRead(windows, at, tuple([w.operand_dim for w in windows if made[w.result_dim] != at[w.operand_dim]]))
+
+
+def neighbours(
+    whole_bytes: float, reads: Sequence[WindowRead], sizes: tuple[int, ...]
+) -> list[tuple[Exchange, list[int]]]:
+    """The halo exchanges of one array for all ops that read it through windows, each with the indices of the reads it
+    serves.
+
+    Identical reads share an exchange, as in XLA's partitioner.
+    """
+    alike: dict[WindowRead, list[int]] = {}
+    for place, read in enumerate(reads):
+        alike.setdefault(read, []).append(place)
+    return [(exchange, places) for read, places in alike.items() for exchange in _of_read(whole_bytes, read, sizes)]
+
+
+def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> Iterator[Exchange]:
+    size = whole_bytes / shards(read.at, sizes)
+    for window in read.windows:
+        axes = read.at[window.operand_dim]
+        if not axes:
+            continue
+        count = shards((axes,), sizes)
+        summed = window.operand_dim in read.summed
+        sent = exchanged(window, count, summed=summed)
+        if sent is None:
+            size *= count
+            yield Exchange(GATHER, axes, size)
+            continue
+        element = size * count / window.inputs
+        for permute in sent:
+            if permute.pairs:
+                crossed = crossed_by(permute.pairs, axes, sizes)
+                yield Exchange(PERMUTE, crossed, element * (permute.last - permute.first))
+        size = element * max(last - first for first, last in ranges_needed(window, count, summed=summed) or ())
+
+
+@lru_cache(maxsize=10_000)
+def crossed_by(pairs: tuple[tuple[int, int], ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes along which the sender and receiver of some pair differ. axes: those that split the dimension, major to
+    minor."""
+    crossed = []
+    inner = shards((axes,), sizes)
+    for axis in axes:
+        outer, inner = inner, inner // sizes[axis]
+        if any(one % outer // inner != other % outer // inner for one, other in pairs):
+            crossed.append(axis)
+    return tuple(crossed)
+
+
+def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
+    """Ops that read a value through windows, grouped by loop and branch: exchanges are not shared between these."""
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for number, position in program.users[value]:
+        op = program.ops[number]
+        if op.windows and position == 0:
+            found.setdefault((op.loop, op.branches), []).append(number)
+    return [(loop, numbers) for (loop, _), numbers in found.items()]
+
+
+def rotations(
+    op: Op, whole_bytes: float, kinds: Sequence[FactorKind], op_sharding: OpSharding, sizes: tuple[int, ...]
+) -> Iterator[Exchange]:
+    """The collective-permute of an op that moves elements without windows, over all axes that split a permuted factor.
+    whole_bytes: of its result. kinds: [factors] of the op's form."""
+    factors = zip(op_sharding.factor_axes, kinds, strict=True)
+    moved = tuple(axis for axes, kind in factors if kind is FactorKind.PERMUTATION for axis in axes)
+    if moved and not op.kind.windowed:
+        yield Exchange(PERMUTE, moved, whole_bytes / shards(op_sharding.computed[0], sizes))
+
+
+@lru_cache(maxsize=50_000)
+def exchanged(window: Window, shards: int, *, summed: bool = False) -> tuple[Permute, ...] | None:
+    """The collective-permutes along the window's dimension; None where the operand is gathered instead.
+
+    Args:
+        summed: the kernel is split alike, and each device computes a partial sum of the whole result.
+    """
+    needed = ranges_needed(window, shards, summed=summed)
+    return None if needed is None else permutes(needed, window.inputs)
+
+
+def ranges_needed(window: Window, shards: int, *, summed: bool = False) -> Stretches | None:
+    """Range that each device needs along the window's dimension; None for windows that XLA does not split."""
+    return contracted(window, shards) if summed else tiled(window, shards)
+
+
+def permutes(needed: Stretches, elements: int) -> tuple[Permute, ...] | None:
+    """The collective-permutes for these ranges of a dimension of that size; None where the operand is gathered."""
+    shards = len(needed)
+    shard = ceil(elements / shards)
+    left = [k * shard - first for k, (first, _) in enumerate(needed)]
+    right = [last - (k + 1) * shard for k, (_, last) in enumerate(needed)]
+    longest = max(last - first for first, last in needed)
+    if max(*left, *right) > _FAR * longest:
+        return None if 2 * longest >= shards * shard else pieces(needed, shard, elements)
+    return halos(left, right, shard)
+
+
+def tiled(window: Window, shards: int) -> Stretches | None:
+    """Range that each device needs to compute its shard of the result; None for windows that XLA does not split."""
+    own = ceil(window.outputs / shards)
+    step, holes = window.stride * own, window.dilation - 1
+    if window.stride > 1 and step % window.dilation:
+        return None
+    whole = int(window.low / window.dilation)  # rounded towards zero
+    rest = window.low - whole * window.dilation
+    length = window.stride * (own - 1) + 1 + (window.size - 1) * window.spread
+    return tuple(
+        (
+            (step * k + holes - rest) // window.dilation - whole,
+            (step * k + length + holes - rest) // window.dilation - whole,
+        )
+        for k in range(shards)
+    )
+
+
+def contracted(window: Window, shards: int) -> Stretches | None:
+    """Range that each device needs to apply its shard of the kernel to the whole result; None for dilated operands."""
+    if window.dilation != 1:
+        return None
+    own = ceil(window.size / shards)
+    step, length = own * window.spread, (own - 1) * window.spread + 1 + (window.outputs - 1) * window.stride
+    return tuple((step * k - window.low, step * k - window.low + length) for k in range(shards))
+
+
+def halos(left: list[int], right: list[int], shard: int) -> tuple[Permute, ...] | None:
+    """Permutes that fetch the halos; None where the operand is gathered. left, right: [shards] halo elements (negative:
+    the device does not need all of its own shard)."""
+    count = len(left)
+    widest_left, widest_right = max(left[1:]), max(right[:-1])
+    if widest_left + widest_right + shard >= count * shard and max(widest_left, widest_right) > shard:
+        return None
+    begin, end = -max(left), shard + max(right)  # union of all ranges, relative to the shard's first element
+    if begin >= end:
+        return None
+    found = [
+        Permute(
+            max(shard * (away + 1) - widest_left, 0),
+            shard - max(-away * shard - end, 0),
+            tuple([(k, k + away + 1) for k in range(count - away - 1)]),
+        )
+        for away in reversed(range(ceil(widest_left / shard)))
+        if -(away + 1) * shard < end
+    ]
+    skipped = min(max(begin - shard, 0), max(widest_right, 0)) // shard
+    found += [
+        Permute(
+            max(begin - (away + 1) * shard, 0),
+            min(widest_right - shard * away, shard),
+            tuple([(k + away + 1, k) for k in range(count - away - 1)]),
+        )
+        for away in range(skipped, ceil(widest_right / shard))
+    ]
+    return tuple(found)
+
+
+def pieces(needed: Stretches, shard: int, elements: int) -> tuple[Permute, ...]:
+    """Permutes that send pieces of shards: in each permute a device sends and receives at most one piece, all padded to
+    the union of the pieces."""
+    waiting: list[list[tuple[int, int, int, int]]] = [
+        [] for _ in needed
+    ]  # [source] (place in the stretch, receiver, first, last)
+    for receiver, (first, last) in enumerate(needed):
+        at = max(first, 0)
+        while at < min(last, elements):
+            source, begin = divmod(at, shard)
+            end = min(begin + last - at, shard)
+            if source != receiver:
+                waiting[source].append((at - first, receiver, begin, end))
+            at += end - begin
+    for queue in waiting:
+        queue.sort()
+    found = []
+    while any(waiting):
+        pairs: dict[int, int] = {}  # receiver -> sender
+        begin, end = shard, 0
+        for source, queue in enumerate(waiting):
+            if not queue:
+                continue
+            _, receiver, first, last = queue[0]
+            apart = (begin > last and end == shard and first == 0) or (end < first and begin == 0 and last == shard)
+            if pairs and (receiver in pairs or apart):
+                continue
+            queue.pop(0)
+            pairs[receiver] = source
+            begin, end = min(begin, first), max(end, last)
+        found.append(Permute(begin, end, tuple([(source, receiver) for receiver, source in pairs.items()])))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- ops that one device runs
+# Ops that one device runs for all: host callbacks, and random numbers of `stablehlo.rng`.
+
+
+def not_reduced(program: Program) -> frozenset[int]:
+    """Results of such ops that need no all-reduce of their own: they have no readers, or they are only added to others
+    and XLA reduces the sum (see `partials`)."""
+    found: set[int] = set()
+    added: dict[int, int] = {}  # a sum with one reader -> the term whose all-reduce is counted for it
+    for op in program.ops:
+        if op.one_device:
+            found.update(value for value in op.results if not program.users[value])
+            terms = {value: value for value in op.results}
+        elif op.name == ADD and all(value in added for value in op.operands):
+            left, right = (added[value] for value in op.operands)
+            found.add(right)
+            terms = {op.results[0]: left}
+        else:
+            continue
+        for value, term in terms.items():
+            uses = [program.ops[user] for user, _ in program.users[value]]
+            if len(uses) == 1 and (uses[0].loop, uses[0].branches) == (op.loop, op.branches):
+                added[value] = term
+    return frozenset(found)
+
+
+def spread(
+    op: Op, whole_bytes: Sequence[int], op_sharding: OpSharding, sizes: tuple[int, ...]
+) -> Iterator[tuple[int, Exchange]]:
+    """The all-reduces of an op's results, each with the number of its result. whole_bytes: [results], 0 for those in
+    `not_reduced`."""
+    if not op.one_device and op.name != RNG:
+        return
+    for k, whole in enumerate(whole_bytes):
+        at = op_sharding.computed[k]
+        axes = tuple(axis for axis, size in enumerate(sizes) if size > 1 and axis not in axes_of(at))
+        if axes and whole:
+            yield k, Exchange(ALL_REDUCE, axes, whole / shards(at, sizes))

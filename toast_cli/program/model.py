@@ -42,7 +42,7 @@ class Rule:
     """An op's sharding rule, as in Shardy: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
 
     Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the first
-    three sets pass through. uneven: factors whose size is padded, see `dimensions.padded`. Rules are dictionary keys
+    three sets pass through. uneven: factors whose size is padded, see `dimensions.merged`. Rules are dictionary keys
     for every op, so the hash is stored.
     """
 
@@ -308,8 +308,8 @@ class Program:
     """A whole program; see the module docstring for how control flow is written.
 
     Attributes:
-        parted: it differs from the user's program: fused products are split (see `fused_products`), dimensions merged
-            in another order (see `dimensions.merged`), or sizes padded (see `dimensions.padded`).
+        parted: it differs from the user's program: fused products are split (see `rewrite.fused_products`), dimensions
+            merged in another order (see `dimensions.merged`), or sizes padded (see `dimensions.merged`).
         microbatches: number of parts of its batch (see `microbatches`); 1 as the user wrote it. recompute: values that
         its backward pass rematerialises and the user's does not, a `request.Recompute`. offload: what it keeps in host
         memory and the user's does not, a `request.Offload`.

@@ -1,6 +1,5 @@
-"""Reports: a `Report` (facts only, `model.py`) goes in; terminal text, JSON, and tables come out.
+"""Reports: a `Report` (facts only, `model`) goes in; terminal text, JSON, tables and HTML pages come out.
 
-Nothing here computes a prediction. `terminal.py` shows a report to a person, `json_file.py` stores and reads it,
-`toast_cli/folding.py` folds arguments that differ by a layer number only, `toast_cli/quantities.py` writes quantities
-with units.
+Nothing here computes a prediction. `build` gathers the facts of a run, `terminal` shows them to a person, `model`
+stores and reads them, `explain` says what in a plan causes what, `html` draws pages.
 """

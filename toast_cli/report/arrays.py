@@ -1,27 +1,39 @@
-"""The sections of a terminal report about shardings of arguments and results, folded by pattern."""
+"""Sections of a terminal report about arrays: shardings of arguments and results, folded by pattern; collectives and
+their causes; constraints to paste.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from toast_cli.folding import NamedArray, fold
-from toast_cli.program.paths import slash_path
-from toast_cli.quantities import (
+from toast_cli.plan.partitioned import CollectiveFacts
+from toast_cli.program.names import slash_path
+from toast_cli.program.quantities import (
+    NamedArray,
+    fold,
     format_bytes,
     format_count,
     format_percent,
     format_plural,
+    format_seconds,
     format_sharding,
+    join_location,
     shorten_location,
+    split_location,
     type_bytes,
 )
 from toast_cli.report import style
 from toast_cli.report.model import ArgumentFacts, LiveValue, Report, ResultFacts
+from toast_cli.report.words import look, rows_of
+
+# ---------------------------------------------------------------- shardings
+# The sections of a terminal report about shardings of arguments and results, folded by pattern.
 
 # What a report shows without --verbose.
 SHORT_ARGUMENTS = 12
@@ -139,3 +151,138 @@ def with_slashes(report: Report) -> list[LiveValue]:
 def _alike(one: LiveValue) -> NamedArray:
     """The key of a row: arrays that are equal but for numbers in their path, or in the name stack of their maker."""
     return NamedArray(one.name, (one.role, one.type, one.bytes, _NUMBER.sub("*", one.location)))
+
+
+# ---------------------------------------------------------------- collectives
+# The section of a terminal report about collectives: those that take longest, and their causes in the source.
+
+# What a report shows without --verbose.
+SHORT_COLLECTIVES = 6
+_NUMBER_IN_PATH = re.compile(r"(?<=[/_])\d+")
+# Prefix of the place of collectives in manual regions.
+BY_HAND = "manual: "
+
+
+def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
+    """The collectives that take longest, numbered as in `toast explain --collective`, and their causes."""
+    ordered = together(report.collectives)
+    if not ordered:
+        return style.section("collectives", Text("none: the devices never communicate"))
+    shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
+    with_bytes = width >= style.NARROW
+    heads = [
+        ("", "right"),
+        ("kind", "left"),
+        ("axes", "left"),
+        ("", "right"),
+        ("time", "right"),
+        *([("result", "right")] if with_bytes else []),
+    ]
+    rows = [
+        (
+            str(number),
+            one.kind,
+            "+".join(one.axes),
+            f"×{format_count(one.count)}",
+            format_seconds(one.seconds),
+            *([format_bytes(one.bytes)] if with_bytes else []),
+        )
+        for number, one in enumerate(shown, start=1)
+    ]
+    room = style.room(width, rows)
+    drawn = style.table([*heads, ("caused by", "fold")])
+    for one, (number, kind, axes, *figures) in zip(shown, rows, strict=True):
+        hand = BY_HAND if one.by_hand else ""
+        location = hand + shorten_location(one.location or "(unknown)", room - len(hand))
+        drawn.add_row(number, kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
+    total = f"{format_count(sum(one.count for one in ordered))} a step"
+    rest = "" if len(shown) == len(ordered) else ", those that take longest"
+    return style.section(f"collectives, {total}{rest}", drawn)
+
+
+def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
+    """Collectives merged that look the same to a reader, those that take longest first."""
+    looks = [look(one.kind, one.axes, one.bytes, one.by_hand, one.location) for one in collectives]
+    rows = [[collectives[k] for k in row] for row in rows_of(looks, [one.seconds for one in collectives])]
+    return [
+        replace(
+            row[0],
+            count=sum(one.count for one in row),
+            seconds=sum(one.seconds for one in row),
+            location=_shared_location([one.location for one in row]),
+        )
+        for row in rows
+    ]
+
+
+def _shared_location(locations: Sequence[str]) -> str:
+    """The common place of collectives of one row: one place, all passes, and the path if it differs only in layers."""
+    if len(set(locations)) == 1:
+        return locations[0]
+    places, passes, paths = zip(*map(split_location, locations), strict=True)
+    path = _NUMBER_IN_PATH.sub("*", paths[0])
+    shared = all(_NUMBER_IN_PATH.sub("*", one) == path for one in paths)
+    return join_location(places[0], "+".join(filter(None, dict.fromkeys(passes))), path if shared else "")
+
+
+# ---------------------------------------------------------------- constraints
+# The section of a terminal report about constraints: the lines to paste.
+
+# What a report shows without --verbose.
+SHORT_CONSTRAINTS = 6
+# Prefix of every line to paste; a report has no room for it.
+JAX = "x = jax.lax."
+KERNEL = "kernel"
+_INTEGERS = re.compile(r"u?i\d+\[")
+
+
+def constraints(report: Report, verbose: bool) -> RenderableType | None:
+    """The lines to paste for users who keep their own program, without duplicates. Without `verbose`, those of the
+    largest arrays."""
+    placed = [one for one in report.constraints if one.place != KERNEL]
+    if not placed:
+        return None
+    alike = Counter((_place(one.location), one.type, one.line) for one in placed)
+    listed = list(alike.items()) if verbose else sorted(alike.items(), key=_weight, reverse=True)[:SHORT_CONSTRAINTS]
+    drawn = style.table([("", "right"), ("", "fold")])
+    for (place, type_, line), count in listed:
+        drawn.add_row(f"×{format_count(count)}" if count > 1 else "", _line_to_paste(report, place, type_, line))
+    rest = len(placed) - sum(count for _, count in listed)
+    more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
+    return style.section(f"sharding constraints inside the program, {format_count(len(placed))} in all", drawn, *more)
+
+
+def _place(location: str) -> str:
+    """The source line without the name stack."""
+    return location.partition(" (")[0] or "(unknown)"
+
+
+def _line_to_paste(report: Report, place: str, type_: str, line: str) -> Text:
+    """The place of a constraint, and its line."""
+    return Text(f"{place}, {type_}\n").append_text(style.with_axes(line.removeprefix(JAX), list(report.mesh.axes)))
+
+
+def kernels(report: Report) -> RenderableType | None:
+    """The sharded kernels, and the equivalent lines of JAX."""
+    found = [one for one in report.constraints if one.place == KERNEL]
+    if not found:
+        return None
+    drawn = style.table([("", "fold")])
+    for one in found[:SHORT_CONSTRAINTS]:
+        drawn.add_row(_line_to_paste(report, _place(one.location), one.type, one.line))
+    rest = len(found) - SHORT_CONSTRAINTS
+    more = [Text(f"and {format_count(rest)} more; the JSON report lists all", style.LABEL)] if rest > 0 else []
+    return style.section("hand-written kernels on parts, and the same in JAX", drawn, *more)
+
+
+def _weight(constraint: tuple[tuple[str, str, str], int]) -> tuple[bool, int]:
+    """Importance of a constraint: least if it leaves all dimensions to the compiler, or is of integers, which are
+    indices and masks; else by the bytes of its array."""
+    (_, type_, line), count = constraint
+    return _says_something(line) and not _INTEGERS.match(type_), type_bytes(type_) * count
+
+
+def _says_something(line: str) -> bool:
+    """True if a line states the sharding of some dimension."""
+    spec = line.partition("P(")[2].rstrip(")")
+    return any(entry.strip() not in ("", "P.UNCONSTRAINED") for entry in spec.split(","))

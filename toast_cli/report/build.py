@@ -1,37 +1,33 @@
-"""Builds a `Report` from the values of one run. In: source, evaluator (with its problem), search result.
-Out: facts."""
+"""Builds a `Report` from the values of one run: source, evaluator (with its problem), search result."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from math import inf, prod
+from math import inf, lcm, prod
 
-from toast_cli.compiler.memory_fit import peak_error
-from toast_cli.compiler.profiles import version_note
-from toast_cli.cost.model import BY_HAND, Cost
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, side_texts, summary
 from toast_cli.frontend.source import Source
 from toast_cli.hardware import Chip, Mesh, matrix_rate
-from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
-from toast_cli.plan.goal import Bound
-from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips
-from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.decisions import Bound, Decision, Plan, Replicate, Shard
+from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS, read_in_trips
+from toast_cli.plan.partitioned import CollectiveFacts, PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.price.cost import BY_HAND, Cost
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.memory_fit import peak_error
+from toast_cli.price.profiles import version_note
 from toast_cli.program.model import Program
-from toast_cli.program.paths import slash_path
-from toast_cli.program.recomputed import recomputed_parts
-from toast_cli.program.roles import undonated
-from toast_cli.quantities import format_bytes, format_count, format_plural, format_seconds
+from toast_cli.program.names import slash_path
+from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, SCATTER
+from toast_cli.program.quantities import format_bytes, format_count, format_plural, format_seconds
+from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, undonated
+from toast_cli.program.values import recomputed_parts
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
     BaselineFacts,
     BoundFacts,
-    CollectiveFacts,
     DecisionFacts,
     DimensionAxes,
     GoalFacts,
@@ -45,10 +41,8 @@ from toast_cli.report.model import (
     ResultFacts,
     SearchFacts,
 )
-from toast_cli.report.padding import padding_advice
-from toast_cli.report.tokens import tokens_of
-from toast_cli.search.incumbent import SearchResult
-from toast_cli.search.objective import reader
+from toast_cli.report.words import decision_text, idle_axes, part_name, scope_name, side_texts, summary
+from toast_cli.search.incumbent import SearchResult, reader
 from toast_cli.tactics import PricedStrategy, priced_strategies
 from toast_cli.tactics.strategies import PAIRS, baselines, better
 
@@ -116,7 +110,7 @@ def goal_facts(problem: Problem, cost: Cost) -> GoalFacts:
 def utilisation(problem: Problem, step_seconds: float) -> tuple[float, float]:
     """Model FLOPs utilisation and hardware FLOPs utilisation: a program's arithmetic divided by that of all chips at
     their peak rate in that time. The rate is that of bf16 (if listed), or of a narrower type for contractions in one.
-    MFU excludes rematerialised arithmetic (see `recomputed`)."""
+    MFU excludes rematerialised arithmetic (see `program.values.recomputed_parts`)."""
     every, again = _peak_seconds(problem.program, problem.mesh.chip)
     available = step_seconds * problem.mesh.devices
     return ((every - again) / available, every / available) if available > 0 else (0.0, 0.0)
@@ -382,3 +376,98 @@ def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: P
         len(dimensions.class_sizes), len(dimensions.groups), dimensions.conflicts, dimensions.components,
         len(dimensions.resolutions), groups, dict(opaque.most_common()), notes,
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------- advice on padding
+# Advice on padding dimensions that no mesh axis divides: a problem goes in, sentences come out.
+
+# Minimum fraction of all weights' bytes in weights with a dimension, for advice about it.
+SHARE = 0.05
+# Maximum padding, as a fraction of the dimension: six heads do not become eight.
+MOST_PADDING = 1 / 8
+# Long dimensions are padded to whole tiles: 128 is the edge of a TPU's matrix unit.
+LONG, TILE = 1024, 128
+
+
+def padding_advice(problem: Problem) -> list[str]:
+    """A sentence for the batch and each widespread dimension of the weights that is not sharded because of its size."""
+    axes = [size for size in problem.mesh.sizes if size > 1]
+    program, sizes = problem.program, problem.dimensions.class_sizes
+    weights = sum(
+        program.values[argument.value].bytes
+        for argument, role in zip(program.arguments, problem.argument_role, strict=True)
+        if problem.roles[role] == WEIGHTS
+    )
+    advice = []
+    for number, group in enumerate(problem.dimensions.groups):
+        worth_it = group.role == "batch" or problem.weight_bytes.get(number, 0) > SHARE * weights
+        if (
+            group.role == "layers"
+            or not worth_it
+            or not axes
+            or any(sizes[c] % axis == 0 for c in group.classes for axis in axes)
+        ):
+            continue
+        padded = padded_size(group.size, axes)
+        if padded - group.size <= MOST_PADDING * group.size:
+            advice.append(
+                f"{group.name} ({format_count(group.size)}) divides by no mesh axis and stays whole; pad it to "
+                f"{format_count(padded)} to shard it"
+            )
+    return advice
+
+
+def padded_size(size: int, axes: list[int]) -> int:
+    """The next divisible size: for a long dimension by all axes, in whole tiles; else by the smallest axis."""
+    step = lcm(TILE, *axes) if size >= LONG else min(axes)
+    return -(-size // step) * step
+
+
+# ---------------------------------------------------------------- tokens
+# Tokens of one run, if the program determines them: a problem goes in, a number comes out.
+
+# Ops whose first operand is the array that they read a part of, or write to.
+_CHANGED = frozenset({CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, SCATTER})
+
+
+def tokens_of(problem: Problem) -> int:
+    """Elements of the integer inputs over batch and sequence (token ids, targets); 0 if there is no such input, or they
+    differ in size (encoders and decoders)."""
+    found = {
+        problem.program.values[argument.value].elements
+        for number, argument in enumerate(problem.program.arguments)
+        if problem.roles[problem.argument_role[number]] == INPUTS and _holds_tokens(problem, number)
+    }
+    return found.pop() if len(found) == 1 else 0
+
+
+def _holds_tokens(problem: Problem, number: int) -> bool:
+    """True if an argument has integers, one for each position of each sequence."""
+    value = problem.program.values[problem.program.arguments[number].value]
+    pattern = problem.patterns[problem.op_pattern[number]]
+    roles = [problem.dimensions.groups[group].role for group in pattern.groups]
+    whole_numbers = value.dtype.lstrip("su").startswith("i") and value.dtype != "i1"
+    of_sequences = len(value.shape) > 1 and "seq" in roles and set(roles) <= {"seq", "batch"}
+    return whole_numbers and of_sequences and not _finds_pages(problem, problem.program.arguments[number].value)
+
+
+def _finds_pages(problem: Problem, value: int) -> bool:
+    """True if these numbers look up what one step hands to the next: the pages of a cache."""
+    program, waiting, seen = problem.program, [value], {value}
+    state = {a.value for n, a in enumerate(program.arguments) if problem.roles[problem.argument_role[n]] == STATE}
+    while waiting:
+        for number, place in program.users[waiting.pop()]:
+            op = program.ops[number]
+            if op.name == GATHER and place == 1 and _first_version(program, op.operands[0]) in state:
+                return True
+            if op.kind.elementwise or op.kind.rearranges:
+                waiting += [found for found in op.results if found not in seen]
+                seen.update(op.results)
+    return False
+
+
+def _first_version(program: Program, value: int) -> int:
+    """The array that a value is a part of, or that it was before it was written to."""
+    while (op := program.ops[program.producer[value]]).operands and (op.kind.view or op.name in _CHANGED):
+        value = op.operands[0]
+    return value

@@ -1,5 +1,6 @@
-"""`Comparison`: every known strategy that applies, and the search's result. In: an evaluator and the search's
-plan. Out: facts. JSON schema "toast.compare/1"; field names are stable.
+"""`Comparison`: every known strategy that applies, and the search's result; as facts (JSON schema "toast.compare/1",
+field names are stable) and tables. Also the best plans beside the chosen one, what the compiler says of plans, and the
+row of the program's own shardings.
 """
 
 from __future__ import annotations
@@ -9,26 +10,38 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from toast_cli.alternatives import name_of
-from toast_cli.compiler.memory_fit import NO, YES, fit_of
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import kept_text, name_list, part_name, scope_name, scope_texts, summary
+from toast_cli.hardware import Mesh
 from toast_cli.plan.axis_assignment import AxisAssigners
 from toast_cli.plan.decisions import ASIDE, Decision, Plan, Replicate
 from toast_cli.plan.problem import Problem
-from toast_cli.quantities import format_bytes, format_ratio, format_seconds
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.memory_fit import NO, YES, fit_of
+from toast_cli.program.quantities import format_bytes, format_percent, format_plural, format_ratio, format_seconds
 from toast_cli.report import style
-from toast_cli.report.build import other_shape
-from toast_cli.report.confirmation import confirmation_facts
-from toast_cli.report.model import ConfirmedPlanFacts, MeshFacts, ProgramFacts, Report, strategy_label
-from toast_cli.search.objective import Objective
+from toast_cli.report.build import goal_facts, other_shape
+from toast_cli.report.model import (
+    AlternativeFacts,
+    BaselineFacts,
+    ConfirmationFacts,
+    ConfirmedPlanFacts,
+    MeshFacts,
+    ProgramFacts,
+    Report,
+    strategy_label,
+)
+from toast_cli.report.words import kept_text, name_list, part_name, scope_name, scope_texts, summary
+from toast_cli.search.alternatives import Alternative, compared, name_of
+from toast_cli.search.incumbent import Objective
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
 from toast_cli.tactics.strategies import STRATEGIES, better
 
 if TYPE_CHECKING:
-    from toast_cli.confirm.model import Confirmation
+    from toast_cli.ask_xla.annotated import AsAnnotated
+    from toast_cli.ask_xla.confirm import Confirmation, ConfirmedRow
+
 
 SCHEMA = "toast.compare/1"
 SEARCH, UNSHARDED, STRATEGY = "search", "unsharded", "strategy"  # kinds of contenders, and names of the first two
@@ -147,7 +160,7 @@ def ranked(rows: list[Contender]) -> list[Contender]:
 
 def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirmation) -> Comparison:
     """The comparison with the compiler's figures of the contenders, and the best by these."""
-    from toast_cli.confirm.run import compiled_cost
+    from toast_cli.ask_xla.confirm import compiled_cost
 
     facts = {
         name: replace(of, name=name)
@@ -222,7 +235,7 @@ def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[Rend
     return blocks
 
 
-def one_line(found: Comparison) -> str:
+def comparison_line(found: Comparison) -> str:
     """The best, on one line."""
     best, search = found.best, found.contenders[0]
     head = f"{found.program.name} on {found.mesh.name}: "
@@ -322,3 +335,202 @@ def listed(decisions: Sequence[str], axes: Sequence[str]) -> Text:
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         parts.append(f"{', '.join(names[:_LISTED])}{more} over {axis}")
     return style.with_axes("; ".join(parts), axes)
+
+
+# ---------------------------------------------------------------- alternatives
+# The best plans that differ from the chosen one: `Alternative` values go in; facts for the JSON report, and a table
+# for the terminal, come out.
+
+
+def alternative_facts(evaluator: Evaluator, taken: Plan, plans: Sequence[Plan]) -> list[AlternativeFacts]:
+    """The facts of all plans but the chosen one; `plans`: the search's result, the best first."""
+    problem = evaluator.problem
+    own = [short(problem, decision) for decision in taken]
+    return [
+        _facts(problem, own, name_of(place), compared(evaluator, taken, plan))
+        for place, plan in enumerate(plans)
+        if plan != taken
+    ]
+
+
+def _facts(problem: Problem, own: Sequence[str], name: str, one: Alternative) -> AlternativeFacts:
+    cost, decisions = one.cost, [short(problem, decision) for decision in one.plan]
+    return AlternativeFacts(
+        name,
+        cost.step_seconds,
+        cost.compute_seconds,
+        cost.communication_seconds,
+        round(cost.peak_bytes),
+        cost.peak_bytes <= problem.mesh.limit_bytes,
+        one.differs,
+        summary(problem, one.plan),
+        decisions,
+        [text for text in decisions if text not in own],
+        [text for text in own if text not in decisions],
+    )
+
+
+def alternatives(report: Report) -> RenderableType | None:
+    """The table of other plans, with the decisions that differ; None if none were requested or found."""
+    if not report.alternatives:
+        return None
+    axes = list(report.mesh.axes)
+    heads = [("", "left"), ("step time", "right"), ("", "right"), ("peak memory", "right"), ("differs", "right")]
+    rows = style.table([*heads, ("decisions that differ", "fold")])
+    for one in report.alternatives:
+        ratio = one.step_seconds / report.predicted.step_seconds if report.predicted.step_seconds else 1.0
+        peak = Text(format_bytes(one.peak_bytes), "" if one.fits else style.BAD)
+        words = Text()
+        for sign, decisions in (("+ ", one.adds), ("- ", one.lacks)):
+            if decisions:
+                words.append("\n" if words else "").append(sign).append_text(listed(decisions, axes))
+        if not words:
+            words.append("the order of decisions")
+        figures = (format_seconds(one.step_seconds), format_ratio(ratio), peak, format_percent(one.differs))
+        rows.add_row(one.name, *figures, words)
+    footnote = Text(
+        "differs: share of the step spent on kernels and collectives that only one of the two has", style.LABEL
+    )
+    return style.section("other plans", rows, footnote)
+
+
+# ---------------------------------------------------------------- the compiler's figures
+# Compares predicted and compiled figures: a `Confirmation` goes in; facts for the JSON report, and a table for the
+# terminal, come out.
+
+
+def with_confirmation(report: Report, problem: Problem, confirmation: Confirmation) -> Report:
+    """The report with the compiler's figures."""
+    from toast_cli.ask_xla.confirm import compiled_cost  # heavy, and rarely needed
+
+    report = replace(report, confirmation=confirmation_facts(confirmation))
+    if confirmation.row is None:
+        return report
+    # A goal's bounds are checked against the compiler's figures.
+    return replace(report, goal=goal_facts(problem, compiled_cost(confirmation.row)))
+
+
+def confirmation_facts(confirmation: Confirmation) -> ConfirmationFacts:
+    """The facts of a confirmation, without the plans themselves."""
+    corrections = confirmation.corrections
+    chosen = None if confirmation.chosen is None else confirmation.rows[confirmation.chosen].candidate.name
+    return ConfirmationFacts(
+        confirmation.compiler,
+        chosen,
+        [_row(row, confirmation.limit_bytes) for row in confirmation.rows],
+        confirmation.rounds,
+        confirmation.seconds,
+        {"compute": corrections.compute, "memory": corrections.memory, **corrections.collectives},
+        confirmation.rejected,
+    )
+
+
+def confirmation_line(row: ConfirmedRow) -> str:
+    """`fsdp: 8.3 ms a step, 1.2 GiB (predicted 9.1 ms, 1.3 GiB), compiled in 14 s`."""
+    cost, compiled = row.candidate.cost, row.compiled
+    predicted = f"predicted {format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}"
+    if compiled is None:
+        return f"{row.candidate.name}: {row.why} ({predicted})"
+    how = "known from before" if compiled.cached else f"{format_seconds(compiled.compile_seconds)} to compile"
+    if compiled.outcome != "compiled":
+        return f"{row.candidate.name}: {compiled.outcome} ({predicted}), {how}"
+    peak = format_bytes(row.peak_bytes)
+    return f"{row.candidate.name}: {format_seconds(row.step_seconds)} a step, {peak} ({predicted}), {how}"
+
+
+def _row(row: ConfirmedRow, limit_bytes: int) -> ConfirmedPlanFacts:
+    cost, compiled = row.candidate.cost, row.compiled
+    known = compiled is not None and compiled.outcome == "compiled"
+    return ConfirmedPlanFacts(
+        row.candidate.name,
+        cost.step_seconds,
+        round(cost.peak_bytes),
+        compiled.outcome if compiled else "not compiled",
+        (compiled.reason if compiled else row.why).strip(),
+        row.step_seconds if known else None,
+        row.compute_seconds if known else None,
+        row.exposed_seconds if known else None,
+        round(row.peak_bytes) if known else None,
+        row.peak_bytes <= limit_bytes if known else None,
+        compiled.compile_seconds if compiled else 0.0,
+        compiled.cached if compiled else False,
+    )
+
+
+def confirmation(report: Report) -> RenderableType | None:
+    """The table of compiled plans, the chosen one first and marked; None if none were compiled."""
+    facts = report.confirmation
+    if facts is None:
+        return None
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in ("", "predicted", "compiled", "predicted peak", "compiled peak", ""):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=heading != "")
+    for row in facts.plans:
+        taken = row.name == facts.chosen
+        words = _outcome_words(row)
+        table.add_row(
+            Text(row.name, style="bold" if taken else ""),
+            format_seconds(row.predicted_step_seconds),
+            "" if row.step_seconds is None else format_seconds(row.step_seconds),
+            format_bytes(row.predicted_peak_bytes),
+            "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
+            Text("taken" if taken else words, style="bold green" if taken else "dim"),
+        )
+    return style.section(f"confirmed with {facts.compiler}", table)
+
+
+def _outcome_words(row: ConfirmedPlanFacts) -> str:
+    if row.outcome == "not compiled":
+        return row.reason
+    if row.outcome != "compiled":
+        return row.outcome
+    return "" if row.fits else "does not fit"
+
+
+# ---------------------------------------------------------------- the program's own shardings
+# The row "as annotated" of a report and of a comparison.
+
+AS_ANNOTATED = "as annotated"
+
+
+def with_row(report: Report, found: AsAnnotated | str | None, mesh: Mesh) -> Report:
+    """The report with the program's own shardings as first baseline, or with a note why they could not be priced."""
+    if found is None:
+        return report
+    if isinstance(found, str):
+        return _noted(report, f"the program's own shardings are not priced: XLA's partitioner says: {found}")
+    cost = found.cost
+    facts = BaselineFacts(
+        cost.step_seconds,
+        round(cost.peak_bytes),
+        cost.peak_bytes <= mesh.limit_bytes,
+        cost.compute_seconds,
+        cost.communication_seconds,
+        mesh=other_shape(found.mesh, mesh),
+    )
+    if count := len(found.rematerialised):
+        report = _noted(
+            report,
+            f"as annotated, XLA gathers {format_plural(count, 'array')} whole because it finds no other way "
+            "(involuntary rematerialisation): see toast explain --as-annotated",
+        )
+    return replace(report, baselines={AS_ANNOTATED: facts, **report.baselines})
+
+
+def _noted(report: Report, note: str) -> Report:
+    return replace(report, analysis=replace(report.analysis, notes=[note, *report.analysis.notes]))
+
+
+def with_contender(comparison: Comparison, found: AsAnnotated | str | None, evaluator: Evaluator) -> Comparison:
+    """The comparison with the program's own shardings among the contenders; they are never marked as best, which is for
+    plans."""
+    if found is None or isinstance(found, str):
+        return comparison
+    cost, mesh = found.cost, evaluator.problem.mesh
+    objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
+    row = Contender(
+        AS_ANNOTATED, ANNOTATED, cost.step_seconds, cost.compute_seconds, cost.communication_seconds,
+        round(cost.peak_bytes), round(cost.argument_bytes), cost.peak_bytes <= mesh.limit_bytes, objective.met(cost),
+        "the program's own shardings", [], [], [], mesh=other_shape(found.mesh, mesh),
+    )  # fmt: skip
+    return replace(comparison, contenders=ranked([*comparison.contenders, row]))

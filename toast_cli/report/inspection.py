@@ -13,12 +13,19 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.dimensions import Dimensions
-from toast_cli.folding import NamedArray, fold
 from toast_cli.frontend.source import Source
 from toast_cli.program.model import Op, Program
+from toast_cli.program.names import slash_path
 from toast_cli.program.ops import ARGUMENT
-from toast_cli.program.paths import slash_path
-from toast_cli.quantities import format_bytes, format_count, format_flops, format_percent, format_plural
+from toast_cli.program.quantities import (
+    NamedArray,
+    fold,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_percent,
+    format_plural,
+)
 from toast_cli.report import style
 
 SCHEMA = "toast.inspection/1"

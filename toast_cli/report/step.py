@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.evaluate.expected_step import ops_by_pattern, places_of
 from toast_cli.frontend.source import Source
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.timeline import ops_by_pattern, places_of
 from toast_cli.search.incumbent import SearchResult
 
 COMPUTE = 0

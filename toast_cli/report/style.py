@@ -16,8 +16,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.compiler.memory_fit import NO, UNSURE, YES
-from toast_cli.printable import printable, printable_lines
+from toast_cli.base.units import printable, printable_lines
+from toast_cli.price.memory_fit import NO, UNSURE, YES
 
 NARROWEST, WIDEST = 60, 200
 # Below this width, tables leave out optional columns.

@@ -1,23 +1,47 @@
-"""A report for people: a `Report` goes in, text for a terminal (or a log) comes out.
+"""A report for people: a `Report` goes in, text for a terminal (or a log) comes out, section by section.
 
 `print_report` shows all of it, `one_line` is the output of --quiet.
 """
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from toast_cli.quantities import format_bytes, format_ratio, format_seconds
-from toast_cli.report import arrays, sections, style
-from toast_cli.report.alternatives import alternatives
-from toast_cli.report.arrays import live_at_peak
-from toast_cli.report.collectives import collectives
-from toast_cli.report.confirmation import confirmation
-from toast_cli.report.constraints import constraints, kernels
-from toast_cli.report.model import NO, UNSURE, BoundFacts, GoalFacts, Report
+from toast_cli.price.memory_fit import NO, UNSURE, YES, fit_of
+from toast_cli.program.names import slash_path
+from toast_cli.program.quantities import (
+    NamedArray,
+    fold,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_percent,
+    format_plural,
+    format_ratio,
+    format_seconds,
+)
+from toast_cli.report import arrays, style
+from toast_cli.report.arrays import collectives, constraints, kernels, live_at_peak
+from toast_cli.report.comparison import alternatives, confirmation
+from toast_cli.report.model import (
+    BaselineFacts,
+    BoundFacts,
+    DecisionFacts,
+    GoalFacts,
+    PredictedFacts,
+    Report,
+    strategy_label,
+)
+from toast_cli.report.style import TextPart
+from toast_cli.report.words import scope_texts
 
 
 def goal(report: Report) -> RenderableType | None:
@@ -87,13 +111,13 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
     """The sections in reading order; None for an empty one."""
     fits = report.fit != NO
     return [
-        sections.header(report),
-        sections.verdict(report),
+        header(report),
+        verdict(report),
         broken(report),
-        sections.decisions(report, width),
-        sections.prediction(report, width),
+        decisions(report, width),
+        prediction(report, width),
         goal(report),
-        sections.comparison(report, width) if report.baselines else None,
+        comparison(report, width) if report.baselines else None,
         alternatives(report),
         confirmation(report),
         live_at_peak(report, width, verbose) if verbose or not fits else None,
@@ -102,7 +126,353 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         arrays.results(report, width) if verbose else None,
         kernels(report),
         constraints(report, verbose),
-        sections.groups(report) if verbose else None,
-        sections.notes(report, verbose),
-        sections.statistics(report, verbose),
+        groups(report) if verbose else None,
+        notes(report, verbose),
+        statistics(report, verbose),
     ]
+
+
+# ---------------------------------------------------------------- sections
+# The sections of a terminal report: facts go in, rich renderables come out, one function per section.
+
+# What a report shows without --verbose.
+SHORT_NOTES = 6
+# Why a search ended, in words.
+STOPPED = {
+    "budget": "its time was over",
+    "iterations": "all its iterations were done",
+    "plateau": "no better plan for a long time",
+    "nodes": "it had looked at as many plans as it may",
+}
+# Shown in place of an algorithm if nothing was searched.
+UNSEARCHED = {"strategy": "none, since a strategy was given", "plan": "none, since a saved plan was given"}
+# Width of the words and figures beside a bar.
+BAR_COLUMNS = 70
+LEAST_BAR = 8
+# A column of words narrower than this is left out.
+LEAST_WORDS = 16
+# Minimum width of a decision's name; it wraps to leave room for the words behind it.
+LONGEST_NAME = 24
+
+
+def header(report: Report) -> RenderableType:
+    """Program, mesh and strategy, a line each where they fit on one."""
+    program, mesh = report.program, report.mesh
+    arguments = f"{format_plural(program.arguments, 'argument')} of {format_bytes(program.parameter_bytes)}"
+    shape = " × ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
+    limit = f"{format_bytes(report.predicted.limit_bytes)} usable per device"
+    lines = _labelled()
+    lines.add_row(
+        "program",
+        _lead(program.name, f"{format_plural(program.ops, 'op')}, {arguments}, {format_flops(program.flops)} a step"),
+    )
+    mesh_text = _lead(mesh.name, f"{format_plural(mesh.devices, 'device')} ({mesh.chip}), ")
+    lines.add_row("mesh", mesh_text.append_text(style.with_axes(shape, list(mesh.axes))).append(f", {limit}"))
+    lines.add_row("strategy", style.with_axes(report.plan.summary or "unsharded", list(mesh.axes), style.TITLE))
+    if report.plan.tactics:
+        lines.add_row("tactics", _tactics(report))
+    return lines
+
+
+def _tactics(report: Report) -> Text:
+    """The decisions that come from the requested tactics."""
+    fixed, plan = report.plan.fixed, report.plan
+    asked = ", ".join(text for text in plan.tactics if not text.startswith("search:"))
+    over = ", ".join(text.removeprefix("search:") for text in plan.tactics if text.startswith("search:"))
+    searched = f"the {'others' if fixed else 'decisions'} from the search{' over ' + over if over else ''}"
+    made = f"decision{'s 1 to ' + str(fixed) if fixed > 1 else ' 1'} from {asked}" if fixed else ""
+    parts = [made, searched if len(plan.decisions) > fixed else ""]
+    return style.with_axes(", ".join(filter(None, parts)) or f"{asked}: nothing to decide", list(report.mesh.axes))
+
+
+def verdict(report: Report) -> RenderableType | None:
+    """Whether the plan fits: the compiler's answer if available, else the prediction's uncertainty; None if it fits for
+    certain."""
+    predicted, confirmed = report.predicted, report.confirmation
+    peak, limit = format_bytes(predicted.peak_bytes), format_bytes(predicted.limit_bytes)
+    if report.fit == NO:
+        found = "plan that exceeds the bounds least" if report.goal.bounds else "smallest-memory plan found"
+        by = f", and {confirmed.compiler} refuses it" if confirmed is not None and confirmed.rejected else ""
+        excess = predicted.peak_bytes - predicted.limit_bytes
+        more = f", {format_bytes(excess)} more than the limit of {limit}" if excess > 0 else f" of {limit}"
+        return Text(f"✗ does not fit: the {found} needs {peak} on each device{more}{by}", style.BAD)
+    if report.fit == YES and predicted.fit == YES:
+        return None
+    if report.fit == YES and confirmed is not None:
+        row = next(row for row in confirmed.plans if row.name == confirmed.chosen)
+        listed = f"✓ fits: {confirmed.compiler} needs {format_bytes(row.peak_bytes or 0)} of {limit} (predicted {peak})"
+        return Text(listed, style.GOOD)
+    return Text(
+        f"? may not fit: the predicted peak is {format_percent(predicted.peak_bytes / predicted.limit_bytes)} of the "
+        f"limit, and one program of this kind in ten needs over {format_percent(predicted.peak_error)} more than is "
+        f"predicted; --ask always asks the compiler",
+        style.WARNING,
+    )
+
+
+def decisions(report: Report, width: int) -> RenderableType:
+    """The plan in order, with each dimension's local size after each decision, and the arrays that have it."""
+    if not report.plan.decisions:
+        return style.section("decisions", Text("none: every device computes the whole program"))
+    axes = list(report.mesh.axes)
+    sizes = _local_sizes(report)
+    rows = [
+        (str(number), decision_name(decision), decision.axis, size, format_count(decision.classes))
+        for number, (decision, size) in enumerate(zip(report.plan.decisions, sizes, strict=True), start=1)
+    ]
+    # Long names wrap, so that all figures stay.
+    room = style.room(width, [(number, name[:LONGEST_NAME], *rest) for number, name, *rest in rows])
+    worded = width >= style.NARROW and room >= LEAST_WORDS
+    heads = [("", "right"), ("decision", "name"), ("over", "left"), ("size", "right"), ("count", "right")]
+    columns = [*heads, ("array.dimension", "fold")] if worded else heads
+    cells: list[list[str | Text]] = [
+        [number, name, style.with_axes(axis, axes), *figures, *([words] if worded else [])]
+        for words, (number, name, axis, *figures) in zip(_whereabouts(report, room), rows, strict=True)
+    ]
+    return style.section("decisions", style.fitted(columns, cells, width))
+
+
+def decision_name(decision: DecisionFacts) -> str:
+    """`shard batch`, `replicate weights`."""
+    return f"{decision.kind} {slash_path(decision.target)}"
+
+
+def prediction(report: Report, width: int) -> RenderableType:
+    """Step time, peak memory and MFU, each with a bar if there is room."""
+    predicted = report.predicted
+    bar_width = min(width - BAR_COLUMNS, 60)
+    rows = style.table([("", "left"), ("", "right"), ("", "left"), ("", "fold")])
+
+    def add(label: str, figure: str, parts: Sequence[TextPart], words: RenderableType) -> None:
+        drawn = style.bar(parts, bar_width) if bar_width >= LEAST_BAR else Text()
+        rows.add_row(label, Text(figure, style.TITLE), drawn, words)
+
+    both = max(predicted.step_seconds, predicted.compute_seconds + predicted.communication_seconds) or 1.0
+    compute = TextPart(predicted.compute_seconds / both, "█", style.COMPUTE)
+    communication = TextPart(predicted.communication_seconds / both, "▒", style.COMMUNICATION)
+    add(
+        "step time",
+        format_seconds(predicted.step_seconds),
+        [compute, communication],
+        _split(report, "  " if bar_width >= LEAST_BAR else "\n"),
+    )
+
+    if predicted.tokens_per_second:
+        figure = Text(format_count(round(predicted.tokens_per_second)), style.TITLE)
+        rows.add_row("tokens/s", figure, "", "of all devices together")
+
+    filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
+    held = Text(
+        f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD
+    )
+    held.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
+    memory = TextPart(filled, "█", style.MEMORY if predicted.fits else style.BAD)
+    add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
+
+    if predicted.host_bytes:
+        moved = f"transfers {format_seconds(predicted.transfer_seconds)}, which overlap with compute"
+        add("host memory", format_bytes(predicted.host_bytes), [], moved)
+
+    useful = TextPart(predicted.mfu, "█", style.GOOD)
+    add("MFU", format_percent(predicted.mfu), [useful], peak_share(predicted))
+    return style.section("predicted, per device and step", rows)
+
+
+def peak_share(predicted: PredictedFacts) -> str:
+    """The base of MFU, and HFU if the program rematerialises."""
+    hfu = format_percent(predicted.hfu)
+    recomputed = predicted.hfu > 0 and hfu != format_percent(predicted.mfu)
+    return "of the chips' peak arithmetic rate" + (f", {hfu} with what is recomputed (HFU)" if recomputed else "")
+
+
+def comparison(report: Report, width: int) -> RenderableType:
+    """This plan against the baselines."""
+    predicted = report.predicted
+    this = BaselineFacts(
+        predicted.step_seconds,
+        predicted.peak_bytes,
+        predicted.fits,
+        predicted.compute_seconds,
+        predicted.communication_seconds,
+    )
+    columns = [
+        ("", "name"), ("step time", "right"), ("", "right"), ("compute", "right"), ("communication", "right"),
+        ("peak memory", "right"), ("", "left"),
+    ]  # fmt: skip
+    cells: list[list[str | Text]] = [
+        [
+            Text(strategy_label(name, facts.axes, facts.mesh), style.TITLE if facts is this else ""),
+            format_seconds(facts.step_seconds),
+            format_ratio(facts.step_seconds / this.step_seconds if this.step_seconds else 1.0),
+            format_seconds(facts.compute_seconds),
+            format_seconds(facts.communication_seconds),
+            format_bytes(facts.peak_bytes),
+            style.fit_text(
+                report.fit if facts is this else fit_of(facts.peak_bytes, predicted.limit_bytes, predicted.peak_error)
+            ),
+        ]
+        for name, facts in {"this plan": this, **report.baselines}.items()
+    ]
+    rows = style.fitted(columns, cells, width, spare=((3, 4), (2,)))
+    return style.section("compared with", rows)
+
+
+def notes(report: Report, verbose: bool) -> RenderableType | None:
+    """Notes: replicated ops, assumptions, notices."""
+    lines = list(_replicated(report.analysis.replicated_ops, verbose))
+    lines += report.analysis.notes
+    hidden = 0 if verbose else max(len(lines) - SHORT_NOTES, 0)
+    if hidden:
+        lines = [*lines[:-hidden], f"{format_plural(hidden, 'more note')}; --verbose lists all"]
+    if not lines:
+        return None
+    rows = style.table([("", "left"), ("", "fold")])
+    for line in lines:
+        rows.add_row(Text("·", style.WARNING), line)
+    return style.section("notes", rows)
+
+
+def groups(report: Report) -> RenderableType:
+    """The dimensions by name, with the number of classes of each, and of arrays that have one twice."""
+    analysis = report.analysis
+    twice = (
+        f"; {format_plural(analysis.conflicts, 'array')} with one of them twice, "
+        f"settled by {format_plural(analysis.resolution_groups, 'choice')}"
+    )
+    title = f"dimensions, {format_plural(analysis.groups, 'kind')} of them{twice if analysis.conflicts else ''}"
+    rows = style.table([("dimension", "left"), ("count", "right"), ("size", "right"), ("array.dimension", "fold")])
+    for group in analysis.group_list:
+        rows.add_row(
+            group.name, format_count(group.classes), format_count(group.size), ", ".join(_patterns(group.members))
+        )
+    return style.section(title, rows)
+
+
+def statistics(report: Report, verbose: bool) -> RenderableType:
+    """Statistics of the search, and the time of each stage."""
+    search = report.search
+    rate = f" ({format_count(round(search.evaluations / search.seconds))}/s)" if verbose and search.seconds > 0 else ""
+    ended = f"; stopped: {STOPPED.get(search.stopped, search.stopped)}" if search.stopped else ""
+    rows = _labelled()
+    words = (
+        f"{search.algorithm}, seed {search.seed}: {format_plural(search.evaluations, 'plan')} tried in "
+        f"{format_seconds(search.seconds)}{rate}, the best was number {format_count(search.best_found_at)}{ended}"
+    )
+    rows.add_row("search", UNSEARCHED.get(search.algorithm, words))
+    total = sum(report.timings.values())
+    if not verbose:
+        stages = ", ".join(f"{stage} {format_seconds(seconds)}" for stage, seconds in report.timings.items())
+        rows.add_row("time", f"{format_seconds(total)}: {stages}" if stages else format_seconds(total))
+        return rows
+    stages_table = style.table([("stage", "left"), ("time", "right"), ("", "left")])
+    for stage, seconds in {**report.timings, "in all": total}.items():
+        drawn = style.bar([TextPart(seconds / total if total else 0.0, "█", style.COMPUTE)], 24)
+        stages_table.add_row(stage, format_seconds(seconds), drawn)
+    return Group(rows, Text(), style.section("time", stages_table))
+
+
+# XLA's names for calls of matrix libraries: `__onednn$matmul`, `__cublas$gemm`, `__cudnn$convForward`. JAX itself
+# writes `__cudnn$fmha…` for attention and `__op$block_scaled_dot` for products of MX numbers.
+_LIBRARY_CALL = re.compile(r"custom_call @__(?!cudnn\$(?:fmha|norm)|op\$)")
+
+
+def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
+    """The ops that every device computes replicated, most frequent first."""
+    ordered = sorted(ops.items(), key=lambda item: (-item[1], item[0]))
+    if not ordered:
+        return
+    shown = ordered if verbose else ordered[:4]
+    named = ", ".join(f"{name} ×{format_count(count)}" for name, count in shown)
+    rest = f" and {len(ordered) - len(shown)} more kinds" if len(shown) < len(ordered) else ""
+    count = format_plural(sum(ops.values()), "op")
+    yield f"{count} that toast cannot split, so every device computes the whole of each: {named}{rest}"
+    if any(_LIBRARY_CALL.search(name) for name, _ in ordered):
+        yield (
+            "XLA has compiled this program for one platform, whose libraries it calls: give toast what XLA got "
+            "(lower(…).as_text(), or the file *before_optimizations* of --xla_dump_to)"
+        )
+
+
+def _whereabouts(report: Report, room: int) -> list[str]:
+    """[decisions] the arrays that have the dimension, at its first decision, as many as fit; the dimension chosen where
+    an array has it twice, unless an earlier decision chose the same; and the decision's scope."""
+    members = {group.name: group.members for group in report.analysis.group_list}
+    seen: set[str] = set()
+    listed: set[tuple[str, str]] = set()
+    found = []
+    for decision in report.plan.decisions:
+        words = []
+        if decision.target not in seen and decision.kind == "shard":
+            patterns = _patterns(members.get(decision.target, []))
+            words += [_as_many(patterns, room)] if patterns else []
+        elif decision.kind != "shard":
+            words.append(decision.text)
+        choices = [choice for choice in dict.fromkeys(decision.choices) if (decision.target, choice) not in listed]
+        words += [f"where it occurs twice: {', '.join(choices)}"] if choices else []
+        listed.update((decision.target, choice) for choice in choices)
+        words += scope_texts(decision.unless, decision.only)
+        seen.add(decision.target)
+        found.append("; ".join(words))
+    return found
+
+
+def _patterns(members: Sequence[str]) -> list[str]:
+    return [row.pattern for row in fold([NamedArray(slash_path(name), ()) for name in members])]
+
+
+def _as_many(patterns: Sequence[str], room: int) -> str:
+    """The first pattern, and more of them while they fit on the line."""
+    text = patterns[0]
+    for number, pattern in enumerate(patterns[1:], start=1):
+        if len(f"{text}, {pattern}, …") > room and number < len(patterns):
+            return f"{text}, …"
+        text = f"{text}, {pattern}"
+    return text
+
+
+def _local_sizes(report: Report) -> list[str]:
+    """[decisions] elements along the dimension before and after each decision: `2,048 → 256`; empty for a replicate."""
+    over: dict[str, set[str]] = defaultdict(set)  # dimension -> axes of the decisions so far
+    texts = []
+    for decision in report.plan.decisions:
+        if decision.kind != "shard":
+            texts.append("")
+            continue
+        others = over[decision.target] - {decision.axis}
+        over[decision.target].add(decision.axis)
+        before = -(-decision.size // prod(report.mesh.axes.get(axis, 1) for axis in others))
+        after = -(-before // report.mesh.axes.get(decision.axis, 1))
+        texts.append(f"{format_count(before)} → {format_count(after)}")
+    return texts
+
+
+def _split(report: Report, between: str) -> Text:
+    predicted = report.predicted
+    words = Text.assemble(
+        ("█", style.COMPUTE),
+        f" compute {format_seconds(predicted.compute_seconds)}{between}",
+        ("▒", style.COMMUNICATION),
+        f" communication {format_seconds(predicted.communication_seconds)}",
+    )
+    overlapped = overlap_text(predicted)
+    return words.append(f"\n{overlapped}") if overlapped else words
+
+
+def overlap_text(predicted: PredictedFacts) -> str:
+    """The bounds of the step time, if communication can overlap with compute."""
+    least, most = format_seconds(predicted.step_seconds_lower), format_seconds(predicted.step_seconds_upper)
+    if not 0 < predicted.step_seconds_lower < predicted.step_seconds_upper or least == most:
+        return ""
+    return f"at least {least}, at most {most}"
+
+
+def _lead(name: str, rest: str) -> Text:
+    return Text.assemble((name, style.TITLE), f": {rest}")
+
+
+def _labelled() -> Table:
+    """Lines of (label, text)."""
+    rows = style.table([("", "left"), ("", "fold")])
+    rows.columns[0].style = style.LABEL
+    rows.columns[0].width = len("strategy") + 1
+    return rows

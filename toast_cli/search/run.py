@@ -8,15 +8,14 @@ from math import inf
 
 import numpy as np
 
-from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.base.children import interruptible
 from toast_cli.hardware import Mesh
-from toast_cli.interrupts import interruptible
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.request import Effort
-from toast_cli.search.incumbent import Budget, Incumbent, SearchProgress, SearchResult
+from toast_cli.search.incumbent import Budget, Incumbent, Objective, Rank, SearchProgress, SearchResult
 from toast_cli.search.mcts import mcts
-from toast_cli.search.objective import Objective, Rank
 
 PLANS: dict[str, int] = {Effort.low: 2000, Effort.medium: 10_000, Effort.high: 40_000}  # evaluated, at most
 FINALISTS = 2  # mesh shapes that are searched to the end

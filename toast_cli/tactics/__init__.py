@@ -4,12 +4,12 @@ In: a `Problem`, and tactics as users name them. Out: fixed decisions of every p
 are baselines in the report and starting points of the search.
 """
 
-from toast_cli.tactics.assignments import PricedStrategy as PricedStrategy
+from toast_cli.tactics.model import ALIASES as ALIASES
+from toast_cli.tactics.model import TACTICS as TACTICS
 from toast_cli.tactics.model import DoesNotApply as DoesNotApply
 from toast_cli.tactics.model import Look as Look
 from toast_cli.tactics.model import Tactic as Tactic
-from toast_cli.tactics.named import ALIASES as ALIASES
-from toast_cli.tactics.named import TACTICS as TACTICS
+from toast_cli.tactics.requests import PricedStrategy as PricedStrategy
 from toast_cli.tactics.requests import TacticRequests as TacticRequests
 from toast_cli.tactics.requests import parse_tactics as parse_tactics
 from toast_cli.tactics.strategies import applicable as applicable

@@ -1,22 +1,27 @@
-"""A tactic: a named value that turns a look at a program into decisions over some mesh axes.
+"""Tactics: named values that turn a look at a program into decisions over some mesh axes.
 
-In: a `Problem` and mesh axes. Out: decisions, or `DoesNotApply` with the reason. A tactic refers to roles of
-dimensions and arguments ("batch", "heads", "weights"), never to names in the program.
+A tactic refers to roles of dimensions and arguments ("batch", "heads", "weights"), never to names in the program; it
+makes decisions, or says why it does not apply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
+from toast_cli.base.yamltree import nearest
 from toast_cli.errors import UsageError
-from toast_cli.hardware.yamltree import nearest
 from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import ROLES, STATE, WEIGHTS
 
-# Role of a dimension -> its meaning; the analysis finds roles (see `dimensions.evidence`).
+# ---------------------------------------------------------------- what a tactic is
+# A tactic: a named value that turns a look at a program into decisions over some mesh axes.
+#
+# A tactic refers to roles of dimensions and arguments ("batch", "heads", "weights"), never to names in the program.
+
+# Role of a dimension -> its meaning; the analysis finds roles (see `dimensions.naming`).
 DIMENSIONS = {
     "batch": "inputs have it and weights do not; its elements are computed independently",
     "seq": "the positions that attention weighs, or that tokens have besides the batch; the time of a convolution",
@@ -228,3 +233,138 @@ def data_group(problem: Problem, axes: Iterable[int]) -> int | None:
     most = max(work.values(), default=0.0)
     best = [g for g in sorted(work) if work[g] >= 0.99 * most > 0.0]
     return min(best, key=lambda g: len(problem.dimensions.groups[g].resolutions), default=None)
+
+
+# ---------------------------------------------------------------- the built-in tactics
+# The built-in tactics, each defined by the roles of dimensions and arguments.
+
+SEARCH = "search"
+
+
+def _fsdp(look: Look) -> list[Decision]:
+    return [*look.split("data"), *look.split("weights")]
+
+
+def _hsdp(look: Look) -> list[Decision]:
+    """Stores weights whole over the networks; on a mesh without any, over all axes but the last."""
+    inside = [a for a in look.axes if all(link.kind != "network" for link in look.problem.mesh.axes[a].links)]
+    within = tuple(inside) if 0 < len(inside) < len(look.axes) else look.axes[-1:]
+    return [*look.split("data"), *replace(look, axes=within).split("weights")]
+
+
+def _zero2(look: Look) -> list[Decision]:
+    return [*_fsdp(look), *_kept(look)]
+
+
+def _kept(look: Look) -> list[Decision]:
+    """Stores weights replicated, in a program that also has state to split."""
+    look.keep("state")
+    return look.keep("weights")
+
+
+_ALL = (
+    Tactic("data-parallel", "the batch", lambda look: look.split("batch")),
+    Tactic(
+        "fsdp",
+        "the batch; weights and optimizer state are sharded too (ZeRO-3)",
+        _fsdp,
+    ),
+    Tactic("zero3", "the same as fsdp", _fsdp),
+    Tactic(
+        "hsdp",
+        "the batch; weights and optimizer state are stored split inside a slice or host (else over the last axis) only",
+        _hsdp,
+    ),
+    Tactic(
+        "zero2",
+        "the batch; optimizer state is sharded, weights are replicated; gradients are reduce-scattered",
+        _zero2,
+    ),
+    Tactic("zero1", "within one step the same as zero2", _zero2),
+    Tactic(
+        "megatron",
+        "widths of the weights but the model width (embed): heads, hidden widths, vocabulary",
+        lambda look: look.split("inner"),
+    ),
+    Tactic(
+        "sequence",
+        "the sequence, where nothing else uses the axis: between the blocks that megatron splits",
+        lambda look: look.split("seq"),
+        place=1,
+        companion=True,
+    ),
+    Tactic(
+        "context", "the sequence, in attention too: devices exchange keys and values", lambda look: look.split("seq")
+    ),
+    Tactic(
+        "expert",
+        "experts; where the batch is split over the same axis, all-to-alls bring tokens to their experts",
+        lambda look: look.experts(),
+        place=-1,
+        companion=True,
+    ),
+    Tactic(
+        "edge",
+        "the edges of a graph; what edges send to a node is summed over devices",
+        lambda look: look.split("edges"),
+    ),
+    Tactic("vocabulary", "rows of embedding tables, and logits", lambda look: look.split("vocab"), companion=True),
+    Tactic(
+        "spatial",
+        "the height of images; devices exchange the rows next to their own",
+        lambda look: look.split("height"),
+    ),
+)
+TACTICS = {tactic.name: tactic for tactic in _ALL}
+# Common short name -> name.
+ALIASES = {"dp": "data-parallel", "ddp": "data-parallel", "tp": "megatron", "ep": "expert", "cp": "context"}
+
+
+def find_tactic(name: str, where: str = "tactic") -> Tactic:
+    """The tactic of that name or alias. Raises UsageError that lists the known ones."""
+    known = ALIASES.get(name, name)
+    if known not in TACTICS:
+        raise UsageError(f"unknown tactic {name!r}", where=where, hint=nearest(name, [*TACTICS, *ALIASES, SEARCH]))
+    return TACTICS[known]
+
+
+# ---------------------------------------------------------------- what each would do
+# Surveys the effect of each tactic on a program on a mesh, axis by axis, or the reason why it has none.
+
+
+@dataclass(frozen=True)
+class Applies:
+    """The effect of a tactic. axes: names of those it applies to. decides: what it splits or replicates there. reason:
+    why it does not apply, if axes is empty.
+    """
+
+    name: str
+    about: str
+    axes: list[str]
+    decides: list[str]
+    reason: str
+
+
+def survey(problem: Problem, tactics: Iterable[Tactic]) -> list[Applies]:
+    return [_survey(problem, tactic) for tactic in tactics]
+
+
+def _survey(problem: Problem, tactic: Tactic) -> Applies:
+    axes: list[str] = []
+    decides: dict[str, None] = {}
+    reason = "the mesh has one device"
+    for axis, size in enumerate(problem.mesh.sizes):
+        if size == 1:
+            continue
+        try:
+            plan = effective(problem, tuple(tactic.decide(Look(problem, (axis,), find=find_tactic))))
+        except DoesNotApply as why:
+            reason = str(why)
+            continue
+        axes.append(problem.mesh.names[axis])
+        for decision in plan:
+            if isinstance(decision, Replicate):
+                decides[f"{problem.roles[decision.role]} whole"] = None
+            elif isinstance(decision, Shard):
+                decides[problem.dimensions.groups[decision.group].name] = None
+    return Applies(tactic.name, tactic.about, axes, list(decides), "" if axes else reason)

@@ -1,14 +1,77 @@
-"""Imports jaxlib's native modules, checks them for the names that toast uses, and translates their exceptions."""
+"""jaxlib's native modules: imports them, checks that they have the names that toast uses, and translates their
+exceptions.
+
+The names of jaxlib and jax that toast uses are not all public: a new version may lack one.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import ParamSpec, TypeVar
+from operator import attrgetter
+from typing import Any, ParamSpec, TypeVar
 
-from toast_cli.process import uninterrupted
-from toast_cli.xla.versions import needed
+from toast_cli.base.children import uninterrupted
+from toast_cli.errors import MissingExtraError
+
+# ---------------------------------------------------------------- versions
+# The versions of jaxlib that toast is tested with, and warnings about others.
+#
+# The names of jaxlib and jax that toast uses are not all public: a new version may lack one.
+
+OLDEST, NEWEST = "0.10.1", "0.12"
+_TESTED = f"toast is tested with jaxlib {OLDEST} to {NEWEST}"
+
+
+def needed(module: str, *names: str) -> Any:
+    """A module of jaxlib or jax, after checking that it has these names (`mlir.hlo_to_stablehlo`).
+
+    Raises `MissingExtraError` at the first that it lacks.
+    """
+    name = ""
+    try:
+        found = import_module(module)
+        for name in names:
+            attrgetter(name)(found)
+    except (ImportError, AttributeError) as error:
+        package = module.partition(".")[0]
+        hint = f"{_TESTED}: pip install 'jax<{_after(NEWEST)}'"
+        try:
+            installed = f"{package} {version(package)}"
+        except PackageNotFoundError:
+            raise MissingExtraError(f"{package} is not installed", hint=hint) from None
+        lacking = f"has no {module}" + (f".{name}" if name else "")
+        raise MissingExtraError(f"{installed} {lacking}, which toast needs ({error})", hint=hint) from None
+    return found
+
+
+def untested(installed: str) -> str:
+    """A warning about a version of jaxlib that toast is not tested with; empty if it is."""
+    if _numbers(installed) < _numbers(OLDEST):
+        return f"jaxlib {installed} is older than what toast needs; {_TESTED}"
+    if _numbers(installed)[:2] > _numbers(NEWEST):
+        return f"jaxlib {installed} is newer than what toast knows; {_TESTED}"
+    return ""
+
+
+def untested_here() -> str:
+    """The same for the installed jaxlib."""
+    return untested(version("jaxlib"))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _after(text: str) -> str:
+    """The next minor version."""
+    major, minor = _numbers(text)
+    return f"{major}.{minor + 1}"
+
 
 _LIBRARIES = "jaxlib.mlir._mlir_libs"
 _DIMENSIONS = ("DotDimensionNumbers.get", "GatherDimensionNumbers.get", "ScatterDimensionNumbers.get")

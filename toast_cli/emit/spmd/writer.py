@@ -1,24 +1,103 @@
 """Writes the whole program on local shapes, op by op.
 
-In: a `Source`, a `PartitionedProgram` and a copy of the module whose entry block is in a manual region. Out:
-that block, with every operation on local shapes and every collective of the plan in its place.
+The `main` of the file is one manual region over all mesh axes (`sdy.manual_computation`), with the plan's shardings at
+its boundary; JAX loads it like any sharded program. Every collective of the plan is in its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
-from toast_cli.emit.spmd.deciding import Deciding
-from toast_cli.emit.spmd.devices import Piece
-from toast_cli.emit.spmd.moves import Devices
+from toast_cli.emit.annotations import PARTITIONS, REPLICAS, Undo, annotate_boundary
+from toast_cli.emit.shardy import ShardyNotation, written
+from toast_cli.emit.spmd.moves import Devices, Piece
 from toast_cli.emit.spmd.values import Values
+from toast_cli.errors import UsageError
+from toast_cli.frontend.attributes import is_placed
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, local_shape, replicated
-from toast_cli.program.ops import ARGUMENT
-from toast_cli.xla import ir, splat_number, terminator
+from toast_cli.program.ops import ARGUMENT, RNG
+from toast_cli.xla import ir, main_function, splat_number, terminator, walk_ops
 from toast_cli.xla.build import Builder
+
+# ---------------------------------------------------------------- the file
+
+
+def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = False) -> bytes:
+    """The program of each device as StableHLO text, or as MLIR bytecode.
+
+    Raises `UsageError` for programs with manual regions of their own, and with host callbacks.
+    """
+    return written(spmd_module(source, lowered), binary=binary)
+
+
+def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
+    """The same as an operation `builtin.module` in the context of `source`."""
+    refuse_bound(source)
+    undo: Undo = []  # changes to a copy need no undo
+    with source.module.context, ir.Location.unknown():
+        module = source.module.operation.clone()
+        notation = ShardyNotation(module, lowered.axis_names, lowered.axis_sizes)
+        notation.prepare(module, undo)
+        function = main_function(module)
+        region, in_shardings, out_shardings = manual_region(source, lowered, function)
+        for name, attribute in notation.region_attributes(in_shardings, out_shardings).items():
+            region.attributes[name] = attribute
+        annotate_boundary(function.operation, "arg_attrs", in_shardings, notation, undo)
+        annotate_boundary(function.operation, "res_attrs", out_shardings, notation, undo)
+        number = ir.IntegerType.get_signless(32)
+        module.attributes[PARTITIONS] = ir.IntegerAttr.get(number, prod(lowered.axis_sizes))
+        module.attributes[REPLICAS] = ir.IntegerAttr.get(number, 1)
+        module.verify()
+    return module
+
+
+def refuse_bound(source: Source) -> None:
+    """Raises `UsageError` for the first op that cannot be inside a region: a manual region, an op that runs on one
+    device, or a random number generator, which would differ between devices."""
+    for number, op in enumerate(source.program.ops):
+        shard_map = op.name == "sdy.manual_computation"
+        if shard_map or op.name == RNG or is_placed(source.operations[number]):
+            placed = "what runs on one device (a host callback, an infeed, stablehlo.rng)"
+            what = "manual regions of its own (shard_map)" if shard_map else placed
+            raise UsageError(
+                f"a program with {what} cannot be written as the program of one device",
+                where=source.location(number),
+                hint="write it with --format stablehlo or hlo",
+            )
+
+
+def manual_region(
+    source: Source, lowered: PartitionedProgram, function: Any
+) -> tuple[Any, tuple[Sharding, ...], tuple[Sharding, ...]]:
+    """Moves the body of `function`, a copy of the entry function, into a region on local shapes; returns it with the
+    shardings of arguments and results."""
+    block = function.regions[0].blocks[0]
+    kinds, locations = ([a.type for a in block.arguments], [a.location for a in block.arguments])
+    entry = block.create_before(*kinds, arg_locs=locations)
+    region = ir.Operation.create(
+        "sdy.manual_computation",
+        results=function.type.results,
+        operands=list(entry.arguments),
+        regions=1,
+        loc=function.location,
+        ip=ir.InsertionPoint(entry),
+    )
+    block.append_to(region.regions[0])
+    last = terminator(block)
+    ir.Operation.create("func.return", operands=list(region.results), loc=last.location, ip=ir.InsertionPoint(entry))
+    original = main_function(source.module).regions[0].blocks[0]
+    out_shardings = Writer(source, lowered, block).write(original, block)
+    ir.Operation.create("sdy.return", operands=list(last.operands), loc=last.location, ip=ir.InsertionPoint(last))
+    last.erase()
+    return region, tuple(lowered.shardings[argument.value] for argument in source.program.arguments), out_shardings
+
+
+# ---------------------------------------------------------------- the region
+# Writes the whole program on local shapes, op by op.
 
 BARRIER = "stablehlo.optimization_barrier"
 
@@ -283,3 +362,81 @@ class Writer:
             return self._loose[handle]
         rank = len(self._program.values[value].shape)
         return self._values.resharded(value, self._values.anywhere(value), replicated(rank)).handle
+
+
+# ---------------------------------------------------------------- operations for trip counts
+# Finds operations for trip counts only: a `Program` omits them, a written program needs them.
+#
+# The Program knows trip counts and drops values that nothing else needs, such as a loop's counter.
+
+LOOP = "stablehlo.while"
+
+
+class Deciding:
+    """Answers questions about the operations and values of the module in `source`, as long as its operands do not
+    change.
+    """
+
+    def __init__(self, source: Source) -> None:
+        producer = source.program.producer
+        self._numbers: dict[Any, list[int]] = {}
+        for number, operation in enumerate(source.operations):
+            self._numbers.setdefault(operation, []).append(number)
+        self._values = {handle: value for handle, value in source.numbers.items() if producer[value] >= 0}
+        self._kept: set[tuple[Any, int]] = set()
+        self._running: set[Any] = set()
+        self._loops = walk_ops(source.module.operation, LOOP)
+        self._find(source)
+
+    def ops_of(self, operation: Any) -> list[int]:
+        """Numbers of the program's ops that an operation stands for."""
+        return self._numbers.get(operation, [])
+
+    def value_of(self, handle: Any) -> int | None:
+        """The program's value number of a value of the module; None if it only determines trip counts, or nothing needs
+        it."""
+        return self._values.get(handle)
+
+    def runs(self, operation: Any) -> bool:
+        """True if a written program has the operation."""
+        return operation in self._numbers or operation in self._running
+
+    def is_passed(self, loop: Any, position: int) -> bool:
+        """True if a loop passes a value through unchanged."""
+        body = loop.regions[1].blocks[0]
+        return bool(terminator(body).operands[position] == body.arguments[position])
+
+    def is_kept(self, loop: Any, position: int) -> bool:
+        """True if a loop must carry a value that the program does not have."""
+        return (loop, position) in self._kept
+
+    def _find(self, source: Source) -> None:
+        """Finds everything that the conditions of needed loops depend on."""
+        waiting = [terminator(loop.regions[0].blocks[0]).operands[0] for loop in self._loops if loop in self._numbers]
+        seen: set[Any] = set()
+        while waiting:
+            handle = waiting.pop()
+            if handle in seen or handle in self._values:
+                continue
+            seen.add(handle)
+            owner = handle.owner
+            if isinstance(handle, ir.BlockArgument):
+                waiting += self._carried(owner.owner.operation, handle.arg_number)
+                continue
+            operation = owner.operation
+            if operation.name == LOOP:
+                waiting += self._carried(operation, handle.result_number)
+            else:
+                self._running.add(operation)
+                waiting += list(operation.operands)
+
+    def _carried(self, loop: Any, position: int) -> list[Any]:
+        """The values that a loop's carried value depends on; marks the loop as needed."""
+        self._running.add(loop)
+        self._kept.add((loop, position))
+        condition, body = (region.blocks[0] for region in loop.regions)
+        return [
+            loop.operands[position],
+            terminator(body).operands[position],
+            terminator(condition).operands[0],
+        ]

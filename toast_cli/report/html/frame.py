@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.quantities import format_plural
+from toast_cli.program.quantities import format_plural
 from toast_cli.report.style import BAD, GOOD, TITLE
 
 WIDE = 10_000  # columns: nothing of a terminal's section is left out

@@ -1,6 +1,6 @@
 """The data that only charts show: one step in order, its memory, time and memory by module, kernels, the search.
 
-In: source, evaluator and search result. Out: `Pictures`, plain numbers that `run_page` draws.
+In: source, evaluator and search result. Out: `Pictures`, plain numbers that `pages` draws.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend.name_stack import common_start, folded, pass_of, scopes_of
-from toast_cli.frontend.places import functions_of
+from toast_cli.base.units import printable
+from toast_cli.frontend.places import common_start, folded, functions_of, pass_of, scopes_of
 from toast_cli.frontend.source import Source
-from toast_cli.printable import printable
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.program.names import slash_path
 from toast_cli.program.ops import ARGUMENT, CARRY
-from toast_cli.program.paths import slash_path
 from toast_cli.report.step import COMPUTE, Step, step_of
 from toast_cli.search.incumbent import SearchResult
 

@@ -1,0 +1,310 @@
+"""Prices a step under the program's own shardings: what the user has today, beside toast's plan.
+
+XLA itself propagates and partitions the shardings (`with_sharding_constraint`, `in_shardings`, explicit mode,
+`shard_map`), in a child process, for virtual CPU devices; its output is the program of one device with all collectives
+in it, and is priced like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
+from toast_cli.ask_xla.confirm import seconds_on
+from toast_cli.ask_xla.partitioned import Axes, Partitioned, Rematerialisation, after_partitioning, rematerialisations
+from toast_cli.dimensions import analyse
+from toast_cli.errors import ToastError
+from toast_cli.frontend import Source, load
+from toast_cli.frontend.constraints import KINDS, significant
+from toast_cli.frontend.loading import parse
+from toast_cli.frontend.places import Frame, frames_of
+from toast_cli.frontend.shardings import called_name
+from toast_cli.hardware import Mesh, Spec
+from toast_cli.plan.problem import make_problem
+from toast_cli.plan.reshard import is_even, waypoints
+from toast_cli.plan.sharding import Sharding, axes_of
+from toast_cli.price.cost import ITSELF, CollectiveUse, Cost
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.program.model import Program
+from toast_cli.xla import walk_ops
+
+# Shardy's name of a manual region's body; once partitioned, it is an ordinary function.
+_BODY = "manual_computation_body"
+_ONE_KIND = {"reduce-scatter": "all-reduce"}
+
+
+@dataclass(frozen=True)
+class AsAnnotated:
+    """Attributes: mesh: of the shardings. collectives: as the partitioner writes them, each with the seconds of all its
+    runs, the most expensive first. rematerialised: arrays that it rematerialises fully. partitioned: the program of one
+    device that these figures belong to."""
+
+    mesh: Mesh
+    cost: Cost
+    collectives: tuple[tuple[CompiledCollective, float], ...]
+    rematerialised: tuple[Rematerialisation, ...]
+    partitioned: Partitioned
+
+
+def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
+    """The mesh that the program's shardings are for, on the same machine as `mesh`; None if it has no shardings or they
+    are for another number of devices. Shardings that name no axes refer to `mesh` itself."""
+    own = significant(source.own_mesh)
+    if not own or own == significant(zip(mesh.names, mesh.sizes, strict=True)):
+        return mesh if own else None
+    if own[0][0] == "":
+        return mesh if own[0][1] == mesh.devices else None
+    try:
+        found = spec.mesh(dict(own), mesh.limit_bytes)
+    except ToastError:  # axes that fit no dimensions of the machine
+        return None
+    return found if found.devices == mesh.devices else None
+
+
+def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
+    """Partitions a program in any format by its own shardings, and prices the result."""
+    found = after_partitioning(content, "any", mesh.devices)
+    return found if isinstance(found, Failure) else priced(found, mesh, through)
+
+
+def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
+    """Prices the program of one device: compute and memory by the cost model, communication by its collectives.
+    through: see `hlo_text.places`."""
+    try:
+        program = load("as annotated", content=found.text.replace(_BODY, "body").encode()).program
+    except ToastError as error:  # XLA has ops of its own that toast cannot read
+        return Failure(f"its program was not read: {error.what}")
+    alone = replace(mesh, axes=tuple(replace(axis, size=1, links=()) for axis in mesh.axes))
+    evaluator = Evaluator(make_problem(program, analyse(program), alone))
+    sent = partitioned_collectives(found.text, mesh.names, mesh.sizes, through)
+    timed = [(one, _collective_seconds(one, mesh)) for one in sent]
+    communication, uses = sum(seconds for _, seconds in timed), _uses(program, timed, mesh)
+    elsewhere = communication - sum(use.seconds for use in uses)
+    cost = replace(
+        evaluator.exact_cost((), learn=False),
+        communication_seconds=communication,
+        exposed_seconds=evaluator.exposed_beside((), uses) + elsewhere,
+    )
+    return AsAnnotated(
+        mesh,
+        cost,
+        tuple(sorted(timed, key=lambda one: -one[1])),
+        tuple(rematerialisations(found, mesh.names, mesh.sizes, through)),
+        found,
+    )
+
+
+def _uses(program: Program, timed: Sequence[tuple[CompiledCollective, float]], mesh: Mesh) -> list[CollectiveUse]:
+    """The collectives where they are in the program of one device. Each kind's seconds are divided among its ops by
+    bytes; all-reduces and reduce-scatters are one kind, since a compiler makes one of the other. An op that reduces
+    several arrays counts as several, since a backend combines collectives only after it has overlapped them."""
+    seconds, axes = defaultdict[str, float](float), defaultdict[str, set[int]](set)
+    for one, spent in timed:
+        seconds[_ONE_KIND.get(one.kind, one.kind)] += spent
+        unknown = not set(one.axes) <= set(mesh.names)  # groups that are not along axes may be anywhere
+        over = [axis for axis, name in enumerate(mesh.names) if unknown or name in one.axes]
+        axes[_ONE_KIND.get(one.kind, one.kind)].update(over)
+    found = []
+    for number, op in enumerate(program.ops):
+        kind = KINDS.get(op.name, "")
+        for operand, result in zip(op.operands, op.results, strict=False) if kind else ():
+            found.append((_ONE_KIND.get(kind, kind), number, op.trips, operand, program.values[result].bytes))
+    weight = defaultdict[str, float](float)
+    for kind, _, trips, _, size in found:
+        weight[kind] += trips * size
+    return [
+        CollectiveUse(
+            kind, tuple(sorted(axes[kind])), size, trips, seconds[kind] * trips * size / weight[kind], number, operand,
+            False, (kind, size), ITSELF,
+        )
+        for kind, number, trips, operand, size in found
+        if weight[kind]
+    ]  # fmt: skip
+
+
+def _collective_seconds(one: CompiledCollective, mesh: Mesh) -> float:
+    # Compilers combine small collectives later, but not those of different iterations of a loop.
+    return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
+
+
+def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callable[[], AsAnnotated | str]:
+    """Partitions in a background thread. The returned function waits for it, and prices in the caller's thread; it
+    returns the reason if there is no answer."""
+    answers: list[Partitioned | Failure] = []
+
+    def work() -> None:
+        answers.append(after_partitioning(content, "any", mesh.devices, timeout_seconds=timeout_seconds))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+
+    def answer() -> AsAnnotated | str:
+        thread.join()
+        found = answers[0] if answers else Failure("it was interrupted", aborted=True)
+        own = found if isinstance(found, Failure) else priced(found, mesh)
+        return own.reason if isinstance(own, Failure) else own
+
+    return answer
+
+
+# ---------------------------------------------------------------- constraints by source line
+# Groups a program's sharding constraints by source line, and removes those of a line.
+
+# Shardy's operations, and GSPMD's custom calls, that only state a sharding.
+CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard", "Sharding")
+OPERATIONS = ("sdy.sharding_constraint", "sdy.reshard", "stablehlo.custom_call")
+
+Stack = tuple[Frame, ...]  # the user's own frames, the innermost first
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The constraints of a module."""
+
+    module: Any  # ir.Module
+
+    @classmethod
+    def of(cls, content: bytes, where: str) -> Annotations:
+        return cls(parse(content, where)[1])
+
+    @cached_property
+    def helpers(self) -> frozenset[str]:
+        """`model.py:9` of each line that states constraints for several callers and is the only such line of its
+        function: a helper, whose constraints are attributed to its callers."""
+        found = frozenset[str]()
+        while more := _helpers([stack for _, stack in _located(self.module)], found):
+            found |= more
+        return found
+
+    @property
+    def lines(self) -> list[str]:
+        """`model.py:14` of each source line that states constraints, in program order."""
+        lines = [_line(stack, self.helpers) for _, stack in _located(self.module)]
+        return list(dict.fromkeys(filter(None, lines)))
+
+    def without(self, line: str) -> bytes:
+        """The program, as MLIR bytecode, without the constraints of a line."""
+        module = xla.parse_module(xla.make_context(), xla.write_bytecode(self.module))
+        for operation, stack in _located(module):
+            if _line(stack, self.helpers) == line:
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+                operation.erase()
+        return xla.write_bytecode(module)
+
+
+def _located(module: Any) -> list[tuple[Any, Stack]]:
+    """Constraints with the user's stack frames that state them."""
+    found = []
+    for operation in walk_ops(module, *OPERATIONS):
+        if called_name(operation) in CONSTRAINTS:
+            stack = frames_of(str(operation.location))
+            found.append((operation, tuple(frame for frame in stack if frame.is_users)))
+    return found
+
+
+def _line(stack: Stack, helpers: frozenset[str]) -> str:
+    return next((frame.place for frame in stack if frame.place not in helpers), "")
+
+
+def _helpers(stacks: list[Stack], known: frozenset[str]) -> frozenset[str]:
+    lines: dict[tuple[str, str], set[str]] = defaultdict(set)  # of each function
+    callers: dict[str, set[str]] = defaultdict(set)
+    for stack in stacks:
+        seen = [frame for frame in stack if frame.place not in known]
+        for inner in seen[:1]:
+            lines[inner.path, inner.function].add(inner.place)
+            callers[inner.place].update(frame.place for frame in seen[1:2])
+    return frozenset(
+        place for places in lines.values() if len(places) == 1 for place in places if len(callers[place]) > 1
+    )
+
+
+# ---------------------------------------------------------------- intermediate shardings
+# Finds an intermediate sharding if XLA cannot reshard directly from one sharding to another.
+
+
+@dataclass(frozen=True)
+class Mend:
+    """through: the intermediate shardings. direct_seconds, seconds: of one reshard as XLA does it directly, and through
+    those."""
+
+    through: tuple[Sharding, ...]
+    direct_seconds: float
+    seconds: float
+
+
+def mend(one: Rematerialisation, mesh: Mesh) -> Mend | None:
+    """The fastest intermediate shardings; None if none is faster than the direct reshard, or if no mesh axes express
+    the shardings."""
+    if one.start is None or one.end is None:
+        return None
+    start, end = (_numbered(axes, mesh) for axes in (one.start, one.end))
+    ways = [(), *_between(start, end, mesh, one.shape)]
+    with ThreadPoolExecutor(max(1, min(len(ways), os.cpu_count() or 1))) as pool:
+        direct, *others = pool.map(lambda through: _route_seconds(one, [start, *through, end], mesh), ways)
+    found = [Mend(through, direct, seconds) for through, seconds in zip(ways[1:], others, strict=True)]
+    return min((way for way in found if way.seconds < direct), key=lambda way: way.seconds, default=None)
+
+
+def _between(start: Sharding, end: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> list[tuple[Sharding, ...]]:
+    """Candidates: toast's own route; the common axes of both; the end's axes plus the start's other axes; and vice
+    versa."""
+    shared = tuple(_common(a, b) for a, b in zip(start, end, strict=True))
+    found = [waypoints(start, end, mesh.sizes, shape), (shared,), (_more(end, start),), (_more(start, end),)]
+    even = [way for way in dict.fromkeys(found) if way and all(is_even(at, shape, mesh.sizes) for at in way)]
+    return [through for through in even if not {start, end} & {*through}]
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """The common prefix of two axis lists."""
+    same = [a == b for a, b in zip(one, other, strict=False)]
+    return one[: same.index(False)] if False in same else one[: len(same)]
+
+
+def _more(one: Sharding, other: Sharding) -> Sharding:
+    """The sharding, with the axes of the other that it does not use."""
+    used = axes_of(one)
+    return tuple((*a, *(axis for axis in b if axis not in used)) for a, b in zip(one, other, strict=True))
+
+
+def _numbered(axes: Axes, mesh: Mesh) -> Sharding:
+    return tuple(tuple(mesh.names.index(name) for name in names) for names in axes)
+
+
+def _route_seconds(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> float:
+    """Seconds of communication per device along a route, as XLA partitions it; infinite if it fails."""
+    found = after_partitioning(_program(one, way, mesh).encode(), "stablehlo", mesh.devices)
+    if isinstance(found, Failure):
+        return inf
+    moved = partitioned_collectives(found.text, mesh.names, mesh.sizes)
+    return sum(each.count * seconds_on(mesh, each.kind, each.bytes, each.axes) for each in moved)
+
+
+def _program(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> str:
+    element = one.type.replace("pred", "i1").replace("s", "i") if one.type[0] in "ps" else one.type
+    kind = f"tensor<{'x'.join(map(str, (*one.shape, element)))}>"
+    axes = ", ".join(f'"{name}"={size}' for name, size in zip(mesh.names, mesh.sizes, strict=True))
+
+    def written(sharding: Sharding) -> str:
+        parts = ["{" + ", ".join(f'"{mesh.names[axis]}"' for axis in dim) + "}" for dim in sharding]
+        return f"<@mesh, [{', '.join(parts)}]>"
+
+    steps = "".join(
+        f"  %{k} = sdy.sharding_constraint %{k - 1} {written(at)} : {kind}\n" for k, at in enumerate(way[1:], 1)
+    )
+    first, last = written(way[0]), written(way[-1])
+    return (
+        f"module attributes {{mhlo.num_partitions = {mesh.devices} : i32}} {{\n  sdy.mesh @mesh = <[{axes}]>\n"
+        f"  func.func public @main(%0: {kind} {{sdy.sharding = #sdy.sharding{first}}}) -> "
+        f"({kind} {{sdy.sharding = #sdy.sharding{last}}}) {{\n{steps}  return %{len(way) - 1} : {kind}\n  }}\n}}\n"
+    )

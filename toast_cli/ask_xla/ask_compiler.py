@@ -1,0 +1,247 @@
+"""Compiles the best plans that the search found, and takes the one that the compiler reports as best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from types import MappingProxyType
+
+from toast_cli.ask_xla.ahead import CompilationTarget, target_of
+from toast_cli.ask_xla.confirm import (
+    NO_LIMITS,
+    AheadOfTime,
+    Candidate,
+    Compiler,
+    Confirmation,
+    Confirmer,
+    Limits,
+    Partitioner,
+    Tell,
+    compiled_cost,
+    joined,
+)
+from toast_cli.errors import ToastError, UsageError
+from toast_cli.frontend import Source
+from toast_cli.hardware import Mesh, Spec, load_spec
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.lower import lower
+from toast_cli.price.cost import Corrections
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.memory_fit import surely_fitting_bytes
+from toast_cli.request import Ask, Request
+from toast_cli.rewrite.variants import Variant
+from toast_cli.search.alternatives import different_plans, name_of, simplest
+from toast_cli.search.incumbent import SearchResult
+from toast_cli.search.run import Settings, run_search
+from toast_cli.tactics import strategies
+from toast_cli.tactics.strategies import EVERY, baselines, priced_strategies
+
+CompilerOf = Callable[[Mesh], Compiler]
+
+
+def compiler_to_ask(spec: Spec, request: Request) -> CompilerOf | None:
+    """The chip's compiler, or None if it must not be asked or is not installed. Raises `ToastError` if the user
+    requires it (`Ask.always`) and it is not installed."""
+    if request.ask == Ask.never:
+        return None
+    try:
+        return compiler_for(spec, None)
+    except ToastError:
+        if request.ask == Ask.always:
+            raise
+        return None
+
+
+def is_asked(request: Request, variant: Variant) -> bool:
+    """True if the compiler must check a plan's memory because the predicted peak is too close to the limit."""
+    hopeless = variant.result.cost.peak_bytes > 2 * variant.evaluator.problem.mesh.limit_bytes
+    return request.ask == Ask.always or not (variant.surely_fits or hopeless)
+
+
+def choose_by_memory(
+    variant: Variant, compiler_of: CompilerOf, request: Request, tell: Tell | None
+) -> tuple[Variant, Confirmation]:
+    """Compiles the plan to learn its peak memory; if it does not fit, compiles plans that need less. Keeps the plan if
+    none of them fits."""
+    evaluator, result = variant.evaluator, variant.result
+    plans = [result.plan, *(safer_plans(evaluator, result) if _is_free(request) else ())]
+    compiler, limits = compiler_of(evaluator.problem.mesh), Limits(request.confirm_seconds)
+    asked = confirmer(variant.source, evaluator, compiler, limits, tell, screened=False)
+    answer = asked.confirm(candidates(evaluator, plans))
+    return _with_plan(variant, answer), answer
+
+
+def choose_by_compiler(
+    variant: Variant,
+    found: Sequence[Plan],
+    others: Sequence[Variant],
+    compiler_of: CompilerOf,
+    request: Request,
+    tell: Tell | None,
+) -> tuple[Variant, Confirmation]:
+    """Compiles the best plans `found` of a variant and the best plan of each other variant. Returns the variant with
+    the best compiled plan. A plan that the user has fixed is compiled as it is."""
+    reference = variant.evaluator.cost(())
+    answers: list[Confirmation] = []
+    rewards: list[float] = []
+    for one in (variant, *others):
+        evaluator, again = one.evaluator, None
+        if one is variant:
+            listed = candidates(evaluator, found, known_strategies(evaluator, found))
+            if _is_free(request):
+                starts = [candidate.plan for candidate in listed]
+                again = search_corrected(evaluator, request.seed, request.iterations, starts)
+        else:
+            listed = candidates(evaluator, [one.result.plan])
+        spent = sum(answer.seconds for answer in answers)
+        limits = Limits(None if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent))
+        asked = confirmer(one.source, evaluator, compiler_of(evaluator.problem.mesh), limits, tell)
+        answer = asked.confirm(listed, again)
+        answers.append(answer)
+        row = answer.row
+        rewards.append(-inf if row is None else one.reward(row.candidate.plan, compiled_cost(row), reference))
+    taken = rewards.index(max(rewards))
+    names = ["rewritten" if one.source.program.parted else "as written" for one in (variant, *others)]
+    return _with_plan((variant, *others)[taken], answers[taken]), joined(answers, names, taken)
+
+
+def compile_plans(
+    source: Source,
+    evaluator: Evaluator,
+    plans: Sequence[Plan],
+    named: Mapping[str, Plan],
+    request: Request,
+    tell: Tell | None = None,
+) -> Confirmation:
+    """Compiles plans and named strategies. It neither searches nor chooses."""
+    compiler = compiler_for(load_spec(request.mesh), request.confirm_with)(evaluator.problem.mesh)
+    asked = confirmer(source, evaluator, compiler, Limits(request.confirm_seconds), tell)
+    return asked.confirm(candidates(evaluator, plans, named))
+
+
+def _is_free(request: Request) -> bool:
+    """True if the user fixes neither the plan nor the strategy."""
+    return request.strategy is None and (request.plan is None or request.complete)
+
+
+def _with_plan(variant: Variant, answer: Confirmation) -> Variant:
+    """The variant with the best plan by the compiler's figures; unchanged if the compiler accepts none."""
+    if answer.taken is None:
+        return variant
+    plan = answer.taken.plan
+    return replace(variant, result=replace(variant.result, plan=plan, cost=variant.evaluator.exact_cost(plan)))
+
+
+# ---------------------------------------------------------------- candidates
+# Selects the plans to compile: the best that a search found, and the known strategies.
+
+# A strategy is not compiled if its predicted peak exceeds the memory by more than the model's error.
+_SURELY_TOO_LARGE = 1.5
+
+
+def candidates(
+    evaluator: Evaluator, found: Sequence[Plan], named: Mapping[str, Plan] = MappingProxyType({})
+) -> list[Candidate]:
+    """The plans found, the best first, then every one of the strategies (`named`) that may fit."""
+    limit = evaluator.problem.mesh.limit_bytes
+    listed = [
+        Candidate(name_of(place), plan, evaluator.exact_cost(plan, learn=False)) for place, plan in enumerate(found)
+    ]
+    for name, plan in named.items():
+        cost = evaluator.exact_cost(plan, learn=False)
+        if cost.peak_bytes <= _SURELY_TOO_LARGE * limit:
+            listed.append(Candidate(name, plan, cost))
+    return listed
+
+
+def safer_plans(evaluator: Evaluator, result: SearchResult) -> list[Plan]:
+    """Plans to compile that need less memory than the chosen one: the fastest that fits despite the prediction's error,
+    and the one with the lowest peak."""
+    problem = evaluator.problem
+    plans = dict.fromkeys((*result.seen, *strategies(problem).values()))
+    known = {plan: evaluator.exact_cost(plan, learn=False) for plan in plans}
+    sure = surely_fitting_bytes(problem.program, problem.mesh)
+    smaller = [plan for plan, cost in known.items() if cost.peak_bytes < result.cost.peak_bytes]
+    safe = [plan for plan in smaller if known[plan].peak_bytes <= sure]
+    fastest = sorted(safe, key=lambda plan: known[plan].step_seconds)[:1]
+    return list(dict.fromkeys([*fastest, *sorted(smaller, key=lambda plan: known[plan].peak_bytes)[:1]]))
+
+
+def known_strategies(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, Plan]:
+    """Strategies by name: those that a report compares with, and the best other strategies and products of two that
+    differ in meaning from these and from the plans found, as many as there are plans found."""
+    problem = evaluator.problem
+    usual = {name: one.plan for name, one in priced_strategies(evaluator, baselines(problem))[0].items()}
+    others = {name: one.plan for name, one in priced_strategies(evaluator, EVERY)[0].items()}
+    names = {simplest(evaluator, plan): name for name, plan in others.items()}
+    further = different_plans(evaluator, [*found, *usual.values()], names, len(found))
+    return {**usual, **{names[plan]: plan for plan in further}}
+
+
+def search_corrected(
+    evaluator: Evaluator, seed: int, iterations: int | None, starts: Sequence[Plan]
+) -> Callable[[Corrections], list[Plan]]:
+    """A function that searches again with a corrected model, from the same seed and the plans known so far."""
+
+    def again(corrections: Corrections) -> list[Plan]:
+        problem = evaluator.problem
+        corrected = Evaluator(problem, strategies(problem).values(), evaluator, corrections)
+        return [run_search(corrected, Settings(seed=seed, evaluations=iterations), list(starts)).plan]
+
+    return again
+
+
+# ---------------------------------------------------------------- the compiler and the written plans
+# Chooses the compiler for a program's plans and writes the plans for it.
+
+COMPILERS = ("tpu", "gpu", "cpu")
+
+
+def confirmer(
+    source: Source,
+    evaluator: Evaluator,
+    compiler: Compiler,
+    limits: Limits = NO_LIMITS,
+    tell: Tell | None = None,
+    screened: bool = True,
+) -> Confirmer:
+    """A `Confirmer` for a program's plans. screened: True to run XLA's partitioner first."""
+    from toast_cli.emit import write  # heavy, and most runs confirm nothing
+
+    problem = evaluator.problem
+
+    def emit(plan: Plan) -> bytes:
+        return write(source, lower(problem, plan), "bytecode", "minimal").content
+
+    quick = screened and not isinstance(compiler, Partitioner)
+    screen = Partitioner(problem.mesh, partitioning_target(compiler)) if quick else None
+    return Confirmer(evaluator, emit, compiler, screen, limits, tell)
+
+
+def partitioning_target(compiler: Compiler) -> CompilationTarget | None:
+    """The target whose partitioner screens for a compiler: XLA:TPU's own, or None (virtual CPU devices) for XLA:GPU."""
+    asked = compiler.target if isinstance(compiler, AheadOfTime) else None
+    return asked if asked and asked.platform == "tpu" else None
+
+
+def compiler_for(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
+    """A function that makes the compiler for a mesh; the chip's own if `name` is None.
+
+    Raises `MissingExtraError` if its package is not installed, `UsageError` if it cannot compile for this chip.
+    """
+    platform = spec.chip.platform if name is None else name
+    if platform not in COMPILERS:
+        raise UsageError(
+            f"unknown compiler {platform!r}", where="--confirm-with", hint=f"choose from {', '.join(COMPILERS)}"
+        )
+    if platform == "cpu":
+        return Partitioner
+    if platform != spec.chip.platform:
+        raise UsageError(
+            f"the compiler for {platform} makes no programs for {spec.chip.name}",
+            where="--confirm-with",
+            hint=f"use --confirm-with {spec.chip.platform}, or cpu",
+        )
+    target = target_of(spec)
+    return lambda mesh: AheadOfTime(mesh, target)

@@ -1,0 +1,588 @@
+"""Compiles the best plans and the known strategies, and takes the best by the compiler's figures.
+
+A round handles the candidates in two steps. XLA's partitioner, which takes seconds, lists the collectives of each
+written program; candidates that are then clearly slower than the best are deferred. The others are compiled for the
+real chips, several at once if memory allows. Deferred candidates are compiled as well if they could be faster, if the
+model is as wrong about them as about the best one. The ratios between compiled and predicted figures correct the
+model; another search runs with them and its plans form the next round, until nothing new is found or the time is up.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from math import inf, prod
+from pathlib import Path
+from statistics import median
+from typing import Literal, Protocol
+
+from toast_cli.ask_xla.ahead import AheadFacts, CompilationTarget, compile_ahead
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.schedule import scheduled_time
+from toast_cli.ask_xla.verdict import out_of_memory
+from toast_cli.base.files import DiskCache, key_of, users_folder
+from toast_cli.hardware import Axis, Mesh
+from toast_cli.plan.decisions import Plan
+from toast_cli.price.collectives import KINDS, collective_seconds
+from toast_cli.price.compiled_collectives import latency_part
+from toast_cli.price.cost import NO_CORRECTIONS, Corrections, Cost
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.profiles import find_profile
+from toast_cli.search.incumbent import Objective
+
+# ---------------------------------------------------------------- compilers
+# The available compilers: XLA:TPU or XLA:GPU ahead of time for the real chips, or XLA's partitioner on virtual CPU
+# devices.
+#
+# Everything is compiled in child processes; a crash or a timeout of the compiler is a verdict, not an error.
+
+_COMPILER_PACKAGES = ("jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
+
+
+class Compiler(Protocol):
+    """A compiler for StableHLO programs."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Everything besides the program that its answers depend on."""
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled: ...
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """XLA's partitioner on virtual CPU devices, or that of the compiler for a target: lists the collectives within
+    seconds. Time and memory remain predictions."""
+
+    mesh: Mesh
+    target: CompilationTarget | None = None
+
+    @property
+    def label(self) -> str:
+        return "XLA's partitioner"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return ("partitioner", self.target, _versions(), _links(self.mesh))
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        start = time.monotonic()
+        axes = dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
+        found = collectives_after_partitioning(
+            content, "stablehlo", axes, target=self.target, timeout_seconds=timeout_seconds
+        )
+        seconds = time.monotonic() - start
+        if isinstance(found, Failure):
+            return _failed(found, seconds, timeout_seconds)
+        by_kind: dict[str, float] = {}
+        for one in found:
+            # Compilers combine small collectives later, but not those of different iterations of a loop.
+            spent = one.count * seconds_on(self.mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
+            by_kind[one.kind] = by_kind.get(one.kind, 0.0) + spent
+        total = sum(by_kind.values())
+        return Compiled("compiled", "", None, total, total, None, by_kind, seconds)
+
+
+@dataclass(frozen=True)
+class AheadOfTime:
+    """XLA:TPU or XLA:GPU for a machine that need not be present: memory, collectives, and from XLA:TPU cycles and the
+    schedule."""
+
+    mesh: Mesh
+    target: CompilationTarget
+
+    @property
+    def label(self) -> str:
+        return f"XLA:{self.target.platform.upper()} {self.target.label}"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return (self.target, _versions(), _links(self.mesh), self.mesh.chip.clock_hertz)
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        start = time.monotonic()
+        facts = compile_ahead(content, "stablehlo", self.target, timeout_seconds=timeout_seconds)
+        seconds = time.monotonic() - start
+        if isinstance(facts, Failure):
+            return _failed(facts, seconds, timeout_seconds)
+        return self._read(facts, seconds)
+
+    def _read(self, facts: AheadFacts, seconds: float) -> Compiled:
+        mesh = _split_at_networks(self.mesh) if self.target.slices > 1 else self.mesh
+        clock = mesh.chip.clock_hertz if facts.cycles else 0.0
+        found = scheduled_time(
+            facts.hlo_text,
+            mesh.names,
+            mesh.sizes,
+            clock,
+            lambda kind, size, axes: seconds_on(mesh, kind, size, axes),
+        )
+        return Compiled(
+            "compiled",
+            "",
+            found.compute_seconds if clock else None,
+            found.communication_seconds,
+            # Without cycles, the overlap of communication and compute is unknown.
+            found.exposed_seconds if clock else found.communication_seconds,
+            facts.device_bytes,
+            found.by_kind,
+            seconds,
+        )
+
+
+def _split_at_networks(mesh: Mesh) -> Mesh:
+    """The mesh with each axis that a network divides as two: XLA:TPU takes collectives between slices apart."""
+    axes = []
+    for axis in mesh.axes:
+        for links in (
+            tuple(link for link in axis.links if link.kind == "network"),
+            tuple(link for link in axis.links if link.kind != "network"),
+        ):
+            if links:
+                name = axis.name if len(links) == len(axis.links) else f"{axis.name} over {links[0].kind}"
+                axes.append(Axis(name, prod(link.size for link in links), links))
+    return replace(mesh, axes=tuple(axes))
+
+
+def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, combined: bool = False) -> float:
+    """Seconds of one collective of a compiled program. Devices that form no mesh axes count as the whole mesh."""
+    if kind not in KINDS:
+        return 0.0
+    numbers = tuple(mesh.names.index(axis) for axis in axes if axis in mesh.names)
+    if len(numbers) < len(axes):
+        numbers = tuple(range(len(mesh.names)))
+    part = latency_part(kind, size, 0.0, find_profile(mesh.chip)) if combined else 1.0
+    return collective_seconds(mesh, kind, size, numbers, latency_part=part)
+
+
+def _failed(failure: Failure, seconds: float, timeout_seconds: float) -> Compiled:
+    if out_of_memory(failure):
+        return Compiled("out of memory", failure.reason, compile_seconds=seconds)
+    timed_out = failure.aborted and seconds >= timeout_seconds
+    return Compiled("timed out" if timed_out else "refused", failure.reason, compile_seconds=seconds)
+
+
+def _versions() -> tuple[str, ...]:
+    found = []
+    for package in _COMPILER_PACKAGES:
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def _links(mesh: Mesh) -> tuple[object, ...]:
+    return tuple((axis.name, axis.size, axis.links) for axis in mesh.axes)
+
+
+# ---------------------------------------------------------------- inputs and outputs
+# Inputs and outputs of a confirmation. Bytes and seconds are per device and run of the program.
+
+CompileOutcome = Literal["compiled", "out of memory", "refused", "timed out"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan to compile. `name`: "search", "search 2" for runners-up, or a strategy's. `cost`:
+    the model's prediction."""
+
+    name: str
+    plan: Plan
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiler's figures for one written program.
+
+    Attributes:
+        outcome: tells if there is a compiled program; `reason` says why not.
+        compute_seconds: by the compiler's estimated cycles; None from compilers that estimate none.
+        communication_seconds: all collectives of the compiled program, priced by `price.collectives`.
+        exposed_seconds: the part of it that does not overlap with compute in the compiled schedule; all of it from
+            compilers that estimate no cycles, see `ConfirmedRow.exposed_seconds`.
+        peak_bytes: device memory needed; None if the compiler is not that of the real chip.
+        by_kind: kind of collective -> seconds, all runs.
+        compile_seconds: duration of the compilation; `cached`: the answer is from an earlier run.
+    """
+
+    outcome: CompileOutcome
+    reason: str = ""
+    compute_seconds: float | None = None
+    communication_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    peak_bytes: int | None = None
+    by_kind: dict[str, float] = field(default_factory=dict)
+    compile_seconds: float = 0.0
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class ConfirmedRow:
+    """A candidate and its compiled figures. `compiled` is None if it was not compiled; `why` gives the reason. `also`:
+    names of later candidates with identical programs."""
+
+    candidate: Candidate
+    compiled: Compiled | None = None
+    why: str = ""
+    also: tuple[str, ...] = ()
+
+    @property
+    def compute_seconds(self) -> float:
+        """The compiler's figure if it gives one, else the prediction."""
+        known = self.compiled.compute_seconds if self.compiled else None
+        return self.candidate.cost.compute_seconds if known is None else known
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Exposed communication: by the compiler's schedule; from compilers that estimate no cycles, the fraction of
+        the compiled communication that the prediction exposes."""
+        cost, compiled = self.candidate.cost, self.compiled
+        predicted = cost.step_seconds - cost.busy_seconds
+        if compiled is None:
+            return predicted
+        if compiled.compute_seconds is not None or not cost.communication_seconds:
+            return compiled.exposed_seconds
+        return compiled.communication_seconds * predicted / cost.communication_seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """Compute plus exposed communication."""
+        return self.compute_seconds + self.exposed_seconds
+
+    @property
+    def peak_bytes(self) -> float:
+        """The compiler's figure if it is that of the real chip, else the prediction."""
+        known = self.compiled.peak_bytes if self.compiled else None
+        return self.candidate.cost.peak_bytes if known is None else known
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """All candidates with their verdicts, in the order of compilation.
+
+    Attributes:
+        compiler: its name, e.g. "tpu v4:2x2x4". chosen: index of the best in `rows`, None if no compiled program fits.
+        rounds: searches whose plans were compiled. corrections: factors that corrected the model in the last search.
+    """
+
+    compiler: str
+    rows: tuple[ConfirmedRow, ...]
+    chosen: int | None
+    limit_bytes: int
+    rounds: int = 1
+    corrections: Corrections = NO_CORRECTIONS
+    seconds: float = 0.0
+
+    @property
+    def row(self) -> ConfirmedRow | None:
+        """The row of the best plan."""
+        return None if self.chosen is None else self.rows[self.chosen]
+
+    @property
+    def taken(self) -> Candidate | None:
+        """The best plan by compiled figures."""
+        return None if self.row is None else self.row.candidate
+
+    @property
+    def rejected(self) -> bool:
+        """True if the compiler answered and every program it compiled exceeds the device's memory."""
+        answers = [row.compiled.outcome for row in self.rows if row.compiled]
+        return self.chosen is None and any(outcome in ("compiled", "out of memory") for outcome in answers)
+
+
+# A candidate is deferred if its collectives after partitioning make it slower than the best one by this factor.
+SCREENED_OUT = 1.25
+MOST_ROUNDS = 3
+_LARGEST_FACTOR = 4.0  # a larger factor is an error in reading the figures, not a correction
+_BYTES_OF_A_COMPILATION = 6 * 2**30
+_LEAST_SECONDS = 1.0
+_FORMAT = "1"  # of stored answers
+_EQUAL = 1.001  # steps within this ratio count as equal
+
+Emit = Callable[[Plan], bytes]
+SearchAgain = Callable[[Corrections], Sequence[Plan]]
+# number among those compiled (from 1), how many there are, the row
+Tell = Callable[[int, int, ConfirmedRow], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """seconds: wall time for all compilations together, None for no bound; at_once: children that compile at one
+    time, None for as many as the machine's memory and cores allow."""
+
+    seconds: float | None = None
+    at_once: int | None = None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass
+class Confirmer:
+    """Compiles candidates and chooses by the compiler's figures and the problem's goal.
+
+    Attributes:
+        emit: writes a plan as StableHLO bytecode. screen: a quick compiler that runs before `compiler`.
+        tell: is called with each answer of `compiler`.
+    """
+
+    evaluator: Evaluator
+    emit: Emit
+    compiler: Compiler
+    screen: Compiler | None = None
+    limits: Limits = NO_LIMITS
+    tell: Tell | None = None
+    cache: DiskCache[Compiled] = field(default_factory=lambda: DiskCache(users_folder("compiled"), Compiled))
+
+    def confirm(self, candidates: Sequence[Candidate], search_again: SearchAgain | None = None) -> Confirmation:
+        """Compiles candidates, the search's plan first; plans with identical programs are compiled once.
+
+        search_again: returns plans found with a corrected model; None for one round.
+        """
+        self._start = time.monotonic()
+        self._rows: dict[str, ConfirmedRow] = {}  # by written program, in order of arrival
+        problem = self.evaluator.problem
+        self._objective = Objective(problem, self.evaluator.cost(problem.fixed), compiled=True)
+        rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
+        while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:
+            best = self._best()
+            rounds += 1
+            try:
+                added = self._round(waiting)
+            except KeyboardInterrupt:  # answers so far count
+                break
+            if not added or (rounds > 1 and self._best() == best) or search_again is None:
+                break
+            corrections = self.corrections()
+            if self._seconds_left() <= _LEAST_SECONDS:
+                break
+            waiting = [
+                Candidate(f"corrected {k}", plan, self.evaluator.exact_cost(plan, learn=False))
+                for k, plan in enumerate(search_again(corrections), 1)
+            ]
+        rows = tuple(self._rows.values())
+        chosen = self._best()
+        return Confirmation(
+            self.compiler.label,
+            rows,
+            None if chosen is None else list(self._rows).index(chosen),
+            self.evaluator.problem.mesh.limit_bytes,
+            max(1, rounds),
+            corrections,
+            time.monotonic() - self._start,
+        )
+
+    def _seconds_left(self) -> float:
+        return inf if self.limits.seconds is None else self.limits.seconds - (time.monotonic() - self._start)
+
+    def _round(self, candidates: Iterable[Candidate]) -> int:
+        """Compiles the new ones among the candidates; returns their number."""
+        contents: dict[str, bytes] = {}
+        for candidate in candidates:
+            content = self.emit(candidate.plan)
+            key = key_of(content)
+            if key in self._rows:
+                row = self._rows[key]
+                self._rows[key] = replace(row, also=(*row.also, candidate.name))
+            else:
+                self._rows[key] = ConfirmedRow(candidate)
+                contents[key] = content
+        keys, aside = self._screened(contents)
+        while keys:
+            self._compile(keys, contents)
+            bound = self._bound()
+            keys = sorted((key for key, seconds in aside.items() if seconds < bound), key=aside.__getitem__)
+            for key in keys:
+                del aside[key]
+                self._rows[key] = replace(self._rows[key], why="")
+        return len(contents)
+
+    def _bound(self) -> float:
+        """Upper bound on the predicted step seconds of a deferred candidate that could be as fast as the best compiled
+        one, if the model's error about it were as large in the other direction."""
+        best = self._best()
+        if best is None:
+            return inf
+        row = self._rows[best]
+        step, thought = compiled_cost(row).step_seconds, row.candidate.cost.step_seconds
+        return step * max(step, thought) / min(step, thought) if min(step, thought) > 0.0 else inf
+
+    def _compile(self, keys: Sequence[str], contents: dict[str, bytes]) -> None:
+        """Compiles each of `keys` and reports each answer."""
+        done = 0
+
+        def settle(key: str, answer: Compiled) -> None:
+            nonlocal done
+            done += 1
+            self._rows[key] = replace(self._rows[key], compiled=answer)
+            if self.tell is not None:
+                self.tell(done, len(keys), self._rows[key])
+
+        self._ask(self.compiler, keys, contents, settle)
+
+    def _screened(self, contents: dict[str, bytes]) -> tuple[list[str], dict[str, float]]:
+        """Keys of the candidates to compile, the most promising first but after the first candidate; and the deferred
+        keys with their predicted step seconds."""
+        if self.screen is None or len(contents) < 2:
+            return list(contents), {}
+        seconds: dict[str, float] = {}
+
+        def note(key: str, answer: Compiled) -> None:
+            known = answer if answer.outcome == "compiled" else None
+            seconds[key] = replace(self._rows[key], compiled=known).step_seconds
+
+        self._ask(self.screen, list(contents), contents, note)
+        limit = self.evaluator.problem.mesh.limit_bytes
+        fitting = [s for key, s in seconds.items() if self._rows[key].candidate.cost.peak_bytes <= limit]
+        best = min(fitting, default=inf)
+        kept, aside = list[str](), dict[str, float]()
+        for place, key in enumerate(contents):
+            if place and seconds.get(key, 0.0) > SCREENED_OUT * best:
+                aside[key] = seconds[key]
+                why = f"{seconds[key] / best:.2f} times as slow as the best, once partitioned"
+                self._rows[key] = replace(self._rows[key], why=why)
+            else:
+                kept.append(key)
+        return [kept[0], *sorted(kept[1:], key=lambda key: seconds.get(key, inf))], aside
+
+    def _ask(
+        self,
+        compiler: Compiler,
+        keys: Sequence[str],
+        contents: dict[str, bytes],
+        settle: Callable[[str, Compiled], None],
+    ) -> None:
+        """Compiles each of `keys`, several at once; marks those that there is no time for."""
+        names = {key: key_of(contents[key], _FORMAT, *compiler.identity) for key in keys}
+        waiting = []
+        for key in keys:
+            known = self.cache.find(names[key])
+            if known is None:
+                waiting.append(key)
+            else:
+                settle(key, replace(known, cached=True))
+        pool = ThreadPoolExecutor(self._at_once(len(waiting)))
+        running: dict[Future[Compiled], str] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._at_once(len(waiting)):
+                    key = waiting.pop(0)
+                    left = self._seconds_left()
+                    if left <= _LEAST_SECONDS:
+                        self._rows[key] = replace(self._rows[key], why="there was no time left")
+                        continue
+                    running[pool.submit(compiler.judge, contents[key], left)] = key
+                if not running:
+                    continue
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    key, answer = running.pop(future), future.result()
+                    if answer.outcome != "timed out":  # a later run may allow more time
+                        self.cache.store(names[key], answer)
+                    settle(key, answer)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _at_once(self, waiting: int) -> int:
+        if self.limits.at_once is not None:
+            return max(1, self.limits.at_once)
+        return max(1, min(waiting, os.cpu_count() or 1, available_bytes() // _BYTES_OF_A_COMPILATION))
+
+    def _best(self) -> str | None:
+        """Key of the best compiled row that keeps all bounds; among equals the first."""
+        met = {
+            key: compiled_cost(row)
+            for key, row in self._rows.items()
+            if row.compiled is not None
+            and row.compiled.outcome == "compiled"
+            and self._objective.met(compiled_cost(row))
+        }
+        if not met:
+            return None
+        best = min(met, key=lambda key: self._objective.rank(self._rows[key].candidate.plan, met[key]))
+        if not self._objective.fastest:
+            return best
+        return next(key for key, cost in met.items() if cost.step_seconds <= _EQUAL * met[best].step_seconds)
+
+    def corrections(self) -> Corrections:
+        """Factors by which the model is off, from all rows compiled so far."""
+        rows = [row for row in self._rows.values() if row.compiled and row.compiled.outcome == "compiled"]
+        compute = [
+            row.compute_seconds / row.candidate.cost.compute_seconds
+            for row in rows
+            if row.candidate.cost.compute_seconds
+        ]
+        memory = [factor for row in rows if (factor := _memory_factor(row)) is not None]
+        predicted: dict[str, float] = {}
+        compiled: dict[str, float] = {}
+        for row in rows:
+            assert row.compiled is not None
+            for kind, seconds in row.compiled.by_kind.items():
+                compiled[kind] = compiled.get(kind, 0.0) + seconds
+            for use in self.evaluator.collectives(row.candidate.plan):
+                predicted[use.kind] = predicted.get(use.kind, 0.0) + use.seconds
+        kinds = {kind: _bounded(compiled[kind] / s) for kind, s in predicted.items() if s and kind in compiled}
+        return Corrections(
+            _bounded(median(compute)) if compute else 1.0, _bounded(median(memory)) if memory else 1.0, kinds
+        )
+
+
+def compiled_cost(row: ConfirmedRow) -> Cost:
+    """The row's figures as a `Cost`, with the compiler's figures if it gives them."""
+    return replace(
+        row.candidate.cost,
+        compute_seconds=row.compute_seconds,
+        communication_seconds=row.exposed_seconds,
+        exposed_seconds=row.exposed_seconds,
+        peak_bytes=float(row.peak_bytes),
+    )
+
+
+def joined(answers: Sequence[Confirmation], names: Sequence[str], taken: int) -> Confirmation:
+    """Joins the confirmations of several variants of one program; plans of all but the first get the variant's name
+    appended. taken: index of the variant whose best plan is taken."""
+    first, *others = answers
+    if not others:
+        return first
+    rows = list(first.rows)
+    chosen = first.chosen if taken == 0 else None
+    for place, (answer, name) in enumerate(zip(others, names[1:], strict=True), 1):
+        if taken == place and answer.chosen is not None:
+            chosen = len(rows) + answer.chosen
+        rows += [
+            replace(row, candidate=replace(row.candidate, name=f"{row.candidate.name}, {name}")) for row in answer.rows
+        ]
+    seconds = sum(answer.seconds for answer in answers)
+    return replace(first, rows=tuple(rows), chosen=chosen, seconds=seconds)
+
+
+def available_bytes() -> int:
+    """Memory available to new processes; a generous amount if the system does not report it."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
+    except (OSError, StopIteration, ValueError):
+        return 2 * _BYTES_OF_A_COMPILATION
+
+
+def _memory_factor(row: ConfirmedRow) -> float | None:
+    """Ratio of compiled to predicted temporaries; the size of arguments is exact."""
+    cost = row.candidate.cost
+    predicted = cost.peak_bytes - cost.argument_bytes
+    if row.compiled is None or row.compiled.peak_bytes is None or predicted <= 0:
+        return None
+    return max(0.0, row.compiled.peak_bytes - cost.argument_bytes) / predicted
+
+
+def _bounded(factor: float) -> float:
+    return min(_LARGEST_FACTOR, max(1.0 / _LARGEST_FACTOR, factor))

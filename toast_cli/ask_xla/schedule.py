@@ -1,0 +1,235 @@
+"""Step time of a compiled module, read off its schedule: which collectives hide behind computation, and which do not.
+
+A module that XLA has scheduled lists its instructions in the order in which they run. `scheduled_time` walks through
+that order with two clocks: one for the compute cores, moved on by the compiler's own `estimated_cycles`, and one for
+each mesh axis' links, moved on by the collectives. A synchronous collective stops the cores until it is done. An
+asynchronous one (`…-start`) occupies its links from then on, and the cores stop at its `…-done` only for what is left
+of it. The bodies of windowed contractions (XLA:TPU's loops of a permute and a piece of the product) are such pairs
+within a loop, so they need no rule of their own. XLA:TPU also spreads one collective over several fusions
+(`%async_collective_fusion…`), each of which carries an instruction of the same channel: the first of them starts it,
+the last one waits for it. Where some of these fusions are in a loop and others around it, it is one collective that
+runs beside the loop, and not one for each trip.
+
+In: HLO text of one device's program, a mesh, the clock rate. Out: seconds of computing, of all communication,
+and of the part of it that nothing hides. Collectives carry no estimate in XLA's text: their time is that of
+`price.collectives`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from toast_cli.ask_xla.collectives import (
+    BETWEEN_SLICES,
+    HIDDEN_REDUCE_SCATTER,
+    OPCODES,
+    callee,
+    kind_of,
+    mesh_axes,
+    result_sizes,
+    without_padding,
+)
+from toast_cli.ask_xla.hlo_text import Node, Nodes, called, computations, cycles_of
+
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+
+# kind, bytes of the result on one device, mesh axes by name -> seconds.
+SecondsOf = Callable[[str, float, tuple[str, ...]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTime:
+    """Seconds of one run on one device.
+
+    Attributes:
+        compute_seconds: compute by the compiler's estimate. communication_seconds: all collectives, one after the
+            other. exposed_seconds: the part of the communication for which the cores wait. by_kind: the kind of a
+            collective -> seconds of all its runs. bytes_by_kind: the same in bytes of results on one device.
+    """
+
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    by_kind: dict[str, float] = field(default_factory=dict)
+    bytes_by_kind: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step_seconds(self) -> float:
+        """Compute plus exposed communication."""
+        return self.compute_seconds + self.exposed_seconds
+
+
+def scheduled_time(
+    text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], clock_hertz: float, seconds_of: SecondsOf
+) -> ScheduledTime:
+    """Simulates a scheduled module; each loop's body is simulated once and multiplied by its trip count.
+
+    Args:
+        text: of `compiled.as_text()`. clock_hertz: cycles a second of the compute cores; 0 if the compiler estimates no
+            cycles.
+    """
+    bodies, entry = computations(text)
+    return _Walk(text, bodies, axis_names, axis_sizes, clock_hertz, seconds_of).time_of(entry)
+
+
+@dataclass(slots=True)
+class _Clocks:
+    """cores, links: seconds since the computation began. begun: name of an asynchronous start -> when it ends."""
+
+    cores: float = 0.0
+    links: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    begun: dict[str, float] = field(default_factory=dict)
+
+    def send(self, axes: Iterable[str], seconds: float) -> float:
+        """Occupies the links of these axes as soon as they are free; returns the time when the transfer ends."""
+        start = max([self.cores, *(self.links[axis] for axis in axes)])
+        for axis in axes:
+            self.links[axis] = start + seconds
+        return start + seconds
+
+    def wait_for(self, name: str) -> None:
+        """Makes the cores wait for an asynchronous operation; operations other than collectives (a copy) take no time
+        here."""
+        self.cores = max(self.cores, self.begun.pop(name, 0.0))
+
+
+# Kind, axes by name, bytes of each array in the result on one device.
+_Collective = tuple[str, tuple[str, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """A collective spread over fusions; first, last: names of the fusions that start it and wait for it."""
+
+    collective: _Collective
+    first: str
+    last: str
+
+
+@dataclass(slots=True)
+class _Total:
+    """Seconds and bytes summed over a computation and all that it calls."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    bytes_by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, part: ScheduledTime, times: float) -> None:
+        self.compute += times * part.compute_seconds
+        self.communication += times * part.communication_seconds
+        for kind, seconds in part.by_kind.items():
+            self.by_kind[kind] += times * seconds
+        for kind, size in part.bytes_by_kind.items():
+            self.bytes_by_kind[kind] += times * size
+
+
+class _Walk:
+    """Times of the computations of one module, each computed once."""
+
+    def __init__(
+        self,
+        text: str,
+        bodies: dict[str, Nodes],
+        axis_names: tuple[str, ...],
+        axis_sizes: tuple[int, ...],
+        clock_hertz: float,
+        seconds_of: SecondsOf,
+    ) -> None:
+        self._text, self._bodies = text, bodies
+        self._names, self._sizes = axis_names, axis_sizes
+        self._clock, self._seconds_of = clock_hertz, seconds_of
+        self._known: dict[str, ScheduledTime] = {}
+        self._in_fusion: dict[str, list[tuple[str, _Collective]]] = {}
+        # Computation -> channels of the collectives that are spread over fusions of computations that call it.
+        self._around: dict[str, frozenset[str]] = {}
+
+    def time_of(self, name: str) -> ScheduledTime:
+        if name not in self._known:
+            self._known[name] = ScheduledTime(0.0, 0.0, 0.0)  # guards against cycles in malformed text
+            self._known[name] = self._walked(name)
+        return self._known[name]
+
+    def _walked(self, name: str) -> ScheduledTime:
+        nodes = self._bodies.get(name, {})
+        clocks, total = _Clocks(), _Total()
+        around = self._around.get(name, frozenset())
+        spread = {channel: sent for channel, sent in self._spread(nodes).items() if channel not in around}
+        for node in nodes.values():
+            if node.opcode.endswith("-done"):
+                for operand in node.operands[:1]:
+                    clocks.wait_for(operand)
+                continue
+            busy = cycles_of(node.rest) / self._clock if self._clock else 0.0
+            if kind_of(node, name) is not None:
+                end = self._send(self._collective(name, node), clocks, total)
+                if node.opcode.endswith("-start") or node.opcode == BETWEEN_SLICES:
+                    clocks.begun[node.name] = end
+                else:
+                    clocks.cores = end
+            for channel, sent in spread.items():
+                if sent.first == node.name:
+                    clocks.begun[channel] = self._send(sent.collective, clocks, total)
+            total.compute += busy
+            clocks.cores += busy
+            for channel, sent in spread.items():
+                if sent.last == node.name:
+                    clocks.wait_for(channel)
+            if node.opcode == "fusion":
+                continue  # its cycles are on its own line, its collectives are already counted
+            for inner, times in called(node, nodes, self._bodies):
+                self._around.setdefault(inner, around | spread.keys())
+                part = self.time_of(inner)
+                clocks.cores += times * part.step_seconds
+                total.add(part, times)
+        end = max([clocks.cores, *clocks.begun.values()])
+        return ScheduledTime(
+            total.compute,
+            total.communication,
+            max(0.0, end - total.compute),
+            dict(total.by_kind),
+            dict(total.bytes_by_kind),
+        )
+
+    def _send(self, collective: _Collective, clocks: _Clocks, total: _Total) -> float:
+        """Adds a collective to the total and occupies its links; returns the time when it ends."""
+        kind, axes, sizes = collective
+        seconds = self._seconds_of(kind, sum(sizes), axes)  # arrays that are sent together share the latency
+        total.by_kind[kind] += seconds
+        total.bytes_by_kind[kind] += sum(sizes)
+        total.communication += seconds
+        return clocks.send(axes, seconds)
+
+    def _spread(self, nodes: Nodes) -> dict[str, _Spread]:
+        """Collectives inside fusions, by channel."""
+        found: dict[str, _Spread] = {}
+        for node in nodes.values():
+            inner = node.called("calls") if node.opcode == "fusion" else ""
+            for channel, collective in [] if inner.startswith(HIDDEN_REDUCE_SCATTER) else self._fused(inner):
+                known = found.get(channel, _Spread(collective, node.name, node.name))
+                found[channel] = replace(known, last=node.name)
+        return found
+
+    def _fused(self, name: str) -> list[tuple[str, _Collective]]:
+        """The collectives in a fused computation, each with its channel."""
+        if name not in self._in_fusion:
+            self._in_fusion[name] = [
+                (channel[1], self._collective(name, node))
+                for node in self._bodies.get(name, {}).values()
+                if node.opcode in OPCODES - {"fusion"} and (channel := _CHANNEL.search(node.rest))
+            ]
+        return self._in_fusion[name]
+
+    def _collective(self, computation: str, node: Node) -> _Collective:
+        """Kind, axes and bytes of the results of a collective instruction."""
+        kind = kind_of(node, computation) or node.opcode
+        axes = mesh_axes(node, self._text, self._names, self._sizes, prod(self._sizes))
+        sizes = result_sizes(kind, node)
+        if node.opcode == "fusion":
+            around = prod(size for name, size in zip(self._names, self._sizes, strict=True) if name in axes)
+            sizes = without_padding(sizes, callee(node, self._text), around)
+        return kind, axes, sizes

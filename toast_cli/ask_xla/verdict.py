@@ -1,0 +1,411 @@
+"""`verify`: compares a partitioned program's predicted figures with XLA's: numbers, collectives, memory.
+
+Numbers run on virtual CPU devices; collectives and memory come from the chosen compiler: without real chips to compile
+for, collectives are those that the partitioner adds. A part that cannot be checked says why.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
+from typing import Any, Literal
+
+from toast_cli.ask_xla.ahead import AheadFacts, Dialect, Judge, compile_ahead
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
+from toast_cli.ask_xla.numbers import compare_numbers, excess
+from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.frontend.places import op_path
+from toast_cli.hardware.model import group_size
+from toast_cli.plan.partitioned import CollectiveFacts, Promises
+from toast_cli.program.quantities import format_bytes
+
+SCHEMA = "toast.verify/1"
+VerdictOutcome = Literal["agreed", "disagreed", "unchecked"]
+
+# A difference in traffic above this fraction of the promised is a disagreement …
+TRAFFIC_TOLERANCE = 0.05
+# … unless it is this small on each device.
+SMALL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Part:
+    """One check. `text` is a sentence; `facts` holds the figures."""
+
+    name: str
+    outcome: VerdictOutcome
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """compiler: `cpu` for XLA's partitioner on virtual CPU devices, or the machine compiled for. unasked: for `cpu`,
+    how to use the chips' own compiler, or why it cannot be used."""
+
+    compiler: str
+    parts: list[Part]
+    unasked: str = ""
+
+    @property
+    def outcome(self) -> VerdictOutcome:
+        """Disagreed if any part did, unchecked if none could be checked."""
+        outcomes = {part.outcome for part in self.parts}
+        return "disagreed" if "disagreed" in outcomes else "agreed" if "agreed" in outcomes else "unchecked"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "compiler": self.compiler,
+            "unasked": self.unasked,
+            "outcome": self.outcome,
+            "parts": [asdict(p) for p in self.parts],
+        }
+
+
+def verify(
+    program: bytes,
+    form: Dialect,
+    axes: dict[str, int],
+    original: bytes | None,
+    promises: Promises | None,
+    judge: Judge,
+) -> Verdict:
+    """Checks a partitioned program.
+
+    Args:
+        axes: the mesh it was partitioned for. original: StableHLO bytes of the program it came from, for the numbers.
+        promises: of the report written with it. judge: the compiler for collectives and memory. If the user did not
+            choose the chips' own compiler and it fails, XLA's partitioner on the CPU is used.
+    """
+    target, unasked = judge.target, judge.unasked
+    if target is not None:
+        compiled = compile_ahead(program, form, target, shardy=form == "stablehlo")
+        found: list[CompiledCollective] | Failure
+        if not isinstance(compiled, Failure):
+            found = collectives_in(compiled.hlo_text, tuple(axes), tuple(axes.values()))
+        else:
+            found = compiled
+            if not judge.by_name and not out_of_memory(compiled):
+                unasked = f"XLA:{target.platform.upper()} did not compile it: {compiled.reason}"
+                target = None
+        memory = check_memory(compiled, promises)
+    # XLA:TPU takes collectives between slices apart into several inside them and one between them.
+    if target is None or (target.slices > 1 and not isinstance(found, Failure)):
+        found = collectives_after_partitioning(program, form, axes)
+        promises = promises and replace(promises, collectives=[one.as_written() for one in promises.collectives])
+    if target is None:
+        memory = Part("memory", "unchecked", "only a compiler for the real chips can judge it: --compiler tpu or gpu")
+    parts = [check_collectives(found, axes, promises), memory]
+    if original is not None:
+        parts.insert(0, check_numbers(original, program, form, prod(axes.values())))
+    return Verdict(target.label if target else "cpu", parts, unasked)
+
+
+def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) -> Part:
+    """Compares both programs' results for the same seeded inputs on virtual CPU devices, within rounding errors."""
+    errors = compare_numbers(original, program, devices, form=form)
+    if isinstance(errors, Failure):
+        return Part("numbers", "unchecked", f"could not run: {errors.reason}")
+    wrong = [e for e in errors if e.wrong]
+    facts = {"results": len(errors), "wrong": [asdict(e) for e in wrong]}
+    if not errors:
+        return Part("numbers", "unchecked", "the program has no results", facts)
+    worst = max(errors, key=lambda e: excess(e.error, e.allowed))
+    facts["worst"] = asdict(worst)
+    if wrong:
+        text = (
+            f"{len(wrong)} of {len(errors)} results differ: the {worst.what} of result {worst.index} ({worst.type}) by "
+            f"{worst.error:.1e} of its size, {worst.allowed:.0e} may be rounding"
+        )
+        return Part("numbers", "disagreed", text, facts)
+    if not any(e.looks for e in errors):
+        return Part("numbers", "unchecked", "rounding alone changes every result by half its size", facts)
+    which = "the one result is" if len(errors) == 1 else f"all {len(errors)} results are"
+    text = f"{which} equal; largest error {worst.error:.1e}, {worst.allowed:.0e} may be rounding"
+    return Part("numbers", "agreed", text, facts)
+
+
+def check_collectives(
+    found: list[CompiledCollective] | Failure, axes: dict[str, int], promises: Promises | None
+) -> Part:
+    """Compares the collectives of the compiled module with the promised ones."""
+    if isinstance(found, Failure):
+        outcome: VerdictOutcome = "disagreed" if out_of_memory(found) else "unchecked"
+        return Part("collectives", outcome, f"did not compile: {found.reason}")
+    compared = compare_traffic(promises.collectives if promises else [], found, axes)
+    facts = {"collectives": [asdict(row) for row in compared.rows]}
+    if promises is None:
+        text = f"{len(found)} in the compiled program; promises are in the report (--report)"
+        return Part("collectives", "unchecked", text, facts)
+    facts["differences"] = [asdict(difference) for difference in compared.differences]
+    return Part("collectives", *judged_traffic(compared), facts)
+
+
+def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
+    """The verdict on a comparison, and its reason."""
+    whole = max(compared.promised_bytes, compared.compiled_bytes)
+    if not whole:
+        return "agreed", "none promised, none compiled"
+    largest = max(compared.extra_bytes, compared.missing_bytes)
+    if largest <= TRAFFIC_TOLERANCE * whole:
+        return (
+            "agreed",
+            f"{100 * compared.share:.1f} % of the {format_bytes(whole)} that each device sends are as promised",
+        )
+    if largest < SMALL_BYTES:
+        return "unchecked", f"too small to judge: each device sends {format_bytes(whole)} a step"
+    kept = [
+        f"{format_bytes(size)} {word}" for size, word in (
+            (compared.extra_bytes, "more than promised"), (compared.missing_bytes, "of the promised are missing"),
+        ) if size > TRAFFIC_TOLERANCE * whole
+    ]  # fmt: skip
+    return "disagreed", f"each device sends {format_bytes(compared.compiled_bytes)}: {' and '.join(kept)}"
+
+
+def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> Part:
+    """Compares the peak memory of the real chips' compiler with the promised one."""
+    if isinstance(compiled, Failure):
+        promised_to_fit = promises is not None and promises.fit != "no"
+        return Part(
+            "memory", "disagreed" if out_of_memory(compiled) and promised_to_fit else "unchecked", compiled.reason
+        )
+    peak = compiled.device_bytes
+    facts: dict[str, Any] = {
+        "argument_bytes": compiled.argument_bytes,
+        "temp_bytes": compiled.temp_bytes,
+        "peak_bytes": peak,
+        "compile_seconds": compiled.seconds,
+    }
+    if compiled.host_bytes:
+        facts["host_bytes"] = compiled.host_bytes
+    if compiled.cycles:
+        facts["cycles"] = compiled.cycles
+    if promises is None:
+        return Part("memory", "unchecked", f"peak {format_bytes(peak)}; the promise is in the report (--report)", facts)
+    facts |= {
+        "predicted_peak_bytes": promises.peak_bytes,
+        "predicted_argument_bytes": promises.argument_bytes,
+        "limit_bytes": promises.limit_bytes,
+    }
+    if promises.host_bytes:
+        facts["predicted_host_bytes"] = promises.host_bytes
+    text = (
+        f"peak {format_bytes(peak)}, predicted {format_bytes(promises.peak_bytes)} of "
+        f"{format_bytes(promises.limit_bytes)}"
+    )
+    fits = peak <= promises.limit_bytes
+    text += "" if fits else ": out of memory"
+    return Part("memory", "agreed" if fits == (promises.fit != "no") else "disagreed", text, facts)
+
+
+def out_of_memory(failure: Failure) -> bool:
+    return "RESOURCE_EXHAUSTED" in failure.reason or "exceeds available" in failure.reason
+
+
+# ---------------------------------------------------------------- collectives
+# Compares the collectives that a plan predicts with the compiled ones.
+#
+# An all-gather or reduce-scatter over several axes is compared as one after the other over single axes. A promised
+# all-reduce of which each device keeps a piece may be compiled as a reduce-scatter: it sends less, and counts as
+# promised.
+
+Key = tuple[str, tuple[str, ...]]  # kind, axes
+Counts = dict[tuple[int, str], float]  # (bytes, line) -> runs
+OnlyIn = Literal["extra", "missing"]
+# Sums closer than this are equal: padding and combined scalars cause such differences.
+_SAME = 0.01
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: its source location,
+    `model.py:12 (bwd mlp/dot)`."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: float
+    place: str
+
+    @property
+    def line(self) -> str:
+        """`model.py:12`."""
+        return self.place.partition(" ")[0]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one kind over the same axes: bytes of results per device and how many, promised and compiled."""
+
+    axes: tuple[str, ...]
+    kind: str
+    promised_bytes: float
+    promised_count: float
+    compiled_bytes: float
+    compiled_count: float
+
+
+@dataclass(frozen=True)
+class TrafficDifference:
+    """Equal collectives that are on one side only. `sent_bytes`: the bytes that each device sends in all of them."""
+
+    side: OnlyIn
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: float
+    place: str
+    sent_bytes: float
+
+
+@dataclass(frozen=True)
+class TrafficComparison:
+    """`rows` and `differences`, the largest first. Bytes are what each device sends in one step."""
+
+    rows: list[Traffic]
+    differences: list[TrafficDifference]
+    promised_bytes: float
+    compiled_bytes: float
+    extra_bytes: float
+    missing_bytes: float
+
+    @property
+    def share(self) -> float:
+        """Fraction of the larger of promised and compiled bytes that agrees in kind and axes."""
+        whole = max(self.promised_bytes, self.compiled_bytes)
+        return 1.0 - max(self.extra_bytes, self.missing_bytes) / whole if whole else 1.0
+
+
+def compare_traffic(
+    promised: Iterable[CollectiveFacts], found: Iterable[CompiledCollective], mesh: dict[str, int]
+) -> TrafficComparison:
+    """Compares promised and compiled collectives on a mesh (axis -> size)."""
+    order = list(mesh)
+    sides: tuple[dict[Key, list[Flow]], dict[Key, list[Flow]]] = (defaultdict(list), defaultdict(list))
+    flows = (
+        [Flow(p.kind, tuple(p.axes), p.bytes, p.count, p.location) for p in promised],
+        [Flow(c.kind, c.axes, c.bytes, c.count, place_of(c)) for c in found],
+    )
+    for side, given in zip(sides, flows, strict=True):
+        for flow in given:
+            axes = tuple(sorted(flow.axes, key=lambda axis: order.index(axis) if axis in order else len(order)))
+            for step in one_axis_steps(replace(flow, axes=axes), mesh):
+                side[key_of(step)].append(step)
+    scatter_as_compiled(*sides, mesh)
+    rows, differences = [], []
+    totals = dict.fromkeys(("promised", "compiled", "extra", "missing"), 0.0)
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        if not sides[0][key] and not sides[1][key]:
+            continue
+        one, other = sides[0][key], sides[1][key]
+        sums = [(sum(f.bytes * f.count for f in flows), sum(f.count for f in flows)) for flows in (one, other)]
+        rows.append(Traffic((one or other)[0].axes, key[0], *sums[0], *sums[1]))
+        sent = [sum(sent_bytes(f, mesh) for f in flows) for flows in (one, other)]
+        totals["promised"] += sent[0]
+        totals["compiled"] += sent[1]
+        totals["extra"] += max(0.0, sent[1] - sent[0])
+        totals["missing"] += max(0.0, sent[0] - sent[1])
+        if abs(sent[0] - sent[1]) > _SAME * max(sent):
+            differences += unmatched(one, other, mesh)
+    return TrafficComparison(
+        sorted(rows, key=lambda row: -max(row.promised_bytes, row.compiled_bytes)),
+        sorted(differences, key=lambda difference: -difference.sent_bytes),
+        totals["promised"], totals["compiled"], totals["extra"], totals["missing"],
+    )  # fmt: skip
+
+
+def scatter_as_compiled(promised: dict[Key, list[Flow]], found: dict[Key, list[Flow]], mesh: dict[str, int]) -> None:
+    """Turns promised all-reduces that were compiled as reduce-scatters into reduce-scatters."""
+    runs: dict[tuple[Key, int], float] = defaultdict(float)  # compiled and not promised
+    for side, sign in ((found, 1), (promised, -1)):
+        for key, flows in side.items():
+            for flow in flows:
+                runs[key, flow.bytes] += sign * flow.count
+    for key in [key for key in promised if key[0] == "all-reduce"]:
+        for flow in [flow for flow in promised[key] if runs[key, flow.bytes] <= -flow.count]:
+            scattered = replace(flow, kind="reduce-scatter", bytes=flow.bytes // group_size(flow.axes, mesh))
+            steps = [(key_of(step), step) for step in one_axis_steps(scattered, mesh)]
+            if all(runs[place, step.bytes] >= flow.count for place, step in steps):
+                promised[key].remove(flow)
+                runs[key, flow.bytes] += flow.count
+                for place, step in steps:
+                    promised[place].append(step)
+                    runs[place, step.bytes] -= step.count
+
+
+def key_of(flow: Flow) -> Key:
+    """Collectives with equal keys, kind and axes, are compared together."""
+    return flow.kind, flow.axes
+
+
+def place_of(found: CompiledCollective) -> str:
+    """The source location in a report's notation."""
+    path = op_path(found.name)
+    return f"{found.location} ({path})" if found.location and path else found.location or path
+
+
+def one_axis_steps(flow: Flow, mesh: dict[str, int]) -> Iterator[Flow]:
+    """An all-gather or reduce-scatter over several axes as one step per axis; other collectives as they are."""
+    if flow.kind not in ("all-gather", "reduce-scatter") or len(flow.axes) < 2:
+        yield flow
+        return
+    rest = prod(mesh.get(axis, 1) for axis in flow.axes)
+    for axis in flow.axes:
+        inner = rest // mesh.get(axis, 1)
+        # In a reduce-scatter the first axis' step has the largest result; an all-gather ends with the first axis.
+        size = (
+            flow.bytes * inner
+            if flow.kind == "reduce-scatter"
+            else flow.bytes * rest // prod(mesh.get(a, 1) for a in flow.axes)
+        )
+        yield replace(flow, axes=(axis,), bytes=size)
+        rest = inner
+
+
+def sent_bytes(flow: Flow, mesh: dict[str, int]) -> float:
+    """Bytes that each device sends in all runs of a collective over n devices, in rings.
+
+    An all-reduce of b bytes sends 2b(n-1)/n, a reduce-scatter to b bytes b(n-1), an all-gather or all-to-all to b bytes
+    b(n-1)/n.
+    """
+    n = group_size(flow.axes, mesh)
+    factor = {
+        "all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1.0, "all-gather": (n - 1) / n, "all-to-all": (n - 1) / n,
+    }.get(flow.kind, 1.0)  # fmt: skip
+    return flow.bytes * flow.count * factor
+
+
+def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> list[TrafficDifference]:
+    """The collectives of one kind and axes that remain when equal ones are removed from both lists: first those of one
+    source line, then those of one size."""
+    left: tuple[Counts, Counts] = (defaultdict(float), defaultdict(float))
+    places: dict[tuple[int, str], str] = {}
+    for side, flows in zip(left, (promised, found), strict=True):
+        for flow in flows:
+            side[flow.bytes, flow.line] += flow.count
+            places.setdefault((flow.bytes, flow.line), flow.place)
+    for key in list(left[0]):
+        strike(left[0], left[1], key, key)
+    for key in list(left[0]):
+        for other in [k for k in left[1] if k[0] == key[0]]:
+            strike(left[0], left[1], key, other)
+    example = (promised or found)[0]
+    sides: tuple[tuple[OnlyIn, Counts], ...] = (("missing", left[0]), ("extra", left[1]))
+    return [
+        TrafficDifference(side, example.kind, example.axes, size, count, places[size, line],
+                   sent_bytes(replace(example, bytes=size, count=count), mesh))
+        for side, counts in sides
+        for (size, line), count in counts.items()
+        if count > 1e-6
+    ]  # fmt: skip
+
+
+def strike(one: Counts, other: Counts, key: tuple[int, str], match: tuple[int, str]) -> None:
+    """Removes the common count from both sides."""
+    common = min(one[key], other[match])
+    one[key] -= common
+    other[match] -= common

@@ -1,0 +1,505 @@
+"""Files: what a user gives is read within bounds, outputs are checked before and written atomically after a long
+computation, and slow results are kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import reprlib
+import secrets
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import NoneType
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from toast_cli.errors import InputError, ToastError, UsageError
+
+# ---------------------------------------------------------------- reading
+# Reads what a user gives: files and standard input, bounded in size, and the text, numbers and JSON in them.
+#
+# Every file that a command reads goes through `read_file`, so no file can fill the memory or block the command
+# forever.
+
+STDIN = "-"
+# Size limits in bytes: of a program (unpacked), of a report or a saved plan, and of hand-written files.
+PROGRAM_BYTES = 512 * 2**20
+REPORT_BYTES = 64 * 2**20
+TEXT_BYTES = 256 * 2**10
+# Environment variable that replaces all of these limits: `TOAST_MAX_INPUT=4GiB`.
+LIMIT_VARIABLE = "TOAST_MAX_INPUT"
+# How long to wait for a writer on a pipe that nobody has opened for writing.
+WRITER_SECONDS = 10.0
+_CHUNK = 1 << 20
+_DIGITS = 18  # of numbers that fit in 64 bits
+
+Error = TypeVar("Error", bound=ToastError)
+
+
+def limit_of(default: int) -> int:
+    """The size limit in bytes: the environment's `TOAST_MAX_INPUT` if it is set, else `default`."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    if not text:
+        return default
+    from toast_cli.base.units import parse_bytes
+
+    return parse_bytes(text, where=LIMIT_VARIABLE)
+
+
+def too_large(where: str, limit: int, what: str = "") -> InputError:
+    """The error for more than `limit` bytes."""
+    size = (
+        f"{limit >> 20:,} MiB" if limit >= 1 << 20 else f"{limit >> 10:,} KiB" if limit >= 1 << 10 else f"{limit} bytes"
+    )
+    hint = f"if it is meant to be that large, set {LIMIT_VARIABLE}, e.g. {LIMIT_VARIABLE}=4GiB"
+    return InputError(f"more than {size}{what}", where=where, hint=hint)
+
+
+def read_file(path: str, limit: int, *, hint: str | Callable[[], str] = "") -> bytes:
+    """The content of a file (`-`: standard input) of at most `limit` bytes, or as many as `TOAST_MAX_INPUT` says.
+
+    Raises `InputError` with `hint` when there is no such file, and also when it cannot be read, is too large, or is a
+    pipe to which nobody writes.
+    """
+    where = "<stdin>" if path == STDIN else path
+    most = limit_of(limit)
+    try:
+        if path == STDIN:
+            if sys.stdin is None:
+                raise InputError("standard input is closed", where=where, hint="give a file")
+            return _bounded(sys.stdin.buffer.read, where, most)
+        return _read(path, where, most)
+    except FileNotFoundError:
+        raise InputError("no such file", where=where, hint=hint() if callable(hint) else hint) from None
+    except IsADirectoryError:
+        raise InputError("this is a directory", where=where, hint="give a file") from None
+    except PermissionError:
+        raise InputError("no permission to read it", where=where, hint="check the file's mode and owner") from None
+    except ValueError as error:
+        raise InputError(f"cannot be read ({error})", where=where) from None
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror or error})", where=where) from None
+
+
+def _read(path: str, where: str, limit: int) -> bytes:
+    # Without O_NONBLOCK, opening a pipe waits until somebody opens its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        begun = b""
+        if stat.S_ISFIFO(mode):
+            begun = _wait_for_writer(descriptor, where)
+        os.set_blocking(descriptor, True)
+        if stat.S_ISREG(mode) and os.fstat(descriptor).st_size > limit:
+            raise too_large(where, limit)
+        return begun + _bounded(file.read, where, limit - len(begun))
+
+
+def _wait_for_writer(descriptor: int, where: str) -> bytes:
+    """Waits for the first bytes from a pipe and returns them.
+
+    While no process has the pipe open for writing, a read returns no bytes; after the waiting time this raises an
+    error.
+    """
+    deadline = time.monotonic() + WRITER_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            begun = os.read(descriptor, 1)
+        except BlockingIOError:  # somebody has, and writes later
+            return b""
+        if begun:
+            return begun
+        time.sleep(0.02)
+    raise InputError("nobody writes to this pipe", where=where, hint="start the program that writes to it first")
+
+
+def _bounded(read: Callable[[int], bytes | None], where: str, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := read(_CHUNK):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            raise too_large(where, limit)
+    return b"".join(chunks)
+
+
+def text_of(content: bytes, where: str, kind: type[Error], hint: str = "") -> str:
+    """The content as UTF-8 text, without a byte order mark. Raises `kind` if it is not valid UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise kind("is not UTF-8 text", where=where, hint=hint) from None
+
+
+def read_json(path: str, hint: str) -> Any:
+    """The JSON value in a file of at most `REPORT_BYTES`. Raises `InputError` with `hint` for anything else.
+
+    Half a surrogate pair, which no UTF-8 file can hold, becomes a question mark.
+    """
+    content = read_file(path, REPORT_BYTES, hint=hint)
+    try:
+        text = content.decode("utf-8-sig")
+        facts = json.loads(text, parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise InputError("is not JSON: not UTF-8 text", where=path, hint=hint) from None
+    except json.JSONDecodeError as error:
+        raise InputError("is not JSON", where=f"{path}:{error.lineno}:{error.colno}", hint=hint) from None
+    except (RecursionError, ValueError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InputError(f"is not JSON that can be read: {why}", where=path, hint=hint) from None
+    return _whole_characters(facts) if "\\ud" in text or "\\uD" in text else facts
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
+
+
+def _whole_characters(facts: Any) -> Any:
+    if isinstance(facts, str):
+        return facts.encode("utf-8", "replace").decode()
+    if isinstance(facts, list):
+        return [_whole_characters(value) for value in facts]
+    if isinstance(facts, dict):
+        return {_whole_characters(key): _whole_characters(value) for key, value in facts.items()}
+    return facts
+
+
+def typed(kind: Any, facts: Any, whole: str, name: str = "") -> Any:
+    """Plain data from JSON as a value of the type `kind`: a dataclass, whose fields are of such types; a list, tuple,
+    dictionary or alternative of such types; some words; or a plain type.
+
+    A field that is missing takes its default; fields that the dataclass does not have are left out.
+
+    Args:
+        whole: "the report", for messages. name: `program.name`, the place of `facts` in it.
+
+    Raises ValueError that names the field.
+    """
+    origin, inside = get_origin(kind), get_args(kind)
+    if NoneType in inside:
+        return None if facts is None else typed(inside[0], facts, whole, name)
+    if is_dataclass(kind) and isinstance(facts, dict):
+        hints, given = get_type_hints(kind), dict[str, Any]()
+        for one in fields(kind):
+            at = f"{name}.{one.name}".removeprefix(".")
+            if one.init and one.name in facts:
+                given[one.name] = typed(hints[one.name], facts[one.name], whole, at)
+            elif one.init and one.default is MISSING and one.default_factory is MISSING:
+                raise ValueError(f"{whole} has no {at}")
+        make: Callable[..., Any] = kind  # type: ignore[assignment]
+        return make(**given)
+    if origin in (list, tuple) and isinstance(facts, list):
+        return origin(typed(inside[0], one, whole, name) for one in facts)
+    if origin is dict and isinstance(facts, dict):
+        return {key: typed(inside[1], value, whole, f"{name}.{key}") for key, value in facts.items()}
+    if origin is Literal:
+        right = facts in inside
+    else:
+        plain = kind in (str, int, float, bool) and (not isinstance(facts, bool) or kind is bool)
+        right = plain and isinstance(facts, (int, float) if kind is float else kind)
+        right = right and (isinstance(facts, str) or abs(facts) <= sys.float_info.max)
+    if not right:
+        raise ValueError(f"{name} is {reprlib.repr(facts):.40}")
+    return facts
+
+
+def read_whole_number(text: str) -> int | None:
+    """The number that ASCII digits denote; None for other text and for numbers of more than `_DIGITS` digits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text.lstrip("0")) <= _DIGITS else None
+
+
+def resolved(path: str, where: str, kind: type[Error]) -> Path:
+    """The absolute path without links and dots.
+
+    Raises `kind` if the file system cannot resolve it, e.g. for links that form a cycle.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:
+        raise kind("the working directory does not exist any more", hint="change to another one") from None
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.stat(path)  # noqa: PTH116  Path.resolve accepts links in circles from Python 3.13 on
+        return Path(path).resolve()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise kind(f"{reason}: {path}", where=where) from None
+
+
+# ---------------------------------------------------------------- writing
+# Output files: checks their paths before the long computation and writes their contents atomically after it.
+
+STDOUT = "-"
+
+
+class Format(StrEnum):
+    stablehlo = "stablehlo"
+    bytecode = "bytecode"
+    hlo = "hlo"
+    spmd = "spmd"
+    spmd_hlo = "spmd-hlo"
+    specs = "specs"
+    python = "python"
+    jax_export = "jax_export"
+
+
+_FORMATS = {
+    ".mlir": Format.stablehlo,
+    ".mlirbc": Format.bytecode,
+    ".stablehlo": Format.stablehlo,
+    ".hlo": Format.hlo,
+    ".json": Format.specs,
+    ".py": Format.python,
+    ".jax_export": Format.jax_export,
+}
+_COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class Target:
+    """An output: a path or `-`, as given with `option`."""
+
+    option: str
+    path: str
+
+    @property
+    def is_stdout(self) -> bool:
+        return self.path == STDOUT
+
+
+def output_format(path: str | None, given: Format | None) -> Format:
+    """The format of the output at `path`: `given` if set, else that of the file's extension; StableHLO on stdout."""
+    if given is not None or path is None or path == STDOUT:
+        return given or Format.stablehlo
+    name = Path(path)
+    suffix = Path(name.stem).suffix if name.suffix in _COMPRESSED else name.suffix
+    if suffix not in _FORMATS:
+        raise UsageError(
+            f'the extension "{suffix}" names no output format'
+            if suffix
+            else "no extension to tell the output format by",
+            where=path,
+            hint=f"give --format, or one of {', '.join(_FORMATS)} (compressed with {' or '.join(_COMPRESSED)})",
+        )
+    return _FORMATS[suffix]
+
+
+def check_targets(targets: Sequence[Target], inputs: Sequence[str]) -> None:
+    """Raise UsageError for a target that cannot be written, is one of the `inputs`, or is another target too.
+
+    Writability is tried, not guessed: a file is made beside the target and removed again.
+    """
+    seen: dict[Path | str, str] = {}
+    for target in targets:
+        key = STDOUT if target.is_stdout else resolved(target.path, target.option, UsageError)
+        if key in seen:
+            raise UsageError(f"{seen[key]} and {target.option} both write to {target.path}", hint="give two files")
+        seen[key] = target.option
+        if not target.is_stdout:
+            _check_file(target, inputs)
+
+
+def write_target(target: Target, content: bytes) -> None:
+    """Write `content`, compressed as the extension says.
+
+    The file appears complete or not at all; links are followed.
+    """
+    if target.is_stdout:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    path = resolved(target.path, target.option, UsageError)
+    content = _compress(content, path.suffix)
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
+            path.write_bytes(content)
+        else:
+            _replace(path, content)
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+
+
+def _check_file(target: Target, inputs: Sequence[str]) -> None:
+    try:
+        _check_path(target, inputs)
+    except OSError as error:  # a path that is too long, say
+        raise _cannot_write(target, error) from None
+
+
+def _check_path(target: Target, inputs: Sequence[str]) -> None:
+    path = Path(target.path)
+    if not target.path or path.is_dir():
+        raise UsageError("is a directory" if target.path else "no file name", where=target.option, hint="give a file")
+    for name in inputs:
+        if name != STDOUT and path.exists() and _same_file(path, name):
+            raise UsageError(f"{target.path} is the input itself", where=target.option, hint="write to another file")
+    folder = resolved(target.path, target.option, UsageError).parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no directory {folder}", where=target.option, hint=f"make it: mkdir -p {folder}")
+    try:
+        if path.exists() and not path.is_file():
+            return
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        probe, descriptor = _open_beside(path)
+        probe.unlink()
+        os.close(descriptor)
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+
+
+def _same_file(path: Path, name: str) -> bool:
+    try:
+        return Path(name).exists() and path.samefile(name)
+    except (OSError, ValueError):  # the error is reported when the file is read
+        return False
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside `path`, then rename. Killed at any moment, this leaves the old file or the new one, and at most a
+    hidden temporary file that the next write to `path` removes.
+    """
+    _remove_leftovers(path)
+    temporary, descriptor = _open_beside(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:  # the lock on it lasts until the file has its name
+            file.write(content)
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _open_beside(path: Path) -> tuple[Path, int]:
+    """(a new temporary file in the folder of `path`, a descriptor that is open on it and holds a lock on it)."""
+    while True:
+        temporary = path.with_name(f"{_temporary_prefix(path)}{secrets.token_hex(4)}.tmp")
+        # 0o666 less the umask, as for any new file.
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        with suppress(OSError):  # file systems without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:  # else somebody took it for a leftover before it was locked
+            return temporary, descriptor
+        os.close(descriptor)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary files of writers that were killed: those that nobody holds a lock on."""
+    prefix = _temporary_prefix(path)
+    for name in os.listdir(path.parent):  # noqa: PTH208 (no need of a Path for each)
+        if not name.startswith(prefix) or not name.endswith(".tmp"):
+            continue
+        leftover = path.with_name(name)
+        with suppress(OSError):
+            descriptor = os.open(leftover, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _temporary_prefix(path: Path) -> str:
+    return f".{path.name[:100]}."
+
+
+def _compress(content: bytes, suffix: str) -> bytes:
+    if suffix == ".gz":
+        import gzip
+
+        # No time stamp: equal programs make equal files.
+        return gzip.compress(content, mtime=0)
+    if suffix == ".zst":
+        import zstandard
+
+        return zstandard.ZstdCompressor(level=9).compress(content)
+    return content
+
+
+def _cannot_write(target: Target, error: OSError) -> UsageError:
+    return UsageError(f"cannot write {target.path}: {error.strerror or error}", where=target.option)
+
+
+# ---------------------------------------------------------------- the cache
+# An on-disk cache of slow results in the user's cache folder. Results are dataclasses of plain data; the key is a hash
+# of everything that they depend on.
+#
+# Files are written atomically; a file that cannot be read is ignored.
+
+Result = TypeVar("Result")
+
+_ENTRIES = 2_000  # in each folder; the ones used longest ago go first
+
+
+class DiskCache(Generic[Result]):
+    """A folder of results of one type; with the folder `None`, nothing is stored."""
+
+    def __init__(self, folder: Path | None, kind: type[Result]) -> None:
+        self._folder, self._kind = folder, kind
+
+    def find(self, key: str) -> Result | None:
+        """The cached result of a key; None if there is none, or the key is empty."""
+        if self._folder is None or not key:
+            return None
+        path = self._folder / f"{key}.json"
+        try:
+            found: Result = typed(self._kind, json.loads(path.read_bytes()), "the result")
+        except (OSError, ValueError, RecursionError):
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return found
+
+    def store(self, key: str, result: Any) -> None:
+        """Stores a result under a key; does nothing if the key is empty or the folder cannot be written."""
+        if self._folder is None or not key:
+            return
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(asdict(result), file)
+            Path(temporary).replace(self._folder / f"{key}.json")
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        assert self._folder is not None
+        entries = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in entries[:-_ENTRIES]:
+            path.unlink(missing_ok=True)
+
+
+def users_folder(name: str) -> Path | None:
+    """The folder `$XDG_CACHE_HOME/toast/NAME`, by default under `~/.cache`; None if `TOAST_CACHE=off` is set."""
+    if os.environ.get("TOAST_CACHE", "").lower() in ("off", "0", "no"):
+        return None
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(base) if base else Path.home() / ".cache"
+    except RuntimeError:  # nobody's home
+        return None
+    return home / "toast" / name
+
+
+def key_of(content: bytes, *facts: object) -> str:
+    """The cache key of a result that depends on `content` and on `facts`."""
+    digest = hashlib.sha256(content)
+    digest.update(repr(facts).encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()

@@ -1,0 +1,334 @@
+"""Runs commands, and points of checks and sweeps: exit codes, the one place where exceptions become them, a process
+for each point, and a line of progress.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+import typer
+
+from toast_cli.base.children import end_with_parent, interrupt_at_once
+from toast_cli.base.units import printable, printable_lines
+from toast_cli.errors import ToastError
+
+if TYPE_CHECKING:
+    from toast_cli.ask_xla.confirm import ConfirmedRow
+
+
+# ---------------------------------------------------------------- exit codes
+# Exit codes, and the one place where exceptions become them: a call goes in, its exit code comes out.
+
+OK = 0
+CHECK_FAILED = 1
+BAD_INPUT = 2
+DOES_NOT_FIT = 3
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+_RED, _CYAN, _RESET = "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
+
+# Public names for the parser's base exceptions do not exist; their subclass BadParameter is public.
+_PARSER_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def guarded(call: Callable[[], object], *, debug: bool) -> int:
+    """Calls `call` and returns its exit code; reports exceptions on stderr in a line or two, with a traceback only for
+    bugs and `debug`."""
+    interrupted = _note_interrupts()
+    try:
+        returned = call()
+        # Flushed here, and not at Python's shutdown, so that a closed pipe is noticed in time.
+        sys.stdout.flush()
+    except ToastError as error:
+        return _explain(BAD_INPUT, f"{error.where}: {error.what}" if error.where else error.what, error.hint)
+    except typer.Exit as error:
+        return int(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _tell("interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left. Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        return _explain(BAD_INPUT, *_system_message(error))
+    except _PARSER_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            _tell(f"{printable_lines(str(error))}\n")
+            return BAD_INPUT
+        return _explain(BAD_INPUT, *_parser_message(error))
+    except MemoryError:
+        return _explain(BAD_INPUT, "there is not enough memory", "give a smaller program, or a machine with more")
+    except Exception as error:
+        if interrupted:  # native code reports an exception that passes through it as its own
+            _tell("interrupted\n")
+            return INTERRUPTED
+        return _internal(error, debug)
+    return returned if isinstance(returned, int) else OK
+
+
+def _note_interrupts() -> list[int]:
+    """Makes Ctrl-C raise KeyboardInterrupt and append the signal's number to the returned list."""
+    noted: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        noted.append(number)
+        raise KeyboardInterrupt
+
+    with suppress(ValueError):  # not the main thread, which alone receives signals
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, interrupt_at_once):
+            signal.signal(signal.SIGINT, interrupt)
+    return noted
+
+
+def _system_message(error: OSError) -> tuple[str, str]:
+    """(what, hint) of an error of the operating system."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:
+        return "the working directory does not exist any more", "change to another one"
+    if error.filename is None:
+        return f"cannot write: {error.strerror or error}", ""
+    return f"{error.filename}: {error.strerror or error}", ""
+
+
+def debug_wanted(arguments: list[str]) -> bool:
+    """True if tracebacks are wanted: TOAST_DEBUG set to anything but 0, or --verbose given."""
+    return os.environ.get("TOAST_DEBUG", "0") not in ("", "0") or "--verbose" in arguments
+
+
+def say(kind: str, text: str, stream: TextIO | None = None) -> None:
+    """`error: …`, `hint: …` or `note: …` on one line of stderr, the word coloured where stderr is a terminal."""
+    stream = stream or sys.stderr
+    word = f"{kind}:"
+    if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        word = f"{_RED if kind == 'error' else _CYAN}{word}{_RESET}"
+    _tell(f"{word} {' '.join(printable(text).split())}\n", stream)
+
+
+def _tell(text: str, stream: TextIO | None = None) -> None:
+    """Writes to stderr; ignores errors."""
+    with suppress(OSError, ValueError):
+        stream = stream or sys.stderr
+        stream.write(text)
+        stream.flush()
+
+
+def _explain(code: int, what: str, hint: str) -> int:
+    say("error", what)
+    if hint:
+        say("hint", hint)
+    return code
+
+
+def _internal(error: Exception, debug: bool) -> int:
+    if debug:
+        _tell(printable_lines("".join(traceback.format_exception(error))))
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""  # noqa: PTH119
+    again = "" if debug else "run it again with --verbose or TOAST_DEBUG=1 for the traceback and "
+    return _explain(
+        INTERNAL,
+        f"internal error: {type(error).__name__}: {error}{place}",
+        f"this is a bug in toast; {again}please report it with the program's size and the command",
+    )
+
+
+def _parser_message(error: Exception) -> tuple[str, str]:
+    """(what, hint) of an error the option parser found."""
+    what = str(getattr(error, "format_message", lambda: error)()).strip().rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = getattr(context, "command_path", "toast") or "toast"
+    return what[:1].lower() + what[1:], f"see `{command} --help`"
+
+
+# ---------------------------------------------------------------- a process for each item
+# Calls a function for each of several items, each in a process of its own: items and a function go in, results or
+# reasons come out.
+#
+# One process per item, so that a crash, or full memory, affects no other item.
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_CHILD = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from toast_cli.cli.running import serve; serve()"
+
+
+@dataclass(frozen=True)
+class PointFailure:
+    """The reason why an item has no result, in a sentence, and a hint if there is one."""
+
+    reason: str
+    hint: str = ""
+
+
+def run_all(
+    items: Sequence[Task], work: Callable[[Task], Result], jobs: int
+) -> Iterator[tuple[int, Result | PointFailure]]:
+    """Runs `work` on every item, `jobs` at a time; yields (number of the item, its result) as each is done. If the
+    caller stops early, the workers are ended. See `run_alone`."""
+    children: set[subprocess.Popen[bytes]] = set()
+    with ThreadPoolExecutor(jobs) as pool:
+        numbers = {pool.submit(run_alone, item, work, children): number for number, item in enumerate(items)}
+        try:
+            for done in as_completed(numbers):
+                yield numbers[done], done.result()
+        finally:
+            for waiting in numbers:
+                waiting.cancel()
+            while wait(numbers, timeout=0.05).not_done:  # a process may begin just now
+                for child in list(children):
+                    child.kill()
+
+
+def run_alone(
+    item: Task, work: Callable[[Task], Result], children: set[subprocess.Popen[bytes]] | None = None
+) -> Result | PointFailure:
+    """The result of `work` on one item, in a new process.
+
+    `work` is a function of a module (the process imports it by name); item and result are picklable.
+
+    Args:
+        children: holds the process while it runs.
+    """
+    environment = {"JAX_PLATFORMS": "cpu", **os.environ}
+    command = [sys.executable, "-c", _CHILD, os.pathsep.join(sys.path), str(os.getpid())]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    running = set() if children is None else children
+    running.add(child)
+    try:
+        answer, _ = child.communicate(pickle.dumps((work, item)))
+    finally:
+        running.discard(child)
+    try:
+        result: Result | PointFailure = pickle.loads(answer)
+    except (EOFError, pickle.UnpicklingError):
+        return PointFailure(f"the process died ({_cause(child.returncode)})")
+    return result
+
+
+def serve() -> None:
+    """In the process: reads the task from stdin and writes its result to stdout. What the task prints goes to
+    stderr."""
+    # Ctrl-C reaches every process of the terminal; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(int(sys.argv[2]))
+    task, answers = sys.stdin.buffer.read(), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    work, item = pickle.loads(task)
+    try:
+        result: Any = work(item)
+    except ToastError as error:
+        result = failure_of(error)
+    except Exception as error:
+        if debug_wanted([]):
+            traceback.print_exc()
+        result = PointFailure(f"internal error: {type(error).__name__}: {error}")
+    with answers:
+        pickle.dump(result, answers)
+
+
+def failure_of(error: ToastError) -> PointFailure:
+    return PointFailure(f"{error.where}: {error.what}" if error.where else error.what, error.hint)
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+# ---------------------------------------------------------------- progress
+# A progress line on stderr while the pipeline works: stage, best cost so far, evaluations, time.
+
+# Stage, fraction done (0 to 1), best cost so far in seconds (inf: none), evaluations, seconds since the search began.
+Progress = Callable[[str, float, float, int, float], None]
+
+_SECONDS_BETWEEN_UPDATES = 0.1
+
+
+@contextmanager
+def progress_line(*, wanted: bool) -> Iterator[Progress | None]:
+    """The callback that updates the line; None, and no line, if it is not wanted or stderr is not a terminal."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Line
+
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    unicode = console.encoding.lower().startswith("utf")
+    columns = [
+        SpinnerColumn("dots" if unicode else "line"),
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+    ]
+    with Line(*columns, console=console, transient=True) as line:
+        task = line.add_task("load", total=1.0, facts="")
+        stage, shown_at, owner = "", -math.inf, os.getpid()
+
+        def update(name: str, fraction: float, best_seconds: float, evaluations: int, elapsed_seconds: float) -> None:
+            nonlocal stage, shown_at
+            if os.getpid() != owner:  # a search process forked from this one must not draw the line
+                return
+            now = time.monotonic()
+            if name == stage and now - shown_at < _SECONDS_BETWEEN_UPDATES:
+                return
+            stage, shown_at = name, now
+            line.update(task, description=name, completed=fraction, facts=search_facts(best_seconds, evaluations))
+
+        yield update
+
+
+def search_facts(best_seconds: float, evaluations: int) -> str:
+    """`best 23.4 ms, 12,345 evaluations`; empty before the first evaluation."""
+    from toast_cli.program.quantities import format_count, format_seconds
+
+    if evaluations == 0:
+        return ""
+    best = f"best {format_seconds(best_seconds)}, " if math.isfinite(best_seconds) else ""
+    return f"{best}{format_count(evaluations)} evaluations"
+
+
+@contextmanager
+def counted(total: int, what: str, *, wanted: bool) -> Iterator[Callable[[], object]]:
+    """A progress bar over `total` of `what` on stderr, if that is a terminal; yields a function that advances it by
+    one."""
+    if not wanted or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Line
+
+    columns = [TextColumn(what), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Line(*columns, console=Console(stderr=True), transient=True) as line:
+        task = line.add_task(what, total=total)
+        yield lambda: line.advance(task)
+
+
+def say_confirmed(place: int, count: int, row: ConfirmedRow) -> None:
+    """A line on stderr for each plan that a compiler has answered about."""
+    from toast_cli.report.comparison import confirmation_line
+
+    print(f"confirm {place} of {count}: {confirmation_line(row)}", file=sys.stderr)

@@ -1,0 +1,600 @@
+"""What the compiler's rules say of a program before any sharding: which values are written to memory, which ops form
+kernels, when values are alive. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli.hardware.model import Chip
+from toast_cli.price.compiled_collectives import Narrowing, early_values, late_values
+from toast_cli.price.convolutions import ConvolvedArgument, Images, convolved_arguments, space_to_batch
+from toast_cli.price.fusion import expansions, materialised, written_parts
+from toast_cli.price.gpu_libraries import ScatterStart, scatter_starts
+from toast_cli.price.kernel import Kernel, Rows, Side, op_arithmetic, scatter_start_bytes
+from toast_cli.price.layouts import (
+    RowCopy,
+    Sides,
+    Tiling,
+    default_layouts,
+    dims_of_rows,
+    paddings,
+    returned_products,
+    row_copies,
+    tile_of,
+    tilings,
+)
+from toast_cli.price.liveness import Lives, find_lives
+from toast_cli.price.on_chip import elapsed_seconds, is_scalar, loop_residency, reuse_widths
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ARGUMENT, CARRY, DYNAMIC_UPDATE_SLICE, REDUCE, RESHAPE, RESULT, SCATTER, SELECT
+from toast_cli.program.values import expands_scalar
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What is known of a program before any sharding.
+
+    Attributes:
+        stored, tiled: [values] whether each is written to memory, and its possible tilings. parts: [values] fraction of
+            its bits that is written, see `written_parts`.
+        early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
+            `scatter_starts`. returned: by value, see `returned_products`. convolved: by value, see
+            `convolved_arguments`. row_copies: by value, see there.
+        needs: see `Narrowing`.
+        kernels: [ops] None for ops inside another's kernel. elapsed: [ticks] see `on_chip`.
+    """
+
+    profile: CompilerProfile
+    stored: list[bool]
+    parts: list[float]
+    tiled: list[Tiling]
+    early: list[bool]
+    late: list[bool]
+    images: list[Images | None]
+    started: dict[int, ScatterStart]
+    returned: dict[int, Sides]
+    convolved: dict[int, ConvolvedArgument]
+    row_copies: dict[int, tuple[RowCopy, ...]]
+    needs: Narrowing
+    kernels: list[Kernel | None]
+    lives: Lives
+    elapsed: NDArray[np.float64]
+
+
+def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profile: CompilerProfile) -> Compilation:
+    """The plan-independent result of compiling a program by that profile. free: [values] derived from constants
+    alone."""
+    tile = tile_of(profile)
+    rows = dims_of_rows(program, profile)
+    copied = row_copies(program, profile)
+    gathered = {value: copy.rows for value, (copy, *_) in copied.items() if copy.gathered}
+    tiled = tilings(program, tile, chosen="tile-dimensions" in profile.passes, rows=rows, gathered=gathered)
+    stored = materialised(program, free, profile)
+    written = materialised(program, free, profile, most=False)
+    tiled_rows = default_layouts(program, tile) if "tile-dimensions" in profile.passes else {}
+    tiled_rows |= {value: tiled[value] for value in {**rows, **gathered} if not tiled[value].copies}
+    form = MemoryForm(paddings(program, tiled, tile), written_parts(program, written, profile), tiled_rows)
+    done = kernels(program, written, free, profile, form)
+    parts = written_parts(program, stored, profile)
+    lives = find_lives(program, stored, free, profile, parts)
+    return Compilation(
+        profile=profile,
+        stored=stored,
+        parts=parts,
+        tiled=tiled,
+        early=early_values(program, free, profile),
+        late=late_values(program, profile),
+        images=space_to_batch(program, stored, profile),
+        started=scatter_starts(program, free, lives, profile),
+        returned=returned_products(program, stored, profile),
+        convolved=convolved_arguments(program, stored, lives, profile),
+        row_copies=copied,
+        needs=Narrowing(program, profile),
+        kernels=done,
+        lives=lives,
+        elapsed=elapsed_seconds(program, chip, profile, done, lives.times),
+    )
+
+
+# ---------------------------------------------------------------- kernels
+# Groups ops into kernels: one kernel for each value that is materialised.
+#
+# A kernel belongs to the op that writes its result or, with output fusion, to the contraction whose epilogue writes
+# it. An operand that is not in memory is computed in the kernel, so its flops and reads count for that operand, which
+# determines its local shape. A value read twice by one kernel is read once. `join_rows` merges kernels further.
+
+
+class MemoryForm(NamedTuple):
+    """How values lie in memory.
+
+    Attributes:
+        padding: [values] padded elements over elements, see `layouts`; scales bytes, elements and flops.
+        parts: [values] fraction of bits that is stored, see `written_parts`; scales bytes.
+        rows: tilings by value, see `Side.rows`.
+    """
+
+    padding: list[float]
+    parts: list[float]
+    rows: Mapping[int, Tiling]
+
+
+def kernels(
+    program: Program,
+    stored: list[bool],
+    free: tuple[bool, ...],
+    profile: CompilerProfile,
+    form: MemoryForm | None = None,
+) -> list[Kernel | None]:
+    """[ops] the kernels of a program. Arguments, carries, results and collectives have none; manual regions are priced
+    separately.
+
+    form: of the values in memory; default: as they are.
+    """
+    ones = [1.0] * len(program.values)
+    grouping = _Grouping(program, stored, free, profile, form or MemoryForm(ones, ones, {}))
+    scalars_free, unfilled = "resident-kernels" in profile.passes, unfilled_stacks(program, profile)
+    for number, op in enumerate(program.ops):
+        if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None or number in unfilled:
+            continue
+        if any(stored[v] for v in op.results) and not (scalars_free and is_scalar(program, op)):
+            grouping.add_kernels(number)
+    if "reduction-fusion" in profile.passes:
+        let_reductions_ride(program, grouping.found, grouping.reads, profile)
+    if "normalization-fusion" in profile.passes:
+        join_rows(program, grouping.found, grouping.reads, stored)
+    return grouping.found
+
+
+def unfilled_stacks(program: Program, profile: CompilerProfile) -> set[int]:
+    """Op numbers of broadcasts that fill arrays of which a loop then writes every slice, in the order of its counter.
+
+    XLA:TPU allocates the buffer only (`AllocateBuffer`), for the residuals and results of a scan; what a reverse scan
+    stacks, it fills (libtpu 0.0.42.1 for v5p). A stack that replaces a donated argument is copied into the argument's
+    buffer after the loop, which takes about as long as filling it, and is counted as that.
+    """
+    if "unfilled-stacks" not in profile.passes:
+        return set()
+    donated = {argument.aliased_result for argument in program.arguments}
+    returned = {result.value for number, result in enumerate(program.results) if number in donated}
+    stacks = {op.results[0] for op in program.ops if op.name == CARRY and _is_stacked(program, op)} - returned
+    return {
+        number
+        for number, op in enumerate(program.ops)
+        if expands_scalar(op, program)
+        and all(
+            program.ops[user].results[:1] and program.ops[user].results[0] in stacks
+            for user, _ in program.users[op.results[0]]
+        )
+    }
+
+
+def _is_stacked(program: Program, carry: Op) -> bool:
+    loop, update = program.loops[carry.loop], program.producer[carry.operands[1]]
+    op = program.ops[update]
+    if op.name != DYNAMIC_UPDATE_SLICE or op.operands[0] != carry.results[0]:
+        return False
+    if any(loop.first <= user < loop.last and user != update for user, _ in program.users[carry.results[0]]):
+        return False
+    whole, part = (program.values[value].shape for value in op.operands[:2])
+    return any(
+        program.ops[program.producer[start]].name == CARRY and whole[dim] == part[dim] * loop.trips
+        for dim, start in enumerate(op.operands[2:])
+    )
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What one kernel has so far. read: (value, op that takes a part of it or -1) already counted. members: ops in it.
+    product: the contraction it contains; others: further ones."""
+
+    read: set[tuple[int, int]] = field(default_factory=set)
+    members: set[int] = field(default_factory=set)
+    product: int = -1
+    others: list[int] = field(default_factory=list)
+
+
+class _Grouping:
+    """Collects kernels. found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory."""
+
+    def __init__(
+        self, program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, form: MemoryForm
+    ) -> None:
+        self._program, self._free = program, free
+        self._padding, self._parts, self._rows = padding, parts, _ = form
+        self._taken = list(stored)  # and contractions that are written because a kernel can contain only one
+        self._joins = "multi-output-fusion" in profile.passes
+        self._hosts = Hosts(program, alone="library-products" in profile.passes)
+        self._cost, self._atomic = expansions(profile), "atomic-scatters" in profile.passes
+        sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padding, parts, strict=True)]
+        self._residency = loop_residency(program, stored, sizes, free, profile)
+        self._widths = reuse_widths(program, stored, sizes, profile)
+        self._kept = {argument.value for argument in program.arguments if not argument.donated}
+        self.found: list[Kernel | None] = [None] * len(program.ops)
+        self.reads: dict[int, set[int]] = {}
+
+    def add_kernels(self, number: int) -> None:
+        """Adds the kernel that writes the results of op `number`, and those of contractions that it cannot contain."""
+        pending = [number]
+        while pending:
+            end, walk = pending.pop(), _Walk()
+            self._add(end, walk)
+            self.reads[end] = {value for value, _ in walk.read}
+            pending.extend(walk.others)
+            joined = self._hosts.of(end, walk.read) if self._joins and walk.product < 0 else []
+            if joined:
+                self._join(end, joined)
+            self._hosts.enter(joined[-1] if joined else walk.product if walk.product >= 0 else end, end, walk.read)
+
+    def _add(self, number: int, walk: _Walk) -> None:
+        """Adds the kernel of op `number`, or adds the op to the epilogue of a contraction."""
+        operands, results = self._sides(number, walk)
+        if walk.product < 0:
+            self.found[number] = Kernel(operands, results)
+            return
+        known = self.found[walk.product]
+        if known is None:
+            product = self._program.ops[walk.product]
+            ways_in = [self._side(product, position, walk) for position in range(len(product.operands))]
+            size = self._program.values[product.results[0]].bytes
+            known = self.found[walk.product] = Kernel(ways_in, [Side()], size)
+        self._finish(self._program.ops[number], known.results[0], operands, results)
+
+    def _join(self, end: int, joined: list[int]) -> None:
+        """Merges op `end` into the kernels `joined`: it does not read again what they hold."""
+        walk, host = _Walk(), self.found[joined[-1]]
+        walk.read.update(*(self._hosts.holds[kernel] for kernel in joined))
+        operands, results = self._sides(end, walk)
+        if self._program.ops[joined[-1]].kind.matrix_unit and host is not None:
+            self.found[end] = None
+            self._finish(self._program.ops[end], host.results[0], operands, results)
+        else:
+            self.found[end] = Kernel(operands, results, rides=True)
+
+    def _finish(self, op: Op, finish: Side, operands: list[Side], results: list[Side]) -> None:
+        """Adds an op's work to the epilogue of a contraction."""
+        finish.bytes += sum(s.bytes for s in results)
+        finish.elements += sum(s.elements for s in results)
+        finish.flops += self._arithmetic(op) * self._padding[op.results[0]] + sum(s.flops for s in operands)
+        finish.read += sum(s.bytes for s in operands)
+        for side in (*operands, *results):
+            finish.passing += side.passing
+            finish.staying += side.staying
+            finish.widest, finish.beside = max(finish.widest, side.widest), max(finish.beside, side.beside)
+            for array, size in side.rows.items():
+                finish.rows[array] = finish.rows.get(array, 0) + size
+
+    def _arithmetic(self, op: Op) -> float:
+        return op_arithmetic(self._program, op, self._cost, self._atomic)
+
+    def _sides(self, number: int, walk: _Walk) -> tuple[list[Side], list[Side]]:
+        """The sides of an op's operands and of its results."""
+        op = self._program.ops[number]
+        operands = [self._side(op, position, walk) for position in range(len(op.operands))]
+        return operands, [self._written(op, k) for k in range(len(op.results))]
+
+    def _side(self, op: Op, position: int, walk: _Walk) -> Side:
+        """Reads and fused arithmetic of one operand of an op."""
+        side, program = Side(), self._program
+        pending = [(op.operands[position], op, position)]
+        while pending:
+            value, reader, at = pending.pop()
+            maker = program.producer[value]
+            if self._free[value]:
+                continue
+            if self._taken[value]:
+                self._read(value, reader, at, walk, side)
+            elif maker not in walk.members:
+                walk.members.add(maker)
+                made = program.ops[maker]
+                if not made.kind.matrix_unit:
+                    side.flops += self._arithmetic(made) * self._padding[value]
+                    pending.extend((v, made, k) for k, v in enumerate(made.operands))
+                elif walk.product < 0:
+                    walk.product = maker
+                else:
+                    self._taken[value] = True
+                    walk.others.append(maker)
+                    self._read(value, reader, at, walk, side)
+        return side
+
+    def _read(self, value: int, reader: Op, position: int, walk: _Walk, side: Side) -> None:
+        takes = reader.kind.takes_part and position == 0
+        key = (value, reader.results[0] if takes else -1)
+        if (position == 0 and reader.kind.updates) or key in walk.read:
+            return
+        walk.read.add(key)
+        it, padding = self._program.values[value], self._padding[value]
+        part = self._program.values[reader.results[0]] if takes else it
+        size = round(min(it.bytes, part.bytes) * padding * self._parts[value])
+        stays, beside = (0.0, 0.0) if takes else self._residency.of_read(value, reader)
+        size = round(size * stays) if stays else size
+        side.bytes += size
+        if value in self._rows:
+            array = it.shape, self._rows[value]
+            side.rows[array] = side.rows.get(array, 0) + size
+        maker = self._program.ops[self._program.producer[value]].name
+        if stays:
+            side.staying, side.beside = side.staying + size, beside
+        elif maker not in (ARGUMENT, CARRY):
+            side.passing += size
+            side.widest = max(side.widest, min(size, self._widths[value]))
+        elif takes and maker == CARRY:  # of a sequence, on the chip as a whole or not at all
+            side.passing += size
+            side.widest = max(side.widest, it.bytes * padding)
+        elements = round(min(it.elements, part.elements) * padding)
+        side.elements, side.largest = side.elements + elements, max(side.largest, elements)
+
+    def _written(self, op: Op, k: int) -> Side:
+        program, value = self._program, op.results[k]
+        it, padding = program.values[value], self._padding[value]
+        if not self._taken[value]:
+            return Side()
+        if op.kind.updates:
+            update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
+            size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
+            if self._keeps_argument(op):  # which is copied, and the copy updated
+                whole = round(it.bytes * padding)
+                return Side(size + whole, elements, read=whole)
+            if op.name == SCATTER:
+                return Side(size + (scatter_start_bytes(program, op, self._free) if self._atomic else 0), elements)
+            return Side(size, elements, passing=size, widest=it.bytes * padding, rows=self._rows_in(value, size))
+        size, elements = round(it.bytes * padding * self._parts[value]), round(it.elements * padding)
+        stays, beside = self._residency.of_yield(program, value)
+        if stays:
+            return Side(size, elements, staying=size, beside=beside)
+        rows = self._rows_in(value, size)
+        if any(program.ops[user].name == RESULT for user, _ in program.users[value]):
+            return Side(size, elements, rows=rows)
+        return Side(size, elements, passing=size, widest=min(size, self._widths[value]), rows=rows)
+
+    def _keeps_argument(self, op: Op) -> bool:
+        """Whether an op updates an argument that is not donated."""
+        maker = self._program.ops[self._program.producer[op.operands[0]]]
+        while maker.name == RESHAPE:
+            maker = self._program.ops[self._program.producer[maker.operands[0]]]
+        return maker.name == ARGUMENT and maker.results[0] in self._kept
+
+    def _rows_in(self, value: int, size: int) -> dict[Rows, int]:
+        return {(self._program.values[value].shape, self._rows[value]): size} if value in self._rows else {}
+
+
+class Making(NamedTuple):
+    """Work to compute an array from stored ones, in one kernel. flops: elementwise. read: bytes."""
+
+    flops: float = 0.0
+    read: float = 0.0
+
+
+def making_whole(
+    program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, value: int
+) -> Making | None:
+    """Work to compute a value that is not stored; None if a product makes it, or each reader computes its own shard.
+
+    XLA recomputes a fused array in each kernel that reads it, and only the part that the kernel needs: the slice that
+    selects a device's shard moves up through the fusion. If kernels take different shards, or one takes a shard and
+    another the whole array, no slice moves, and each device computes and writes the array in the sharding in which it
+    is made (libtpu 0.0.42.1 for v5e and v4, `python benchmarks/unsliced.py`: two products that read a quarter of
+    bf16[4,12,512,512] each take 133 us where they take different quarters, 92 where they take the same).
+
+    Args:
+        stored: [values] whether each is written. free: [values] derived from constants alone.
+    """
+    first = program.ops[program.producer[value]]
+    if "unsliced-fusions" not in profile.passes or stored[value] or free[value] or first.kind.matrix_unit:
+        return None
+    cost, flops, read = expansions(profile), 0.0, 0.0
+    pending, seen = [value], {value}
+    while pending:
+        at = pending.pop()
+        op = program.ops[program.producer[at]]
+        if stored[at] or op.kind.matrix_unit:
+            read += program.values[at].bytes
+            continue
+        flops += cost.get(op.name, 0.0) * program.values[at].elements or op.flops
+        for operand in op.operands:
+            if operand not in seen and not free[operand]:
+                seen.add(operand)
+                pending.append(operand)
+    return Making(flops, read)
+
+
+# ---------------------------------------------------------------- merged kernels
+# Merged kernels: elementwise ops and reductions join the kernel that has their operands in registers.
+
+
+class Hosts:
+    """The arrays that each kernel writes and holds in registers. A kernel is identified by its contraction or its last
+    op.
+
+    Elementwise ops whose other operands are available when the kernel that writes one of their operands runs are merged
+    into it: an optimiser's new weights and new moments are written by the kernel of the contraction that makes the
+    gradient, or by one of their own. A contraction's kernel thus computes up to `FusionLimits.results` arrays from its
+    result, and does not write the result itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e.
+
+    alone: contractions are merged with nothing else, see `library_finishes`.
+    """
+
+    def __init__(self, program: Program, *, alone: bool) -> None:
+        self._program = program
+        self._alone = alone
+        self.writes: dict[int, int] = {}  # value -> kernel
+        self._updates: dict[tuple[int, int], list[int]] = {}  # (loop, elements) -> kernels of single updates
+        # Kernel -> what it has read or made: (value, op that takes a part of it or -1).
+        self.holds: dict[int, set[tuple[int, int]]] = {}
+
+    def of(self, end: int, reads: Iterable[tuple[int, int]]) -> list[int]:
+        """Kernels that op `end`, which reads their results, can be merged into; empty if it needs its own kernel.
+        reads: as in `holds`."""
+        op, values, ops = self._program.ops[end], self._program.values, self._program.ops
+        if op.name == DYNAMIC_UPDATE_SLICE:
+            written = op.operands[1]
+        elif op.kind.elementwise and len(op.results) == 1:
+            written = op.results[0]
+        else:
+            return []
+        size, read = values[written].elements, [value for value, _ in reads]
+        found = {
+            self.writes[v]
+            for v in read
+            if v in self.writes and values[v].elements == size and self._takes(ops[self.writes[v]], op)
+        }
+        if op.name == DYNAMIC_UPDATE_SLICE and not found:
+            found = self._beside(op, size, read)
+        last = max(found, default=-1)
+        waits = any(self.writes.get(v) not in found and self._program.producer[v] > last for v in read)
+        return [] if waits else sorted(found)
+
+    def _beside(self, op: Op, size: int, read: list[int]) -> set[int]:
+        """The kernel of another update of the same size that reads one of the same arrays."""
+        values = self._program.values
+        arrays = {v for v in read if values[v].shape}
+        for kernel in reversed(self._updates.get((op.loop, size), ())):
+            if arrays.intersection(v for v, _ in self.holds[kernel]):
+                return {kernel}
+        return set()
+
+    def _takes(self, host: Op, op: Op) -> bool:
+        return host.loop == op.loop and (host.kind.elementwise or (host.kind.matrix_unit and not self._alone))
+
+    def enter(self, kernel: int, end: int, reads: Iterable[tuple[int, int]]) -> None:
+        """Records that a kernel has these reads and writes the results of op `end`."""
+        made = self._program.ops[end].results
+        self.holds.setdefault(kernel, set()).update(reads, ((v, -1) for v in made))
+        op = self._program.ops[end]
+        if op.name == DYNAMIC_UPDATE_SLICE and kernel == end:
+            size = self._program.values[op.operands[1]].elements
+            self._updates.setdefault((op.loop, size), []).append(kernel)
+        self.writes.update(dict.fromkeys(made, kernel))
+
+
+FAR = 300  # ops after which one array is assumed to depend on the other
+
+
+def let_reductions_ride(
+    program: Program, found: list[Kernel | None], reads: dict[int, set[int]], profile: CompilerProfile
+) -> None:
+    """Marks the kernels of reductions that are merged into others, and then read nothing themselves.
+
+    That is the kernel that makes the operand, if the reduction's other operands are available by then (unlike a
+    variance that needs the mean, or a softmax's sum that needs the largest element), or one that reads the operand
+    together with the reduction's result, the largest element. Seen in programs compiled by libtpu 0.0.42.1.
+
+    found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory.
+    """
+    alone = "library-products" in profile.passes
+    with_largest = "normalization-fusion" not in profile.passes
+    readers = _readers(reads)
+    for number, values in reads.items():
+        op, kernel = program.ops[number], found[number]
+        if kernel is None or op.name != REDUCE or not values:
+            continue
+        largest = max(values, key=lambda v: (program.values[v].bytes, v))
+        maker = program.ops[program.producer[largest]]
+        made_here = program.producer[largest] in reads and maker.loop == op.loop and maker.name != REDUCE
+        made_here = made_here and not (alone and maker.kind.matrix_unit)
+        at_once = made_here and not any(_follows(program, value, largest) for value in values - {largest})
+        largest_found = with_largest and op.detail == "maximum"
+        if at_once or (largest_found and any(op.results[0] in reads[r] for r in readers[largest])):
+            kernel.rides = True
+            for side in kernel.operands:
+                side.bytes = side.elements = side.largest = side.passing = 0
+                side.staying = 0.0
+
+
+def _readers(reads: dict[int, set[int]]) -> dict[int, list[int]]:
+    """Value -> last ops of the kernels that read it."""
+    readers: dict[int, list[int]] = {}
+    for end, values in reads.items():
+        for value in values:
+            readers.setdefault(value, []).append(end)
+    return readers
+
+
+def _follows(program: Program, value: int, first: int) -> bool:
+    """Whether an array depends on another one, `first`."""
+    seen: set[int] = set()
+    maker, pending = program.producer[first], [value]
+    while pending:
+        number = program.producer[pending.pop()]
+        if number == maker or len(seen) > FAR:
+            return True
+        if number > maker and number not in seen:
+            seen.add(number)
+            pending.extend(program.ops[number].operands)
+    return False
+
+
+LONGEST_ROW = 16_384
+MASKED = 130.0  # operations of the vector unit for each element that is masked
+
+
+def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set[int]], stored: list[bool]) -> None:
+    """Removes the kernels of reductions of rows that are merged into the kernel that reads the rows again.
+
+    A softmax or a norm reduces its rows and computes each element from the row's statistics and the element itself.
+    XLA:GPU does that in one Triton kernel, which reads the rows once, as long as a row fits into a block's registers
+    ("softmax rewriter"): rows of 16,384 elements do, of 20,000 do not, in f32 and bf16 (jaxlib 0.10.2 for H100). Longer
+    rows are read by each reduction, and once more, and so are rows whose sums several kernels read (a norm and its
+    gradient). A mask makes such a kernel slow: if it selects elements, or adds an array that is broadcast over heads,
+    it processes 0.22 to 0.28 elements a picosecond on an H200, rows of 512 to 2,048 elements.
+
+    found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory. stored: [values] whether it is
+    in memory.
+    """
+    readers = _readers(reads)
+    hosts: dict[int, int] = {}  # reduction -> last op of the kernel it is merged into
+    for number in sorted(reads, reverse=True):
+        values = reads[number]
+        if found[number] is None or not values or not _reduces_short_rows(program, program.ops[number]):
+            continue
+        longest = max(program.values[v].elements for v in values)
+        rows = {value for value in values if program.values[value].elements == longest}
+        ends = {hosts.get(reader, reader) for reader in readers.get(program.ops[number].results[0], ())}
+        if len(ends) != 1:
+            continue
+        (host,) = ends
+        if rows <= reads[host] and found[host] is not None and _goes_through_rows(program, program.ops[host]):
+            hosts[number], found[number] = host, None
+    for host in set(hosts.values()):
+        kernel, made = found[host], program.values[program.ops[host].results[0]]
+        if kernel is not None and kernel.operands and _is_masked(program, program.ops[host], reads[host], stored):
+            kernel.operands[0].flops += MASKED * made.elements
+
+
+def _is_masked(program: Program, op: Op, read: set[int], stored: list[bool]) -> bool:
+    """Whether a kernel that ends in an op selects elements of its rows, or reads rows that it broadcasts."""
+    made = program.values[op.results[0]]
+    for array in map(program.values.__getitem__, read):
+        if len(array.shape) > 1 and array.shape[-2:] == made.shape[-2:] and array.elements < made.elements:
+            return True
+    pending, seen = [op], {op.results[0]}
+    while pending:
+        op = pending.pop()
+        if op.name == SELECT and program.values[op.results[0]].shape[-1:] == made.shape[-1:]:
+            return True
+        for value in op.operands:
+            if not stored[value] and value not in seen and program.producer[value] >= 0:
+                seen.add(value)
+                pending.append(program.ops[program.producer[value]])
+    return False
+
+
+def _goes_through_rows(program: Program, op: Op) -> bool:
+    """Whether a kernel that ends in an op can hold rows in registers."""
+    return op.kind.fusible or _reduces_short_rows(program, op)
+
+
+def _reduces_short_rows(program: Program, op: Op) -> bool:
+    """Whether an op reduces only the innermost dimensions of its operand, and these are short enough."""
+    if op.name != REDUCE:
+        return False
+    made, taken = program.values[op.results[0]].shape, program.values[op.operands[0]].shape
+    return made == taken[: len(made)] and prod(taken[len(made) :]) <= LONGEST_ROW

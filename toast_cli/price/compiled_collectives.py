@@ -1,0 +1,581 @@
+"""Collectives as the compiler makes them: in which type they move, which become others, which are combined, which
+nothing waits for, and which reduce-scatters stay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations, product
+from math import ceil, prod
+from typing import NamedTuple
+
+from toast_cli.hardware.model import Mesh
+from toast_cli.plan.partials import in_one_step
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import (
+    FactorAxes,
+    OpSharding,
+    Sharding,
+    axes_summed_over,
+    in_mesh_order,
+    shards,
+    split_further,
+)
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.program.model import DTYPE_BITS, Op, Program
+from toast_cli.program.ops import ADD, ARGUMENT, BROADCAST_IN_DIM, CARRY, CONVERT, RAGGED_DOT, SELECT, TRANSPOSE
+from toast_cli.program.values import loop_at, read_behind, scatters_into, transposed
+
+# ---------------------------------------------------------------- all kinds
+# Collectives as the compiler makes them: in which type they move, which become others, which are combined, and which
+# nothing waits for.
+
+
+class Narrowing:
+    """The bits of a program's floating-point elements that collectives move; all of them without this pass.
+
+    XLA:TPU puts a conversion to a narrower type before the collective it follows, and looks through ops that only move
+    data; a product of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion, but
+    not one with a vector, which it computes as a multiplication and a sum, in f32. (libtpu 0.0.42.1 does so with
+    all-gathers, all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
+    """
+
+    def __init__(self, program: Program, profile: CompilerProfile) -> None:
+        self._program, self._narrows, self._product_bits = program, "narrowing" in profile.passes, profile.product_bits
+        self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
+        self._floating = [value.dtype.startswith(("f", "bf")) for value in program.values]
+        self._needed = list(self._bits)
+        for value in reversed(range(len(program.values))):
+            if program.users[value]:
+                self._needed[value] = max(self._read(value, op) for op, _ in program.users[value])
+
+    def of_value(self, value: int) -> float:
+        """Fraction of a value's bits that its readers need, at most 1."""
+        return self._needed[value] / self._bits[value] if self._bits[value] else 1.0
+
+    def of_use(self, value: int, op: int) -> float:
+        """Fraction of a value's bits that one reader needs, at most 1."""
+        return self._read(value, op) / self._bits[value] if self._bits[value] else 1.0
+
+    def _read(self, value: int, number: int) -> int:
+        op, whole = self._program.ops[number], self._bits[value]
+        if not (self._narrows and self._floating[value]):
+            return whole
+        if op.kind.matrix_unit:
+            narrows = self._program.values[value].dtype == "f32" and not op.multiplies_by_vector
+            return self._product_bits if narrows else whole
+        results = [v for v in op.results if self._floating[v]]
+        if op.name == CONVERT and results:
+            return min(whole, *(self._needed[v] for v in results))
+        if op.kind.rearranges or op.name == SELECT:
+            return max((self._needed[v] for v in results), default=whole)
+        return whole
+
+
+def gathered_part(profile: CompilerProfile, program: Program, value: int, dims: Collection[int]) -> float:
+    """Fraction, at most 1, of a value that its all-gather moves. dims: its split dimensions.
+
+    Instead of a broadcast, or an elementwise function of one, its operand is gathered and broadcast afterwards, also
+    along dimensions of that operand (libtpu 0.0.42.1; the gradients of splash attention read such arrays).
+    """
+    part, found = 1.0, set(dims)
+    while "broadcast-gathers" in profile.passes:
+        op = program.ops[program.producer[value]]
+        if op.name == BROADCAST_IN_DIM:
+            place = {factors: d for d, factors in enumerate(op.rule.operands[0]) if factors}
+            read = [place.get(op.rule.results[0][d]) for d in found]
+            if None in read:
+                break
+            found = {d for d in read if d is not None}
+            part *= program.values[op.operands[0]].elements / max(1, program.values[value].elements)
+        elif not (op.kind.elementwise and len(op.operands) == 1):
+            break
+        value = op.operands[0]
+    return part
+
+
+def stays_gather(profile: CompilerProfile, shape: tuple[int, ...], shards: int) -> bool:
+    """Whether the chip's compiler keeps an all-gather of an array of that shape from that many shards.
+
+    That of a vector in pieces of less than a row of a tile becomes an all-reduce of the local piece padded with zeros
+    (libtpu 0.0.42.1 for slices of v4, v5e, v5p and v6e).
+    """
+    return "small-gathers" not in profile.passes or len(shape) != 1 or shape[0] // shards >= LANES
+
+
+def stays_slice_gather(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], size: float) -> bool:
+    """Whether the chip's compiler keeps an all-gather over `axes` whose result has `size` bytes on each device.
+
+    Over all devices of a large slice it becomes an all-reduce of the local piece padded with zeros, which uses all
+    links at once. `python benchmarks/gathers.py` compiles gathers by libtpu 0.0.42.1: from 64 devices on, not of 32; on
+    v4 and v5p of every size that was tried (64 MiB), on v5e and v6e for results of up to 16 MiB before narrowing.
+    """
+    limits = profile.slice_gathers
+    return (
+        "slice-gathers" not in profile.passes
+        or mesh.devices < limits.devices
+        or prod(mesh.sizes[axis] for axis in axes) < mesh.devices
+        or size > limits.bytes
+        or any(link.kind not in ("ring", "line") for axis in axes for link in mesh.axes[axis].links)
+    )
+
+
+def reductions_each(program: Program, value: int, profile: CompilerProfile) -> float:
+    """Number of all-reduces per computation of a value: 1, or 1 / trips if they are moved behind the loop.
+
+    XLA:TPU moves an all-reduce after the loop if its result is only read through slices or views that are added to
+    carries (its while-loop-all-reduce-code-motion): the gradients of an LSTM's weights, of which one product makes all
+    gates. Gradients that are accumulated whole are carried partial in the emitted program (see `plan.loops`).
+    Seen in a Flax LSTM compiled by libtpu 0.0.42.1 for v5e: 7 ms of communication in place of 194.
+    """
+    loop = program.ops[program.producer[value]].loop
+    if loop < 0 or "reduction-motion" not in profile.passes or not _is_only_added_up(program, value, loop):
+        return 1.0
+    return 1.0 / max(1, program.loops[loop].trips)
+
+
+def _is_only_added_up(program: Program, value: int, loop: int) -> bool:
+    """Whether a loop only adds a value, and views of it, to its carries."""
+    users = program.users[value]
+    for number, position in users:
+        op = program.ops[number]
+        if op.loop != loop or len(op.results) != 1:
+            return False
+        (result,) = op.results
+        if op.name == ADD and len(op.operands) == 2:
+            if not _is_carried_on(program, op.operands[1 - position], result):
+                return False
+        elif not op.kind.view or not _is_only_added_up(program, result, loop):
+            return False
+    return bool(users)
+
+
+def _is_carried_on(program: Program, before: int, after: int) -> bool:
+    """Whether `after` is the yield of the carry `before`, and the body uses neither for anything else."""
+    maker = program.producer[before]
+    if program.ops[maker].name != CARRY or program.users[after] != [(maker, 1)]:
+        return False
+    return len(program.users[before]) - len(read_behind(program, before)) == 1
+
+
+def early_values(program: Program, free: tuple[bool, ...], profile: CompilerProfile) -> list[bool]:
+    """[values] whether each follows from arguments and constants by elementwise work and data movement alone.
+
+    Such values (weights, converted or sliced) are available when the step begins: their gathers can overlap with
+    everything before their first reader. Without the pass `overlap` no value is early or late.
+    """
+    early = [False] * len(program.values)
+    if "overlap" not in profile.passes:
+        return early
+    carries = {op.results[0] for op in program.ops if op.name == CARRY}  # a loop's counter is one that is early
+    found = -1
+    while found != len(carries):
+        found = len(carries)
+        for op in program.ops:
+            known = op.name == ARGUMENT or (op.kind.fusible and all(early[v] for v in op.operands))
+            for value in op.results:
+                early[value] = known or free[value] or value in carries
+        carries = {v for v in carries if all(early[o] for o in program.ops[program.producer[v]].operands)}
+    return early
+
+
+def late_values(program: Program, profile: CompilerProfile) -> list[bool]:
+    """[values] whether no product is computed from each, through loops as well.
+
+    Such values (gradients on their way into the optimiser) are needed only when the step ends: their reductions can
+    overlap with everything after them. Collectives of other values are on the critical path.
+    """
+    if "overlap" not in profile.passes:
+        return [False] * len(program.values)
+    late = [True] * len(program.values)
+    changed = True
+    while changed:  # one more pass for each loop a value is carried through; values only change from late to not late
+        changed = False
+        for op in reversed(program.ops):
+            if op.kind.matrix_unit or not all(late[v] for v in op.results):
+                for value in op.operands:
+                    if late[value]:
+                        late[value] = False
+                        changed = changed or op.name == CARRY
+    return late
+
+
+# What an op reduces over, its loop and branches, whether nothing waits for it, number of reductions before it.
+_Place = tuple[Hashable | None, int, tuple[int, ...], bool, int]
+
+
+def combined_shares(
+    program: Program, over: Sequence[Hashable | None], late: Sequence[bool], profile: CompilerProfile
+) -> list[float]:
+    """[ops] share of each reduction in the collective it is combined into, ignoring size limits; 1 if it is not
+    combined, 0 if it is combined with all that nothing waits for.
+
+    XLA merges collectives of one kind, type and group, none of which needs another's result, into one of about
+    `CompilerProfile.combined_bytes`, within one computation (not across a loop's iterations). Outside of loops all that
+    nothing waits for become one (XLA:TPU made one of 20 all-reduces of 128 KiB, and one of 12 of 4 MiB). Other
+    all-reduces are combined if they are on one level: over the same dimensions, with equally many reductions on the
+    longest paths to them, counting late ones separately (both sums of a batch normalisation; the gradients of a layer
+    in a loop over layers). Of a ResNet's 105 all-reduces on v5e-16 XLA:TPU makes 27. Reduce-scatters that something
+    waits for, or in loops, stay alone: those of a GRU's three gates do.
+
+    Args:
+        over: [ops] what an op reduces over, and how; None if it does not reduce. late: [ops] whether nothing waits for
+            it.
+    """
+    if "reduction-combining" not in profile.passes:
+        return [1.0] * len(program.ops)
+    producer = program.producer
+    before = [0] * len(program.ops)  # [ops] reductions of the same lateness on the longest path to it, itself included
+    places: dict[int, _Place] = {}
+    for number, op in enumerate(program.ops):
+        longest, last, one = 0, late[number], over[number]
+        for value in op.operands:
+            maker = producer[value]  # may be a later op, for a carry; counts as 0 then
+            if before[maker] > longest and late[maker] == last:
+                longest = before[maker]
+        before[number] = longest if one is None else longest + 1
+        if one is not None:
+            places[number] = one, loop_at(program, number, 0), op.branches, last, before[number]
+    level = Counter(places.values())
+    # Loop-carried sums are reduced after their loops, although the carry itself reduces nothing.
+    at_end = [last and loop_at(program, number, 0) < 0 for number, last in enumerate(late)]
+    return [0.0 if at_end[n] else 1.0 / level[places[n]] if n in places else 1.0 for n in range(len(program.ops))]
+
+
+def latency_part(kind: str, size: float, share: float, profile: CompilerProfile) -> float:
+    """Fraction of a collective's latency that a reduction of `size` bytes pays, given its share in the combined
+    collective, whose size is limited.
+
+    Args:
+        kind: of the collective. share: see `combined_shares`.
+    """
+    if "reduction-combining" not in profile.passes or (share and kind != "all-reduce"):
+        return 1.0
+    return min(1.0, max(share, size / profile.combined_bytes))
+
+
+# ---------------------------------------------------------------- tiled reduce-scatters
+# Tiled reduce-scatters: which of the reduce-scatters that the partitioner writes stay, and which become all-reduces.
+#
+# XLA:TPU keeps a reduce-scatter only where every device gets whole tiles; elsewhere an all-reduce and a slice remain.
+# The rules were found by compiling some three thousand sums and products with libtpu 0.0.42.1 for slices of v4, v5e,
+# v5p and v6e:
+#
+# * Two streams run around the ring, and each takes half of every device's piece: halves of the columns' tiles, or of
+#   the rows' where the columns' are odd in number. Four devices in a square run four streams. A piece is padded to that
+#   as long as it grows by less than half.
+# * That holds where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as
+#   they are, and so have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is
+#   neither rows nor columns nor the outermost one cannot be scattered.
+# * Columns that are not scattered themselves are taken in equal parts that fit in the kernel's memory beside those of
+#   the other devices, or an all-reduce stays. Their tiles are divided by primes up to 19 for that: over 8 devices of a
+#   v5p a part has at most 152 tiles, a vocabulary of 128,256 takes 2 x 3 x 167 and does not fit, 50,257 takes 3 x 131
+#   and does. (Right for all of 560 vocabularies over 8 devices, and for the largest primes over 2 to 16.)
+# * Vectors, matrices of fewer rows than a tile has, pieces inside a dimension of size 1, and f16 (with which no TPU
+#   computes) stay all-reduces. So does what is summed over a whole slice, of three dimensions or a square one of at
+#   least 4 x 4, which uses all links.
+#
+# Tiles depend on the order of an array's dimensions in memory:
+#
+# * A product has rows from one operand and columns from the other, in the order in which each device's piece has the
+#   fewest tiles; orders that differ by less than 1 % count as equal. Of equal ones, a gradient takes the order with the
+#   fewest tiles after the last reduction, then the one in which it is read.
+# * Where pieces of rows would cross the borders of tiles, and the other dimensions are whole tiles, a product that is
+#   not batched is copied, with the scattered dimension outermost. (Both rules: 91 % right of 771 products with an
+#   update after them.)
+# * A tied table's gradient has the order of what it updates if that is three arrays (AdamW's), else the order that
+#   suits the first reduction. (Right in 86 of 90 FSDP steps.)
+# * Elsewhere (in loops, between layers) columns are the last dimension, unless the product is transposed and each
+#   device would get half a pair of bf16 tiles of it in the first of two reductions. Rows that were longer before they
+#   were scattered are preferred.
+# * An array that is no product is row-major, or has the order of what it updates, or of the product that it is added to
+#   (the gradients of a table that a loop looks up and multiplies by).
+
+ROWS, LANES = 8, 128  # of a tile
+WORD_BITS = 32  # narrower elements are packed into words of this size
+STREAMS, SQUARE_STREAMS = 2, 4  # that run at once around a ring, and around four devices in a square
+GROWTH = 1.5  # a shard is padded if it grows by less than this factor
+NEARLY, NEAR_TIE = 1.1, 1.01  # orders of dimensions, of a gradient's too, with so many more tiles count as equal
+SQUARE_EDGE = 4  # the shortest edge of a square slice that is reduced by an all-reduce that uses all links
+PART_PRIMES = 2, 3, 5, 7, 11, 13, 17, 19  # by which the columns of wide arrays are divided into equal parts
+PART_BUFFERS = 4  # of a part that a kernel has beside those for each device
+TIED_ARRAYS = 3  # a tied table's gradient has the dimension order of the arrays it updates if there are so many
+Ends = tuple[int, int]  # (dimension of the rows, dimension of the columns)
+Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the one operand they come from
+
+
+@dataclass(frozen=True)
+class ScatteredArray:
+    """An array that is reduce-scattered.
+
+    Attributes:
+        shape: local shape before the scatter; for a gradient, in the dimension order in which it is read. dim: the
+            dimension that is scattered. bits: of an element.
+        sides: for a contraction's result, its dimensions by the operand they come from.
+        pieces: for a gradient that updates stored arrays, local shapes after the first and after the last reduction;
+            else empty.
+        begun: local shape after the first reduction; empty: after this one.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    bits: int
+    sides: Sides = ((), ())
+    pieces: tuple[tuple[int, ...], ...] = ()
+    begun: tuple[int, ...] = ()
+
+
+def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], array: ScatteredArray) -> bool:
+    """Whether the chip's compiler keeps a reduce-scatter over `axes` instead of an all-reduce."""
+    if "tiled-reduce-scatter" not in profile.passes:
+        return True
+    count, torus = prod(mesh.sizes[axis] for axis in axes), _torus(mesh, axes)
+    if count == mesh.slice_devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= SQUARE_EDGE)):
+        return False
+    streams = SQUARE_STREAMS if is_square(mesh, axes, count) else STREAMS
+    return _comes_apart(array, count, streams, profile.scatter_tiles // (count + PART_BUFFERS))
+
+
+def is_square(mesh: Mesh, axes: tuple[int, ...], count: int) -> bool:
+    """Whether the axes join four devices in a square."""
+    return count == 4 and _torus(mesh, axes) == [2, 2]
+
+
+def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
+    """Number of devices along each torus dimension that the axes join, ascending."""
+    sizes: dict[str, int] = {}
+    for axis in axes:
+        for place, link in enumerate(mesh.axes[axis].links):
+            if link.kind in ("ring", "line"):
+                dimension = link.dimension or f"{axis}.{place}"
+                sizes[dimension] = sizes.get(dimension, 1) * link.size
+    return sorted(sizes.values())
+
+
+@lru_cache(maxsize=50_000)
+def _comes_apart(array: ScatteredArray, count: int, streams: int, most: int) -> bool:
+    """Whether every device gets whole tiles, the same number for each stream. most: tiles in a part of the columns."""
+    shape, dim, packed = array.shape, array.dim, _packed(array)
+    if len(shape) < 2 or shape[dim] % count:
+        return False
+    piece = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
+    order = _order(array, piece)
+    majors, row, column = order[:-2], order[-2], order[-1]
+    if shape[row] < ROWS:
+        return False
+    if dim == column:
+        return piece[column] % (LANES * packed) == 0
+    if not _in_equal_parts(ceil(piece[column] / LANES), most):
+        return False
+    inside = prod(shape[d] for d in order[: order.index(dim)])
+    if dim == order[0] or (dim in majors and inside == 1):
+        rows = prod(piece[d] for d in majors) * ceil(piece[row] / ROWS) * ROWS if majors else piece[row]
+        halves = streams // 2 if ceil(piece[column] / LANES) % 2 == 0 else streams
+        return ceil(rows / (ROWS * halves)) * ROWS * halves < GROWTH * rows
+    return dim == row and inside > 1 and piece[row] % (ROWS * packed) == 0
+
+
+def _in_equal_parts(columns: int, most: int) -> bool:
+    """Whether so many tiles of columns divide into equal parts of at most `most`."""
+    for prime in PART_PRIMES:
+        while columns > most and columns % prime == 0:
+            columns //= prime
+    return columns <= most
+
+
+def _packed(array: ScatteredArray) -> int:
+    """Elements in 32 bits."""
+    return max(1, WORD_BITS // array.bits)
+
+
+def _order(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
+    """Dimension order, outermost first, of the scattered array; see above."""
+    if array.pieces:
+        return _order_of_gradient(array, piece)
+    dims = range(len(piece))
+    return _ending_in(dims, _ends_of_product(array, array.begun or piece)) if all(array.sides) else tuple(dims)
+
+
+def _order_of_gradient(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
+    dims, sides, dim = range(len(piece)), array.sides, array.dim
+    is_product = all(sides)
+    batched = is_product and len(dims) > len(sides[0]) + len(sides[1])
+    pairs = _across(sides) if is_product else list(permutations(dims, 2))
+    first, *later = array.pieces
+    fewest = min(_tiles(first, pair) for pair in pairs)
+    pairs = [pair for pair in pairs if _tiles(first, pair) <= NEAR_TIE * fewest]
+    ends = min(pairs, key=lambda p: (*(_tiles(shape, p) for shape in later), p[0] > p[1], -sum(p)))
+    order, others = _ending_in(dims, ends), tuple(d for d in _ending_in(dims, ends) if d != dim)
+    if not is_product or batched or ends[0] != dim or len(others) < 2:
+        return order
+    lies_across = piece[dim] % ROWS > 0 and ROWS % piece[dim] > 0 and piece[others[-2]] % ROWS == 0
+    return (dim, *others) if lies_across else order
+
+
+def _ends_of_product(array: ScatteredArray, piece: tuple[int, ...]) -> Ends:
+    sides, dim, packed = array.sides, array.dim, _packed(array)
+    pairs, last = _across(sides), max(*sides[0], *sides[1])
+    fewest = min(_tiles(piece, pair) for pair in pairs)
+    few = (pair for pair in pairs if _tiles(piece, pair) <= NEARLY * fewest)
+    turned = min(sides[0]) > min(sides[1])  # the product is transposed before it is read
+    half = turned and piece[dim] % LANES == 0 < piece[dim] % (LANES * packed)
+    return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -array.shape[pair[0]]))
+
+
+def _across(sides: Sides) -> list[Ends]:
+    """Pairs of one dimension from each operand, in both orders."""
+    return [pair for a, b in product(*sides) for pair in ((a, b), (b, a))]
+
+
+def _ending_in(dims: Iterable[int], ends: Ends) -> tuple[int, ...]:
+    return (*(d for d in dims if d not in ends), *ends)
+
+
+def _tiles(shape: tuple[int, ...], ends: Ends) -> int:
+    row, column = ends
+    outer = prod(size for dim, size in enumerate(shape) if dim not in ends)
+    return ceil(shape[row] / ROWS) * ceil(shape[column] / LANES) * outer
+
+
+class ScatterSource(NamedTuple):
+    """A partial result that is reduce-scattered. updates: it is a gradient that updates stored arrays. alone: no other
+    term is added before."""
+
+    op: int
+    result: int
+    updates: bool = False
+    alone: bool = True
+
+
+class ScatterFates:
+    """Memoised decisions for one problem."""
+
+    def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
+        self._problem, self._profile = problem, profile
+        self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
+        self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
+        self._tied: dict[int, int] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, FactorAxes, bool], bool] = {}
+
+    def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
+        """Whether the reduce-scatter over `axes` of a partial result in this sharding stays one; else it becomes an
+        all-reduce and a slice."""
+        k = source.result
+        key = source.op, k, axes, sharding, op_sharding.reduced_to[k], op_sharding.factor_axes, source.alone
+        known = self._known.get(key)
+        if known is None:
+            turned = source.alone and self._turned(axes, k, op_sharding)
+            known = self._known[key] = not turned and self._fits(source, axes, sharding, op_sharding)
+        return known
+
+    def reduced_first(self, number: int, op_sharding: OpSharding, axes: tuple[int, ...]) -> bool:
+        """Whether a total that its readers slice along `axes`, in that order, is all-reduced first. A compiler forms a
+        reduce-scatter over several axes if the slices are in the order of the reducing devices; XLA:TPU does not over
+        the whole mesh."""
+        if len(axes) < 2 or self._program.ops[number].name == CARRY:
+            return False
+        kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
+        summed = [axis for axis in axes_summed_over(kinds, op_sharding.factor_axes) if axis in axes]
+        whole = shards((axes,), self._sizes) == prod(self._sizes)
+        return list(axes) != summed or (whole and "tiled-reduce-scatter" in self._profile.passes)
+
+    def _turned(self, axes: tuple[int, ...], k: int, op_sharding: OpSharding) -> bool:
+        """Whether the axes split a dimension in another order than the partitioner scatters them in."""
+        if "tiled-reduce-scatter" not in self._profile.passes or in_one_step(op_sharding, k, self._sizes):
+            return False
+        return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in op_sharding.reduced_to[k]))
+
+    def _fits(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
+        number, k, updates = source.op, source.result, source.updates
+        sizes, target = self._sizes, op_sharding.reduced_to[k]
+        result = self._program.ops[number].results[k]
+        value = self._program.values[result]
+        dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
+        if len(dims) != 1:
+            return not dims
+        if value.dtype == "f16" and "tiled-reduce-scatter" in self._profile.passes:
+            return False
+        long, sides = self._as_read(number, result)
+        arrays = self._updated_with_lookups(number, result)
+        if not (updates or any(sides)):
+            sides = self._sides_of_added(number, result)
+
+        def local(sharding: Sharding) -> tuple[int, ...]:
+            return tuple([value.shape[d] // shards((sharding[d],), sizes) for d in long])
+
+        computed = op_sharding.computed[k]
+        begun = split_further(computed, target, axes) if sharding == computed else sharding
+        pieces: tuple[tuple[int, ...], ...] = ()
+        if arrays or updates:
+            pieces = (local(begun), local(target))
+        if 0 < arrays < TIED_ARRAYS:
+            pieces = pieces[:1]
+        bits = DTYPE_BITS.get(value.dtype, 32)
+        array = ScatteredArray(local(sharding), long.index(dims[0]), bits, sides, pieces, local(begun))
+        return stays_scatter(self._profile, self._mesh, axes, array)
+
+    def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], Sides]:
+        """(dimensions of a result of op `number` in the order in which it is read, without a product's dimensions of
+        size 1; the product's sides as positions in that order)."""
+        found = self._seen.get(result)
+        if found is None:
+            sides = sides_of(self._program.ops[number])
+            product = set(sides[0] + sides[1])
+            read = transposed(self._program, result) if product else None
+            shape = self._program.values[result].shape
+            order = read.order if read else range(len(shape))
+            long = tuple([d for d in order if shape[d] > 1 or d not in product])
+            first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
+            found = self._seen[result] = long, (first, second)
+        return found
+
+    def _updated_with_lookups(self, number: int, result: int) -> int:
+        """Number of arrays that a sum of a product and look-ups' gradients (a tied table's, outside loops) updates; 0
+        for any other result."""
+        program = self._program
+        if not program.ops[number].kind.matrix_unit or program.ops[number].loop >= 0:
+            return 0
+        known = self._tied.get(result)
+        if known is None:
+            known = self._tied[result] = self._count_updated(result)
+        return known
+
+    def _count_updated(self, result: int) -> int:
+        program = self._program
+        sums = [user for user, _ in program.users[result] if scatters_into(program.ops[user], program)]
+        if not sums:
+            return 0
+        shape, reached = program.values[result].shape, {program.ops[sums[0]].results[0]}
+        for op in program.ops[sums[0] + 1 :]:
+            alike = op.kind.elementwise and program.values[op.results[0]].shape == shape
+            if alike and not reached.isdisjoint(op.operands):
+                reached.add(op.results[0])
+        return len(reached & {result.value for result in program.results})
+
+    def _sides_of_added(self, number: int, result: int) -> Sides:
+        """The sides of the product that a result is added to, since both have one layout; empty if there is none."""
+        program = self._program
+        if len(program.users[result]) != 1 or program.ops[program.users[result][0][0]].name != ADD:
+            return (), ()
+        ((op, position),) = program.users[result]
+        other = program.ops[program.producer[program.ops[op].operands[1 - position]]]
+        dims = list(range(len(program.values[result].shape)))  # dimension of the addend -> dimension of `other`
+        while other.name == TRANSPOSE:
+            (read,), (made,) = other.rule.operands, other.rule.results
+            dims = [read.index(made[d]) for d in dims]
+            other = program.ops[program.producer[other.operands[0]]]
+        first, second = sides_of(other)
+        return tuple(dims.index(d) for d in first), tuple(dims.index(d) for d in second)
+
+
+def sides_of(op: Op) -> Sides:
+    """(dimensions of a product's result from its first operand only, from its second only); empty for other ops and for
+    ragged products, whose kernel writes rows."""
+    if not op.kind.matrix_unit or op.name == RAGGED_DOT:
+        return (), ()
+    first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])
+    dims = [(dim, set(factors)) for dim, factors in enumerate(op.rule.results[0])]
+    return tuple(d for d, f in dims if f & first - second), tuple(d for d, f in dims if f & second - first)

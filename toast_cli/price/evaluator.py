@@ -1,0 +1,621 @@
+"""Evaluates plans incrementally: the cost of an item (an array or a kernel) depends only on the shardings of the ops
+that make and read it.
+
+Items that the same decisions affect form one bucket. What a bucket adds to the cost is remembered for each combination
+of those shardings, which are numbered (see `memo`). A plan is evaluated as a change to an earlier one: only buckets in
+which a sharding changed are looked up again. For a chosen plan there are also its kernels, its collectives and the
+arrays alive at the peak. A worked example: the docstring of `toast_cli.plan`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, product
+from math import inf
+
+import numpy as np
+
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.loops import LOOP_EDGES
+from toast_cli.plan.lower import lower
+from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import OpSharding, Sharding
+from toast_cli.price.arrays import ArrayItem, ArrayKernels
+from toast_cli.price.buffers import Buffers, CountedBuffers, Kind
+from toast_cli.price.cost import NO_CORRECTIONS, Alive, CollectiveUse, Corrections, Cost, KernelUse
+from toast_cli.price.gpu_libraries import temporary_growth
+from toast_cli.price.items import Items, NeighbourItem, SumItem, WorkItem, make_items
+from toast_cli.price.kernel_pricing import WorkPricer, most_moments
+from toast_cli.price.manual_regions import kernels_of, region_prices, regions_of
+from toast_cli.price.memo import (
+    QUANTUM,
+    Bucket,
+    DecisionNumbers,
+    Key,
+    OpShardingMemo,
+    RowNumbers,
+    Share,
+    Vector,
+    make_buckets,
+    quanta,
+)
+from toast_cli.price.pricing import Lowered, Pricer
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.price.profiles import find_profile
+from toast_cli.price.timeline import Placed, Spans, Timeline, Windows
+
+# ---------------------------------------------------------------- shares of buckets
+# Contributions of buckets to a plan's cost, with a memo by item: many rows of a bucket are equal for most of its
+# items.
+
+MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of ([moments] number of arrays alive, bytes of one)
+NO_MEMORY = 0
+# Seconds of communication, and of its part that the compiler overlaps with compute.
+Sent = tuple[float, float]
+# Contribution of one array item: seconds of compute, communication, bytes of arguments, number of its `MemoryShares`.
+ArrayShare = tuple[float, Sent, float, int]
+UNSENT: Sent = (0.0, 0.0)
+NOTHING: ArrayShare = (0.0, UNSENT, 0.0, NO_MEMORY)
+
+
+class ShareMemo:
+    """Shares of the buckets of one problem. Keys hold the numbers that an `OpShardingMemo` gives op shardings.
+
+    asynchronous: kinds of collectives that the compiler overlaps with compute.
+    """
+
+    def __init__(
+        self,
+        pricer: Pricer,
+        work: WorkPricer,
+        arrays: ArrayKernels,
+        holdings: Buffers,
+        timeline: Timeline,
+        asynchronous: Collection[str],
+    ) -> None:
+        self._pricer, self._work, self._arrays, self._holdings = pricer, work, arrays, holdings
+        self._timeline = timeline
+        self._asynchronous = asynchronous
+        self._of_work: dict[tuple[int, int], tuple[float, Sent]] = {}
+        self._of_sums: dict[tuple[int | Sharding, ...], Sent] = {}
+        self._of_neighbours: dict[tuple[int, ...], tuple[float, Sent]] = {}
+        self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
+        self._presence: dict[tuple[int, Kind, bool], Vector] = {}
+        self._memories: list[MemoryShares] = [()]
+        self._number: dict[tuple[int, tuple[tuple[Kind, float], ...]], int] = {}
+
+    def forget(self) -> None:
+        """Clears everything that depends on the selected moments."""
+        for memo in (self._of_arrays, self._presence, self._number):
+            memo.clear()
+        del self._memories[1:]
+
+    def share(self, bucket: Bucket, lowered: Lowered) -> Share:
+        """The bucket's share under these op shardings."""
+        compute = transfers = arguments = 0.0
+        sent: list[Sent] = []
+        for work in bucket.work:
+            computing, of_work = self._work_share(work, lowered[work.pattern])
+            compute += computing
+            sent.append(of_work)
+            transfers += self._work.transfer_seconds(work, lowered[work.pattern])
+        sent += [self._sum_seconds(added, lowered) for added in bucket.sums]
+        for read in bucket.neighbours:
+            cutting, exchanged = self._neighbour_share(read, lowered)
+            compute += cutting
+            sent.append(exchanged)
+        held = []
+        for item in bucket.arrays:
+            share = self._array_share(item, lowered)
+            if share is not NOTHING:
+                compute += share[0]
+                sent.append(share[1])
+                arguments += share[2]
+                held.append(share[3])
+        return Share(
+            quanta(compute),
+            quanta(sum([seconds for seconds, _ in sent])),
+            quanta(sum([seconds for _, seconds in sent])),
+            quanta(transfers),
+            round(arguments),
+            self._alive(bucket, tuple(held)),
+        )
+
+    def _sent(self, uses: Iterable[CollectiveUse]) -> Sent:
+        every = overlapping = 0.0
+        for use in uses:
+            every += use.seconds
+            if use.kind in self._asynchronous:
+                overlapping += use.seconds
+        return every, overlapping
+
+    def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
+        """[moments] bytes of a bucket's arrays; held: number of each one's `MemoryShares`."""
+        found = bucket.alive.get(held)
+        if found is None:
+            found = self._timeline.nothing()
+            for memory in held:
+                for count, size in self._memories[memory]:
+                    found += count * size
+            bucket.alive[held] = np.rint(found, out=found)
+        return found
+
+    def _work_share(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, Sent]:
+        """Seconds of compute and communication of one item."""
+        key = (work.op, op_sharding.number)
+        found = self._of_work.get(key)
+        if found is None:
+            communication = self._sent(self._pricer.work_collectives(work, op_sharding))
+            found = self._of_work[key] = (self._work.seconds(work, op_sharding), communication)
+        return found
+
+    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> Sent:
+        partial, reduced = item.of_loops, False
+        for term in () if item.of_loops else item.terms:
+            op_sharding = lowered[term.pattern]
+            reduced = reduced or bool(op_sharding.reduced)
+            partial = partial or reduced or bool(op_sharding.scattered[0])
+        if not partial:
+            return UNSENT
+        key: list[int | Sharding] = [item.ops[0]]
+        key += [lowered[pattern].number for pattern in item.decisive]
+        if reduced:  # the readers' shardings then matter
+            key += [lowered[pattern].operands[position] for pattern, position in item.readers]
+        known = tuple(key)
+        found = self._of_sums.get(known)
+        if found is None:
+            found = self._of_sums[known] = self._sent(self._pricer.sum_collectives(item, lowered))
+        return found
+
+    def _neighbour_share(self, item: NeighbourItem, lowered: Lowered) -> tuple[float, Sent]:
+        """Seconds of compute and communication of one item's halo exchange."""
+        key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
+        found = self._of_neighbours.get(key)
+        if found is None:
+            sent = list(self._pricer.neighbour_collectives(item, lowered))
+            cutting = sum([use.seconds for use in self._arrays.exchange_uses(sent)])
+            found = self._of_neighbours[key] = (cutting, self._sent(sent))
+        return found
+
+    def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
+        op_sharding = lowered[item.pattern]
+        made = op_sharding.shardings[item.result]
+        shardings = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
+        # For partial results the whole op sharding matters, not only the final sharding.
+        partial = op_sharding.reduced or op_sharding.scattered[item.result]
+        inside = item.region >= 0
+        if not (item.stored or partial or inside or item.row_copies) and shardings.count(made) == len(shardings):
+            return NOTHING  # nobody stores or moves it
+        key: tuple[int | Sharding, ...] = (
+            item.values[0],
+            op_sharding.number if partial or inside else made,
+            *shardings,
+        )
+        if item.at_edges:
+            key = (*key, lowered[LOOP_EDGES].number)
+        found = self._of_arrays.get(key)
+        if found is None:
+            copies = self._pricer.copies(item, lowered)
+            seconds = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else UNSENT
+            rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
+            memory = self._memory(item, tuple(self._holdings.held(item, op_sharding, copies)))
+            making = sum([use.seconds for use in self._arrays.uses(item, made, shardings, copies)])
+            found = (making, seconds, rest, memory) if copies or rest or memory or making else NOTHING
+            self._of_arrays[key] = found
+        return found
+
+    def _memory(self, item: ArrayItem, held: tuple[tuple[Kind, float], ...]) -> int:
+        """Number of the `MemoryShares` of one item with buffers of these kinds and bytes."""
+        if not held:
+            return NO_MEMORY
+        key = item.values[0], held
+        number = self._number.get(key)
+        if number is None:
+            number = self._number[key] = len(self._memories)
+            self._memories.append(tuple([(self._presence_of(item, kind, size), size) for kind, size in held]))
+        return number
+
+    def _presence_of(self, item: ArrayItem, kind: Kind, size: float) -> Vector:
+        """[entries of the timeline] how many of the item's buffers of that kind and size are alive."""
+        key = (item.values[0], kind, size <= self._holdings.on_chip.largest)
+        presence = self._presence.get(key)
+        if presence is None:
+            brief = self._holdings.brief(item, kind, size)
+            presence = self._presence[key] = self._timeline.presence(self._holdings.intervals(item, kind), brief)
+        return presence
+
+
+# ---------------------------------------------------------------- kernels, collectives and arrays of a plan
+# Lists what a plan is made of: its kernels and collectives with their seconds, and the arrays alive at each moment.
+
+
+class Listing:
+    """Kernels, collectives and arrays of one problem's plans. Arguments: see `Evaluator`."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        like: Listing | None = None,
+        corrections: Corrections = NO_CORRECTIONS,
+        profile: CompilerProfile | None = None,
+    ) -> None:
+        self.problem = problem
+        self._corrections = corrections
+        self.profile = profile or find_profile(problem.mesh.chip)
+        known = like.items.compilation if like and like.serves(problem) and like.profile == self.profile else None
+        self.items: Items = make_items(problem, self.profile, known)
+        self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
+        self._regions = region_prices(problem, self.profile, corrections)
+        self._pricer = Pricer(problem, self.items, corrections, self._regions)
+        self._work = WorkPricer(problem, self.profile, self._regions)
+        self._arrays = ArrayKernels(problem, self.profile)
+        self._holdings = Buffers(problem, self.items, self._pricer)
+        self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
+        self._rows = OpShardingMemo(problem)
+        self._buckets = make_buckets(self.items, self._rows)
+
+    def serves(self, problem: Problem) -> bool:
+        """Whether another problem has the same program and the same chip."""
+        return self.problem.program is problem.program and self.problem.mesh.chip == problem.mesh.chip
+
+    def kernels(self, plan: Plan) -> list[KernelUse]:
+        """Work and time of every kernel of `plan`, equal ones merged, the longest first."""
+        rows = self._rows_of(plan)
+        found = [use for bucket in self._buckets for use in self._bucket_kernels(bucket, rows)]
+        return sorted(found, key=lambda use: -use.seconds)
+
+    def collectives(self, plan: Plan) -> list[CollectiveUse]:
+        """Every collective of `plan`, equal ones of one item merged, the most expensive first."""
+        rows = self._rows_of(plan)
+        found = [use for bucket in self._buckets for use in self._bucket_collectives(bucket, rows)]
+        return sorted(found, key=lambda use: -use.seconds)
+
+    def host_bytes(self, plan: Plan) -> float:
+        """Peak bytes of one device's arrays in host memory."""
+        changes: dict[int, float] = defaultdict(float)
+        for item, lowered in self._lowered_arrays(plan):
+            size, intervals = self._holdings.on_host(item, lowered[item.pattern])
+            for first, last in intervals:
+                changes[first] += size
+                changes[last + 1] -= size
+        return max(accumulate(changes[moment] for moment in sorted(changes)), default=0.0)
+
+    def memory_profile(self, plan: Plan) -> Vector:
+        """[timeline.candidates] bytes alive at every moment at which memory can peak."""
+        rows = self._rows_of(plan)
+        return self.timeline.profile([self._bucket_spans(bucket, rows) for bucket in self._buckets])
+
+    def memory_by(self, plan: Plan, group: Callable[[int, str], str]) -> dict[str, Vector]:
+        """Group -> [timeline.candidates] bytes alive, with the growth of temporaries by the chip's compiler.
+
+        Args:
+            group: maps a value's number and role (see `Alive`) to its group.
+        """
+        found: dict[str, CountedBuffers] = defaultdict(CountedBuffers)
+        for item, lowered in self._lowered_arrays(plan):
+            for kind, size in self._held(item, lowered):
+                role = self._holdings.role(item, kind)
+                grown = size if role == "argument" else self._growth * size
+                members: dict[str, list[int]] = defaultdict(list)
+                for value in item.values:
+                    members[group(value, role)].append(value)
+                for name, values in members.items():
+                    found[name].add(self._holdings, replace(item, values=tuple(values)), kind, grown)
+        return self.timeline.shared({name: held.spans(self.timeline) for name, held in found.items() if held.intervals})
+
+    def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
+        """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
+        profile = self.memory_profile(plan)
+        moment = int(self.timeline.candidates[int(profile.argmax())]) if len(profile) else 0
+        return moment // 2, self._alive_then(plan, moment)
+
+    def alive_at(self, plan: Plan, op: int) -> list[Alive]:
+        """The arrays alive under `plan` when an op runs, largest first."""
+        return self._alive_then(plan, self.items.lives.times[op])
+
+    def _alive_then(self, plan: Plan, moment: int) -> list[Alive]:
+        found: list[tuple[Alive, bool]] = []
+        for item, lowered in self._lowered_arrays(plan):
+            found.extend(self._alive(item, lowered, moment))
+        return sorted(self._holdings.on_chip.left(found), key=lambda a: -a.bytes)
+
+    def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[tuple[Alive, bool]]:
+        """(array alive at that moment, whether it may be in on-chip memory then)."""
+        for kind, size in self._held(item, lowered):
+            small = size <= self._holdings.on_chip.largest
+            for value in item.values:
+                there = [i for i in self._holdings.of_value(item, kind, value) if i[0] <= moment <= i[1]]
+                if there:
+                    brief = small and all(self._holdings.is_brief(kind, value, i) for i in there)
+                    yield Alive(value, size, self._holdings.role(item, kind)), brief
+
+    def _bucket_kernels(self, bucket: Bucket, rows: RowNumbers) -> Iterator[KernelUse]:
+        return kernels_of(bucket, self._lower(bucket, rows), self._pricer, self._work, self._arrays)
+
+    def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> Iterator[CollectiveUse]:
+        return self._pricer.collectives(bucket, self._lower(bucket, rows))
+
+    def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> Spans:
+        """Live intervals and bytes of a bucket's arrays; memoises the last rows."""
+        key = bucket.key(rows)
+        if bucket.held is None or bucket.held[0] != key:
+            lowered = self._lower(bucket, rows)
+            held = CountedBuffers()
+            for item in bucket.arrays:
+                for kind, size in self._held(item, lowered):
+                    held.add(self._holdings, item, kind, size)
+            bucket.held = key, held.spans(self.timeline)
+        return bucket.held[1]
+
+    def _held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
+        return self._holdings.held(item, lowered[item.pattern], self._pricer.copies(item, lowered))
+
+    def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
+        rows = self._rows_of(plan)
+        for bucket in self._buckets:
+            lowered = self._lower(bucket, rows)
+            for item in bucket.arrays:
+                yield item, lowered
+
+    def _lower(self, bucket: Bucket, rows: RowNumbers) -> Lowered:
+        views = self._rows.views
+        return {pattern: views[view].rows[rows[view]][place] for pattern, view, place in bucket.places}
+
+    def _rows_of(self, plan: Plan) -> list[int]:
+        steps = self._rows.steps(plan)
+        return [self._rows.row(view, steps) for view in self._rows.views]
+
+
+GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
+
+MEMO_LIMIT = 400_000  # rows and shares in the memos before they are cleared
+MOST_PLACED = 500  # parts of plans in each bucket's memo of `Placed`, which are large
+# Share of a step below which communication that could overlap with compute is taken not to.
+NEGLIGIBLE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """An evaluated plan. steps: its decisions (see `memo`); rows: [views] row numbers; shares: [buckets];
+    the others: sums over the shares."""
+
+    steps: DecisionNumbers
+    rows: list[int]
+    shares: list[Share]
+    compute: int
+    communication: int
+    overlapping: int
+    transfers: int
+    arguments: int
+    alive: Vector  # [moments]
+
+
+class Evaluator(Listing):
+    """Costs of plans for one problem. `evaluations` counts the calls of `cost`.
+
+    Args:
+        references: plans whose memory peaks decide which moments are evaluated. like: an evaluator of the same program
+            for the same chip, if any: it supplies what does not depend on mesh and decisions.
+        profile: of the compiler; default: the newest for the mesh's chip.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        references: Iterable[Plan] = (),
+        like: Evaluator | None = None,
+        corrections: Corrections = NO_CORRECTIONS,
+        profile: CompilerProfile | None = None,
+    ) -> None:
+        super().__init__(problem, like, corrections, profile)
+        self.evaluations = 0
+        self._sharing = ShareMemo(
+            self._pricer, self._work, self._arrays, self._holdings, self.timeline, self.profile.asynchronous
+        )
+        self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets that depend on it
+        for number, bucket in enumerate(self._buckets):
+            for view in bucket.views:
+                self._of_view[view].append(number)
+        self._shares = 0  # memoised, in all buckets
+        # The plan evaluated last and the one it was derived from: the next plans mostly differ little from one of them.
+        self._state: _State | None = None
+        self._before: _State | None = None
+        self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last one requested
+        self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
+
+    def of(self, problem: Problem) -> Evaluator:
+        """An evaluator with the same prices for another problem of the same program and chip."""
+        return Evaluator(problem, (), self, self._corrections, self.profile)
+
+    def lowered(self, plan: Plan) -> PartitionedProgram:
+        """`plan` lowered to every op, value and use. Memoises the last plan, which a report and a file both ask for."""
+        if self._lowered is None or self._lowered[0] != plan:
+            self._lowered = plan, lower(self.problem, plan)
+        return self._lowered[1]
+
+    # -- whole plans ---------------------------------------------------------------------------------------------
+
+    def cost(self, plan: Plan, below: float = inf) -> Cost:
+        """Expected step time and peak memory of `plan`; memory at selected moments only, see `exact_cost`.
+
+        below: a plan that takes this many seconds, however its communication overlaps, is not simulated.
+        """
+        self.evaluations += 1
+        state = self._evaluate(plan)
+        arguments = float(state.arguments)
+        peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
+        compute = state.compute * QUANTUM * self._corrections.compute
+        communication, transfers = state.communication * QUANTUM, state.transfers * QUANTUM
+        cost = Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows), transfers)
+        overlapping = state.overlapping * QUANTUM
+        if overlapping <= NEGLIGIBLE * cost.most_seconds or cost.most_seconds - overlapping >= below:
+            return cost
+        return replace(cost, exposed_seconds=self._added(self._placed(state.rows), communication))
+
+    def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
+        """`cost` with memory evaluated at every moment, and the lower bound of the step.
+
+        learn: True to add the moment of the peak to the selected ones.
+        """
+        cost = self.cost(plan)
+        profile = self.memory_profile(plan)
+        place = int(profile.argmax()) if len(profile) else 0
+        peak = self._grown(float(profile[place]) if len(profile) else 0.0, cost.argument_bytes)
+        if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
+            self._forget()
+        least = self._added(self._placed(self._evaluate(plan).rows), cost.communication_seconds, every=True)
+        # A schedule in which more collectives overlap is not always the shorter one.
+        least = min(least, cost.communication_seconds if cost.exposed_seconds is None else cost.exposed_seconds)
+        return replace(cost, peak_bytes=max(peak, cost.peak_bytes), least_exposed_seconds=least)
+
+    def exposed_beside(self, plan: Plan, uses: Sequence[CollectiveUse]) -> float:
+        """Seconds that other collectives add beside the kernels of `plan`, as the compiler overlaps them."""
+        placed = self._windows.placed(self.kernels(plan), uses, self.profile.asynchronous)
+        return self._added([placed], sum(use.seconds for use in uses))
+
+    def _added(self, placed: Sequence[Placed], communication: float, *, every: bool = False) -> float:
+        """Seconds that communication adds to a step: what is exposed, and what the rest takes from compute."""
+        exposed = min(communication, self._windows.exposed(placed, every=every))  # but for rounding it is
+        return exposed + self.profile.communicating * (communication - exposed)
+
+    def _grown(self, alive: float, arguments: float) -> float:
+        """Peak bytes with the growth of temporaries by the chip's compiler; arguments keep their size."""
+        growth = self._growth * self._corrections.memory
+        return alive if growth == 1.0 else arguments + growth * (alive - arguments)
+
+    def unlearn(self) -> None:
+        """Resets the selected moments to the initial ones."""
+        if self.timeline.reset():
+            self._forget()
+
+    def parts(self, plan: Plan) -> dict[tuple[int, Key], float]:
+        """(bucket, rows of its views) -> seconds of a step. A key that two plans share stands for the same kernels and
+        collectives in both."""
+        state = self._evaluate(plan)
+        shares = enumerate(zip(self._buckets, state.shares, strict=True))
+        return {(k, b.key(state.rows)): (s.compute + s.communication) * QUANTUM for k, (b, s) in shares}
+
+    def seconds_between(self, plan: Plan) -> GroupSeconds:
+        """Seconds of a step by pairs of groups: (g, g) -> all buckets that g affects; (g, h) -> all that both affect.
+        This bounds the gain of any change to a plan that matters only there."""
+        found: dict[tuple[int, int], float] = defaultdict(float)
+        for bucket, share in zip(self._buckets, self._evaluate(plan).shares, strict=True):
+            seconds = (share.compute + share.communication) * QUANTUM
+            for one, other in product(bucket.groups, repeat=2):
+                found[one, other] += seconds
+        return found
+
+    # -- one plan after another ----------------------------------------------------------------------------------
+
+    def _evaluate(self, plan: Plan) -> _State:
+        """The state of `plan`, derived from the nearer of the last two states."""
+        if self._shares + self._rows.size > MEMO_LIMIT:
+            self._forget()
+        steps = self._rows.steps(plan)
+        near = [state for state in (self._state, self._before) if state is not None]
+        if not near:
+            self._state = self._evaluate_whole(steps)
+            return self._state
+        state = min(near, key=lambda known: self._rows.distance(known.steps, steps))
+        touches = self._rows.changed(state.steps, steps)
+        if touches:
+            self._before, self._state = state, self._evaluate_change(state, touches, steps)
+            return self._state
+        return state
+
+    def _evaluate_whole(self, steps: DecisionNumbers) -> _State:
+        rows = [self._rows.row(view, steps) for view in self._rows.views]
+        shares = [self._share(bucket, rows) for bucket in self._buckets]
+        alive = self.timeline.start()
+        for share in shares:
+            alive += share.alive
+        return _State(
+            steps, rows, shares, sum(s.compute for s in shares), sum(s.communication for s in shares),
+            sum(s.overlapping for s in shares), sum(s.transfers for s in shares), sum(s.arguments for s in shares),
+            alive,
+        )  # fmt: skip
+
+    def _evaluate_change(self, state: _State, touches: set[int], steps: DecisionNumbers) -> _State:
+        """The state after a change: looks up only the views that the changed decisions touch, and their buckets."""
+        rows, views, buckets = state.rows.copy(), self._rows.views, set()
+        for number in {view for what in touches for view in self._rows.of_touch[what]}:
+            row = self._rows.row(views[number], steps)
+            if row != rows[number]:
+                rows[number] = row
+                buckets.update(self._of_view[number])
+        compute, communication, overlapping = state.compute, state.communication, state.overlapping
+        transfers, arguments = state.transfers, state.arguments
+        alive, shares = state.alive.copy(), state.shares.copy()
+        for number in buckets:
+            share, before = self._share(self._buckets[number], rows), shares[number]
+            compute += share.compute - before.compute
+            communication += share.communication - before.communication
+            overlapping += share.overlapping - before.overlapping
+            transfers += share.transfers - before.transfers
+            arguments += share.arguments - before.arguments
+            if share.alive is not before.alive:
+                alive += share.alive
+                alive -= before.alive
+            shares[number] = share
+        return _State(steps, rows, shares, compute, communication, overlapping, transfers, arguments, alive)
+
+    def _forget(self) -> None:
+        """Clears everything that depends on the selected moments, and all shares."""
+        for bucket in self._buckets:
+            bucket.memo.clear()
+            bucket.alive.clear()
+            bucket.axis_memo.clear()
+            bucket.placed.clear()
+        self._rows.forget()
+        self._sharing.forget()
+        self._shares = 0
+        self._state = self._before = None
+
+    @cached_property
+    def _windows(self) -> Windows:
+        return Windows(self.problem, self.items.lives, self._corrections.compute, most_moments(self._regions))
+
+    # -- buckets -------------------------------------------------------------------------------------------------
+
+    def _share(self, bucket: Bucket, rows: list[int]) -> Share:
+        key = bucket.key(rows)
+        share = bucket.memo.get(key)
+        if share is None:
+            share = bucket.memo[key] = self._sharing.share(bucket, self._lower(bucket, rows))
+            self._shares += 1
+        return share
+
+    def _axis_seconds(self, rows: list[int]) -> tuple[float, ...]:
+        """[axes] seconds of the collectives over each; () where the goal names no axis."""
+        if not self.problem.goal.axes:
+            return ()
+        total = np.zeros(len(self.problem.mesh.sizes))
+        for bucket in self._buckets:
+            key = bucket.key(rows)
+            found = bucket.axis_memo.get(key)
+            if found is None:
+                found = bucket.axis_memo[key] = np.zeros(len(total))
+                for use in self._bucket_collectives(bucket, rows):
+                    found[list(use.axes)] += quanta(use.seconds) * QUANTUM
+            total += found
+        return tuple(total.tolist())
+
+    def _placed(self, rows: list[int]) -> list[Placed]:
+        """[buckets] kernels and collectives of each bucket's items, where they are in the program."""
+        found = []
+        for bucket in self._buckets:
+            key = bucket.key(rows)
+            placed = bucket.placed.get(key)
+            if placed is None:
+                if len(bucket.placed) == MOST_PLACED:
+                    bucket.placed.clear()
+                kernels, uses = self._bucket_kernels(bucket, rows), self._bucket_collectives(bucket, rows)
+                inside = regions_of(bucket, self._lower(bucket, rows), self._regions)
+                placed = self._windows.placed(kernels, uses, self.profile.asynchronous, inside)
+                bucket.placed[key] = placed
+            found.append(placed)
+        return found

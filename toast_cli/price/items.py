@@ -1,0 +1,547 @@
+"""The program as unique cost items: ops of equal cost, sums of partial results, halo exchanges. Shardings are not
+known yet: an item names the op patterns that determine them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from toast_cli.dimensions.model import FactorKind
+from toast_cli.plan.loops import LEAF, Accumulation, DeferredReduction, PathUse, left_open, partial_carry
+from toast_cli.plan.partials import Cuts, Partial, cut_by_readers, in_steps, in_turn, partial_of, reductions_of
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.reshard import WindowRead, read_of, windowed
+from toast_cli.plan.sharding import OpSharding
+from toast_cli.price.arrays import NO_REGION, ArrayItem, array_items
+from toast_cli.price.compilation import Compilation, compile_program
+from toast_cli.price.compiled_collectives import Narrowing, combined_shares, reductions_each
+from toast_cli.price.convolutions import packs_result
+from toast_cli.price.cost import Attained
+from toast_cli.price.kernel import Kernel, Rows, arithmetic
+from toast_cli.price.kernel import Side as KernelSide
+from toast_cli.price.liveness import Lives
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.program.model import HandWritten, Op, Program, Window
+from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
+from toast_cli.program.values import Steps, Sum, SumStep, is_transfer, loop_at, readers, trips_at
+
+# Factors whose splitting makes an op communicate.
+_COMMUNICATE = frozenset({FactorKind.REDUCTION, FactorKind.PERMUTATION})
+
+
+class Side(NamedTuple):
+    """Work of a kernel on one operand or result of its op, in bytes of whole arrays.
+
+    Attributes:
+        read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
+            written. flops: elementwise. passing, staying, beside, widest: see `kernel.Side`.
+        packed: part of `through` that counts though it stays on the chip, see `PixelProducts`. rows: arrays whose rows
+            run along given dimensions -> their part of these bytes, see `kernel.Side`.
+    """
+
+    read: float = 0.0
+    through: float = 0.0
+    flops: float = 0.0
+    passing: float = 0.0
+    staying: float = 0.0
+    beside: float = 0.0
+    widest: float = 0.0
+    packed: float = 0.0
+    rows: tuple[tuple[Rows, float], ...] = ()
+
+
+NOTHING = Side()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """Ops of one pattern and equal cost, with the kernel each belongs to. Bytes and FLOPs are those of whole arrays.
+
+    Attributes:
+        pattern, kind, dtype: of the ops. flops: of one op itself; 0 where another op's kernel does its work.
+        operands, results: the kernel's work on each.
+        kernels: 1, or 0 where the op is fused into another op's kernel or scheduled with one.
+        unfinished: bytes of a contraction that elementwise work finishes before it is written.
+        whole_bytes: [results] stored or not; 0 for those in `one_device.not_reduced`.
+        summed: a `SumItem` accounts for partial results. carried: they are added to a loop's carry, where they stay
+            partial.
+        needed: [results] fraction of the bits that readers need, see `Narrowing`.
+        late: nothing waits for the results, see `early_values`. in_loop: the ops are in a loop.
+        region: the op's number if it is a manual region, priced by `manual_regions`; else -1.
+        kernel: the work of a hand-written kernel.
+        share: see `SumItem`.
+        runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
+    """
+
+    pattern: int
+    kind: OpKind
+    dtype: str
+    flops: float
+    operands: tuple[Side, ...]
+    results: tuple[Side, ...]
+    kernels: int
+    unfinished: float
+    whole_bytes: tuple[int, ...]
+    summed: bool
+    carried: bool
+    needed: tuple[float, ...]
+    late: bool
+    in_loop: bool
+    region: int
+    kernel: HandWritten | None
+    share: float
+    runs: float
+    op: int
+    ops: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Items:
+    work: tuple[WorkItem, ...]
+    sums: tuple[SumItem, ...]
+    neighbours: tuple[NeighbourItem, ...]
+    arrays: tuple[ArrayItem, ...]
+    compilation: Compilation
+
+    @property
+    def lives(self) -> Lives:
+        return self.compilation.lives
+
+    @property
+    def stored(self) -> list[bool]:
+        return self.compilation.stored
+
+
+def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilation | None = None) -> Items:
+    """The items of a problem; compilation: of the same program for the same chip, if known."""
+    made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip, profile)
+    shares = reduction_shares(problem, made)
+    sums = sum_items(problem, made.late, made.needs, profile, shares)
+    work = work_items(problem, made, problem.terms, shares)
+    return Items(work, sums, neighbour_items(problem), array_items(problem, made), made)
+
+
+def _type_of(program: Program, op: Op) -> str:
+    """The element type that an op computes in; for a hand-written kernel, the type of its largest operand."""
+    if op.kind.matrix_unit:
+        return program.multiplied_type(op)
+    if not op.operands:
+        return ""
+    arrays = [program.values[value] for value in op.operands]
+    return (arrays[0] if op.kernel is None else max(arrays, key=lambda array: array.bytes)).dtype
+
+
+def work_items(problem: Problem, made: Compilation, terms: frozenset[int], shares: list[float]) -> tuple[WorkItem, ...]:
+    """Items of ops that have a kernel or may communicate; terms: ops whose partial results are terms of sums. shares:
+    [ops] see `combined_shares`."""
+    done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
+    program = problem.program
+    sizes, unreduced = [value.bytes for value in program.values], problem.not_reduced
+    carried = _carried_terms(problem, profile)
+    runs: dict[Any, float] = defaultdict(float)
+    combined: dict[Any, float] = defaultdict(float)
+    members: dict[Any, list[int]] = defaultdict(list)
+    for number, op in enumerate(program.ops):
+        if not op.results or op.name in (ARGUMENT, CARRY):
+            continue
+        kernel, pattern = done[number], problem.patterns[problem.op_pattern[number]]
+        region = NO_REGION if op.region is None else number
+        known = kernel is not None or region != NO_REGION or pattern.result_pins or op.one_device
+        if not known and not _COMMUNICATE.intersection(pattern.form.kinds):
+            continue
+        key = (
+            problem.op_pattern[number],
+            op.kind,
+            _type_of(program, op),
+            *_work(problem, op, kernel, profile),
+            tuple(0 if v in unreduced else sizes[v] for v in op.results),
+            number in terms,
+            number in carried,
+            tuple(needs.of_value(v) for v in op.results),
+            all(late[v] for v in op.results),
+            op.loop >= 0,
+            region,
+            op.kernel,
+            op.one_device,
+            is_transfer(op),
+        )
+        runs[key] += op.trips
+        combined[key] += op.trips * shares[number]
+        members[key].append(number)
+    rows = (
+        (key[:-2], combined[key] / count if count else 1.0, count, members[key][0], tuple(members[key]))
+        for key, count in runs.items()
+    )
+    return tuple(WorkItem(*key, *rest) for key, *rest in rows)
+
+
+def _carried_terms(problem: Problem, profile: CompilerProfile) -> set[int]:
+    """Ops whose results a loop adds to its carry and reduces after the loop."""
+    ends = {end for one in problem.accumulations for end in one.ends}
+    return {
+        term
+        for found in problem.sums
+        if found.end in ends or reductions_each(problem.program, found.end, profile) < 1.0
+        for term in found.terms
+    }
+
+
+def _work(
+    problem: Problem, op: Op, kernel: Kernel | None, profile: CompilerProfile
+) -> tuple[float, tuple[Side, ...], tuple[Side, ...], int, float]:
+    """The part of a work item that follows from the op's kernel: flops, sides, kernels, unfinished."""
+    if kernel is None:
+        return 0.0, (NOTHING,) * len(op.operands), (NOTHING,) * len(op.results), 0, 0.0
+    streams = op.kind.matrix_unit  # operands of a contraction go to the matrix unit, not through the vector unit
+    attained = profile.attained
+    operands = tuple(
+        Side(
+            float(s.bytes),
+            0.0 if streams else s.largest * attained.pass_bytes,
+            s.flops,
+            float(s.passing),
+            s.staying,
+            s.beside,
+            float(s.widest),
+            rows=_parts_of_rows(s, problem.program.values[value].shape),
+        )
+        for s, value in zip(kernel.operands, op.operands, strict=True)
+    )
+    packs = packs_result(op, profile)
+    results = tuple(
+        Side(
+            float(s.read),
+            _write_bytes(attained, s),
+            s.flops,
+            float(s.passing),
+            s.staying,
+            s.beside,
+            float(s.widest),
+            profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
+            _parts_of_rows(s, problem.program.values[value].shape),
+        )
+        for s, value in zip(kernel.results, op.results, strict=True)
+    )
+    return (
+        arithmetic(problem.program, op, profile),
+        operands,
+        results,
+        0 if kernel.rides else 1,
+        float(kernel.unfinished),
+    )
+
+
+def _parts_of_rows(side: KernelSide, shape: tuple[int, ...]) -> tuple[tuple[Rows, float], ...]:
+    """Arrays of a side and their part of its bytes, but those whose dimensions are in another order than in the side's
+    own shape: its sharding says nothing of their rows."""
+    every = side.bytes + side.read or sum(side.rows.values())  # a merged reduction reads nothing itself
+    return tuple(
+        (array, size / every)
+        for array, size in side.rows.items()
+        if size and (array[0] == shape or sorted(array[0]) != sorted(shape))
+    )
+
+
+def _write_bytes(attained: Attained, side: KernelSide) -> float:
+    return side.bytes * (attained.narrow_write if _is_narrow(side) else 1.0)
+
+
+def _is_narrow(side: KernelSide) -> bool:
+    return side.bytes < 4 * side.elements
+
+
+# ---------------------------------------------------------------- sums
+# The program's sums of partial results as cost items; equal sums form one item. `plan.partials` says how a sum is
+# reduced under a plan. Sums are why Megatron needs two all-reduces a block and direction and not five.
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term of a sum. bytes: of the whole result. alone: it may be reduce-scattered in steps where it is reduced by
+    itself."""
+
+    pattern: int
+    bytes: int
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A loop-carried sum by op patterns, see `plan.loops.Accumulation`. sums: those that each trip adds to it,
+    with their terms that inner loops carry, see `SumItem`. first: (pattern, operand position) of the reader of each."""
+
+    carry: int
+    path: tuple[PathUse, ...]
+    first: tuple[tuple[int, int], ...]
+    sums: tuple[tuple[Steps, tuple[Carried, ...]], ...]
+
+    def left(self, lowered: Mapping[int, OpSharding]) -> tuple[DeferredReduction, ...]:
+        """The deferred reduction of each sum; empty if none is deferred."""
+        path = [
+            (lowered[use.op].operands[use.position], None if use.maker == LEAF else lowered[use.maker])
+            for use in self.path
+        ]
+        sums = [(steps, op_sharding_finder(within, lowered)) for steps, within in self.sums]
+        first = [lowered[pattern].operands[k] for pattern, k in self.first]
+        return left_open(sums, path, first, lowered[self.carry].shardings[0])
+
+    @property
+    def patterns(self) -> frozenset[int]:
+        inner = frozenset[int]().union(*(one.patterns for _, within in self.sums for one in within))
+        steps = [step.op for steps, _ in self.sums for step in steps if step.op >= 0]
+        return inner.union([self.carry, *(use.op for use in self.path), *steps])
+
+
+def op_sharding_finder(within: tuple[Carried, ...], lowered: Mapping[int, OpSharding]) -> Callable[[int], OpSharding]:
+    """A function from the op of a step to its op sharding. The op is a pattern or, below 0, one of `within` (-1 is the
+    first)."""
+    if not within:
+        return lowered.__getitem__
+    found = {-1 - place: partial_carry(lowered[one.carry], one.left(lowered)) for place, one in enumerate(within)}
+    return lambda op: found[op] if op < 0 else lowered[op]
+
+
+@dataclass(frozen=True)
+class SumItem:
+    """Equal sums. steps: see `sums.Sum`, with op patterns or, below 0, loop-carried sums, see `op_sharding_finder`.
+    readers: patterns and operand positions of all readers of the sum, or of a view of it. needed: fraction of the bits
+    that they need. late: nothing waits for them, see `early_values`. in_loop: within a loop. within: its terms that are
+    loop-carried sums. into: the loop-carried sum it is added to, and its number there. each: all-reduces in one run,
+    see `reductions_each`. share: in the collectives that they become part of, see `combined_shares`, on average.
+    runs: of all of them together in one run of the program. ops, end: the terms of one of them, and the value at its
+    end. decisive: patterns other than readers that determine its reductions; for sums of loops all of `patterns`."""
+
+    terms: tuple[Term, ...]
+    steps: Steps
+    readers: tuple[tuple[int, int], ...]
+    needed: float
+    late: bool
+    in_loop: bool
+    within: tuple[Carried, ...]
+    into: tuple[Carried, int] | None
+    each: float
+    share: float
+    runs: float
+    ops: tuple[int, ...]
+    end: int
+    decisive: tuple[int, ...]
+
+    @cached_property
+    def patterns(self) -> frozenset[int]:
+        """Patterns that determine its reductions."""
+        loops = frozenset[int]().union(*(one.patterns for one in (*self.within, *(self.into or ())[:1])))
+        steps = (step.op for step in self.steps if step.op >= 0)
+        return loops.union([*steps, *(pattern for pattern, _ in self.readers)])
+
+    def left(self, lowered: Mapping[int, OpSharding]) -> DeferredReduction | None:
+        """Its deferred reduction in a loop-carried sum; None where it is reduced in each trip."""
+        if self.into is None:
+            return None
+        carried, place = self.into
+        found = carried.left(lowered)
+        return found[place] if found else None
+
+    @property
+    def of_loops(self) -> bool:
+        """Whether it is added to a loop-carried sum, or has one as a term."""
+        return bool(self.within or self.into)
+
+    @cached_property
+    def term(self) -> tuple[int, ...]:
+        """[steps] index in `terms` of the term that a step adds."""
+        return tuple(accumulate((step.does == "term" for step in self.steps[:-1]), initial=0))
+
+
+_Alike = tuple[
+    tuple[Term, ...],
+    Steps,
+    tuple[tuple[int, int], ...],
+    float,
+    bool,
+    bool,
+    tuple[Carried, ...],
+    tuple[Carried, int] | None,
+    float,
+]
+
+
+def sum_items(
+    problem: Problem, late: list[bool], needs: Narrowing, profile: CompilerProfile, shares: list[float]
+) -> tuple[SumItem, ...]:
+    """The program's sums; late: [values]. shares: [ops] see `combined_shares`."""
+    program, pattern = problem.program, problem.op_pattern
+    runs: dict[_Alike, float] = defaultdict(float)
+    combined: dict[_Alike, float] = defaultdict(float)
+    example: dict[_Alike, tuple[tuple[int, ...], int]] = {}
+    loops = _Loops(problem)
+    for found in problem.sums:
+        numbers = found.terms
+        first = numbers[0]
+        steps, within = loops.seen(found)
+        terms = tuple([_term(problem, number, step.op) for number, step in zip(numbers, _terms(steps), strict=True)])
+        read = tuple(sorted({(pattern[op], k) for op, k in readers(program, found.end)}))
+        result, in_loop = program.ops[first].results[0], loop_at(program, first, 0) >= 0
+        each = reductions_each(program, found.end, profile) if in_loop else 1.0
+        key = (terms, steps, read, needs.of_value(found.end), late[result], in_loop, within, loops.adding(found), each)
+        trips = trips_at(program, first, 0)
+        runs[key] += trips
+        combined[key] += trips * shares[max(numbers)]
+        example.setdefault(key, (numbers, found.end))
+    made = (
+        SumItem(*key, combined[key] / count if count else 1.0, count, *example[key], _decisive(key[1]))
+        for key, count in runs.items()
+    )
+    return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in made)
+
+
+def _decisive(steps: Steps) -> tuple[int, ...]:
+    return tuple(dict.fromkeys([step.op for step in steps]))
+
+
+class _Loops:
+    """The loop-carried sums of a problem, by op patterns."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._pattern = problem.op_pattern
+        self._of_carry = {one.carry: one for one in problem.accumulations}
+        self._of_end = {end: (one, k) for one in problem.accumulations for k, end in enumerate(one.ends)}
+        self._sums = {each.end: each for each in problem.sums} if problem.accumulations else {}
+
+    def seen(self, found: Sum) -> tuple[Steps, tuple[Carried, ...]]:
+        """(steps of a sum, its terms that are loop-carried sums)."""
+        steps, within = [], []
+        for does, op in found.steps:
+            one = self._of_carry.get(op)
+            if one is None:
+                steps.append(SumStep(does, self._pattern[op]))
+            else:
+                within.append(self._carried(one))
+                steps.append(SumStep(does, -len(within)))
+        return tuple(steps), tuple(within)
+
+    def adding(self, found: Sum) -> tuple[Carried, int] | None:
+        """(the loop-carried sum that a sum is added to, its number there), or None."""
+        if found.end not in self._of_end:
+            return None
+        one, place = self._of_end[found.end]
+        return self._carried(one), place
+
+    def _carried(self, one: Accumulation) -> Carried:
+        of = self._pattern
+        path = tuple(
+            [PathUse(of[use.op], use.position, LEAF if use.maker == LEAF else of[use.maker]) for use in one.path]
+        )
+        sums = tuple([self.seen(self._sums[end]) for end in one.ends])
+        first = tuple([(self._pattern[op], k) for op, k in one.first])
+        return Carried(self._pattern[one.carry], path, first, sums)
+
+
+def _terms(steps: Steps) -> list[SumStep]:
+    return [step for step in steps if step.does == "term"]
+
+
+def reduced(item: SumItem, lowered: Mapping[int, OpSharding]) -> Iterator[Reduced]:
+    """The reductions of a sum."""
+    op_sharding_of = op_sharding_finder(item.within, lowered)
+    left = item.left(lowered)
+    if left is not None:
+        if left.scattered is not None:
+            yield Reduced(0, left.scattered, len(item.terms), (), op_sharding_of(item.steps[0].op))
+        return
+    for part in reductions_of(item.steps, op_sharding_of):
+        cut = (*part.cut_before, *part.cut)
+        if part.whole and part.partial.reduced:
+            wanted = [lowered[pattern].cut(position) for pattern, position in item.readers]
+            cut = (*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))
+        first = op_sharding_of(item.steps[part.first].op)
+        yield Reduced(item.term[part.first], partial_of(first), part.terms, in_turn(cut), first, part.apart)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Terms that one reduction completes. place: of the first in `SumItem.terms`. partial: its partial value, None
+    where it is complete. count: of terms. cut: axes by which uses split it. op_sharding: of the first. apart: see
+    `Reduction.apart`."""
+
+    place: int
+    partial: Partial | None
+    count: int
+    cut: Cuts
+    op_sharding: OpSharding
+    apart: bool = False
+
+
+def _term(problem: Problem, number: int, step: int) -> Term:
+    op = problem.program.ops[number]
+    return Term(step, problem.program.values[op.results[0]].bytes, in_steps(op))
+
+
+# ---------------------------------------------------------------- halo exchanges
+# Halo exchanges as cost items: equal arrays that are read through windows form one item, and all ops that read an
+# array share its exchange.
+
+NeighbourReader = tuple[int, tuple[Window, ...]]  # pattern and windows of an op
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourItem:
+    """Arrays of equal size that ops in one loop read through windows. bytes: of one array. readers: distinct ones.
+    runs: reads of all these arrays in one run of the program, one reader each. op, value: one reader, and what it
+    reads."""
+
+    bytes: int
+    readers: tuple[NeighbourReader, ...]
+    runs: float
+    op: int
+    value: int
+
+    @property
+    def patterns(self) -> frozenset[int]:
+        """Patterns that determine what is exchanged."""
+        return frozenset([pattern for pattern, _ in self.readers])
+
+    def reads(self, lowered: Mapping[int, OpSharding]) -> list[WindowRead]:
+        """[readers] how each reads the array. lowered: pattern -> its op sharding."""
+        return [read_of(windows, lowered[pattern]) for pattern, windows in self.readers]
+
+
+def neighbour_items(problem: Problem) -> tuple[NeighbourItem, ...]:
+    """All arrays of the program that are read through windows."""
+    program, pattern = problem.program, problem.op_pattern
+    runs: dict[tuple[int, tuple[NeighbourReader, ...]], float] = defaultdict(float)
+    example: dict[tuple[int, tuple[NeighbourReader, ...]], tuple[int, int]] = {}
+    for value, array in enumerate(program.values):
+        for _, windowed_ops in windowed(program, value):
+            ops = [program.ops[number] for number in windowed_ops]
+            unlike = dict.fromkeys((pattern[n], op.windows) for n, op in zip(windowed_ops, ops, strict=True))
+            key = array.bytes, tuple(unlike)
+            runs[key] += max(op.trips for op in ops)
+            example.setdefault(key, (windowed_ops[0], value))
+    return tuple(NeighbourItem(*key, count, *example[key]) for key, count in runs.items())
+
+
+# ---------------------------------------------------------------- shares of combined reductions
+# The share of each reduction in the collective that XLA combines it into.
+
+
+def reduction_shares(problem: Problem, made: Compilation) -> list[float]:
+    """[ops] see `combined_shares`. A sum is reduced as its last term."""
+    program, late = problem.program, made.late
+    earlier = {term for found in problem.sums for term in found.terms if term != max(found.terms)}
+    groups = [
+        frozenset([g for g, kind in zip(p.groups, p.form.kinds, strict=True) if kind is FactorKind.REDUCTION])
+        for p in problem.patterns
+    ]
+    over: list[tuple[frozenset[int], str, str] | None] = [None] * len(program.ops)
+    for number, (op, pattern) in enumerate(zip(program.ops, problem.op_pattern, strict=True)):
+        if groups[pattern] and op.results and number not in earlier:
+            how = "add" if op.kind.matrix_unit else op.detail
+            over[number] = groups[pattern], how, program.values[op.results[0]].dtype
+    return combined_shares(
+        program, over, [all(late[value] for value in op.results) for op in program.ops], made.profile
+    )

@@ -1,0 +1,480 @@
+"""Compute time of a work item's ops on one device, given their sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import Protocol
+
+from toast_cli.hardware import matrix_rate
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import FactorAxes, OpSharding, Sharding, shards
+from toast_cli.price import layouts
+from toast_cli.price.convolutions import ConvolvedImage, PixelProducts, convolved_images, is_reversed, pixel_products
+from toast_cli.price.cost import (
+    STREAMED_ROWS,
+    CollectiveUse,
+    Grid,
+    KernelUse,
+    bounded,
+    grid_of,
+    growth,
+    kernel_seconds,
+    least_rows,
+    local_size,
+)
+from toast_cli.price.gpu_libraries import (
+    RESULT_TILE,
+    copied_operands,
+    f32_part,
+    gradient_slowdown,
+    terms_of_whole_images,
+)
+from toast_cli.price.items import WorkItem
+from toast_cli.price.kernel import Rows, elements_walked, masked_growth
+from toast_cli.price.layouts import growth as tiled_growth
+from toast_cli.price.layouts import growth_in, tile_of
+from toast_cli.price.on_chip import has_small_windows, kept_bytes, kernel_starts
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.price.timeline import InRegion
+from toast_cli.program.model import DTYPE_BITS, HandWritten
+from toast_cli.program.ops import RAGGED_DOT, REDUCE
+from toast_cli.program.values import is_transfer
+
+# A reduction reads an array at half the speed of other elementwise work, in any memory: XLA:TPU's cycles of sums of
+# squares and of the sums of a softmax, in device memory and on the chip.
+REDUCING = 2.0
+
+
+class WorkPricer:
+    """Prices the work of one problem."""
+
+    def __init__(self, problem: Problem, profile: CompilerProfile, regions: RegionPrices) -> None:
+        self._problem = problem
+        self._regions = regions
+        kept = problem.mesh.chip.sustained
+        hand_written = kept * profile.attained.hand_written
+        self._attained = attained = replace(profile.attained, matrix=kept * profile.attained.matrix)
+        # Kernels with a contraction, and those without.
+        self._elementwise = replace(attained, memory=attained.elementwise or attained.memory)
+        self._hand_written = replace(attained, matrix=hand_written)
+        self._kept_bytes = kept_bytes(profile)
+        self._on_chip = profile.on_chip
+        self._starts = kernel_starts(profile)
+        self._sizes = problem.mesh.sizes
+        self._libraries = "library-products" in profile.passes
+        self._copies: dict[int, tuple[int, ...]] = {}
+        self._grids: dict[int, Grid] = {}
+        self._profile = profile
+        self._images: dict[int, tuple[ConvolvedImage, ...]] = {}
+        self._pixels: dict[int, PixelProducts | None] = {}
+        self._growths: dict[tuple[tuple[tuple[Rows, float], ...], Sharding, bool], float] = {}
+
+    def seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
+        """Compute seconds of all ops of the item, each on its local shape."""
+        if work.region >= 0:
+            return work.runs * self._regions[work.region].price(op_sharding.factor_axes).seconds
+        if (not work.kernels and not work.flops) or self._is_transfer(work):
+            return 0.0
+        if work.kernel is not None:
+            return work.runs * self._by_hand(work.kernel, work.dtype, op_sharding)
+        sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
+        cuts = (
+            tuple([shards((axes,), sizes) for axes in op_sharding.factor_axes])
+            if work.flops or work.kind.matrix_unit
+            else ()
+        )
+        apart = bool(work.unfinished) and not work.carried and (bool(op_sharding.reduced) or any(op_sharding.scattered))
+        reads, into, vector, transfers_in, kept_in = self._coming_in(work, op_sharding)
+        read, out, finishing, transfers_out, kept_out = self._going_out(
+            work, op_sharding.reduced_to if apart else op_sharding.computed, cramped=self._is_cramped(work, cuts)
+        )
+        resident = work.in_loop and transfers_in + transfers_out == 0.0
+        walked = self._walked(work, cuts)
+        start = self._starting(work, cuts, walked) if resident else attained.kernel_seconds
+        flops = work.flops / prod(cuts)
+        if walked:  # in any memory
+            into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
+        extra = self._moving(work, op_sharding) if work.kind.convolution else self._copying(work, op_sharding)
+        rates = attained
+        if work.kind.matrix_unit:
+            if walked:
+                vector, flops = vector + flops, 0.0
+            else:
+                flops = max(
+                    flops * self._growth(work, op_sharding, cuts),
+                    self._turning(work, op_sharding),
+                    self._sliding(work, op_sharding, cuts),
+                )
+            moved = reads + read + max(into, out)
+            if apart:  # written, reduced, then read by the epilogue
+                made, left = (
+                    work.unfinished / shards(at[0], sizes) for at in (op_sharding.computed, op_sharding.reduced_to)
+                )
+                if resident and made <= self._kept_bytes:
+                    made = left = 0.0
+                again = self._starts.vector if resident else attained.kernel_seconds
+                first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), 0.0)
+                finished = read + out + left + self._on_the_chip(kept_out)
+                second = kernel_seconds(chip, self._elementwise, "", 0.0, finishing, finished, 0.0)
+                return work.runs * (extra + first + second + work.kernels * start + again)
+        else:
+            rates, vector, flops = self._elementwise, vector + flops, 0.0
+            if resident and self._on_chip.vector_speed:
+                moved = self._on_the_chip(self._touched(work, op_sharding))
+            else:
+                passes = into * (REDUCING if work.kind.name == REDUCE else 1.0)
+                moved = max(passes, reads + read + out + self._on_the_chip(kept_in + kept_out))
+        busy = kernel_seconds(chip, rates, work.dtype, flops, vector + finishing, moved, 0.0)
+        return work.runs * (extra + busy + work.kernels * start)
+
+    def transfer_seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
+        """Seconds of transfers between device and host memory."""
+        rate = self._problem.mesh.chip.host_bytes_per_second
+        if not rate or not self._is_transfer(work):
+            return 0.0
+        program = self._problem.program
+        whole = program.values[program.ops[work.op].results[0]].bytes
+        return work.runs * whole / shards(op_sharding.computed[0], self._sizes) / rate
+
+    def _is_transfer(self, work: WorkItem) -> bool:
+        return is_transfer(self._problem.program.ops[work.op])
+
+    def _by_hand(self, kernel: HandWritten, dtype: str, op_sharding: OpSharding) -> float:
+        """Seconds of a hand-written kernel, whose work is divided by the shards of its factors."""
+        pieces = prod(self._pieces(op_sharding.factor_axes))
+        work = kernel.products / pieces, kernel.vector / pieces, kernel.bytes / pieces
+        return kernel_seconds(self._problem.mesh.chip, self._hand_written, dtype, *work)
+
+    def _on_the_chip(self, moved: float) -> float:
+        """Bytes of device memory that elementwise work reads as fast as these bytes of on-chip memory."""
+        speed = self._on_chip.vector_speed
+        return moved / speed if speed else 0.0
+
+    def _touched(self, work: WorkItem, op_sharding: OpSharding) -> float:
+        """Bytes that a kernel reads and writes, in any memory."""
+        sizes, total = self._sizes, 0.0
+        for side, sharding in zip(work.operands, op_sharding.operands, strict=True):
+            total += side.read / shards(sharding, sizes)
+        for side, sharding in zip(work.results, op_sharding.computed, strict=True):
+            total += (side.read + side.through) / shards(sharding, sizes)
+        return total
+
+    def _walked(self, work: WorkItem, cuts: tuple[int, ...]) -> float:
+        """Elements that the vector unit processes for a contraction, see `elements_walked`."""
+        if not work.kind.contraction or len(work.operands) != 2:
+            return 0.0
+        return elements_walked(self._profile, self._grid(work), cuts)
+
+    def _starting(self, work: WorkItem, cuts: tuple[int, ...], walked: float) -> float:
+        """Start and end overhead in seconds of a kernel that does not touch device memory, see `Starts`."""
+        if walked or not work.kind.matrix_unit:
+            return self._starts.vector
+        few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
+        return self._starts.narrow if few or work.dtype != "f32" else self._starts.product
+
+    def _growth(self, work: WorkItem, op_sharding: OpSharding, cuts: tuple[int, ...]) -> float:
+        """The factor by which padding to the matrix unit increases a product's flops."""
+        chip, attained = self._problem.mesh.chip, self._attained
+        pixels = self._pixel_products(work)
+        if pixels:
+            image, kernel = (self._pieces(sharding) for sharding in op_sharding.operands)
+            return bounded(chip, attained, work.dtype, pixels.growth(image, kernel))
+        part = self._vector_part(work)
+        if part:
+            return matrix_rate(chip, work.dtype) * attained.matrix / (chip.vector_flops * part)
+        found = growth(chip, attained, work.dtype, self._grid(work), cuts)
+        if work.kind.convolution and self._libraries:
+            op = self._problem.program.ops[work.op]
+            found *= gradient_slowdown(op, DTYPE_BITS.get(work.dtype, 32))
+        return found
+
+    def _vector_part(self, work: WorkItem) -> float:
+        """See `gpu_libraries`."""
+        if not work.kind.convolution or not self._libraries:
+            return 0.0
+        program = self._problem.program
+        return f32_part(program, program.ops[work.op])
+
+    def _turning(self, work: WorkItem, op_sharding: OpSharding) -> float:
+        """Flops that take as long as transposing pixels between images and features in the lanes, see
+        `convolutions`."""
+        pixels, chip = self._pixel_products(work), self._problem.mesh.chip
+        turned = pixels.turned(*(self._pieces(sharding) for sharding in op_sharding.operands)) if pixels else 0
+        if not turned:
+            return 0.0
+        op, pieces = self._problem.program.ops[work.op], self._pieces(op_sharding.computed[0])
+        count = turned * prod(w.outputs / pieces[w.result_dim] for w in op.windows)
+        seconds = count * self._profile.turning_cycles / chip.clock_hertz
+        return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
+
+    def _sliding(self, work: WorkItem, op_sharding: OpSharding, cuts: tuple[int, ...]) -> float:
+        """Flops that take as long as sliding a whole image, see `gpu_libraries`."""
+        op, program = self._problem.program.ops[work.op], self._problem.program
+        terms = terms_of_whole_images(op) if work.kind.convolution and self._libraries else 0
+        if not terms:
+            return 0.0
+        columns = local_size(self._grid(work).columns, cuts)
+        kernel, made = program.values[op.operands[1]], program.values[op.results[0]]
+        features = (
+            kernel.elements / shards(op_sharding.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
+        )
+        rows = made.elements / shards(op_sharding.computed[0], self._sizes) / columns
+        chip, count = self._problem.mesh.chip, self._attained.multiprocessors
+        edge, wide = RESULT_TILE, DTYPE_BITS.get(work.dtype, 32) > 16
+        high, broad = (min(edge, STREAMED_ROWS * ceil(n / STREAMED_ROWS)) for n in (rows, columns))
+        rounds = ceil(ceil(rows / high) * ceil(columns / broad) / count)
+        rate = chip.vector_flops / count * (1.0 if wide else 2.0)
+        seconds = 2.0 * rounds * high * broad * terms * features / rate
+        return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
+
+    def _pixel_products(self, work: WorkItem) -> PixelProducts | None:
+        if work.kind.convolution and work.op not in self._pixels:
+            program = self._problem.program
+            self._pixels[work.op] = pixel_products(program, program.ops[work.op], self._profile)
+        return self._pixels.get(work.op)
+
+    def _pieces(self, sharding: Sharding) -> tuple[int, ...]:
+        return tuple([shards((axes,), self._sizes) for axes in sharding])
+
+    def _moving(self, work: WorkItem, op_sharding: OpSharding) -> float:
+        """Seconds of the copies of a convolution's operands before it and of its result after it."""
+        moved = self._reversed(work, op_sharding)
+        rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
+        return self._cutting(work, op_sharding) + self._copying(work, op_sharding) + moved / rate
+
+    def _copying(self, work: WorkItem, op_sharding: OpSharding) -> float:
+        """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the dimension
+        order that a library requires, see `gpu_libraries`."""
+        if not work.kind.matrix_unit or not self._libraries:
+            return 0.0
+        program, rate = self._problem.program, self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
+        op = program.ops[work.op]
+        arrays = [
+            *zip(op.operands, op_sharding.operands, strict=True),
+            *zip(op.results, op_sharding.computed, strict=True),
+        ]
+        sizes = [program.values[value].bytes / shards(sharding, self._sizes) for value, sharding in arrays]
+        if work.kind.convolution:
+            return 4.0 * min(sizes) / rate + self._attained.kernel_seconds
+        if op.name == RAGGED_DOT:
+            return 2.0 * sizes[0] * masked_growth(op, self._profile) / rate
+        copied = self._copies.get(work.op)
+        if copied is None:
+            copied = self._copies[work.op] = copied_operands(program, op)
+        return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in copied)
+
+    def _reversed(self, work: WorkItem, op_sharding: OpSharding) -> float:
+        """Bytes read and written to reverse the second operand of a convolution, see `is_reversed`."""
+        op, program = self._problem.program.ops[work.op], self._problem.program
+        if not is_reversed(op, self._profile):
+            return 0.0
+        local = self._local(program.values[op.operands[1]].shape, op_sharding.operands[1])
+        over = {w.kernel_dim for w in op.windows}
+        wasted = tiled_growth(local, tuple(d for d in range(len(local)) if d not in over), tile_of(self._profile))
+        return prod(local) * wasted * self._profile.product_bits / 8 * (1 + self._attained.narrow_write)
+
+    def _local(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+        return tuple([ceil(n / k) for n, k in zip(shape, self._pieces(sharding), strict=True)])
+
+    def _cutting(self, work: WorkItem, op_sharding: OpSharding) -> float:
+        """Seconds of space-to-batch of a convolution's operand and result, see `convolutions`."""
+        images = self._images.get(work.op)
+        if images is None:
+            found = convolved_images(self._problem.program, work.op, self._profile)
+            images = self._images[work.op] = tuple(found)
+        bytes_moved = 0.0
+        for image, sharding in zip(images, (op_sharding.operands[0], op_sharding.computed[0]), strict=False):
+            bytes_moved += image.moved(self._local(image.shape, sharding))
+        return bytes_moved / (self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory)
+
+    def _coming_in(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, float, float, float, float]:
+        """(bytes read, most bytes of one array that pass through the vector unit, elementwise flops, bytes from device
+        memory, bytes read from on-chip memory) of a kernel's operands."""
+        limit, sizes = self._kept_bytes, self._sizes
+        reads = most = vector = transfers = kept = 0.0
+        elementwise = not work.kind.matrix_unit
+        for (read, through, flops, passing, staying, beside, widest, _, rows), sharding in zip(
+            work.operands, op_sharding.operands, strict=True
+        ):
+            if read or flops:
+                count = shards(sharding, sizes)
+                if rows and (wasted := self._rows_growth(rows, sharding, elementwise)) != 1.0:
+                    read, through, flops, passing, widest = (
+                        wasted * size for size in (read, through, flops, passing, widest)
+                    )
+                if widest <= limit * count:
+                    read -= passing
+                    kept += passing / count
+                spared = self._spared(beside, count) if staying else 0.0
+                transfers += read - staying if spared else read
+                reads += (read - staying * spared) / count
+                vector += flops / count
+                most = max(most, through / count)
+        return reads, most, vector, transfers, kept
+
+    def _going_out(
+        self, work: WorkItem, shardings: tuple[Sharding, ...], *, cramped: bool
+    ) -> tuple[float, float, float, float, float]:
+        """(bytes read, bytes written, elementwise flops, bytes from and to device memory, bytes that stay on the chip)
+        of a kernel's results, which have these shardings. cramped: its windows are small."""
+        limit, sizes = self._kept_bytes, self._sizes
+        reads = out = vector = transfers = kept = 0.0
+        elementwise = not work.kind.matrix_unit
+        for (read, through, flops, passing, staying, beside, widest, packed, rows), sharding in zip(
+            work.results, shardings, strict=True
+        ):
+            count = shards(sharding, sizes)
+            if rows and (wasted := self._rows_growth(rows, sharding, elementwise)) != 1.0:
+                read, through, flops, passing, widest = (
+                    wasted * size for size in (read, through, flops, passing, widest)
+                )
+            vector += flops / count
+            lies = 0.0
+            if staying and (spared := self._spared(beside, count)):
+                if cramped:
+                    spared = 1.0 - 1.0 / self._on_chip.vector_speed
+                lies = staying / max(staying, read + through)
+                read, through = read * (1.0 - lies * spared), through * (1.0 - lies * spared)
+            if not passing or widest > limit * count:
+                transfers += (read + through) * (1.0 - lies)
+                reads += read / count
+                out += through / count
+            else:
+                out += packed / count
+                kept += passing / count
+        return reads, out, vector, transfers, kept
+
+    def _rows_growth(self, rows: tuple[tuple[Rows, float], ...], sharding: Sharding, elementwise: bool) -> float:
+        """The factor by which tiles that hold a part of each row, or few rows, increase the bytes and flops of one
+        side."""
+        key = rows, sharding, elementwise
+        found = self._growths.get(key)
+        if found is None:
+            found, tile = 1.0, tile_of(self._profile)
+            for (shape, tiling), part in rows:
+                if len(shape) != len(sharding):
+                    continue  # reshaped on the way
+                if tiling.default_bits:
+                    bits = tiling.default_bits
+                    if elementwise:
+                        found += part * (layouts.slowdown(self._local(shape, sharding), tile, bits) - 1.0)
+                    continue
+                here = growth_in(self._local(shape, sharding), tiling, tile)
+                found += part * (here / growth_in(shape, tiling, tile) - 1.0)
+            self._growths[key] = found
+        return found
+
+    def _spared(self, beside: float, count: int) -> float:
+        """The fraction of device-memory time saved by arrays that a loop keeps on the chip; 0 if they do not all fit.
+        beside: bytes of these arrays, whole, split into `count` shards each."""
+        fits = self._on_chip.bytes * count >= beside
+        return 1.0 - 1.0 / self._on_chip.speed if fits else 0.0
+
+    def _is_cramped(self, work: WorkItem, cuts: tuple[int, ...]) -> bool:
+        """Whether a product adds to an array that a loop keeps in small windows, see `has_small_windows`."""
+        if not work.kind.contraction or not any(side.staying for side in work.results):
+            return False
+        grid, program = self._grid(work), self._problem.program
+        batch, rows, columns = (local_size(factors, cuts) for factors in (grid.batch, grid.rows, grid.columns))
+        bits = DTYPE_BITS.get(program.values[program.ops[work.op].results[0]].dtype, 32)
+        return has_small_windows(self._profile, batch * rows, columns, bits)
+
+    def uses(self, work: WorkItem, op_sharding: OpSharding) -> Iterator[KernelUse]:
+        """Work and time of the item's kernels."""
+        if work.region >= 0:
+            yield from self._regions[work.region].price(op_sharding.factor_axes).kernels_in(work.runs)
+            return
+        seconds = self.seconds(work, op_sharding)
+        if seconds:
+            yield KernelUse(work.ops, work.kind.name, work.runs, *self._size(work, op_sharding), seconds)
+
+    def _size(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, float]:
+        """(FLOPs, bytes read and written) of all ops of the item on one device."""
+        sizes = self._sizes
+        pieces = prod(shards((axes,), sizes) for axes in op_sharding.factor_axes)
+        flops = work.flops / pieces
+        if work.kernel is not None:
+            return work.runs * flops, work.runs * work.kernel.bytes / pieces
+        moved = 0.0
+        for sides, shardings in ((work.operands, op_sharding.operands), (work.results, op_sharding.computed)):
+            for (size, through, elementwise, *_), sharding in zip(sides, shardings, strict=True):
+                count = shards(sharding, sizes)
+                moved += (size if sides is work.operands else max(size, through)) / count
+                flops += elementwise / count
+        return work.runs * flops, work.runs * moved
+
+    def _grid(self, work: WorkItem) -> Grid:
+        grid = self._grids.get(work.op)
+        if grid is None:
+            form = self._problem.patterns[work.pattern].form
+            grid = self._grids[work.op] = grid_of(form, work.flops, work.kind.convolution)
+        return grid
+
+
+# ---------------------------------------------------------------- one run of a manual region
+# Time and memory of one run of a manual region on one device; `manual_regions` computes them.
+
+
+@dataclass(frozen=True)
+class RegionPrice:
+    """One run of a region on one device, as the program around it sees it.
+
+    Attributes:
+        kernels: equal ones merged. collectives: all that run inside. bytes: peak inside, without operands and results.
+        inside: when the kernels and collectives run.
+    """
+
+    kernels: tuple[KernelUse, ...]
+    collectives: tuple[CollectiveUse, ...]
+    bytes: float
+    inside: InRegion
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the kernels."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+    def at(self, op: int, value: int) -> RegionPrice:
+        """The same price, with kernels and collectives reported for that op and that array at its boundary."""
+        return replace(
+            self,
+            kernels=tuple([replace(one, ops=(op,), inside=True) for one in self.kernels]),
+            collectives=tuple([replace(one, op=op, value=value) for one in self.collectives]),
+        )
+
+    def kernels_in(self, runs: float) -> Iterator[KernelUse]:
+        """The kernels of `runs` runs."""
+        for one in self.kernels:
+            yield replace(
+                one,
+                runs=runs * one.runs,
+                flops=runs * one.flops,
+                bytes=runs * one.bytes,
+                seconds=runs * one.seconds,
+            )
+
+    def collectives_in(self, runs: float) -> Iterator[CollectiveUse]:
+        """The collectives of `runs` runs."""
+        for one in self.collectives:
+            yield replace(one, count=runs * one.count, seconds=runs * one.seconds)
+
+
+class PricedRegion(Protocol):
+    """An op that is a manual region."""
+
+    def price(self, split: FactorAxes) -> RegionPrice:
+        """The price of one run on one device when these axes split its factors."""
+
+    @property
+    def moments(self) -> int:
+        """The number of moments of a run, see `timeline`."""
+
+
+RegionPrices = Mapping[int, PricedRegion]  # op -> its price
+
+
+def most_moments(prices: RegionPrices) -> int:
+    """The number of moments of the longest region."""
+    return max([region.moments for region in prices.values()], default=0)

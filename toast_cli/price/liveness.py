@@ -1,0 +1,552 @@
+"""Liveness of each stored value, along the schedule of the program's ops.
+
+Time runs in ticks, two per op: op n reads and writes at 2n, or sooner where the scheduler moves it; an operand that an
+in-place op (elementwise, update of a slice) reads for the last time is freed at 2n - 1, so that its result can reuse
+the buffer; for an update, only the updated operand. A value that is fused into its readers is read when they are. A
+value read inside a loop but made outside stays until the loop ends; a carried value is live from the loop's start to
+its last read in the body, then the body's yield reuses its buffer, and after the loop it is live until its last read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from operator import itemgetter
+
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.program.model import DTYPE_BITS, Op, Program
+from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, REDUCE, RESULT
+from toast_cli.program.values import TO_HOST, expands_scalar, is_transfer
+
+Interval = tuple[int, int]  # first and last tick, both included
+
+
+@dataclass(frozen=True)
+class Lives:
+    """When each value is alive, in ticks.
+
+    Attributes:
+        intervals: [values] when each stored value is alive; empty for values that are not stored.
+        times: [ops] when each runs. deaths: [ops] when each last needs its operands.
+        program_deaths: [ops] the same if all ops ran in program order.
+        read_at: (op, position) -> when that use last needs its operand. It is later than `deaths` where an op in a loop
+            reads a value from outside.
+        end: last tick of the program.
+        into_arguments: `toast.result` ops whose array reuses a donated argument's buffer, in any sharding.
+    """
+
+    intervals: list[list[Interval]]
+    times: list[int]
+    deaths: list[int]
+    program_deaths: list[int]
+    read_at: dict[tuple[int, int], int]
+    end: int
+    into_arguments: frozenset[int]
+
+
+def find_lives(
+    program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, parts: list[float]
+) -> Lives:
+    """The lives of all values. parts: [values] fraction of its bits that is written, see `written_parts`."""
+    end = 2 * len(program.ops)
+    times = op_ticks(program, stored, free, profile)
+    takes_over = _takes_over(program, stored, parts, profile)
+    deaths = _deaths(program, stored, times, takes_over)
+    read_at = _reads(program, times, deaths)
+    borrowed = borrowed_buffers(program, read_at, times, profile)
+    intervals: list[list[Interval]] = [[] for _ in program.values]
+    producer = program.producer
+    for value, uses in enumerate(program.users):
+        if stored[value] and not borrowed[value]:
+            intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
+    _widen_transfers(program, intervals, end)
+    program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))], takes_over)
+    return Lives(intervals, times, deaths, program_deaths, read_at, end, _into_arguments(program))
+
+
+def _widen_transfers(program: Program, intervals: list[list[Interval]], end: int) -> None:
+    """Transfers outside loops overlap with other work: XLA:TPU starts those to the device before the loop in front of
+    them, and finishes those to the host at the end of the program."""
+    for number, op in enumerate(program.ops):
+        if op.loop >= 0 or not is_transfer(op):
+            continue
+        value = op.operands[0] if op.detail == TO_HOST else op.results[0]
+        first = max((one.first for one in program.loops if one.parent < 0 and one.last < number), default=number)
+        if intervals[value]:
+            begin, last = intervals[value][0][0], intervals[value][-1][1]
+            wide = (begin, end) if op.detail == TO_HOST else (min(begin, 2 * first), last)
+            intervals[value] = [wide]
+
+
+def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[int, int], int]:
+    """(op, position) -> last tick at which that use needs its operand; for a loop's yield, the end of the
+    iteration."""
+    ops, loops, producer = program.ops, program.loops, program.producer
+    read_at: dict[tuple[int, int], int] = {}
+    for value, uses in enumerate(program.users):
+        maker = producer[value]
+        for op, position in uses:
+            loop, at = ops[op].loop, death[op]
+            if ops[op].name == CARRY and position == 0:
+                loop = loops[loop].parent
+            elif ops[op].name == CARRY:
+                at = 2 * loops[loop].last - 1
+            elif position and ops[op].kind.updates:
+                at = max(at, times[op])
+            home = ops[maker].loop
+            if ops[maker].name == CARRY and not is_within(program, op, home):  # read after the loop
+                home = loops[home].parent
+            read_at[op, position] = _leave_loops(program, at, loop, home)
+    return read_at
+
+
+def _into_arguments(program: Program) -> frozenset[int]:
+    first = len(program.ops) - len(program.results)
+    returned = {result.value for result in program.results}
+    return frozenset(
+        first + a.aliased_result for a in program.arguments if a.aliased_result >= 0 and a.value not in returned
+    )
+
+
+def _takes_over(program: Program, stored: list[bool], parts: list[float], profile: CompilerProfile) -> list[bool]:
+    """[ops] whether an op's result can reuse an operand's buffer."""
+    if "in-place-updates" not in profile.passes:
+        return [False] * len(program.ops)
+    shrinks = shrinking(program, stored, parts)
+    return [(op.kind.fusible or op.kind.in_place) and not less for op, less in zip(program.ops, shrinks, strict=True)]
+
+
+def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: list[bool]) -> list[int]:
+    """[ops] last tick at which an op needs its operands: when it runs, or when the op it is fused into runs."""
+    death = [0] * len(program.ops)
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
+        at = times[number]
+        if op.name == RESULT:
+            at = 2 * len(program.ops)
+        elif takes_over[number]:
+            at -= 1
+        if op.results and not stored[op.results[0]]:  # fused into its readers
+            readers = [death[u] for u, _ in program.users[op.results[0]]]
+            at = max(readers if readers and op.kind.fusible else [at, *readers])
+        death[number] = at
+    return death
+
+
+def _leave_loops(program: Program, at: int, loop: int, home: int) -> int:
+    """The end of a read: a read within loops inside the value's own loop lasts to the end of the outermost of them."""
+    while loop not in (home, -1):
+        at = max(at, 2 * program.loops[loop].last - 1)
+        loop = program.loops[loop].parent
+    return at
+
+
+def _intervals(
+    program: Program,
+    maker: int,
+    uses: list[tuple[int, int]],
+    read_at: dict[tuple[int, int], int],
+    times: list[int],
+    end: int,
+) -> list[Interval]:
+    born, loop = times[maker], program.ops[maker].loop
+    if program.ops[maker].name == ARGUMENT:
+        return [(0, end)]
+    if program.ops[maker].name != CARRY:
+        return [(born, max([born, *(read_at[u] for u in uses)]))]
+    inside = [read_at[u] for u in uses if is_within(program, u[0], loop)]
+    outside = [read_at[u] for u in uses if not is_within(program, u[0], loop)]
+    body = (born, max(inside, default=born))
+    # The body's yield counts at the loop's last tick; right after it, the carry has taken it over.
+    return [body, (2 * program.loops[loop].last, max(outside))] if outside else [body]
+
+
+def reduced_deaths(lives: Lives, profile: CompilerProfile) -> list[int]:
+    """[ops] last tick at which an op needs operands that are results of collective reductions.
+
+    A gradient's all-reduce is combined with others, so that its buffer lives until the last reader in program order,
+    even if the scheduler could run that earlier (seen in schedules of libtpu 0.0.42.1).
+    """
+    return lives.program_deaths if "late-reductions" in profile.passes else lives.deaths
+
+
+def borrowed_buffers(
+    program: Program, read_at: dict[tuple[int, int], int], times: list[int], profile: CompilerProfile
+) -> list[bool]:
+    """[values] whether a value shares a buffer that is counted already.
+
+    Updates of slices, scatters, loop carries and elementwise ops write into the buffer of their first operand; the
+    result for a donated argument reuses the argument's buffer. A chain of in-place updates (a cache carried through a
+    loop) starts at the argument, as long as nothing reads the older contents afterwards. This is XLA's buffer sharing
+    and its copy elision. Only arrays of one size share a buffer: an array written in fewer bits than its operands (the
+    gradient of f32 logits, for products that multiply bf16) has one of its own.
+
+    read_at: (op, position) -> last tick at which that use needs its operand. times: [ops] tick at which each
+    runs.
+    """
+    donated = {a.value for a in program.arguments if a.aliased_result >= 0}
+    borrowed = [False] * len(program.values)
+    copied, unified = copied_carries(program, profile), unified_carries(program, profile)
+    in_place = "in-place-updates" in profile.passes
+
+    def last_read(value: int) -> int:
+        """The last read of a value in the same iteration; reads of a carry after its loop do not count."""
+        maker = program.ops[program.producer[value]]
+        uses = program.users[value]
+        if maker.name == CARRY:
+            uses = [use for use in uses if is_within(program, use[0], maker.loop)]
+        return max((read_at[use] for use in uses), default=0)
+
+    for number, op in enumerate(program.ops):
+        if number in unified:
+            borrowed[op.results[0]] = True
+            borrowed[op.operands[0]] = all(reader in unified for reader, _ in program.users[op.operands[0]])
+        elif in_place and op.kind.in_place and op.operands and number not in copied:
+            source = op.operands[0]
+            if (source in donated or borrowed[source]) and last_read(source) < times[number]:
+                borrowed[op.results[0]] = True
+                if op.name == CARRY:  # the yield reuses the carry's buffer, once that is no longer read
+                    made = program.producer[op.operands[1]]
+                    anew = made > number and program.ops[made].name != CARRY
+                    borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < times[made]
+    for argument in program.arguments:
+        if in_place and argument.aliased_result >= 0:
+            result = program.results[argument.aliased_result].value
+            maker = program.producer[result]
+            if maker not in copied and last_read(argument.value) < times[maker] and program.ops[maker].name != ARGUMENT:
+                borrowed[result] = True
+    return borrowed
+
+
+def waiting_results(program: Program, lives: Lives, profile: CompilerProfile) -> dict[int, int]:
+    """Result -> last tick at which its buffer is there and not in use.
+
+    XLA allocates a result that replaces no argument for the whole program, apart from the temporaries. Until the result
+    is made, its buffer serves one temporary after another that fits: see `typical_bytes`. An array in whose place the
+    result is written, such as a gradient, is there already.
+    """
+    if "held-results" not in profile.passes:
+        return {}
+    first = len(program.ops) - len(program.results)
+    returned = {program.ops[n].operands[0] for n in range(first, len(program.ops)) if n not in lives.into_arguments}
+    ends = {value: _first_in_place(program, lives, value) - 1 for value in returned if lives.intervals[value]}
+    return {value: end for value, end in ends.items() if end >= 0}
+
+
+def _first_in_place(program: Program, lives: Lives, result: int) -> int:
+    """When the buffer of a result is first in use: from when the result is made, or the array that it replaces."""
+    born, size = lives.intervals[result][0][0], program.values[result].bytes
+    first, seen, waiting = born, {result}, [result]
+    while waiting:
+        for value in program.ops[program.producer[waiting.pop()]].operands:
+            maker = program.ops[program.producer[value]]
+            if value in seen or maker.name == ARGUMENT:
+                continue
+            seen.add(value)
+            if not lives.intervals[value] and maker.kind.fusible:
+                waiting.append(value)
+            elif lives.intervals[value] and lives.intervals[value][-1][1] == born - 1:
+                first = min(first, lives.intervals[value][0][0] if program.values[value].bytes == size else born)
+    return first
+
+
+def typical_bytes(program: Program, lives: Lives) -> float:
+    """Bytes of a whole temporary in the mean, weighted by their bytes. The buffer of a larger result has a temporary in
+    it at nearly all times; smaller ones are too small for most."""
+    made = zip(program.values, lives.intervals, program.producer, strict=True)
+    sizes = [value.bytes for value, alive, maker in made if alive and program.ops[maker].name != ARGUMENT]
+    return sum(size * size for size in sizes) / max(sum(sizes), 1)
+
+
+def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[bool]:
+    """[ops] whether an op's written result has fewer bits an element than some array, at least as large, that it
+    depends on.
+
+    parts: [values] fraction of its bits that is written.
+    """
+    bits = [DTYPE_BITS.get(value.dtype, 32) * part for value, part in zip(program.values, parts, strict=True)]
+    widest = [0.0] * len(program.values)  # [values] bits of the stored arrays each depends on
+    found = [False] * len(program.ops)
+    elements = [value.elements for value in program.values]
+    for number, op in enumerate(program.ops):
+        for value in op.results:
+            most = 0.0
+            for source in op.operands:
+                if widest[source] > most and elements[source] >= elements[value]:
+                    most = widest[source]
+            found[number] = stored[value] and most > bits[value]
+            widest[value] = bits[value] if stored[value] else most
+    return found
+
+
+def is_within(program: Program, op: int, loop: int) -> bool:
+    """Whether an op is in a loop."""
+    return program.loops[loop].first <= op < program.loops[loop].last
+
+
+def unified_carries(program: Program, profile: CompilerProfile) -> frozenset[int]:
+    """Op numbers of `toast.carry` ops that share the buffer of the outer loop's carry.
+
+    A decoding loop carries a cache of all layers; its body scans over the layers, reads one slice of the cache in each
+    iteration and stacks the new slices to the next cache. XLA writes them in place
+    (`ScanLoopAccumulatorInputUnification`) if the outer loop yields the stack as the next value of the scanned array,
+    and only the scan reads that.
+    """
+    if "scan-unification" not in profile.passes:
+        return frozenset()
+    return frozenset(
+        number for number, op in enumerate(program.ops) if op.name == CARRY and _is_unified(program, number)
+    )
+
+
+def _is_unified(program: Program, number: int) -> bool:
+    op = program.ops[number]
+    (stack,), loop = op.results, program.loops[op.loop]
+    init = program.ops[program.producer[op.operands[0]]]
+    if loop.parent < 0 or not (init.kind.source or expands_scalar(init, program)):
+        return False
+    inside = [use for use in program.users[stack] if loop.first <= use[0] < loop.last]
+    after = [use for use in program.users[stack] if use not in inside]
+    update = program.producer[op.operands[1]]
+    if program.ops[update].name != DYNAMIC_UPDATE_SLICE or inside != [(update, 0)] or len(after) != 1:
+        return False
+    (around, position) = after[0]
+    if program.ops[around].name != CARRY or position != 1 or program.ops[around].loop != loop.parent:
+        return False
+    (scanned,), outer = program.ops[around].results, program.loops[loop.parent]
+    reads = [use for use in program.users[scanned] if outer.first <= use[0] < outer.last]
+    return program.values[scanned] == program.values[stack] and all(
+        loop.first <= reader < loop.last and program.ops[reader].name == DYNAMIC_SLICE and place == 0
+        for reader, place in reads
+    )
+
+
+def _is_copied(program: Program, carry: Op) -> bool:
+    """Whether the readers of a carry in its loop, nested loops included, require another dimension order."""
+    loop = program.loops[carry.loop]
+    reached, waiting = {carry.results[0]}, [(carry.results[0], frozenset[str]())]
+    while waiting:
+        value, passed = waiting.pop()
+        for number, position in program.users[value]:
+            op = program.ops[number]
+            if not loop.first <= number < loop.last:
+                continue
+            if op.kind.matrix_unit and position < 2:
+                if (DYNAMIC_UPDATE_SLICE in passed and DYNAMIC_SLICE in passed) or _wants_another_order(
+                    program, op, position
+                ):
+                    return True
+            elif position == 0 and _is_followed(op) and op.results[0] not in reached:
+                reached.add(op.results[0])
+                waiting.append((op.results[0], _after(passed, op.name)))
+    return False
+
+
+def _is_followed(op: Op) -> bool:
+    return op.kind.view_or_convert or op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, CARRY)
+
+
+def _after(passed: frozenset[str], name: str) -> frozenset[str]:
+    """The names of ops passed so far, and this one; an update after the slice belongs to the slice and does not
+    count."""
+    return passed if name == DYNAMIC_UPDATE_SLICE and DYNAMIC_SLICE in passed else passed | {name}
+
+
+def _wants_another_order(program: Program, op: Op, position: int) -> bool:
+    """Whether an operand's batch dimensions (those in both operands and in the result) are not its outermost, or the
+    other operand has only a vector for each."""
+    operands = op.rule.operands
+    if op.name == CONVOLUTION or len(operands) < 2:
+        return False
+    mine, other, result = (
+        {f for dim in dims for f in dim} for dims in (operands[position], operands[1 - position], op.rule.results[0])
+    )
+    numbering = [bool(dim) and all(f in other and f in result for f in dim) for dim in operands[position]]
+    shape = program.values[op.operands[1 - position]].shape
+    is_vector = all(size == 1 or set(dim) <= mine for dim, size in zip(operands[1 - position], shape, strict=True))
+    return numbering != sorted(numbering, reverse=True) or (any(numbering) and is_vector)
+
+
+def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
+    """Op numbers of the carries that are copied from arguments and to results.
+
+    XLA lays an array out for its readers, but arguments and results of a program have the dimension order of their
+    shapes; so a carry that starts from an argument is copied before and after the loop if its readers require another
+    order. Seen in compiled decoding loops (a cache [batch, position, head, width] or [batch, head, position, width]): a
+    batched product requires its batch dimensions outermost; a batched matrix-vector product is elementwise work, and
+    requires them in the tiles; where a dynamic slice is read directly from an array that was updated before, the array
+    is laid out for the update, whose one position would fill a small part of each tile.
+    """
+    if "loop-copies" not in profile.passes:
+        return set()
+    return {number for number, op in enumerate(program.ops) if op.name == CARRY and _is_copied(program, op)}
+
+
+# ---------------------------------------------------------------- the schedule
+# Schedule: ops run in program order, except those that XLA's scheduler moves because that frees memory or takes none.
+#
+# Results of the program (such as a weight's update) are computed as soon as their operands are available, so that
+# gradients do not wait for one another; so is the epilogue of a product, which is part of its kernel. A result that
+# reuses a donated argument's buffer waits until nothing else reads the argument.
+#
+# The gradient of an output projection beside the backward loop over the layers is the last to read the gradient of the
+# logits. If it is after the loop and does not depend on it, as in programs from HLO text (MaxText's training steps),
+# it runs before it if it frees more than it writes; so do sums over logits that a step reports. (libtpu 0.0.42.1
+# schedules so in scanned decoders; it keeps the gradient of the logits through the loop only where a look-up in f32
+# logits stands behind it, which is not counted.)
+
+_NOBODY = (-1, -1)
+
+
+def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile) -> list[int]:
+    """[ops] the tick at which each runs."""
+    ops, loops = program.ops, program.loops
+    times = [2 * number for number in range(len(ops))]
+    returned, aliased = _returned(program)
+    waits = _last_readers(program, stored)
+    ready = [0] * len(program.values)  # [values] when each can be read or recomputed
+    finishing = [False] * len(program.values)  # results of contractions that are not written yet
+    sooner = before_loops(program, stored, waits, profile)
+    early = "early-results" in profile.passes
+    waiting: list[tuple[int, int, int]] = []  # (op, earliest time, op it waits for)
+    for number, op in enumerate(ops):
+        if op.name == ARGUMENT:
+            continue
+        known = [max(ready[v], _loop_over(program, v, number)) for v in op.operands if not free[v]]
+        earliest = max(known, default=0)
+        if op.loop >= 0:
+            earliest = max(earliest, 2 * loops[op.loop].first)
+        moves = op.kind.elementwise or op.kind.view_or_convert
+        if len(op.results) != 1 or not early:
+            moves = False
+        if number in sooner:
+            times[number] = earliest
+        for value in op.results:
+            finishes = moves and any(finishing[v] for v in op.operands)
+            if not stored[value] and not op.kind.matrix_unit:
+                ready[value] = earliest
+                finishing[value] = finishes
+                continue
+            scalar = op.loop < 0 and not program.values[value].shape
+            if moves and (scalar or (earliest > 0 and (finishes or value in returned))):
+                reader = _other_reader(aliased.get(value, -1), number, waits)
+                if reader > number:  # whose time is not known yet
+                    waiting.append((number, earliest, reader))
+                times[number] = min(times[number], max(earliest, _argument_free(reader, times)))
+            ready[value] = times[number]
+            finishing[value] = op.kind.matrix_unit and not stored[value]
+    for number, earliest, reader in reversed(waiting):
+        times[number] = min(times[number], max(earliest, _argument_free(reader, times)))
+    return times
+
+
+def _loop_over(program: Program, value: int, reader: int) -> int:
+    """End of the outermost loop around a value that does not contain its reader; 0 if there is none."""
+    loop, over = program.ops[program.producer[value]].loop, 0
+    while loop >= 0 and not program.loops[loop].first <= reader < program.loops[loop].last:
+        loop, over = program.loops[loop].parent, 2 * program.loops[loop].last
+    return over
+
+
+def _returned(program: Program) -> tuple[set[int], dict[int, int]]:
+    """(values that are results, result -> value of the argument whose buffer it reuses)."""
+    aliased = {
+        program.results[a.aliased_result].value: a.value for a in program.arguments if a.aliased_result >= 0
+    }  # fmt: skip
+    return {result.value for result in program.results}, aliased
+
+
+def _other_reader(argument: int, number: int, waits: list[tuple[int, int]]) -> int:
+    """Last op of the last other kernel that reads `argument`; -1 for none."""
+    return -1 if argument < 0 else next((end for end in waits[argument] if end not in (number, -1)), -1)
+
+
+def _argument_free(reader: int, times: list[int]) -> int:
+    """When an argument's buffer may be overwritten; reader: last op of the last kernel that reads it."""
+    return times[reader] + 1 if reader >= 0 else 0
+
+
+def _last_readers(program: Program, stored: list[bool]) -> list[tuple[int, int]]:
+    """[values] last ops of the last two kernels that read each value, the later one first; -1 for none."""
+    found = [_NOBODY] * len(program.values)
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
+        ends = found[op.results[0]] if len(op.results) == 1 and not stored[op.results[0]] else _NOBODY
+        if ends is _NOBODY:
+            ends = (number, -1)
+        if op.name == RESULT:
+            continue
+        for value in op.operands:
+            known = found[value]
+            if known is _NOBODY:
+                found[value] = ends
+            elif known != ends:
+                first, second, *_ = (*sorted({*known, *ends} - {-1}, reverse=True), -1)
+                found[value] = (first, second)
+    return found
+
+
+def before_loops(
+    program: Program, stored: list[bool], waits: list[tuple[int, int]], profile: CompilerProfile
+) -> set[int]:
+    """Ops after a loop that do not depend on it and free more bytes than they write.
+
+    waits: [values] the last ops of the last two kernels that read each.
+    """
+    ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
+    if not ends or "loops-first" not in profile.passes:
+        return set()
+    behind = [0] * len(program.values)  # [values] end of the last loop each depends on
+    over: dict[int, tuple[int, int]] = {}  # last op of a kernel -> first loop before it that it does not depend on
+    begins: dict[int, int] = {}  # last op of such a kernel -> its contraction or reduction
+    for number, op in enumerate(program.ops):
+        latest = max((behind[v] for v in op.operands), default=0)
+        if op.loop >= 0:
+            latest = ends[bisect_right(ends, number, key=itemgetter(0))][0]
+        elif op.results and op.kind.matrix_unit | (op.name == REDUCE):
+            passed = bisect_left(ends, latest, key=itemgetter(1))
+            if passed < len(ends) and ends[passed][0] <= number:
+                end = _end_of_kernel(program, stored, number)
+                over[end], begins[end] = ends[passed], number
+        for value in op.results:
+            behind[value] = latest
+    over = {end: loop for end, loop in over.items() if behind[_added_to(program, end)] <= loop[1]}
+    gains = dict.fromkeys(over, 0)
+    for value, (reader, other) in enumerate(waits):
+        made = program.producer[value]
+        if not stored[value] or reader not in over or program.ops[made].name == ARGUMENT:
+            continue
+        if made < over[reader][1] and (other in over or other < over[reader][1]):
+            gains[reader] += program.values[value].bytes
+    sizes = [value.bytes for value in program.values]
+    return {begins[end] for end, gain in gains.items() if gain > sum(sizes[v] for v in program.ops[end].results)}
+
+
+def _end_of_kernel(program: Program, stored: list[bool], number: int) -> int:
+    """The last op of the epilogue of op `number`: the one whose result is written."""
+    while not stored[result := program.ops[number].results[0]] and len(program.users[result]) == 1:
+        number = program.users[result][0][0]
+    return number
+
+
+def _added_to(program: Program, end: int) -> int:
+    """The sum that the result of a kernel is a term of, if nothing else reads the result; else that result. XLA:TPU
+    adds a tied embedding's two gradients in the kernel of the head's product (MaxText's Gemma 3).
+    """
+    value = program.ops[end].results[0]
+    while len(program.users[value]) == 1:
+        reader = program.ops[program.users[value][0][0]]
+        if not (reader.kind.view_or_convert or reader.name == ADD):
+            break
+        value = reader.results[0]
+        if reader.name == ADD:
+            return value
+    return program.ops[end].results[0]
+
+
+def copy_made_at(program: Program, loop: int, home: int, first: int) -> int:
+    """Half step at which a copy of an array of loop `home` (-1: outside of all loops) is made in `loop`, whose first
+    read is at `first`: a loop gathers all loop-invariant arrays at the start of an iteration (libtpu 0.0.42.1 for v5e
+    alone).
+    """
+    return min(first, 2 * program.loops[loop].first) if loop >= 0 and loop != home else first

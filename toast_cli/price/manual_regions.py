@@ -1,0 +1,219 @@
+"""Prices manual regions (`shard_map`) on each device, by the same rules as everything else.
+
+A region is a program of its own on local shapes: its kernels and its memory are those of that program, and it has the
+collectives that the user wrote under every plan. Along mesh axes that a region leaves to the partitioner, its body is
+split as its operands and results are, by a plan for that program.
+
+In: a problem. Out: a `RegionPrice` for each op that is a region and each way to split it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from toast_cli.dimensions import analyse
+from toast_cli.dimensions.model import Dimensions
+from toast_cli.hardware.model import Mesh, axes_of_groups, crossed_axes
+from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.loops import LOOP_EDGES, edges, held_over
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.sharding import FactorAxes, OpPattern, Sharding, shards
+from toast_cli.price.arrays import ArrayKernels
+from toast_cli.price.buffers import Buffers, CountedBuffers
+from toast_cli.price.collectives import collective_seconds
+from toast_cli.price.cost import BY_HAND, INSIDE, NO_CORRECTIONS, CollectiveUse, Corrections, KernelUse
+from toast_cli.price.items import Items, make_items
+from toast_cli.price.kernel_pricing import RegionPrice, RegionPrices, WorkPricer, most_moments
+from toast_cli.price.memo import Bucket
+from toast_cli.price.pricing import Lowered, Pricer
+from toast_cli.price.profile import CompilerProfile
+from toast_cli.price.timeline import InRegion, Timeline, Windows
+from toast_cli.program.model import Exchange, ManualRegion, Program, once
+
+
+def region_prices(
+    problem: Problem, profile: CompilerProfile, corrections: Corrections = NO_CORRECTIONS
+) -> RegionPrices:
+    """Op number -> price of that manual region."""
+    known: dict[object, _Region] = {}  # layers have equal regions
+    found = {}
+    for number, op in enumerate(problem.program.ops):
+        if op.region is not None:
+            pattern = problem.patterns[problem.op_pattern[number]]
+            key = _meaning(op.region), pattern.form, pattern.closed
+            if key not in known:
+                known[key] = _Region(op.region, pattern, problem.mesh, profile, corrections)
+            found[number] = _At(known[key], number, (*op.results, *op.operands, -1)[0])
+    return found
+
+
+def kernels_of(
+    items: Items | Bucket, lowered: Lowered, pricer: Pricer, work: WorkPricer, arrays: ArrayKernels
+) -> Iterator[KernelUse]:
+    """All kernels of some items."""
+    for item in items.work:
+        yield from work.uses(item, lowered[item.pattern])
+    for read in items.neighbours:
+        yield from arrays.exchange_uses(pricer.neighbour_collectives(read, lowered))
+    for array in items.arrays:
+        yield from arrays.uses(array, *pricer.lies(array, lowered), pricer.copies(array, lowered))
+
+
+def regions_of(items: Items | Bucket, lowered: Lowered, prices: RegionPrices) -> list[tuple[int, InRegion]]:
+    """The manual regions among some items, with what is in them."""
+    return [
+        (item.op, prices[item.region].price(lowered[item.pattern].factor_axes).inside)
+        for item in items.work
+        if item.region >= 0
+    ]
+
+
+@dataclass(frozen=True)
+class _At:
+    """A region at one op, with an array at its boundary that its collectives are reported for."""
+
+    region: _Region
+    op: int
+    value: int
+    known: dict[FactorAxes, RegionPrice] = field(default_factory=dict)
+
+    @property
+    def moments(self) -> int:
+        """The number of moments of a run."""
+        return self.region.windows.end
+
+    def price(self, split: FactorAxes) -> RegionPrice:
+        """Its price when these axes split its factors."""
+        if split not in self.known:
+            self.known[split] = self.region.price(split).at(self.op, self.value)
+        return self.known[split]
+
+
+class _Region:
+    """Equal regions of a problem."""
+
+    def __init__(
+        self, region: ManualRegion, pattern: OpPattern, mesh: Mesh, profile: CompilerProfile, corrections: Corrections
+    ) -> None:
+        self._region, self._mesh, self._corrections = region, mesh, corrections
+        # The partitioner splits nothing over manual axes.
+        axes = [replace(axis, size=1, links=()) if k in pattern.closed else axis for k, axis in enumerate(mesh.axes)]
+        self._problem = make_problem(region.body, _dimensions(region.body), replace(mesh, axes=tuple(axes)))
+        self._within = region_prices(replace(self._problem, mesh=mesh), profile, corrections)
+        self._items = make_items(self._problem, profile)
+        self._pricer = Pricer(self._problem, self._items, corrections, self._within)
+        self._kernels = WorkPricer(self._problem, profile, self._within)
+        self._asynchronous = profile.asynchronous
+        self.windows = Windows(self._problem, self._items.lives, corrections.compute, most_moments(self._within))
+        self._arrays = ArrayKernels(self._problem, profile)
+        self._groups = _groups(self._problem, pattern)
+        self._known: dict[Plan, RegionPrice] = {}
+
+    def price(self, split: FactorAxes) -> RegionPrice:
+        """The price of one run when these axes split its factors."""
+        plan = self._plan(split)
+        if plan not in self._known:
+            self._known[plan] = self._price(plan)
+        return self._known[plan]
+
+    def _plan(self, split: FactorAxes) -> Plan:
+        """The plan for the body in which these axes split its factors."""
+        groups = self._problem.dimensions.groups
+        return tuple(
+            [
+                Shard(group, axis, (0,) * len(groups[group].resolutions))
+                for group, axes in zip(self._groups, split, strict=True)
+                for axis in axes
+                if group >= 0
+            ]
+        )
+
+    def _price(self, plan: Plan) -> RegionPrice:
+        problem, items, pricer = self._problem, self._items, self._pricer
+        lowered = {pattern: problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))}
+        lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
+        kernels = list(kernels_of(items, lowered, pricer, self._kernels, self._arrays))
+        sent = [use for number, one in self._region.exchanges.items() for use in self._exchanged(number, one, lowered)]
+        sent += pricer.collectives(items, lowered)
+        held = _peak(items, Buffers(problem, items, pricer), pricer, lowered) - self._boundary_bytes(lowered)
+        inside = self.windows.in_region(kernels, sent, self._asynchronous, regions_of(items, lowered, self._within))
+        named = [replace(use, reason=INSIDE) if use.reason != BY_HAND else use for use in sent]
+        return RegionPrice(tuple(kernels), tuple(named), max(0.0, held), inside)
+
+    def _exchanged(self, number: int, exchange: Exchange, lowered: Lowered) -> Iterator[CollectiveUse]:
+        """One collective for each array that an op exchanges."""
+        body, sizes = self._region.body, self._mesh.sizes
+        op, made = body.ops[number], lowered[self._problem.op_pattern[number]].computed
+        groups = exchange.groups or (tuple(range(self._mesh.devices)),)
+        axes = crossed_axes(groups, sizes)
+        alone = 0 if exchange.pairs or axes_of_groups(groups, sizes) is not None else max(map(len, groups))
+        for value, sharding in zip(op.results, made, strict=True) if axes else ():
+            size = body.values[value].bytes / shards(sharding, self._problem.mesh.sizes)
+            # A reduce-scatter in smaller groups sums up less.
+            part = alone / prod(sizes[axis] for axis in axes) if alone and exchange.kind == "reduce-scatter" else 1.0
+            seconds = collective_seconds(self._mesh, exchange.kind, size * part, axes)
+            seconds *= self._corrections.collectives.get(exchange.kind, 1.0)
+            yield CollectiveUse(
+                exchange.kind,
+                axes,
+                size,
+                op.trips,
+                op.trips * seconds,
+                number,
+                value,
+                waited_for=True,
+                written=(exchange.kind, size),
+                reason=BY_HAND,
+                group=alone,
+                place=exchange.place,
+            )
+
+    def _boundary_bytes(self, lowered: Lowered) -> float:
+        """Bytes of operands and results, which the surrounding program counts."""
+        body, sizes = self._region.body, self._problem.mesh.sizes
+        values = {argument.value for argument in body.arguments} | {result.value for result in body.results}
+        return sum(body.values[value].bytes / shards(self._made(value, lowered), sizes) for value in values)
+
+    def _made(self, value: int, lowered: Lowered) -> Sharding:
+        """The sharding in which a value is made."""
+        body = self._region.body
+        maker = body.producer[value]
+        return lowered[self._problem.op_pattern[maker]].shardings[body.ops[maker].results.index(value)]
+
+
+def _groups(problem: Problem, pattern: OpPattern) -> list[int]:
+    """[factors of the region] the corresponding group of its body; -1 for none."""
+    body, dimensions, found = problem.program, problem.dimensions, [-1] * len(pattern.form.sizes)
+    arrays = [argument.value for argument in body.arguments] + [result.value for result in body.results]
+    for value, outside in zip(arrays, (*pattern.form.operands, *pattern.form.results), strict=True):
+        maker = body.producer[value]
+        inside = dimensions.forms[maker].results[body.ops[maker].results.index(value)]
+        for factors, within in zip(outside, inside, strict=True):
+            if factors and within and found[factors[0]] < 0:
+                found[factors[0]] = dimensions.class_group[dimensions.factor_classes[maker][within[0]]]
+    return found
+
+
+def _meaning(region: ManualRegion) -> tuple[object, ...]:
+    """Key of regions with equal prices."""
+    body, exchanged = region.body, region.exchanges.items()
+    within = tuple([_meaning(op.region) for op in body.ops if op.region is not None])
+    return body.ops, body.values, tuple([(op, one.kind, one.groups) for op, one in exchanged]), within
+
+
+@once
+def _dimensions(body: Program) -> Dimensions:
+    return analyse(body)
+
+
+def _peak(items: Items, holdings: Buffers, pricer: Pricer, lowered: Lowered) -> float:
+    """Bytes alive at the peak, operands and results of the region included."""
+    held = CountedBuffers()
+    for item in items.arrays:
+        if item.costs:
+            for kind, size in holdings.held(item, lowered[item.pattern], pricer.copies(item, lowered)):
+                held.add(holdings, item, kind, size)
+    timeline = Timeline(items.lives, holdings.on_chip.capacity)
+    return float(timeline.profile([held.spans(timeline)]).max(initial=0.0))

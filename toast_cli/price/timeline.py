@@ -1,0 +1,597 @@
+"""One step along its schedule: communication that stays exposed when collectives overlap with compute as far as the
+program's order and the compiler allow, and memory over time.
+
+Each loop's body is scheduled by itself and counted once per trip: nothing in a loop overlaps with work outside of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli.plan.problem import Problem
+from toast_cli.price.cost import BY_HAND, INSIDE, ITSELF, CollectiveUse, KernelUse
+from toast_cli.price.liveness import Lives
+from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
+
+# ---------------------------------------------------------------- the expected step
+
+OUTSIDE = -1  # the number of no loop
+_BEFORE: frozenset[str] = frozenset({"reshard", "neighbours"})  # their results are read by an op
+_AFTER: frozenset[str] = frozenset({"partial", "pin"})  # they complete an op's result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """Kernels and collectives of a part of a plan, where they are in the program.
+
+    Attributes:
+        loops, moments, seconds: [kernels] the loop each is in or `OUTSIDE`, when it runs there, and seconds of one
+            trip.
+        sent_in: [collectives] the loop each is in. sent: them as the compiler has them. free: [collectives] moments at
+            which each could start if all kinds overlapped with compute.
+    """
+
+    loops: NDArray[np.int64]
+    moments: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    sent_in: NDArray[np.int64]
+    sent: Sent
+    free: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InRegion:
+    """Kernels and collectives of one run of a manual region, where they are in its body.
+
+    Attributes:
+        placed: them. end: the last moment of the body. runs: loop in the body -> runs of its body.
+        reads: [collectives] arguments that each waits for, if nothing else. gives: [collectives] results that wait for
+            it, if nothing else does. Both empty in loops.
+    """
+
+    placed: Placed
+    end: int
+    runs: Mapping[int, float]
+    reads: tuple[tuple[int, ...], ...]
+    gives: tuple[tuple[int, ...], ...]
+
+
+class Windows:
+    """The window of moments in which each collective of a program can run."""
+
+    def __init__(self, problem: Problem, lives: Lives, slowdown: float = 1.0, longest_region: int = 0) -> None:
+        """slowdown: factor on the seconds of all kernels. longest_region: the last moment of any manual region."""
+        self._problem, self._program, self._slowdown = problem, problem.program, slowdown
+        self._alike = ops_by_pattern(problem)
+        program = problem.program
+        # Moments in a tick: collectives before a kernel, then the kernel, or all of a manual region.
+        self._later = 2 + longest_region
+        self._moments = [self._later * time for time in lives.times]  # [ops] just before each kernel
+        self.end = self._later * lives.end
+        self.runs = {OUTSIDE: 1.0}  # loop -> runs of its body
+        self._around: dict[int, tuple[int, ...]] = {OUTSIDE: ()}  # each loop's ancestors and itself
+        self._start, self._end = {OUTSIDE: 0}, {OUTSIDE: self.end}
+        for number, loop in enumerate(program.loops):
+            self.runs[number] = loop.trips * self.runs[loop.parent]
+            self._around[number] = (*self._around[loop.parent], number)
+            self._start[number], self._end[number] = 2 * self._later * loop.first, 2 * self._later * loop.last
+        self._in_regions: dict[tuple[int, int], int] = {}  # (op, loop in its region) -> number of the loop
+        self._loops = np.array([op.loop for op in program.ops], np.int64)
+        self._times = np.array(self._moments, np.int64) + 1
+        self._of_kernels: dict[tuple[int, ...], list[float]] = {}
+        self._of_uses: dict[tuple[object, ...], list[tuple[int, int, int, float]]] = {}
+        self._ready = self._earliest()
+        self._due = self._latest()
+
+    def placed(
+        self,
+        kernels: Iterable[KernelUse],
+        uses: Iterable[CollectiveUse],
+        kinds: Collection[str],
+        regions: Sequence[tuple[int, InRegion]] = (),
+    ) -> Placed:
+        """Where kernels and collectives are in the program, if collectives of `kinds` overlap with compute.
+
+        Args:
+            regions: ops that are manual regions, with what is in them. Of these what the other arguments say is left
+                out.
+        """
+        inlined = {number for number, _ in regions}
+        members: list[int] = []
+        each: list[float] = []  # of `members`: seconds of one trip
+        for kernel in kernels:
+            if kernel.inside and kernel.op in inlined:
+                continue
+            members += kernel.ops
+            each += [self._slowdown * kernel.seconds * part for part in self._trips(kernel.ops)]
+        rows = [
+            (loop, ready if use.kind in kinds else due, due, ready, use.seconds * part, _bits(use.axes))
+            for use in uses
+            if not _is_inside(use, inlined)
+            for loop, ready, due, part in self._places(use)
+        ]
+        loops, ready, due, free, seconds, axes = zip(*rows, strict=True) if rows else ((),) * 6
+        ops, whole = np.array(members, np.int64), np.int64
+        sent = Sent(np.array(ready, whole), np.array(due, whole), np.array(seconds, float), np.array(axes, whole))
+        own = Placed(
+            self._loops[ops], self._times[ops], np.array(each), np.array(loops, whole), sent, np.array(free, whole)
+        )
+        return joined([own, *(self._inlined(number, inside) for number, inside in regions)])
+
+    def in_region(
+        self,
+        kernels: Iterable[KernelUse],
+        uses: Sequence[CollectiveUse],
+        kinds: Collection[str],
+        regions: Sequence[tuple[int, InRegion]],
+    ) -> InRegion:
+        """The same for the body of a manual region."""
+        placed, program = self.placed(kernels, uses, kinds, regions), self._program
+        reads, gives = (list[tuple[int, ...]]([()] * len(placed.free)) for _ in range(2))
+        inlined = {number for number, _ in regions}
+        own = ((use, place) for use in uses if not _is_inside(use, inlined) for place in self._places(use))
+        for k, (use, (_, ready, due, _)) in enumerate(own):
+            if use.reason == BY_HAND and ready == 0:
+                made_of = _reached(
+                    program.ops[use.op].operands, lambda value: program.ops[program.producer[value]].operands
+                )
+                reads[k] = tuple(at for at, argument in enumerate(program.arguments) if argument.value in made_of)
+            if use.reason == BY_HAND and due == self.end:
+                made = _reached(
+                    [use.value],
+                    lambda value: [v for reader, _ in program.users[value] for v in program.ops[reader].results],
+                )
+                gives[k] = tuple(at for at, result in enumerate(program.results) if result.value in made)
+        return InRegion(placed, self.end, self.runs, tuple(reads), tuple(gives))
+
+    def _inlined(self, number: int, inside: InRegion) -> Placed:
+        """What is in a manual region, where it is in this program. A collective that only waits for arguments can start
+        when these are available, and one that only results wait for is due when these are read."""
+        op, start, placed = self._program.ops[number], self._moments[number], inside.placed
+        loops = {OUTSIDE: op.loop}
+        for loop in inside.runs.keys() - loops.keys():
+            loops[loop] = self._in_regions.setdefault((number, loop), len(self.runs))
+            self.runs[loops[loop]] = op.trips * inside.runs[loop]
+        kernels, sent = placed.loops == OUTSIDE, placed.sent_in == OUTSIDE
+        each = op.trips / self.runs[op.loop]  # runs in one trip of the loop around it
+        free, due = (np.where(sent, start + moments, moments) for moments in (placed.free, placed.sent.due))
+        for k in np.flatnonzero(sent):
+            due[k] = min([self._due[op.results[at]] for at in inside.gives[k]], default=due[k])
+            ready = max([self._seen(op.operands[at], op.loop) for at in inside.reads[k]], default=free[k])
+            free[k] = min(ready, due[k])
+        return Placed(
+            np.array([loops[loop] for loop in placed.loops.tolist()], np.int64),
+            np.where(kernels, start + placed.moments, placed.moments),
+            np.where(kernels, each, 1.0) * placed.seconds,
+            np.array([loops[loop] for loop in placed.sent_in.tolist()], np.int64),
+            Sent(
+                np.where(placed.sent.ready < placed.sent.due, free, due),
+                due,
+                np.where(sent, each, 1.0) * placed.sent.seconds,
+                placed.sent.axes,
+            ),
+            free,
+        )
+
+    def _trips(self, ops: tuple[int, ...]) -> list[float]:
+        """[ops] the part of all their kernels' seconds that one trip around each takes."""
+        found = self._of_kernels.get(ops)
+        if found is None:
+            trips = [self._program.ops[number].trips for number in ops]
+            loops = [self._program.ops[number].loop for number in ops]
+            total = sum(trips)
+            found = [each / total / self.runs[loop] for each, loop in zip(trips, loops, strict=True)]
+            self._of_kernels[ops] = found
+        return found
+
+    def _places(self, use: CollectiveUse) -> list[tuple[int, int, int, float]]:
+        """(loop, earliest start, latest end, part of its seconds that one trip takes) of each place of a collective."""
+        key = use.op, use.value, use.reason, use.count
+        found = self._of_uses.get(key)
+        if found is None:
+            found = self._of_uses[key] = []
+            by_hand = [Place(use.op, use.value, 1.0)]
+            for place in by_hand if use.reason == BY_HAND else places_of(self._problem, use, self._alike):
+                loop = self._loop_of(place.op, use.count * place.share)
+                ready, due = self._window(use, place, loop)
+                found.append((loop, min(ready, due), due, place.share / self.runs[loop]))
+        return found
+
+    def exposed(self, placed: Sequence[Placed], *, every: bool = False) -> float:
+        """Exposed seconds of communication of a step, from the parts of a plan. every: as if all kinds of collectives
+        overlapped with compute."""
+        whole, waited = joined(placed), 0.0
+        ready, sent = whole.free if every else whole.sent.ready, whole.sent
+        for loop in set(whole.sent_in.tolist()):
+            of_loop, inside = np.flatnonzero(whole.sent_in == loop), np.flatnonzero(whole.loops == loop)
+            inside = inside[np.argsort(whole.moments[inside], kind="stable")]
+            sent_there = Sent(ready[of_loop], sent.due[of_loop], sent.seconds[of_loop], sent.axes[of_loop])
+            waited += self.runs[loop] * exposed_seconds(whole.moments[inside], whole.seconds[inside], sent_there)
+        return waited
+
+    def _loop_of(self, number: int, runs: float) -> int:
+        """The loop in whose body a collective of an op runs that often: the op's own loop, or one around it."""
+        loop, trips = self._program.ops[number].loop, self._program.ops[number].trips
+        while loop >= 0 and runs < 0.75 * trips:
+            trips /= self._program.loops[loop].trips
+            loop = self._program.loops[loop].parent
+        return loop
+
+    def _window(self, use: CollectiveUse, place: Place, loop: int) -> tuple[int, int]:
+        """(earliest start, latest end) of a collective, as moments in a loop's body."""
+        op = self._program.ops[place.op]
+        if use.reason == ITSELF:
+            return self._seen(place.value, loop), self._due[op.results[op.operands.index(place.value)]]
+        if use.reason == BY_HAND and op.region is None:
+            return max(self._seen(value, loop) for value in op.operands), self._due[place.value]
+        if use.reason in _BEFORE:
+            return self._seen(place.value, loop), self._needed(place.op, loop)
+        if use.reason in _AFTER and op.loop == loop:
+            return self._moments[place.op] + self._later, self._due[place.value]
+        return self._moments[place.op], self._moments[place.op]
+
+    def _earliest(self) -> list[int]:
+        """[values] earliest moment at which each is available; a fused op's result as soon as its operands are."""
+        program = self._program
+        ready = self._ready = [0] * len(program.values)
+        for number, op in enumerate(program.ops):
+            if op.name == CARRY:
+                known = self._start[op.loop]
+            elif op.kind.fusible or op.name == ARGUMENT:
+                known = max([self._seen(value, op.loop) for value in op.operands], default=self._start[op.loop])
+            else:
+                known = self._moments[number] + self._later
+            for value in op.results:
+                ready[value] = known
+        return ready
+
+    def _seen(self, value: int, loop: int) -> int:
+        """Earliest moment at which a loop's body can read a value: after the body begins and the loops that make it
+        end."""
+        made = self._around[self._program.ops[self._program.producer[value]].loop]
+        ended = [other for other in made if other not in self._around[loop]]
+        return max(self._start[loop], self._end[ended[0]] if ended else self._ready[value])
+
+    def _latest(self) -> list[int]:
+        """[values] latest moment at which each must be available: when the first kernel reads it, directly or by
+        fusion."""
+        program = self._program
+        self._due = [0] * len(program.values)
+        for value in reversed(range(len(program.values))):
+            maker = program.producer[value]
+            loop = program.ops[maker].loop if maker >= 0 else -1
+            needed = [self._needed(reader, loop) for reader, _ in program.users[value]]
+            self._due[value] = min(needed, default=self._end[loop])
+        return self._due
+
+    def _needed(self, number: int, loop: int) -> int:
+        """The moment at which an op needs its operands, seen from a loop's body."""
+        op = self._program.ops[number]
+        around = self._around[op.loop]
+        if op.name == RESULT or loop not in (-1, *around):
+            return self._end[loop]
+        if op.loop != loop:
+            entered = around[around.index(loop) + 1] if loop >= 0 else around[0]
+            return self._start[entered]
+        if op.name == CARRY:
+            return self._end[loop]
+        if op.kind.fusible and op.results:
+            return min(self._due[value] for value in op.results)
+        return self._moments[number]
+
+
+def _is_inside(use: CollectiveUse, regions: Collection[int]) -> bool:
+    """Whether a collective is in one of these manual regions."""
+    return use.op in regions and use.reason in (BY_HAND, INSIDE)
+
+
+def joined(parts: Sequence[Placed]) -> Placed:
+    """All kernels and collectives of several parts of a plan."""
+    sent = [part.sent for part in parts]
+    return Placed(
+        np.concatenate([part.loops for part in parts]),
+        np.concatenate([part.moments for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+        np.concatenate([part.sent_in for part in parts]),
+        Sent(
+            np.concatenate([one.ready for one in sent]),
+            np.concatenate([one.due for one in sent]),
+            np.concatenate([one.seconds for one in sent]),
+            np.concatenate([one.axes for one in sent]),
+        ),
+        np.concatenate([part.free for part in parts]),
+    )
+
+
+def _reached(values: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
+    """These values, and all that follow them."""
+    reached, waiting = set[int](), list(values)
+    while waiting:
+        value = waiting.pop()
+        if value not in reached:
+            reached.add(value)
+            waiting += following(value)
+    return reached
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place of a collective: the op that reads or makes the array, and its fraction of all runs."""
+
+    op: int
+    value: int
+    share: float
+
+
+def _bits(axes: tuple[int, ...]) -> int:
+    return sum(1 << axis for axis in axes)
+
+
+def ops_by_pattern(problem: Problem) -> dict[int, list[int]]:
+    """Pattern -> its ops."""
+    alike: dict[int, list[int]] = defaultdict(list)
+    for number, pattern in enumerate(problem.op_pattern):
+        alike[pattern].append(number)
+    return alike
+
+
+def places_of(problem: Problem, use: CollectiveUse, alike: dict[int, list[int]]) -> list[Place]:
+    """Places of merged collectives: one for each loop and array of that type that ops of the pattern read or make in
+    that position. Only the first reader of an array counts."""
+    program = problem.program
+    own = program.ops[use.op]
+    reads = use.value in own.operands
+    if not reads and use.value not in own.results:
+        return [Place(use.op, use.value, 1.0)]
+    position = own.operands.index(use.value) if reads else own.results.index(use.value)
+    type_ = str(program.values[use.value])
+    found: dict[tuple[int, int], int] = {}  # array and loop -> op
+    for number in alike[problem.op_pattern[use.op]]:
+        op = program.ops[number]
+        arrays = op.operands if reads else op.results
+        if position < len(arrays) and str(program.values[arrays[position]]) == type_:
+            found.setdefault((arrays[position], op.loop), number)
+    total = sum(program.ops[number].trips for number in found.values())
+    return [Place(number, value, program.ops[number].trips / total) for (value, _), number in found.items()]
+
+
+# ---------------------------------------------------------------- overlap
+# Exposed communication of a step in which collectives overlap with compute.
+#
+# A latency-hiding scheduler starts a collective as soon as its operands are available and waits for it where its
+# result is first read. Links carry one collective at a time, the one that is needed first. While the cores compute,
+# each link carries the collectives that have started; the rest of a collective when its result is read is exposed: the
+# cores wait, and the links of other axes go on. A synchronous collective starts where it is read.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """Collectives.
+
+    Attributes:
+        ready, due: [collectives] moments at which each can start and by which it must be done.
+        seconds: [collectives]
+        axes: [collectives] mesh axes whose links each uses, one bit for each axis.
+    """
+
+    ready: NDArray[np.int64]
+    due: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    axes: NDArray[np.int64]
+
+
+def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float64], sent: Sent) -> float:
+    """Seconds that the cores wait for collectives.
+
+    Args:
+        moments: [kernels] when each kernel runs, ascending. kernel_seconds: [kernels]. A collective that is due at the
+            moment of a kernel is done before it, one that is ready at that moment starts before it.
+    """
+    order = np.lexsort((sent.ready, sent.due))
+    ready, due = sent.ready[order], sent.due[order]
+    axes, left = sent.axes[order].tolist(), sent.seconds[order].tolist()
+    events = np.unique(np.concatenate([ready, due]))
+    computed = np.concatenate([[0.0], np.cumsum(kernel_seconds)])
+    moment = computed[np.searchsorted(moments, events, "left")].tolist()
+    waiting = np.argsort(-ready, kind="stable").tolist()
+    starts, ends = ready.tolist(), due.tolist()
+    links = _Links(axes, left)
+    exposed, before, ending, count = 0.0, 0.0, 0, len(left)
+    for event, now in zip(events.tolist(), moment, strict=True):
+        if now > before:
+            links.carry(now - before)
+            before = now
+        while waiting and starts[waiting[-1]] <= event:
+            number = waiting.pop()
+            if ends[number] > event:
+                links.start(number)
+        while ending < count and ends[ending] <= event:
+            rest, left[ending] = left[ending], 0.0
+            if rest > 0.0:
+                exposed += rest
+                links.carry(rest, axes[ending])
+            ending += 1
+    return exposed
+
+
+class _Links:
+    """The links of all axes, and the started collectives that wait for them, in the order in which they are needed.
+
+    axes: [collectives] as in `Sent`. left: [collectives] seconds that each still takes; `carry` reduces them.
+    """
+
+    def __init__(self, axes: list[int], left: list[float]) -> None:
+        self._axes, self._left, self._all = axes, left, 0
+        self._started: dict[int, list[int]] = {}  # axes -> heap of collectives
+        for some in axes:
+            self._all |= some
+            self._started[some] = []
+
+    def start(self, number: int) -> None:
+        heappush(self._started[self._axes[number]], number)
+
+    def carry(self, seconds: float, busy: int = 0) -> None:
+        """Lets the links that are not busy carry collectives for `seconds`."""
+        left, spans = self._left, [(seconds, self._all & ~busy)]  # time that is left, and the axes that have it
+        while spans:
+            seconds, idle = spans.pop()
+            first = len(left)
+            for axes, started in self._started.items():
+                while started and left[started[0]] <= 0.0:
+                    heappop(started)
+                if started and started[0] < first and not axes & ~idle:
+                    first = started[0]
+            if first == len(left):
+                continue
+            carried = min(left[first], seconds)
+            left[first] -= carried
+            others = idle & ~self._axes[first]
+            if carried < seconds:
+                spans.append((seconds - carried, idle))
+            if others and others != idle:
+                spans.append((carried, others))
+
+
+# ---------------------------------------------------------------- memory over time
+# Memory over time: at all moments at which it can peak for exact answers, at a selection of them for quick ones.
+#
+# Memory can only peak where an array has been allocated since the last one was freed. A search evaluates a few hundred
+# of those moments: the highest under a handful of reference plans, and an even spread. If the exact profile of a plan
+# peaks at another moment, that moment is added and the search continues (a cutting-plane scheme).
+#
+# Some bytes of arrays that live briefly take no device memory at all (see `on_chip`). With `alive` bytes, `brief` of
+# them in such arrays, the bytes in device memory are max(alive - capacity, alive - brief). So each moment has two
+# sums, of all bytes less the capacity and of the bytes not brief; the peak is the largest of all.
+
+SELECTED = 256
+_SPREAD = 64
+
+Intervals = list[tuple[int, int]]  # first and last tick, both included
+# [intervals] first entry of a profile covered, first entry after it, bytes
+Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+
+
+class Timeline:
+    """candidates: [candidates] ticks at which memory can peak. moments: [moments] those a search evaluates;
+    ascending."""
+
+    def __init__(self, lives: Lives, on_chip_bytes: float = 0.0) -> None:
+        self.candidates: NDArray[np.int64] = np.array(_peak_candidates(lives), np.int64)
+        self.moments: NDArray[np.int64] = self.candidates
+        self._selected = self.moments
+        self._on_chip_bytes = on_chip_bytes
+
+    def start(self) -> NDArray[np.float64]:
+        """[entries] bytes in device memory at the selected moments, before any array is alive."""
+        count = len(self.moments)
+        if not self._on_chip_bytes:
+            return np.zeros(count)
+        return np.repeat([-self._on_chip_bytes, 0.0], count)
+
+    def nothing(self) -> NDArray[np.float64]:
+        """[entries] zeros."""
+        return np.zeros(2 * len(self.moments) if self._on_chip_bytes else len(self.moments))
+
+    def select(self, profiles: list[NDArray[np.float64]]) -> None:
+        """Keeps the highest moments of each profile [candidates], and an even spread."""
+        count = len(self.candidates)
+        if count <= SELECTED:
+            return
+        keep = set(np.linspace(0, count - 1, _SPREAD).astype(int).tolist())
+        each = (SELECTED - _SPREAD) // max(1, len(profiles))
+        for profile in profiles:
+            keep.update(np.argsort(-profile, kind="stable")[:each].tolist())
+        self.moments = self._selected = self.candidates[sorted(keep)]
+
+    def add(self, candidate: int) -> bool:
+        """Adds a candidate, by number, to the selected moments; False if it is among them already."""
+        moment = self.candidates[candidate]
+        if moment in self.moments:
+            return False
+        self.moments = np.sort(np.append(self.moments, moment))
+        return True
+
+    def reset(self) -> bool:
+        """Resets the moments to the initial selection; False if none were added."""
+        grown = len(self.moments) > len(self._selected)
+        self.moments = self._selected
+        return grown
+
+    def presence(self, intervals: Intervals, brief: Intervals) -> NDArray[np.float64]:
+        """[entries] how many of the intervals cover each moment; brief: the intervals that can be spent in on-chip
+        memory."""
+        covered = self._covered(intervals)
+        if not self._on_chip_bytes:
+            return covered
+        return np.concatenate([covered, covered - self._covered(brief) if brief else covered])
+
+    def _covered(self, intervals: Intervals) -> NDArray[np.float64]:
+        pairs = np.array(intervals, np.int64).reshape(-1, 2)
+        born = np.searchsorted(np.sort(pairs[:, 0]), self.moments, "right")
+        dead = np.searchsorted(np.sort(pairs[:, 1]), self.moments, "left")
+        return (born - dead).astype(np.float64)
+
+    def spans(self, intervals: Intervals, sizes: list[float], brief: Intervals, brief_sizes: list[float]) -> Spans:
+        """Intervals in numbers of candidates, each with its size in bytes; `brief`: those of them that can be spent in
+        on-chip memory."""
+        first, last = self._numbers(intervals)
+        held = np.array(sizes, np.float64)
+        if not self._on_chip_bytes:
+            return first, last, held
+        row = len(self.candidates) + 1
+        start, end = self._numbers(brief)
+        return (
+            np.concatenate([first, first + row, start + row]), np.concatenate([last, last + row, end + row]),
+            np.concatenate([held, held, -np.array(brief_sizes, np.float64)]),
+        )  # fmt: skip
+
+    def _numbers(self, intervals: Intervals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        pairs = np.array(intervals, np.int64).reshape(-1, 2)
+        first = np.searchsorted(self.candidates, pairs[:, 0], "left")
+        return first, np.searchsorted(self.candidates, pairs[:, 1], "right")
+
+    def profile(self, parts: list[Spans]) -> NDArray[np.float64]:
+        """[candidates] bytes in device memory: each interval counts with its size."""
+        alive, lasting = self.profiles(parts)
+        return np.maximum(alive - self._on_chip_bytes, lasting)
+
+    def shared(self, parts: dict[str, Spans]) -> dict[str, NDArray[np.float64]]:
+        """The profile of all parts together, split by part: each gets its share of the on-chip memory."""
+        profiles = {name: self.profiles([spans]) for name, spans in parts.items()}
+        brief = sum((alive - lasting for alive, lasting in profiles.values()), np.zeros(len(self.candidates)))
+        out = np.maximum(brief - self._on_chip_bytes, 0.0) / np.maximum(brief, 1.0)  # fraction that does not fit
+        return {name: lasting + out * (alive - lasting) for name, (alive, lasting) in profiles.items()}
+
+    def profiles(self, parts: list[Spans]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """[candidates] bytes of all arrays, and of those that are not brief."""
+        count, rows = len(self.candidates), 2 if self._on_chip_bytes else 1
+        if not parts:
+            return np.zeros(count), np.zeros(count)
+        first, last, sizes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        length = rows * (count + 1)
+        change = np.bincount(first, sizes, length) - np.bincount(last, sizes, length)
+        alive, *lasting = np.cumsum(change.reshape(rows, count + 1), axis=1)[:, :count]
+        return alive, lasting[0] if lasting else alive
+
+
+def _peak_candidates(lives: Lives) -> list[int]:
+    # Copies, and partial results before and while they are reduced, come and go between the arrays themselves.
+    lasts = {last for intervals in lives.intervals for _, last in intervals}
+    births = {first for intervals in lives.intervals for first, _ in intervals} | {last + 1 for last in lasts}
+    births.update(lives.times)
+    deaths = lasts | {lives.end}
+    deaths.update(lives.times, lives.read_at.values(), lives.deaths, lives.program_deaths)
+    found: list[int] = []
+    born = False
+    for moment in sorted(births | deaths):
+        born = born or moment in births
+        if born and moment in deaths:
+            found.append(moment)
+            born = False
+    return found

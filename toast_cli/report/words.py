@@ -1,0 +1,365 @@
+"""A plan in words: one sentence for the whole, one for each decision; and its strategy by name: "FSDP 8 × tensor 2"."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+
+from toast_cli.dimensions.model import FactorKind
+from toast_cli.frontend.source import Source
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
+from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import NO_ROLE, OpSharding
+from toast_cli.program.names import slash_path
+from toast_cli.program.roles import STATE, WEIGHTS
+
+# Name in place of a group's, for a decision that excludes ops that sum over its own group.
+SUMS = "sum over it"
+LOOKED_UP = "look up rows of tables"
+# Role of a `Replicate` -> its effect on those arguments; all others keep arguments replicated between steps.
+_KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
+# Minimum number of dimensions of one name that are counted instead of listed.
+_MANY = 4
+_NUMBERED = re.compile(r"_\d+$")
+
+
+def summary(problem: Problem, plan: Plan) -> str:
+    """E.g. "FSDP 8 × tensor 2: batch over data; heads, ff and vocab over model; weights sharded over data (ZeRO-3)".
+    It describes the partitioned program; decisions without effect are left out. What toast rewrote comes last.
+    """
+    return "; ".join([_split_text(problem, plan), *problem.program.rewritten])
+
+
+def _split_text(problem: Problem, plan: Plan) -> str:
+    if not plan:
+        return "everything replicated"
+    found = strategy_of(problem, plan)
+    over: dict[str, list[str]] = defaultdict(list)  # axes -> what is computed split over them
+    axes_of: dict[int, dict[int, None]] = defaultdict(dict)
+    for decision in plan:
+        if isinstance(decision, Shard) and (decision.group, decision.axis) in found.computed:
+            axes_of[decision.group][decision.axis] = None
+    for group, axes in axes_of.items():
+        over[" x ".join(problem.mesh.names[a] for a in axes)].append(problem.dimensions.groups[group].name)
+    parts = [f"{_join(names)} over {axes}" for axes, names in over.items()]
+    idle = [f"{problem.mesh.names[axis]} not used" for axis in idle_axes(problem, plan)]
+    sharded = "; ".join([*parts, *(_at_rest(problem, found) or _whole(problem, plan)), *idle])
+    return f"{found.name}: {sharded}" if found.name else sharded
+
+
+def idle_axes(problem: Problem, plan: Plan) -> list[int]:
+    """Unused mesh axes (of more than one device): no decision or pin names them."""
+    pins = (pin for of in problem.patterns for pin in (*of.operand_pins, *of.result_pins) if pin is not None)
+    used = {d.axis for d in plan if isinstance(d, Shard)} | {
+        axis for pin in pins for axes in pin for axis in axes or ()
+    }
+    return [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1 and axis not in used]
+
+
+def _whole(problem: Problem, plan: Plan) -> list[str]:
+    """A sentence that weights (and state) are replicated, if a plan splits none of them."""
+    whole = []
+    for role in (WEIGHTS, STATE):
+        number = problem.roles.index(role)
+        patterns = {problem.op_pattern[k] for k, of in enumerate(problem.argument_role) if of == number}
+        if patterns and not any(any(problem.op_sharding(p, plan).shardings[0]) for p in patterns):
+            whole.append(role)
+    return [f"{' and '.join(whole)} replicated"] if WEIGHTS in whole else []
+
+
+def _at_rest(problem: Problem, found: Strategy) -> list[str]:
+    """Sentences about arguments that are stored sharded and not used so: ZeRO-3 if weights are gathered, ZeRO-2 if only
+    the state is split."""
+    roles = [role for role in (WEIGHTS, STATE) if problem.roles.index(role) in problem.argument_role]
+    over: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for axis, name in enumerate(problem.mesh.names):
+        split = [role for role in roles if axis in found.stored[role]]
+        if split:
+            over[tuple(split)].append(name)
+    stage = {
+        (WEIGHTS, STATE): "weights and state sharded over {} (ZeRO-3)",
+        (WEIGHTS,): "weights sharded over {}, gathered for their use",
+        (STATE,): "state sharded over {} (ZeRO-2)",
+    }
+    return [stage[split].format(" x ".join(names)) for split, names in over.items()]
+
+
+def decision_text(problem: Problem, decision: Decision) -> str:
+    """One decision in words."""
+    axis, size = problem.mesh.names[decision.axis], problem.mesh.sizes[decision.axis]
+    if isinstance(decision, Replicate):
+        role = role_name(problem, decision)
+        if role == ACCUMULATORS:
+            return f"keep {role} whole over {axis}, and reduce them behind the loop"
+        if role == LOOP_READS:
+            return f"gather {role} over {axis} once, before the loop, and hold it"
+        return f"keep {role} replicated over {axis} between steps"
+    group = problem.dimensions.groups[decision.group]
+    mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
+    where = "".join(f", {text}" for text in scope_texts(scope_name(problem, decision), part_name(problem, decision)))
+    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside_text(problem, decision)}"
+
+
+def role_name(problem: Problem, decision: Replicate) -> str:
+    """`weights`, or `params/layers/0/wq and 17 alike` for a group of similar arguments."""
+    return slash_path(problem.roles[decision.role])
+
+
+def kept_text(problem: Problem, decision: Replicate) -> str:
+    """`weights replicated`: the arguments of a decision, and how they are stored."""
+    role = role_name(problem, decision)
+    return f"{role} {_KEPT.get(role, 'replicated')}"
+
+
+def scope_texts(unless: str, only: str) -> list[str]:
+    """`except in ops with ff`, `only in ops with heads`: the scope of a decision.
+
+    Args:
+        unless, only: names of groups, or `SUMS`, or empty; see `scope_name` and `part_name`.
+    """
+    found = []
+    if unless:
+        found.append(f"except in ops {'that' if unless in (SUMS, LOOKED_UP) else 'with'} {unless}")
+    if only:
+        found.append(f"only in ops with {only}")
+    return found
+
+
+def scope_name(problem: Problem, decision: Shard) -> str:
+    """The group whose ops a decision excludes, or `SUMS`, by name; empty if it excludes none."""
+    if decision.unless in (SUMMED, LOOK_UPS):
+        return SUMS if decision.unless == SUMMED else LOOKED_UP
+    return "" if decision.unless == NONE else problem.dimensions.groups[decision.unless].name
+
+
+def part_name(problem: Problem, decision: Shard) -> str:
+    """The group to whose ops a decision is limited, by name; empty if it is not limited."""
+    return "" if decision.only == NONE else problem.dimensions.groups[decision.only].name
+
+
+def aside_text(problem: Problem, decision: Shard) -> str:
+    """`, except in ops with it twice` if a decision leaves the ops of its conflicts to other decisions."""
+    resolutions = problem.dimensions.groups[decision.group].resolutions
+    left = [side for side in decision.sides if side == ASIDE]
+    some = "some " if len(left) < len(resolutions) else ""
+    return f", except in {some}ops with it twice" if left else ""
+
+
+def name_list(names: Sequence[str]) -> list[str]:
+    """`channels, channels_2, …, ff` -> `33 channels, ff`: many of one name are replaced by their number, at the first
+    one's place."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        alike[_NUMBERED.sub("", name)].append(name)
+    return [
+        text
+        for base, members in alike.items()
+        for text in ([f"{len(members)} {base}"] if len(members) >= _MANY else members)
+    ]
+
+
+def _join(names: list[str]) -> str:
+    names = name_list(names)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The op that shows a conflict best: the one with the most arithmetic of those with a large array.
+
+    Attributes:
+        op: its number. array: type of the array that has the dimension twice; "" if no array has it twice, but the op
+            sums over one of the two and keeps the other.
+        names: side -> its name there: the number of the array's dimension, or what the op does with it.
+    """
+
+    op: int
+    array: str
+    names: dict[int, str]
+
+    def called(self, side: int) -> str:
+        """`f32[1,4,128,128].2`, or what the op does with the dimension; `neither` dimension for `ASIDE`."""
+        if side == ASIDE:
+            return f"neither dimension of {self.array}" if self.array else "nothing"
+        name = self.names.get(side, "one of the two")
+        return f"{self.array}.{name}" if self.array and side in self.names else name
+
+
+def side_texts(source: Source, problem: Problem, decision: Shard) -> list[str]:
+    """[conflicts of the decision's group] the dimension that the decision splits there, `f32[1,4,128,128].2
+    (layers.py:49 attention)`; dimensions count from 0, as in `params['w'].0`."""
+    resolutions = problem.dimensions.groups[decision.group].resolutions
+    texts = []
+    for resolution, side in zip(resolutions, decision.sides, strict=False):
+        seen = sight(problem, resolution)
+        place = (source.location(seen.op) or problem.program.ops[seen.op].name).split(" (")[0]
+        texts.append(f"{seen.called(side)} ({place})")
+    return texts
+
+
+def sight(problem: Problem, resolution: int) -> Sight:
+    """The op that shows a conflict best: one whose array has both dimensions, else an op with both, else one with
+    either."""
+    program, dimensions = problem.program, problem.dimensions
+    found: list[tuple[tuple[int, float, int, int], Sight]] = []
+    for number, strands in dimensions.strands.items():
+        sides = {k: strand.side for k, strand in enumerate(strands) if strand and strand.resolution == resolution}
+        if not sides:
+            continue
+        op, form = program.ops[number], dimensions.forms[number]
+        for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
+            names = {
+                sides[factor]: str(d)
+                for d, factors in reversed([*enumerate(dims)])
+                for factor in factors
+                if factor in sides
+            }
+            if len(names) > 1:
+                of = program.values[value]
+                found.append(((1, op.flops, of.bytes, -number), Sight(number, str(of), names)))
+        summed = {
+            side: "what is summed over" if form.kinds[factor] == FactorKind.REDUCTION else "what is kept"
+            for factor, side in sides.items()
+        }
+        found.append(((min(len(sides), 2) - 2, op.flops, 0, -number), Sight(number, "", summed)))
+    return max(found, key=lambda one: one[0])[1]
+
+
+def rows_of(looks: Sequence[Hashable], seconds: Sequence[float]) -> list[list[int]]:
+    """Positions of equal entries, the rows that take longest first.
+
+    Args:
+        looks, seconds: [collectives] the visible properties of each (see `look`), and its time.
+    """
+    rows: dict[Hashable, list[int]] = defaultdict(list)
+    for position, look in enumerate(looks):
+        rows[look].append(position)
+    return sorted(rows.values(), key=lambda row: -sum(seconds[position] for position in row))
+
+
+def look(kind: str, over: Sequence[str], size: int, by_hand: bool, location: str) -> Hashable:
+    """The visible properties of a collective: `location` without the names in brackets."""
+    return kind, tuple(over), size, by_hand, location.partition(" (")[0]
+
+
+# ---------------------------------------------------------------- strategies
+# Derives a plan's strategy over each mesh axis: the dimensions computed sharded, and the weights that are stored
+# sharded along others, so that they are gathered for their use. This determines the strategy's name: "FSDP 8 × tensor
+# 2".
+
+# Role of the dimension that most work is split along -> its usual name; weights' other dimensions are called tensor.
+_CALLED = {
+    "batch": "data-parallel", "seq": "context", "experts": "expert", "ensemble": "ensemble", "edges": "edge",
+    "nodes": "node", "height": "spatial", "width": "spatial", "layers": "pipeline",
+    "vocab": "tensor", "heads": "tensor", "head_dim": "tensor", "ff": "tensor", "embed": "tensor", "channels": "tensor",
+}  # fmt: skip
+_FSDP, _DATA = "FSDP", "data-parallel"
+# Work, or bytes of weights, below this fraction of the total is not mentioned.
+_SOME, _MOST = 0.2, 0.5
+_FEW = 0.05  # of the elements that are computed sharded over an axis
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Attributes:
+    computed: (group, axis) of dimensions along which anything but an update of weights is computed sharded.
+    stored: role ("weights" or "state") -> axes over which most of its bytes are stored sharded along dimensions that
+        little is computed sharded along, so that they are gathered for their use; a cache sharded by the batch is used
+        in that sharding.
+    name: "data-parallel 8 × tensor 2"; empty if nothing is split.
+    """
+
+    computed: frozenset[tuple[int, int]]
+    stored: dict[str, frozenset[int]]
+    name: str
+
+
+def strategy_of(problem: Problem, plan: Plan) -> Strategy:
+    """The strategy of the program under a plan."""
+    lowered = [problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))]
+    work = _work(problem, lowered)
+    used = _used(problem, work)
+    stored = {role: _stored(problem, lowered, role, used) for role in (WEIGHTS, STATE)}
+    return Strategy(frozenset(work), stored, _name(problem, work, stored[WEIGHTS]))
+
+
+def _work(problem: Problem, lowered: list[OpSharding]) -> dict[tuple[int, int], float]:
+    """(group, axis) -> FLOPs of contractions and convolutions that are split so. Dimensions of activations that split
+    none of these have 0, and are included if enough elements are; updates of weights and state do not count, unless the
+    program does nothing else."""
+    return _work_of(problem, lowered, updates=False) or _work_of(problem, lowered, updates=True)
+
+
+def _work_of(problem: Problem, lowered: list[OpSharding], *, updates: bool) -> dict[tuple[int, int], float]:
+    """The same with or without updates of weights and state."""
+    in_weights, program = set(problem.weight_bytes), problem.program
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    elements: dict[tuple[int, int], float] = defaultdict(float)
+    for op, number in zip(program.ops, problem.op_pattern, strict=True):
+        of, heavy = problem.patterns[number], op.kind.heavy
+        if not (heavy or updates) and (of.role != NO_ROLE or in_weights.issuperset(of.groups)):
+            continue
+        made = op.trips * sum(program.values[value].elements for value in op.results)
+        for group, kind, axes in zip(of.groups, of.form.kinds, lowered[number].factor_axes, strict=True):
+            for axis in axes:
+                elements[group, axis] += made
+                if heavy and (op.flops or kind is FactorKind.REDUCTION):  # or rows of a table
+                    found[group, axis] += op.flops * op.trips
+    most = {axis: max(size for (_, over), size in elements.items() if over == axis) for _, axis in elements}
+    others = {
+        (group, axis): 0.0
+        for (group, axis), size in elements.items()
+        if size > _FEW * most[axis] and (updates or group not in in_weights)
+    }
+    return {**others, **found}
+
+
+def _used(problem: Problem, work: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
+    """Those of `work` that split a considerable part of the FLOPs along their dimension, or need none."""
+    along: dict[int, float] = defaultdict(float)
+    for number, flops in problem.pattern_work.items():
+        for group in set(problem.patterns[number].groups):
+            along[group] += flops
+    return {key for key, flops in work.items() if not flops or flops >= _SOME * along[key[0]]}
+
+
+def _stored(
+    problem: Problem, lowered: list[OpSharding], role: str, computed: Collection[tuple[int, int]]
+) -> frozenset[int]:
+    """Axes over which most bytes of a role's arguments are stored sharded, but not used so."""
+    program, number, total = problem.program, problem.roles.index(role), 0
+    sizes: dict[int, float] = defaultdict(float)
+    for k in (k for k, of in enumerate(problem.argument_role) if of == number):
+        total += program.values[program.arguments[k].value].bytes
+        groups, split = problem.patterns[problem.op_pattern[k]].groups, lowered[problem.op_pattern[k]].factor_axes
+        parts = ((group, axis) for group, axes in zip(groups, split, strict=True) for axis in axes)
+        for axis in {axis for group, axis in parts if (group, axis) not in computed}:
+            sizes[axis] += program.values[program.arguments[k].value].bytes
+    return frozenset(axis for axis, size in sizes.items() if size > _MOST * total)
+
+
+def _name(problem: Problem, work: dict[tuple[int, int], float], gathered: frozenset[int]) -> str:
+    """The strategy's name; axes of one kind are multiplied, in the order in which the kinds first appear."""
+    factors: dict[str, int] = {}
+    for axis, size in enumerate(problem.mesh.sizes):
+        kinds: dict[str, float] = defaultdict(float)
+        for (group, over), amount in work.items():
+            if over == axis and size > 1:
+                kinds[_called(problem, group)] += amount
+        least = _SOME * sum(kinds.values())
+        called = sorted((kind for kind in kinds if kinds[kind] >= least > 0.0), key=lambda kind: -kinds[kind])
+        if called:
+            fully = _FSDP if axis in gathered else _DATA
+            kind = " + ".join(fully if one == _DATA else one for one in called)
+            factors[kind] = factors.get(kind, 1) * size
+    return " × ".join(f"({kind}) {count}" if " + " in kind else f"{kind} {count}" for kind, count in factors.items())
+
+
+def _called(problem: Problem, group: int) -> str:
+    of = problem.dimensions.groups[group]
+    if of.role in _CALLED:
+        return _CALLED[of.role]
+    return "tensor" if group in problem.weight_bytes else of.name

@@ -1,0 +1,18 @@
+"""Rewrites of a program: equivalent programs that need less memory or less time, or that a mesh can split better.
+
+* `recompute`: values that the forward pass saves are computed again in the backward pass, or the other way round.
+* `microbatches`: the batch runs in microbatches, one after the other.
+* `offload`: residuals or optimizer state are in host memory while they are not needed.
+* `fused_products`: fused products are parted, and merged dimensions reordered.
+
+The new program has the same arguments and results. It is analysed, searched and written like the user's own, so
+nothing behind a rewrite knows of it. `fitting` chooses rewrites where no plan fits in memory (`--fit auto`), or also
+where one makes the step faster (`--fit fastest`); `variants` are those that are always searched. `CONTRIBUTING.md` has
+the recipe for a new one.
+"""
+
+from toast_cli.rewrite.microbatches import batch_parts, with_microbatches
+from toast_cli.rewrite.offload import with_offload
+from toast_cli.rewrite.recompute import with_recompute
+
+__all__ = ["batch_parts", "with_microbatches", "with_offload", "with_recompute"]

@@ -1,0 +1,370 @@
+"""Pairs of loops over layers (`lax.scan`): the forward loop stacks the residuals of each layer, and the backward loop
+reads one layer's slice of each stack. A `LoopPair` can add stacks to both and remove some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.frontend.attributes import splat_of
+from toast_cli.frontend.trips import trip_count
+from toast_cli.program.ops import ADD, BROADCAST_IN_DIM, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE, SELECT
+from toast_cli.rewrite.block_graph import BlockGraph, before_reshape, erase_unread
+from toast_cli.xla import ir
+
+_WHILE = "stablehlo.while"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack of residuals.
+
+    Attributes:
+        carried: its index among the forward loop's carried values. read: its index in the backward loop.
+        update: the slice that an iteration writes. at: the index at which it is written along dimension `dim`.
+        slices: operations of the backward loop that read a slice.
+    """
+
+    carried: int
+    read: int
+    update: Any
+    dim: int
+    at: Any
+    slices: list[Any]
+
+
+def loop_pairs(module: Any) -> Iterator[LoopPair]:
+    """All pairs of loops of a module. After rewriting a pair, a caller must call this again."""
+    for forward in xla.walk_ops(module, _WHILE):
+        for backward in _readers(forward):
+            stacks = _stacks(forward, backward)
+            if stacks:
+                yield LoopPair(forward, backward, stacks)
+
+
+class LoopPair:
+    """A forward and a backward loop, which are rewritten together.
+
+    Attributes:
+        stacks: arrays that the forward loop stacks for the backward loop alone. graph: the forward body.
+        index: the index at which the backward loop reads. at: where its body computes that.
+    """
+
+    def __init__(self, forward: Any, backward: Any, stacks: list[Stack]) -> None:
+        self.forward, self.backward, self.stacks = forward, backward, stacks
+        self.graph = BlockGraph(body_of(forward))
+        writing = index_of(stacks[0].at, forward)
+        assert writing is not None
+        self.writing = writing
+        body, slices = body_of(backward), {piece: stack.dim for stack in stacks for piece in stack.slices}
+        first = next(view.operation for view in body.operations if view.operation in slices)
+        self.index, self.at = first.operands[1 + slices[first]], ir.InsertionPoint.after(first)
+        self._passed = yielded(forward)
+        kept = enumerate(yielded(backward))
+        self._held = {backward.operands[k]: body.arguments[k] for k, value in kept if value == body.arguments[k]}
+        self._added: list[Any] = []  # initial values added to the backward loop
+
+    @property
+    def place(self) -> Any:
+        """Location of the forward loop."""
+        return self.forward.location
+
+    def cost(self, value: Any) -> int | None:
+        """Bytes to keep a value that the forward body does not compute: 0 if it is loop-invariant or the loop counter;
+        None if the body computes it."""
+        if not isinstance(value, ir.BlockArgument):
+            return None if value in self.graph.place else 0
+        number = value.arg_number
+        free = value.owner != self.graph.block or self._passed[number] == value or number == self.writing.counter
+        return 0 if free else max(1, self.graph.size(value))
+
+    def stack(self, kept: Collection[Any]) -> dict[Any, Any]:
+        """Makes the forward loop stack these values, if it does not yet; returns each value's slice in the backward
+        body."""
+        forward, at, reads = self.forward, self.stacks[0].at, body_of(self.backward).arguments
+        there = {before_reshape(stack.update): stack for stack in self.stacks} | {s.update: s for s in self.stacks}
+        ordered = sorted(kept, key=self._order)  # sets of values have another order in each run
+        found = {v: self._row(reads[there[v].read], v.type, there[v].dim) for v in ordered if v in there}
+        body, count = body_of(forward), len(forward.operands)
+        values = [value for value in ordered if value not in there]
+        front, end = ir.InsertionPoint(forward), ir.InsertionPoint(body.operations[len(body.operations) - 1])
+        rows = forward.results[self.stacks[0].carried].type.shape[self.stacks[0].dim]
+        starts, ends = [], []
+        for value in values:
+            kind = value.type
+            whole = ir.RankedTensorType.get([rows, *kind.shape], kind.element_type)
+            starts.append(_zeros(whole, front))
+            held = body.add_argument(whole, self.place)
+            forward.regions[0].blocks[0].add_argument(whole, self.place)
+            one = _create(RESHAPE, [value], ir.RankedTensorType.get([1, *kind.shape], kind.element_type), end)
+            zero = _number(at.type, 0, end)
+            ends.append(_create(DYNAMIC_UPDATE_SLICE, [held, one, at, *[zero] * kind.rank], whole, end))
+        self.forward = rebuilt(forward, starts, ends, set())
+        results = self.forward.results[count:]
+        rows = (self._row(self._inside(result), v.type, 0) for v, result in zip(values, results, strict=True))
+        return found | dict(zip(values, rows, strict=True))
+
+    def _order(self, value: Any) -> tuple[int, int]:
+        if isinstance(value, ir.BlockArgument):
+            return -1, value.arg_number
+        return self.graph.place[value], value.result_number
+
+    def twin(self, value: Any) -> Any:
+        """The backward body's equivalent of a loop-invariant value or of the loop counter."""
+        if not isinstance(value, ir.BlockArgument) or value.owner != self.graph.block:
+            return value
+        number = value.arg_number
+        return self._counter(value) if number == self.writing.counter else self._inside(self.forward.operands[number])
+
+    def _inside(self, outer: Any) -> Any:
+        if outer not in self._held:
+            self._added.append(outer)
+            self.backward.regions[0].blocks[0].add_argument(outer.type, self.backward.location)
+            self._held[outer] = body_of(self.backward).add_argument(outer.type, self.backward.location)
+        return self._held[outer]
+
+    def _counter(self, counter: Any) -> Any:
+        """The forward loop's counter, computed from the index at which the backward loop reads."""
+        found, kind, at = self.index, counter.type, self.at
+        found = found if found.type == kind else _create(CONVERT, [found], kind, at)
+        if self.writing.offset:
+            found = _create("stablehlo.subtract", [found, _number(kind, self.writing.offset, at)], kind, at)
+        return found if self.writing.sign > 0 else _create("stablehlo.negate", [found], kind, at)
+
+    def _row(self, stack: Any, kind: Any, dim: int) -> Any:
+        """A slice of a stack, of this type."""
+        zero, shape = _number(self.index.type, 0, self.at), list(stack.type.shape)
+        starts = [self.index if d == dim else zero for d in range(len(shape))]
+        shape[dim] = 1
+        row, sizes = ir.RankedTensorType.get(shape, kind.element_type), {"slice_sizes": ir.DenseI64ArrayAttr.get(shape)}
+        piece = _create(DYNAMIC_SLICE, [stack, *starts], row, self.at, sizes)
+        return piece if row == kind else _create(RESHAPE, [piece], kind, self.at)
+
+    def finish(self) -> None:
+        """Rewrites both loops with the added values and without unread stacks."""
+        body = body_of(self.backward)
+        erase_unread(body)
+        unread = {stack.read for stack in self.stacks if _uses(body.arguments[stack.read]) == 1}
+        inside = [self._held[outer] for outer in self._added]
+        self.backward = rebuilt(self.backward, self._added, inside, unread)
+        dropped = {stack.carried for stack in self.stacks if not _uses(self.forward.results[stack.carried])}
+        self.forward = rebuilt(self.forward, [], [], dropped)
+
+
+def _readers(forward: Any) -> list[Any]:
+    """Loops that read a result of this loop."""
+    users = [use.owner.operation for result in forward.results for use in result.uses]
+    return [user for user in dict.fromkeys(users) if user.name == _WHILE and user != forward]
+
+
+def _stacks(forward: Any, backward: Any) -> list[Stack]:
+    """The stacks that one loop writes for the other alone, all written at one index and read at one index."""
+    found: list[tuple[tuple[Index, Index], Stack]] = []
+    for number, value in enumerate(yielded(forward)):
+        written = _written(value, number, forward)
+        reads = [(use.owner.operation, use.operand_number) for use in forward.results[number].uses]
+        if written is None or len(reads) != 1 or reads[0][0] != backward:
+            continue
+        read, (dim, index) = reads[0][1], written
+        update = value.owner.operands[1]
+        slices = _slices(backward, read, dim, list(update.type.shape))
+        indices = {index_of(one.operands[1 + dim], backward) for one in slices}
+        reading = next(iter(indices), None)
+        if len(indices) == 1 and reading is not None:
+            stack = Stack(number, read, update, dim, value.owner.operands[2 + dim], slices)
+            found.append(((index, reading), stack))
+    if not found:
+        return []
+    writing, reading = found[0][0]
+    rows, wanted = counted(writing, forward), counted(reading, backward)
+    if rows is None or wanted is None or not set(wanted) <= set(rows) or abs(writing.sign) != 1:
+        return []
+    return [
+        stack
+        for indices, stack in found
+        if indices == found[0][0]
+        and min(rows) >= 0
+        and max(rows) < forward.results[stack.carried].type.shape[stack.dim]
+    ]
+
+
+def _written(value: Any, number: int, loop: Any) -> tuple[int, Index] | None:
+    """The dimension along which a carried array is written one slice at a time, and the index; None if it is not."""
+    if isinstance(value, ir.BlockArgument) or value.owner.name != DYNAMIC_UPDATE_SLICE:
+        return None
+    array, update, *starts = value.owner.operands
+    held = body_of(loop).arguments[number]
+    alone = array == held and _uses(held) == 1 and _uses(value) == 1
+    if not alone or _uses(loop.regions[0].blocks[0].arguments[number]):
+        return None
+    return _along(starts, list(array.type.shape), list(update.type.shape), loop)
+
+
+def _along(starts: list[Any], whole: list[int], part: list[int], loop: Any) -> tuple[int, Index] | None:
+    """The one dimension in which `part` is a single row, and its index; None unless other dimensions are whole."""
+    indices = [index_of(start, loop) for start in starts]
+    dims = [dim for dim, index in enumerate(indices) if index is None or index.sign or index.offset]
+    if len(dims) != 1 or part[dims[0]] != 1:
+        return None
+    (dim,) = dims
+    index = indices[dim]
+    others = all(n == m for d, (n, m) in enumerate(zip(whole, part, strict=True)) if d != dim)
+    return (dim, index) if index is not None and index.sign and others else None
+
+
+def _slices(loop: Any, number: int, dim: int, part: list[int]) -> list[Any]:
+    """The operations that read slices of a loop-invariant array; empty if it has other users."""
+    held = body_of(loop).arguments[number]
+    if yielded(loop)[number] != held or _uses(loop.regions[0].blocks[0].arguments[number]):
+        return []
+    if _uses(loop.results[number]):
+        return []
+    readers = [use.owner.operation for use in held.uses if use.owner.operation.name != "stablehlo.return"]
+    for reader in readers:
+        if reader.name != DYNAMIC_SLICE or reader.block != body_of(loop) or list(reader.results[0].type.shape) != part:
+            return []
+        along = _along(list(reader.operands)[1:], list(held.type.shape), part, loop)
+        if along is None or along[0] != dim:
+            return []
+    return readers
+
+
+def _uses(value: Any) -> int:
+    return sum(1 for _ in value.uses)
+
+
+def rebuilt(loop: Any, starts: list[Any], ends: list[Any], dropped: set[int]) -> Any:
+    """A loop with more or fewer carried values, in its place. Its blocks already have the added arguments.
+
+    Args:
+        starts: initial values of the added ones. ends: their values after an iteration. dropped: indices of carried
+            values to remove.
+    """
+    if not starts and not dropped:
+        return loop
+    body = body_of(loop)
+    last = body.operations[len(body.operations) - 1].operation
+    left = [k for k in range(len(loop.operands)) if k not in dropped]
+    passed = [last.operands[k] for k in left] + ends
+    last.erase()
+    ir.Operation.create("stablehlo.return", operands=passed, loc=loop.location, ip=ir.InsertionPoint(body))
+    erase_unread(body)
+    operands = [loop.operands[k] for k in left] + starts
+    made = ir.Operation.create(
+        _WHILE, results=[value.type for value in operands], operands=operands, regions=2, loc=loop.location,
+        attributes={name: loop.attributes[name] for name in loop.attributes}, ip=ir.InsertionPoint(loop),
+    )  # fmt: skip
+    for old, new in zip(loop.regions, made.regions, strict=True):
+        block = old.blocks[0]
+        for k in sorted(dropped, reverse=True):
+            block.erase_argument(k)
+        block.append_to(new)
+    for place, k in enumerate(left):
+        loop.results[k].replace_all_uses_with(made.results[place])
+    loop.erase()
+    return made
+
+
+def _zeros(kind: Any, at: Any) -> Any:
+    scalar = ir.RankedTensorType.get([], kind.element_type)
+    zero = _number(scalar, 0, at)
+    return _create(BROADCAST_IN_DIM, [zero], kind, at, {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])})
+
+
+def _number(kind: Any, number: int, at: Any) -> Any:
+    element = kind.element_type
+    if isinstance(element, ir.ComplexType):
+        return splat_of(f"({float(number)},0.0)", kind, at)
+    attribute = ir.IntegerAttr.get if isinstance(element, ir.IntegerType) else ir.FloatAttr.get
+    value = ir.DenseElementsAttr.get_splat(kind, attribute(element, number))
+    return _create(_CONSTANT, [], kind, at, {"value": value})
+
+
+def _create(name: str, operands: list[Any], kind: Any, at: Any, attributes: dict[str, Any] | None = None) -> Any:
+    return ir.Operation.create(name, results=[kind], operands=operands, attributes=attributes or {}, ip=at).results[0]
+
+
+# ---------------------------------------------------------------- indices of loops
+# Recognises loop indices that are linear in a loop counter: `sign * counter + offset`, with a constant step per trip.
+
+_SUBTRACT, _CONSTANT, _COMPARE = "stablehlo.subtract", "stablehlo.constant", "stablehlo.compare"
+
+
+@dataclass(frozen=True)
+class Index:
+    """`sign * counter + offset`. counter: number of a carried value, -1 for a constant (`sign` is 0)."""
+
+    counter: int
+    sign: int
+    offset: int
+
+
+def body_of(loop: Any) -> Any:
+    return loop.regions[1].blocks[0]
+
+
+def yielded(loop: Any) -> list[Any]:
+    """The values that an iteration passes on to the next."""
+    body = body_of(loop)
+    return list(body.operations[len(body.operations) - 1].operands)
+
+
+def index_of(value: Any, loop: Any) -> Index | None:
+    """An integer of a loop's body as a linear function of a counter; None if it is not one."""
+    body = body_of(loop)
+    if isinstance(value, ir.BlockArgument):
+        if value.owner != body:
+            return None
+        number = value.arg_number
+        if yielded(loop)[number] != value:
+            return Index(number, 1, 0)
+        outer = loop.operands[number]
+        return None if isinstance(outer, ir.BlockArgument) else _constant(outer.owner)
+    maker = value.owner
+    if maker.name == _CONSTANT:
+        return _constant(maker)
+    if maker.name in (CONVERT, RESHAPE):
+        return index_of(maker.operands[0], loop)
+    if maker.name == SELECT and _asks_if_negative(maker):  # JAX's handling of negative indices
+        return index_of(maker.operands[2], loop)
+    if maker.name not in (ADD, _SUBTRACT):
+        return None
+    left, right = (index_of(operand, loop) for operand in maker.operands)
+    if left is None or right is None or (left.sign and right.sign):
+        return None
+    way = 1 if maker.name == ADD else -1
+    return Index(max(left.counter, right.counter), left.sign + way * right.sign, left.offset + way * right.offset)
+
+
+def _constant(maker: Any) -> Index | None:
+    number = xla.constant_number(maker) if maker.name == _CONSTANT else None
+    return Index(-1, 0, int(number)) if number is not None and number.lstrip("-").isdigit() else None
+
+
+def _asks_if_negative(select: Any) -> bool:
+    asked = select.operands[0].owner
+    if (
+        isinstance(asked, ir.Block)
+        or asked.name != _COMPARE
+        or "LT" not in str(asked.attributes["comparison_direction"])
+    ):
+        return False
+    zero = asked.operands[1].owner
+    constant = None if isinstance(zero, ir.Block) else _constant(zero)
+    return bool(asked.operands[0] == select.operands[2]) and constant is not None and constant.offset == 0
+
+
+def counted(index: Index, loop: Any) -> range | None:
+    """The values that an index takes, in order; None if they are not known."""
+    trips = trip_count(loop)
+    if index.sign == 0 or trips is None:
+        return None
+    start, step = loop.operands[index.counter], index_of(yielded(loop)[index.counter], loop)
+    first = None if isinstance(start, ir.BlockArgument) else _constant(start.owner)
+    if first is None or step is None or (step.counter, step.sign) != (index.counter, 1) or not step.offset:
+        return None
+    begin, by = index.sign * first.offset + index.offset, index.sign * step.offset
+    return range(begin, begin + by * trips, by)

@@ -1,0 +1,531 @@
+"""Rematerialises values that a step saves for its backward pass, and keeps products that it recomputes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli import xla
+from toast_cli.frontend.inline import NEUTRAL
+from toast_cli.frontend.places import place_text
+from toast_cli.frontend.source import Source, read_rewritten
+from toast_cli.kernels.describe import describe_kernels
+from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, DYNAMIC_SLICE, RESHAPE
+from toast_cli.request import Recompute
+from toast_cli.rewrite.block_graph import (
+    BlockGraph,
+    before_reshape,
+    clone,
+    erase_unread,
+    is_pure,
+    is_remade,
+    replace_operands,
+)
+from toast_cli.rewrite.loop_pairs import LoopPair, body_of, index_of, loop_pairs, yielded
+from toast_cli.xla import ir
+
+# ---------------------------------------------------------------- policies
+# Rematerialises values that a step saves for its backward pass.
+#
+# Where layers stand in a loop (`lax.scan`), stacks of residuals are removed from both loops: the backward loop
+# recomputes their slices from the remaining stacks (the layer's input is added if it was not stacked) and from the
+# layer's weights. See `recompute_segments` for layers that are not in a loop.
+
+_WORTH = 0.9  # upper bound on the fraction of the stacked bytes left
+_IN_WORDS = {
+    Recompute.all: "",
+    Recompute.all_but_weight_products: ", except products with weights",
+    Recompute.all_but_products: ", except products",
+}
+_IN_JAX = {
+    Recompute.all: "",
+    Recompute.all_but_weight_products: ", policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable",
+    Recompute.all_but_products: ", policy=jax.checkpoint_policies.dots_saveable",
+}
+
+
+def with_recompute(source: Source, policy: Recompute) -> Source | str:
+    """The program with rematerialisation under this policy, or the reason why there is none."""
+    if source.annotations:
+        return "the program states shardings of its own, which are of arrays that it saves"
+    copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
+    describe_kernels(copy, source.kernels)
+    weights = {source.program.values[argument.value].shape for argument in source.program.arguments}
+    with copy.context, ir.Location.unknown():
+        block = xla.main_function(copy).entry_block
+        found = [] if policy is Recompute.all else keep_products(copy, policy)
+        found += _recompute_scans(copy, policy)
+        found += recompute_segments(block, weights, policy)
+        if not found:
+            return "the program saves nothing from a forward to a backward pass that this policy recomputes"
+        erase_unread(block)
+    places = Counter(place_text(str(location), source.frames, source.text_file) for location in found)
+    place = next((f" at {text}" for text, _ in places.most_common() if text), "")
+    notice = (
+        f"the backward pass recomputes what it needs of the forward pass{_IN_WORDS[policy]}: the program written "
+        f"has it; in JAX it is jax.checkpoint(layer{_IN_JAX[policy]}) for the layers{place}"
+    )
+    return read_rewritten(source, copy, notice, recompute=policy.value)
+
+
+def _recompute_scans(module: Any, policy: Recompute) -> list[Any]:
+    """Removes stacks of every pair of loops; returns the locations of the forward loops."""
+    places = []
+    while (pair := next((it for it in loop_pairs(module) if _recompute_pair(it, policy)), None)) is not None:
+        places.append(pair.place)
+    return places
+
+
+def _recompute_pair(pair: LoopPair, policy: Recompute) -> bool:
+    """Removes stacks of one pair if that saves enough memory."""
+    graph, updates = pair.graph, [stack.update for stack in pair.stacks]
+    kept = graph.least_kept(updates, pair.cost, policy)
+    if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, dict.fromkeys(updates))):
+        return False
+    makers = graph.makers(updates, kept)
+    made = {result for n in makers for result in graph.operations[n].results} | kept
+    twins = pair.stack(kept)
+    read = dict.fromkeys(value for n in makers for value in graph.reads[n] if value not in made)
+    twins |= {value: pair.twin(value) for value in read}
+    clone((graph.operations[n] for n in makers), twins, pair.at)
+    for stack in pair.stacks:
+        for piece in stack.slices:
+            _read_instead(piece.results[0], twins[stack.update])
+    pair.finish()
+    return True
+
+
+def _read_instead(piece: Any, twin: Any) -> None:
+    """Lets all that reads a part of a stack read the same, made again. What is reshaped to be stacked, and back when it
+    is read, is the array itself."""
+    before = before_reshape(twin)
+    for reader in [use.owner for use in piece.uses]:
+        if before is not None and reader.name == RESHAPE and reader.results[0].type == before.type:
+            reader.results[0].replace_all_uses_with(before)
+    piece.replace_all_uses_with(twin)
+
+
+# ---------------------------------------------------------------- keeping products
+# Keeps matrix products that a step recomputes in its backward pass (`jax.checkpoint` around a layer).
+#
+# Cheap operations are still recomputed: among all sufficient sets of values, the one with the fewest bytes is kept.
+
+
+def keep_products(module: Any, policy: Recompute) -> list[Any]:
+    """Keeps values that are computed twice; returns locations of forward loops and of the first operations kept."""
+    places = []
+    while (pair := next((it for it in loop_pairs(module) if _keep_in_scan(it, policy)), None)) is not None:
+        places.append(pair.place)
+    blocks = dict.fromkeys(operation.block for operation in xla.walk_ops(module, BARRIER))
+    for block in blocks:
+        places += _keep_in_block(block, policy)
+    return places
+
+
+def _keep_in_block(block: Any, policy: Recompute) -> list[Any]:
+    """The same for layers outside a loop: recomputed operations are those that read results of
+    an optimization barrier."""
+    graph, equal = BlockGraph(block), EqualValues()
+    behind: set[Any] = set()
+    again: set[int] = set()
+    for number, operation in enumerate(graph.operations[: graph.end]):
+        barred = operation.name == BARRIER or not behind.isdisjoint(graph.reads[number])
+        if equal.number(operation, learn=not barred) and barred and operation.name != BARRIER:
+            again.add(number)
+        if barred:
+            behind.update(operation.results)
+    start = min(again, default=graph.end)
+    held = {
+        value
+        for value, readers in graph.readers.items()
+        if graph.place.get(value, -1) < start and any(n >= start and n not in again for n in readers)
+    }
+
+    def cost(value: Any) -> int | None:
+        return 0 if value in held or value not in graph.place else None
+
+    kept = _to_keep(graph, graph, equal, again, cost, policy)
+    for value, first in kept.items():
+        value.replace_all_uses_with(first)
+    erase_unread(block)
+    return [first.owner.location for first in kept.values()][:1]
+
+
+def _keep_in_scan(pair: LoopPair, policy: Recompute) -> bool:
+    equal, backward = EqualValues(), pair.backward
+    for view in pair.forward.block.operations:
+        if view.operation == pair.forward:
+            break
+        equal.number(view.operation)
+    for loop in (pair.forward, backward):
+        body, passed = body_of(loop), yielded(loop)
+        same = (k for k, argument in enumerate(body.arguments) if passed[k] == argument)
+        equal.first.update((body.arguments[k], equal.of(loop.operands[k])) for k in same)
+    for operation in pair.graph.operations[: pair.graph.end]:
+        _same_index(operation, pair.forward, pair.writing, pair.stacks[0].at, equal)
+        equal.number(operation)
+    for stack in pair.stacks:
+        for piece in stack.slices:
+            equal.first[piece.results[0]] = equal.of(stack.update)
+    graph = BlockGraph(body_of(backward))
+    again = set()
+    reading = index_of(pair.index, backward)
+    for number, operation in enumerate(graph.operations[: graph.end]):
+        _same_index(operation, backward, reading, pair.stacks[0].at, equal)
+        known = any(result in equal.first for result in operation.results)
+        if (known or equal.number(operation, learn=False)) and operation.name != BARRIER:
+            again.add(number)
+    stacked = {value for stack in pair.stacks for value in (equal.of(stack.update), before_reshape(stack.update))}
+
+    def cost(value: Any) -> int | None:
+        return 0 if value in stacked else pair.cost(value)
+
+    kept = _to_keep(graph, pair.graph, equal, again, cost, policy)
+    if not kept:
+        return False
+    rows = pair.stack(set(kept.values()))
+    for value, first in kept.items():
+        value.replace_all_uses_with(rows[first])
+    pair.finish()
+    return True
+
+
+def _same_index(operation: Any, loop: Any, index: Any, at: Any, equal: EqualValues) -> None:
+    """Marks the loop indices of a layer as equal in both loops."""
+    if operation.name == DYNAMIC_SLICE:
+        for start in list(operation.operands)[1:]:
+            found = index_of(start, loop)
+            if found is not None and found == index:
+                equal.first[start] = at
+
+
+def _to_keep(
+    backward: BlockGraph, forward: BlockGraph, equal: EqualValues, again: set[int],
+    cost: Callable[[Any], int | None], policy: Recompute,
+) -> dict[Any, Any]:  # fmt: skip
+    """Recomputed value -> the forward value to read in its place. again: operations of the backward block that
+    recompute."""
+    made = [result for n in sorted(again) for result in backward.operations[n].results]
+    read = [value for value in made if not again.issuperset(backward.readers.get(value, ()))]
+    kept = forward.least_kept([equal.of(value) for value in read], cost, policy)
+    dear = {value for value in kept if cost(value) != 0}
+    return {value: equal.of(value) for value in made if equal.of(value) in dear}
+
+
+class EqualValues:
+    """Value numbering: for each value, the first one that is equal to it, also behind optimization barriers. Operations
+    are numbered in their order. Callers may add further equalities to `first`."""
+
+    def __init__(self) -> None:
+        self.first: dict[Any, Any] = {}  # value -> the first that is equal; none where it is itself
+        self._made: dict[Hashable, Any] = {}  # key of an operation -> the first operation with that key
+
+    def of(self, value: Any) -> Any:
+        """The first value equal to this one."""
+        return self.first.get(value, value)
+
+    def number(self, operation: Any, *, learn: bool = True) -> bool:
+        """True if an earlier operation computes the same. learn: whether later operations may be equal to this one."""
+        if operation.name == BARRIER:
+            self.first.update((r, self.of(o)) for r, o in zip(operation.results, operation.operands, strict=True))
+            return True
+        if not is_pure(operation):
+            return False
+        before = self._unshaped(operation) or self._other_than_neutral(operation)
+        if before is not None:
+            self.first[operation.results[0]] = before
+            return True
+        key = self._key(operation, {})
+        known = self._made.get(key)
+        if known is not None:
+            self.first.update((a, self.of(b)) for a, b in zip(operation.results, known.results, strict=True))
+        elif learn:
+            self._made[key] = operation
+        return known is not None
+
+    def _unshaped(self, operation: Any) -> Any | None:
+        """The source of two successive reshapes that cancel; None if they do not."""
+        before = before_reshape(self.of(operation.operands[0])) if operation.name == RESHAPE else None
+        return self.of(before) if before is not None and before.type == operation.results[0].type else None
+
+    def _other_than_neutral(self, operation: Any) -> Any | None:
+        """The operand that an operation returns unchanged because all numbers of the other are neutral, such as zeros
+        that a loop carries: the reader of programs removes the operation only where it sees the zeros."""
+        element, sides = NEUTRAL.get(operation.name, (0, ()))
+        for side in sides:
+            value = self.of(operation.operands[side])
+            while not isinstance(value, ir.BlockArgument) and value.owner.name == BROADCAST_IN_DIM:
+                value = self.of(value.owner.operands[0])
+            if xla.splat_number(value) == element:
+                return self.of(operation.operands[1 - side])
+        return None
+
+    def _key(self, operation: Any, inner: dict[Any, int]) -> Hashable:
+        """A key that equal operations share. inner: numbers of the values of enclosing regions."""
+        operands = tuple(inner[o] if o in inner else self.of(o) for o in operation.operands)
+        attributes = operation.attributes
+        named = tuple((name, _attribute(attributes, k, name)) for k, name in enumerate(attributes))
+        regions = []
+        for region in operation.regions:
+            for block in region.blocks:
+                _enumerate(block.arguments, inner)
+                for view in block.operations:
+                    regions.append(self._key(view.operation, inner))
+                    _enumerate(view.operation.results, inner)
+        return operation.name, operands, named, tuple(r.type for r in operation.results), tuple(regions)
+
+
+def _attribute(attributes: Any, place: int, name: str) -> Hashable:
+    try:
+        return attributes[name]  # type: ignore[no-any-return]
+    except TypeError:  # complex numbers, which Python cannot hold
+        return str(attributes[place])
+
+
+def _enumerate(values: Any, known: dict[Any, int]) -> None:
+    """Gives each value the next number."""
+    for value in values:
+        known[value] = len(known)
+
+
+# ---------------------------------------------------------------- layers that are not in a loop
+# Rematerialisation in a step whose layers are not in a loop.
+#
+# The forward pass is divided into segments, see `toast_cli.rewrite.recompute`. The values of a segment that the
+# backward pass reads are recomputed from the kept values in front of their first reader, behind an optimization
+# barrier, as `jax.checkpoint` writes it. The barrier has a gradient among its operands, so that no compiler computes
+# the segment earlier.
+
+Shape = tuple[int, ...]
+_LARGE = 0.5  # a segment that saves a larger fraction is not recomputed
+_FEW = 4
+_WHILE = "stablehlo.while"
+_EVERYWHERE = 2  # a value read by more segments is always kept
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Operations [first, last) of the forward pass. needed: their results that the backward pass reads."""
+
+    first: int
+    last: int
+    needed: list[Any]
+
+
+def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> list[Any]:
+    """Recomputes residuals in the backward pass of a block; returns the location of the first operation of each
+    segment.
+
+    Args:
+        weights: shapes of arrays that the forward pass neither makes nor saves, although a step passes such along.
+    """
+    graph = BlockGraph(block)
+    turn = _turn(graph, weights)
+    segments = _segments(graph, turn)
+    held = _held(graph, segments, turn)
+    found = []
+    for segment in reversed([one for one in segments[:-1] if one.needed]):
+        first = segment.first
+
+        def cost(value: Any, first: int = first) -> int | None:
+            if value in held or value not in graph.place:
+                return 0
+            return None if graph.place[value] >= first or is_remade(value) else graph.size(value)
+
+        kept = graph.least_kept(segment.needed, cost, policy)
+        if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, segment.needed)):
+            continue
+        early = {value for value, at in graph.place.items() if at < first and not is_remade(value)}
+        if _recompute_segment(graph, segment, kept | held | early, turn):
+            found.append(graph.operations[first].location)
+    return found
+
+
+def _held(graph: BlockGraph, segments: list[_Segment], turn: int) -> set[Any]:
+    """Values that stay live until the backward pass in any case: results of the step, values that it reads and must not
+    recompute, and values that many segments read."""
+    needed = {value for segment in segments[:-1] for value in segment.needed}
+    ends = np.array([segment.last for segment in segments])
+    held = set[Any]()
+    for value, readers in graph.readers.items():
+        many = len(set(np.searchsorted(ends, [n for n in readers if n < turn], side="right").tolist())) > _EVERYWHERE
+        if value not in needed and not is_remade(value) and (readers[-1] >= turn or many):
+            held.add(value)
+    return held
+
+
+def _turn(graph: BlockGraph, weights: set[Shape]) -> int:
+    """The first operation of the backward pass: where values with earlier and later readers take the most bytes."""
+    change = np.zeros(len(graph.operations) + 1, dtype=np.int64)
+    for value in graph.place:
+        readers = [n for n in graph.readers.get(value, ()) if n < graph.end]
+        shape = tuple(getattr(value.type, "shape", ()))
+        if len(readers) > 1 and shape not in weights and not is_remade(value):
+            change[readers[0] + 1] += graph.size(value)
+            change[readers[-1] + 1] -= graph.size(value)
+    return int(np.argmax(np.cumsum(change)))
+
+
+def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
+    """The segments of the forward pass; empty if recomputation would save little."""
+    values, rows = [], []
+    for value, made in graph.place.items():
+        readers = graph.readers.get(value, ())
+        if made < turn and readers and not is_remade(value):
+            last = max((reader for reader in readers if reader < turn), default=-1)
+            values.append(value)
+            rows.append((made, last, turn <= readers[-1] < graph.end, graph.size(value)))
+    if not rows:
+        return []
+    lives = Lifetimes(*(np.array(column) for column in zip(*rows, strict=True)))
+    found = checkpoints(lives, turn)
+    total, loops = int(lives.bytes[lives.saved].sum()), _layer_loops(graph, turn)
+    if found.kept + found.largest > _WORTH * total:
+        return []
+    segments = []
+    for first, end in pairwise((0, *found.cuts, turn)):
+        inside = np.flatnonzero(lives.saved & (lives.made >= first) & (lives.made < end) & (lives.last < end))
+        again = lives.bytes[inside].sum() <= _LARGE * total and loops.isdisjoint(range(first, end))
+        segments.append(_Segment(first, end, [values[k] for k in inside] if again else []))
+    return segments
+
+
+def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
+    """The loops that run a step's layers: few, and each read by another loop. `with_recompute` handles them."""
+    loops = {n for n, operation in enumerate(graph.operations[:turn]) if operation.name == _WHILE}
+    read = {
+        graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == _WHILE for v in graph.reads[n]
+    }
+    return loops & read if len(loops & read) <= _FEW else set()
+
+
+def _recompute_segment(graph: BlockGraph, segment: _Segment, known: set[Any], turn: int) -> bool:
+    """Recomputes a segment from known values, and makes the backward pass read the recomputed ones."""
+    again = [value for value in segment.needed if value not in known]
+    readers = sorted({reader for value in again for reader in graph.readers[value] if reader >= turn})
+    makers = graph.makers(again, known)
+    if not makers or not readers:
+        return False
+    made = {result for n in makers for result in graph.operations[n].results}
+    inputs = list(dict.fromkeys(v for n in makers for v in graph.reads[n] if v not in made))
+    gate = _gate(graph, readers, turn)
+    inputs += [gate] if gate is not None and gate not in inputs else []
+    front = graph.operations[readers[0]]
+    at, types = ir.InsertionPoint(front), [value.type for value in inputs]
+    barrier = ir.Operation.create(BARRIER, results=types, operands=inputs, loc=front.location, ip=at)
+    twins = dict(zip(inputs, barrier.results, strict=True))
+    later = {} if gate is None else {gate: twins[gate]}
+    clone((graph.operations[n] for n in makers), twins, at)
+    later |= {value: twins[value] for value in again}
+    for number in {n for value in later for n in graph.readers[value] if n >= readers[0]}:
+        replace_operands(graph.operations[number], later)
+    return True
+
+
+def _gate(graph: BlockGraph, readers: list[int], turn: int) -> Any | None:
+    """The last backward value that is computed before the segment's first reader and that its readers need."""
+    first = readers[0]
+    read = [value for reader in readers for value in graph.reads[reader]]
+    gradients = [value for value in read if turn <= graph.place.get(value, -1) < first and graph.size(value)]
+    return max(gradients, key=lambda value: graph.place[value], default=None)
+
+
+# ---------------------------------------------------------------- cuts between segments
+# Chooses the cuts between segments of the forward pass that the backward pass rematerialises one by one.
+#
+# Values alive at a cut are kept, and all others in a segment are recomputed from them (Chen et al., "Training Deep
+# Nets with Sublinear Memory Cost", 2016). The cuts minimise the bytes of the kept values plus the largest segment:
+# they fall between the layers of a deep network.
+
+_STEP = 1.2  # ratio of successive bounds on the largest segment
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """Lifetimes of the values of the forward pass.
+
+    Attributes:
+        made: statement that computes it. last: last statement of the forward pass that reads it. saved: whether the
+            backward pass reads it.
+    """
+
+    made: NDArray[np.int64]  # [values]
+    last: NDArray[np.int64]  # [values]
+    saved: NDArray[np.bool_]  # [values]
+    bytes: NDArray[np.int64]  # [values]
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Chosen cuts. cuts: statements before which a segment ends. kept: bytes alive at the cuts. largest: bytes that the
+    largest segment saves."""
+
+    cuts: tuple[int, ...]
+    kept: int
+    largest: int
+
+
+def checkpoints(lifetimes: Lifetimes, end: int) -> Checkpoints:
+    """The best cuts of a forward pass of `end` statements."""
+    cuts = _candidates(lifetimes, end)
+    kept, inner = _costs(lifetimes, [*cuts, end])
+    kept[-1] = 0
+    cap, best = float(np.max(np.diagonal(inner, 1))), Checkpoints((), 0, int(inner[0, -1]))
+    while cap < best.kept + best.largest:
+        total, chosen = _chain(kept, inner, cap)
+        largest = int(max(inner[a, b] for a, b in pairwise(chosen)))
+        if total + largest < best.kept + best.largest:
+            best = Checkpoints(tuple(cuts[k] for k in chosen[1:-1]), int(total), largest)
+        cap = max(_STEP * cap, cap + 1)
+    return best
+
+
+def _candidates(lifetimes: Lifetimes, end: int) -> list[int]:
+    """Candidate cuts: 0, then the local minima of the live bytes."""
+    change = np.zeros(end + 2, dtype=np.int64)
+    np.add.at(change, lifetimes.made + 1, lifetimes.bytes)
+    np.add.at(change, np.maximum(lifetimes.last, lifetimes.made) + 1, -lifetimes.bytes)
+    alive = np.cumsum(change)[: end + 1]
+    found, falling = [0], False
+    for place in range(1, end):
+        falling = falling or alive[place] < alive[place - 1]
+        if falling and alive[place + 1] > alive[place]:
+            found.append(place)
+            falling = False
+    return found
+
+
+def _costs(lifetimes: Lifetimes, cuts: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """([later cut, cut] bytes made after the cut and alive at the later one, [cut, later cut] bytes saved between them
+    and not alive at the later one)."""
+    count = len(cuts)
+    kept, inner = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
+    part = np.searchsorted(cuts, lifetimes.made, side="right") - 1  # [values] last cut before its statement
+    for later in range(1, count):
+        before = lifetimes.made < cuts[later]
+        alive = before & (lifetimes.last >= cuts[later])
+        for table, which in ((kept, alive), (inner, before & ~alive & lifetimes.saved)):
+            sums = np.bincount(part[which], lifetimes.bytes[which], minlength=count)
+            table[:, later] = np.cumsum(sums[::-1])[::-1]
+    return kept.T, inner
+
+
+def _chain(kept: NDArray[np.int64], inner: NDArray[np.int64], cap: float) -> tuple[float, list[int]]:
+    """(bytes kept, cuts) with the fewest bytes kept such that no segment saves more than `cap` bytes."""
+    count = len(inner)
+    total = np.full(count, np.inf)
+    total[0], before = 0, np.zeros(count, dtype=np.int64)
+    for later in range(1, count):
+        sums = np.where(inner[:later, later] <= cap, total[:later] + kept[later, :later], np.inf)
+        before[later] = np.argmin(sums)
+        total[later] = sums[before[later]]
+    chosen = [count - 1]
+    while chosen[-1]:
+        chosen.append(int(before[chosen[-1]]))
+    return float(total[-1]), chosen[::-1]

@@ -1,0 +1,304 @@
+"""Chooses the variants of a program to search, and searches them on every candidate mesh. The variants are the program
+as written and a rewritten one, if it has fused products, merges dimensions in an order that splits badly, or has sizes
+that do not divide.
+
+In: a `Source`, the meshes, and the `Request`. Out: a `Variant` for each variant searched, the best first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.dimensions.merged import reorderable, row_positions, set_apart, with_uneven
+from toast_cli.errors import InputError, ToastError, UsageError
+from toast_cli.frontend import Source, program_pins
+from toast_cli.hardware import Mesh
+from toast_cli.plan.axis_assignment import installed_workarounds
+from toast_cli.plan.decisions import PEAK_MEMORY, Plan, parse_goal
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
+from toast_cli.price.cost import Cost
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.memory_fit import peak_error
+from toast_cli.request import Offload, Recompute, Request
+from toast_cli.rewrite import with_microbatches, with_offload, with_recompute
+from toast_cli.rewrite.fused_products import NewOrder, with_order, with_parts
+from toast_cli.search.alternatives import KEPT
+from toast_cli.search.incumbent import Objective, SearchResult
+from toast_cli.search.run import Settings, search_shapes
+from toast_cli.tactics import PricedStrategy, TacticRequests, priced_strategies, starting_plans, strategies
+from toast_cli.tactics.strategies import EVERY, better
+
+# stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
+Progress = Callable[[str, float, float, int, float], None]
+# The relative gain that a plan for a rewritten program must have. Predictions for two programs differ by about as much
+# from what compilers make of them.
+PARTED = 0.03
+# Number of plans evaluated first for a rewritten program. The search continues only if the best of them is at most this
+# fraction slower than the best of as many plans for the user's program.
+GLANCE, PROMISING = 500, 0.01
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The candidates of a search.
+
+    Attributes:
+        meshes: the candidate mesh shapes. tactics: the tactics that the user asked for. saved: a saved plan. gives_up:
+            whether a search may end early where hardly any plan fits. start: a plan to try first. tree: whether a
+            search tree comes before local search.
+    """
+
+    request: Request
+    meshes: list[Mesh]
+    tactics: TacticRequests
+    saved: SavedPlan | None = None
+    gives_up: bool = False
+    start: SavedPlan | None = None
+    tree: bool = True
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant of the program, with the result of its search.
+
+    Attributes:
+        strategies: known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape.
+    """
+
+    source: Source
+    evaluator: Evaluator
+    result: SearchResult
+    strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)
+
+    @property
+    def allowed_bytes(self) -> float:
+        """What a plan's predicted peak may be, by the memory limit and the user's bounds."""
+        problem = self.evaluator.problem
+        bounds = [bound.limit for bound in problem.goal.bounds if bound.figure == PEAK_MEMORY]
+        return min(problem.mesh.limit_bytes, *bounds, inf)
+
+    @property
+    def surely_fitting_bytes(self) -> float:
+        """A predicted peak that keeps the user's bounds, and fits in memory even if the prediction is off by its
+        error."""
+        return min(self.allowed_bytes, self.evaluator.problem.mesh.limit_bytes / (1.0 + self.peak_error))
+
+    @property
+    def peak_error(self) -> float:
+        problem = self.evaluator.problem
+        return peak_error(problem.program, problem.mesh)
+
+    @property
+    def surely_fits(self) -> bool:
+        return self.result.cost.peak_bytes <= self.surely_fitting_bytes
+
+    def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
+        """Reward of a plan; comparable between variants of one program. reference: the cost of the empty plan of the
+        first variant."""
+        unsharded = replace(reference, axis_seconds=self.evaluator.cost(()).axis_seconds)
+        return Objective(self.evaluator.problem, unsharded).reward(plan, cost)
+
+
+def variants_of(
+    source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
+) -> list[tuple[Source, Dimensions]]:
+    """The variants to search: the program as written, and rewritten if it has fused products, merges dimensions in an
+    order that splits badly, or has sizes that do not divide. A saved plan selects one of the two. Both are
+    rematerialised and microbatched as the user or the plan says, and analysed for these meshes.
+
+    Raises `UsageError` if the program cannot be run so.
+    """
+    wanted = False if request.as_written or source.annotations else request.parted if saved is None else saved.parted
+    policy = request.recompute or (saved.recompute if saved else None)
+    offload = request.offload or (saved.offload if saved else None)
+    parts = request.microbatches or (saved.microbatches if saved else 1)
+
+    def fitted(source: Source) -> Source:
+        if policy is not None:
+            found = with_recompute(source, Recompute(policy))
+            source = _applied(source, found, "--recompute", None if request.recompute else saved)
+        source = source if parts == 1 else _in_parts(source, parts, None if request.microbatches else saved)
+        if offload is not None:
+            found = with_offload(source, Offload(offload))
+            source = _applied(source, found, "--offload", None if request.offload else saved)
+        return source
+
+    written = analysed(fitted(source), meshes)
+    if wanted is False:
+        return [written]
+    reordered = _reordered(source, meshes)
+    rewritten = with_parts(reordered or source) or reordered
+    other = written if rewritten is None else analysed(fitted(rewritten), meshes)
+    other = other if request.even else with_uneven_shards(other, meshes)
+    if not other[0].program.parted:
+        return [written]
+    return [other] if wanted else [written, other]
+
+
+def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
+    """A program with its dimension classes; merged classes of which no mesh splits a part become separate classes."""
+    program = set_apart(source.program, analyse(source.program), [mesh.sizes for mesh in meshes])
+    return source if program is source.program else replace(source, program=program), analyse(program)
+
+
+def with_uneven_shards(variant: tuple[Source, Dimensions], meshes: list[Mesh]) -> tuple[Source, Dimensions]:
+    """The same variant with padded dimensions where no mesh divides the size; unchanged if there are none."""
+    source, dimensions = variant
+    program, padded = with_uneven(source.program, dimensions, [mesh.sizes for mesh in meshes])
+    if not padded:
+        return variant
+    notices = [
+        f"{before} does not divide: shards are uneven inside the program, as of {after}, and arguments and results "
+        "are whole along it (--as-written: no such shards)"
+        for before, after in sorted(padded.items())
+    ]
+    program = replace(program, parted=True)
+    notices = [notice for notice in notices if notice not in source.notices]
+    return replace(source, program=program, notices=(*source.notices, *notices)), analyse(program)
+
+
+def _applied(source: Source, found: Source | str, flag: str, saved: SavedPlan | None) -> Source:
+    """The rewritten program. found: it, or why there is none. saved: the plan that asks for it, which is taken as far
+    as it applies; None: the user asks for it."""
+    what = f"nothing to {flag.removeprefix('--')}: {found}"
+    if isinstance(found, str) and saved is not None:
+        return replace(source, notices=(*source.notices, f"{saved.path}: {what}"))
+    if isinstance(found, str):
+        raise UsageError(what, where=flag, hint="leave it out")
+    return found
+
+
+def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
+    """saved: the plan that asks for it; None: the user asks for it."""
+    found = with_microbatches(source, parts)
+    if isinstance(found, str):
+        raise UsageError(
+            f"the batch cannot be run in {parts} microbatches with the same numbers: {found}",
+            where=saved.path if saved else "--microbatches",
+            hint="run the batch as a whole with --microbatches 1" if saved else "try another number, or leave it out",
+        )
+    return found
+
+
+def _reordered(source: Source, meshes: list[Mesh]) -> Source | None:
+    """The program with dimensions merged in the order that these meshes split best; None if that is its order."""
+    program = source.program
+    merges = reorderable(program, analyse(program), [mesh.sizes for mesh in meshes])
+    orders = {place: NewOrder(merge.sizes, merge.first) for merge in merges for place in merge.places}
+    return with_order(source, orders, lambda op: row_positions(op, program).keys()) if orders else None
+
+
+def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Variant]:
+    """Searches all variants of a program and returns them, the one with the best plan first. The second variant is
+    searched to the end only if it looks better after `GLANCE` plans. A limit on plans or seconds that the user sets is
+    shared; an effort level applies to each variant. Evaluation counts are totals over all variants."""
+    request = space.request
+    count = len(variants[: request.iterations])
+    settings = Settings(
+        request.seed,
+        request.iterations,
+        request.budget_seconds,
+        request.effort,
+        KEPT if request.wanted > 1 else 0,
+        space.gives_up,
+        space.tree,
+    )
+    if count > 1 and not (request.iterations is None and request.budget_seconds is None):
+        settings = settings.part(1.0 / count)
+
+    def searched(number: int, settings: Settings) -> Variant:
+        def said(stage: str, used: float, *figures: Any) -> None:
+            tell(stage, (number + used) / count, *figures)
+
+        return search_meshes(*variants[number], space, settings, said)
+
+    try:
+        first = searched(0, settings)
+    except UsageError:  # a strategy that does not apply to the program as it is written
+        if count == 1:
+            raise
+        return [searched(1, settings)]
+    reference, found = first.evaluator.cost(()), [first]
+
+    def worth(variant: Variant, cost: Cost | None = None) -> float:
+        reward = variant.reward(variant.result.plan, cost or variant.result.cost, reference)
+        return reward - PARTED if variant.source.program.parted else reward
+
+    if count > 1 and first.result.stopped != "interrupted":
+        plans = settings.budget().evaluations or inf
+        glance = plans > GLANCE
+        second = searched(1, replace(settings, evaluations=GLANCE) if glance else settings)
+        as_early = [cost for number, cost in first.result.trail if number <= GLANCE][-1]
+        promising = worth(second) + PARTED + PROMISING > worth(first, as_early)
+        if glance and second.result.stopped == "iterations" and promising:
+            second = searched(1, settings)
+        found = sorted([first, second], key=worth, reverse=True)
+    evaluations, taken = sum(it.result.evaluations for it in found), sum(it.result.seconds for it in found)
+    return [replace(it, result=replace(it.result, evaluations=evaluations, seconds=taken)) for it in found]
+
+
+def search_meshes(
+    source: Source, dimensions: Dimensions, space: SearchSpace, settings: Settings, tell: Progress
+) -> Variant:
+    """The best plan over all candidate meshes; a plan that fits beats one that does not."""
+    request, meshes, tactics, saved = space.request, space.meshes, space.tactics, space.saved
+    if not meshes:
+        raise UsageError("the specification has no mesh shape to try", where=request.mesh)
+    goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
+
+    previous: Evaluator | None = None
+    found: Mapping[str, PricedStrategy] = {}
+
+    def problem_on(mesh: Mesh) -> Problem:
+        nonlocal previous
+        stated = program_pins(source, mesh.names, mesh.sizes)
+        problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
+        problem = replace(problem, goal=goal)
+        if saved is not None:
+            return apply_plan(problem, saved, complete=request.complete)
+        if tactics.complete and previous is None:
+            previous = Evaluator(problem)
+        return tactics.state(problem, previous)
+
+    def evaluator_of(mesh: Mesh) -> Evaluator:
+        nonlocal previous, found
+        problem = problem_on(mesh)
+        previous = Evaluator(problem, strategies(problem).values(), previous)
+        if len(meshes) > 1:
+            found = better(found, priced_strategies(previous, EVERY)[0])
+        return previous
+
+    def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
+        tell("search", used, best_seconds, evaluations, elapsed)
+
+    def starts(problem: Problem) -> list[Plan]:
+        first = [] if space.start is None else [carried_over(problem, space.start)[0]]
+        return [*first, *starting_plans(problem)]
+
+    suited = suiting(meshes, problem_on) if (tactics.requests or source.annotations) and len(meshes) > 1 else meshes
+    evaluator, result = search_shapes(evaluator_of, suited, settings, starts, report)
+    return Variant(source, evaluator, result, found)
+
+
+def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:
+    """The meshes that admit the user's requests and the program's own constraints (manual regions, kept shardings).
+
+    Raises the error of the first mesh if there is none.
+    """
+    found: list[Mesh] = []
+    why: ToastError | None = None
+    for mesh in meshes:
+        try:
+            problem_on(mesh)
+        except (UsageError, InputError) as error:
+            why = why or error
+        else:
+            found.append(mesh)
+    if not found and why is not None:
+        raise why
+    return found

@@ -1,0 +1,179 @@
+"""Selects the best plans of a search that differ in what the devices do.
+
+The difference of two plans compares the work of one step: its kernels (an op, and the mesh axes that split it) and its
+collectives (kind, axes, array, bytes). It is the share of the slower step that is spent on kernels and collectives that
+only one of the plans has. Plans that are written differently but do the same work differ by 0. So do plans that only
+exchange mesh axes of equal size, if that leaves the step time equal, and plans that only reorder the axes that split a
+dimension. A plan is returned if it differs from every plan before it by at least `DIFFERENT`, or if its peak memory
+differs by that fraction.
+
+In: an evaluator, the chosen plan and the plans evaluated. Out: plans, the best first, and how they compare.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, islice, permutations, product
+from typing import TypeVar
+
+from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.saved import taken_apart
+from toast_cli.price.cost import Cost
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.search.incumbent import Objective
+
+DIFFERENT = 0.1
+KEPT = 2000  # number of a search's best plans to compare
+_SWAPS = 24  # maximum number of axis permutations to try
+_EQUAL = 1e-9  # relative difference below which steps are equal
+
+Of = TypeVar("Of", bound=Hashable)
+SecondsSpent = dict[Hashable, float]  # what -> seconds of a step
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that does other work than the chosen one. differs: the share of the slower step, 0 to 1, spent on kernels
+    and collectives that only one of the two has. met: the plan fits in memory and keeps the goal's bounds."""
+
+    plan: Plan
+    cost: Cost
+    differs: float
+    met: bool
+
+
+def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[Plan], count: int) -> list[Plan]:
+    """The best `count` plans of `seen` (or fewer) that differ from the plans in `taken` and from each other.
+
+    Args:
+        seen: plans for this mesh, in any order. They may be plans of the problem with mirrored layers, although `taken`
+            decides those layers separately.
+    """
+    if count < 1:
+        return []
+    problem = evaluator.problem
+    objective = Objective(problem, evaluator.cost(problem.fixed))
+    plans = dict.fromkeys(_here(problem, plan) for plan in seen)
+    costs = {plan: evaluator.cost(plan) for plan in plans}
+    ranked = sorted(costs, key=lambda plan: objective.rank(plan, costs[plan]))
+    swaps = axis_swaps(problem.mesh)
+    known, found = [_Known(evaluator, plan) for plan in taken], list[Plan]()
+    for plan in ranked:
+        if len(found) == count:
+            break
+        meant = [_Known(evaluator, other) for other in _exchanged(evaluator, plan, swaps)]
+        if any(not _differ(one, other) for one in meant for other in known):
+            continue
+        known.append(meant[0])
+        found.append(simplest(evaluator, plan))
+    exact = {plan: evaluator.exact_cost(plan, learn=False) for plan in found}
+    return sorted(found, key=lambda plan: objective.rank(plan, exact[plan]))
+
+
+def compared(evaluator: Evaluator, taken: Plan, plan: Plan) -> Alternative:
+    """The cost of `plan`, and its difference from the chosen plan."""
+    problem, meant = evaluator.problem, spent(evaluator, taken)
+    cost = evaluator.exact_cost(plan, learn=False)
+    exchanged = _exchanged(evaluator, plan, axis_swaps(problem.mesh))
+    share = min(difference(spent(evaluator, other), meant) for other in exchanged)
+    return Alternative(plan, cost, share, Objective(problem, evaluator.cost(problem.fixed)).met(cost))
+
+
+def name_of(place: int) -> str:
+    """Names of a search's best plans by their rank: "search", "search 2", ..."""
+    return "search" if place == 0 else f"search {place + 1}"
+
+
+def spent(evaluator: Evaluator, plan: Plan) -> SecondsSpent:
+    """Seconds that a step spends on each kernel, by op and how it is split, and on each collective."""
+    problem, found = evaluator.problem, defaultdict[Hashable, float](float)
+    for kernel in evaluator.kernels(plan):
+        split = problem.choice(problem.op_pattern[kernel.op], plan)[0]
+        found["kernel", kernel.op, tuple(tuple(sorted(axes)) for axes in split)] += kernel.seconds
+    for use in evaluator.collectives(plan):
+        found[use.kind, tuple(sorted(use.axes)), use.op, use.value, use.bytes, use.group] += use.seconds
+    return found
+
+
+def difference(one: Mapping[Of, float], other: Mapping[Of, float]) -> float:
+    """Share, 0 to 1, of the slower step that is spent on work that only one of the two plans has."""
+    most = max(sum(one.values()), sum(other.values()))
+    if not most:
+        return 0.0
+    apart = sum(max(one.get(what, 0.0), other.get(what, 0.0)) for what in one.keys() ^ other.keys())
+    return min(1.0, apart / most)
+
+
+def simplest(evaluator: Evaluator, plan: Plan) -> Plan:
+    """The plan without decisions that change nothing in it."""
+    problem = evaluator.problem
+    meant = evaluator.parts(plan)
+    place = len(problem.fixed)
+    while place < len(plan):
+        shorter = problem.canonical((*plan[:place], *plan[place + 1 :]))
+        if evaluator.parts(shorter) == meant:
+            plan = shorter
+        else:
+            place += 1
+    return plan
+
+
+def axis_swaps(mesh: Mesh) -> list[tuple[int, ...]]:
+    """[permutations][axes] number of the axis that replaces each axis: permutations of axes of equal size. The first is
+    the identity."""
+    order = sorted(range(len(mesh.sizes)), key=lambda number: mesh.sizes[number])
+    alike = [tuple(numbers) for _, numbers in groupby(order, key=lambda number: mesh.sizes[number])]
+    found = []
+    for choice in islice(product(*map(permutations, alike)), _SWAPS):
+        place = dict(zip(order, chain(*choice), strict=True))
+        found.append(tuple(place[number] for number in range(len(order))))
+    return found
+
+
+class _Known:
+    """A plan's cost and the work of its step, which is computed on first use because it is expensive."""
+
+    def __init__(self, evaluator: Evaluator, plan: Plan) -> None:
+        self._evaluator, self._plan = evaluator, plan
+        self.cost = evaluator.cost(plan)
+        self.parts = evaluator.parts(plan)
+        self._spent: SecondsSpent | None = None
+
+    @property
+    def spent(self) -> SecondsSpent:
+        if self._spent is None:
+            self._spent = spent(self._evaluator, self._plan)
+        return self._spent
+
+
+def _differ(one: _Known, other: _Known) -> bool:
+    """True if two plans do different work. Ops with the same sharding in both cost the same, so the other ops are an
+    upper bound of the difference."""
+    least, most = sorted((one.cost.peak_bytes, other.cost.peak_bytes))
+    if most - least >= DIFFERENT * most > 0.0:
+        return True
+    if difference(one.parts, other.parts) < DIFFERENT:
+        return False
+    return difference(one.spent, other.spent) >= DIFFERENT
+
+
+def _exchanged(evaluator: Evaluator, plan: Plan, swaps: list[tuple[int, ...]]) -> Iterator[Plan]:
+    """The plan, and its copies with permuted mesh axes that leave the step time unchanged."""
+    problem, seconds = evaluator.problem, evaluator.cost(plan, 0.0).most_seconds
+    fixed = problem.fixed
+    yield plan
+    for swap in swaps[1:]:
+        other = problem.canonical((*fixed, *(d._replace(axis=swap[d.axis]) for d in plan[len(fixed) :])))
+        if other != plan and abs(evaluator.cost(other, 0.0).most_seconds - seconds) <= _EQUAL * seconds:
+            yield other
+
+
+def _here(problem: Problem, plan: Plan) -> Plan:
+    """Translates a plan for the problem with mirrored layers to one that decides some layers separately."""
+    if problem.mirrored is None:
+        return plan
+    return problem.canonical(taken_apart(plan, problem.mirrored[1]))
