@@ -66,8 +66,10 @@ def decoder(*, scanned: bool, wrap: Callable[..., Any] = lambda f: f, reverse: b
 
 
 def perceptron(p: Tree, x: Any) -> Any:
+    """Its gradients save two arrays a layer in every version of JAX; tanh's save one or two."""
     for n in range(6):
-        x = x + jnp.tanh(x @ p["a"][n]) @ p["b"][n]
+        y = x @ p["a"][n]
+        x = x + (y * jnp.sin(y)) @ p["b"][n]
     return jnp.mean(x * x)
 
 
@@ -322,6 +324,9 @@ def test_cuts_are_between_layers() -> None:
     assert found.cuts == (3, 6, 9) and (found.kept, found.largest) == (3, 20)
 
 
+POLICY = "all-but-weight-products"  # the cheapest that makes the program below fit
+
+
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A program of which nearly all memory holds what is saved, and of one example."""
@@ -346,9 +351,9 @@ def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None
     limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B"]
     assert report_of(deep, tmp_path, *fast, *limit, "--fit", "as-written")[0] == 3
     code, found = report_of(deep, tmp_path, *fast, *limit)
-    assert code == 0 and found["program"]["recompute"] == "all"
+    assert code == 0 and found["program"]["recompute"] == POLICY
     notes = found["analysis"]["notes"]
-    assert any(note.startswith("made to fit: --recompute all:") for note in notes)
+    assert any(note.startswith(f"made to fit: --recompute {POLICY}:") for note in notes)
     assert any("jax.checkpoint(layer)" in note and "test_recompute.py" in note for note in notes)
 
 
@@ -357,7 +362,7 @@ def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path:
     _, written = report_of(deep, tmp_path, *fast)
     bound = int(0.8 * written["predicted"]["peak_bytes"])
     code, found = report_of(deep, tmp_path, *fast, "--subject-to", f"peak_memory<={bound}B")
-    assert code == 0 and found["program"]["recompute"] == "all" and found["predicted"]["peak_bytes"] <= bound
+    assert code == 0 and found["program"]["recompute"] == POLICY and found["predicted"]["peak_bytes"] <= bound
 
 
 def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, tmp_path: Path) -> None:
@@ -385,7 +390,7 @@ def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
     monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: Refuses())
     fast = ["--iterations", "60"]
     code, found = report_of(deep, tmp_path, *fast, *options)
-    assert code == 0 and found["program"]["recompute"] == "all" and found["confirmation"]["chosen"]
+    assert code == 0 and found["program"]["recompute"] == POLICY and found["confirmation"]["chosen"]
     code, found = report_of(deep, tmp_path, *fast, *options, "--fit", "as-written")
     assert code == 3 and found["confirmation"]["rejected"]
 
