@@ -105,7 +105,7 @@ decisions
 
 predicted, per device and step
   step time     23.4 ms  ██████▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
-                                     at least 16.1 ms, at most 23.4 ms
+                                     16.1 ms if all overlaps, 23.4 ms if nothing
   peak memory  12.1 GiB  ████░░░░░░  39.3% of 30.8 GiB, arguments 3.20 GiB
   MFU             51.2%  █████░░░░░  of the chips' peak arithmetic rate
 
@@ -168,7 +168,7 @@ decisions
 
 predicted, per device and step
   step time     23.4 ms  ████████████████████████████████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
-                                                                             at least 16.1 ms, at most 23.4 ms
+                                                                             16.1 ms if all overlaps, 23.4 ms if nothing
   peak memory  45.2 GiB  ██████████████████████████████████████████████████  147.0% of 30.8 GiB, arguments 3.20 GiB
   MFU             51.2%  ██████████████████████████░░░░░░░░░░░░░░░░░░░░░░░░  of the chips' peak arithmetic rate
 
@@ -455,3 +455,14 @@ def test_collectives_that_look_alike_are_one_row() -> None:
 def test_a_compiled_program_is_told_by_the_libraries_it_calls(target: str, compiled: bool) -> None:
     found = list(terminal._replicated({f"stablehlo.custom_call @{target}": 1}, verbose=False))
     assert any("XLA has compiled this program" in line for line in found) == compiled
+
+
+def test_an_axis_across_slices_is_said_with_the_time_of_its_collectives() -> None:
+    report = make_report()
+    crossing = sum(c.seconds for c in report.collectives if "data" in c.axes)
+    assert 0 < crossing < sum(c.seconds for c in report.collectives)
+    told = shown(replace(report, mesh=replace(report.mesh, networks={"data": 2})), 120)
+    line = (
+        f"data crosses the network between 2 groups of 8 devices: {text.format_seconds(crossing)} of collectives a step"
+    )
+    assert line in told and "network" not in shown(report, 120)

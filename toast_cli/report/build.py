@@ -79,7 +79,13 @@ def build_report(
             program.offload,
             program.rewritten,
         ),
-        MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
+        MeshFacts(
+            mesh.name,
+            mesh.chip.name,
+            mesh.devices,
+            dict(zip(mesh.names, mesh.sizes, strict=True)),
+            {a.name: n for a in mesh.axes if (n := prod(k.size for k in a.links if k.kind == "network")) > 1},
+        ),
         PlanFacts(
             [_decision(source, problem, d) for d in result.plan],
             summary(problem, result.plan),

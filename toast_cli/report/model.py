@@ -53,6 +53,7 @@ class MeshFacts:
     chip: str
     devices: int
     axes: dict[str, int]
+    networks: dict[str, int] = field(default_factory=dict)  # axis -> slices or hosts that it runs across, if several
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,14 @@ def header(report: Report) -> RenderableType:
     )
     mesh_text = _lead(mesh.name, f"{format_plural(mesh.devices, 'device')} ({mesh.chip}), ")
     lines.add_row("mesh", mesh_text.append_text(style.with_axes(shape, list(mesh.axes))).append(f", {limit}"))
+    if mesh.networks:
+        axes, groups = list(mesh.networks), prod(mesh.networks.values())
+        crossing = sum(c.seconds for c in report.collectives if not mesh.networks.keys().isdisjoint(c.axes))
+        network = (
+            f"{' and '.join(axes)} {'cross' if len(axes) > 1 else 'crosses'} the network between {groups} groups of "
+        )
+        cost = f"{mesh.devices // groups} devices: {format_seconds(crossing)} of collectives a step"
+        lines.add_row("network", style.with_axes(network + cost, axes))
     lines.add_row("strategy", style.with_axes(report.plan.summary or "unsharded", list(mesh.axes), style.TITLE))
     if report.plan.tactics:
         lines.add_row("tactics", _tactics(report))
@@ -463,7 +471,7 @@ def overlap_text(predicted: PredictedFacts) -> str:
     least, most = format_seconds(predicted.step_seconds_lower), format_seconds(predicted.step_seconds_upper)
     if not 0 < predicted.step_seconds_lower < predicted.step_seconds_upper or least == most:
         return ""
-    return f"at least {least}, at most {most}"
+    return f"{least} if all overlaps, {most} if nothing"
 
 
 def _lead(name: str, rest: str) -> Text:
