@@ -40,19 +40,3 @@ def test_what_frees_more_than_it_makes_runs_before_a_loop_that_it_does_not_need(
     assert runs(lambda looped, x, logits: logits.T @ logits) == [False]  # it makes [512, 512]
     assert runs(lambda looped, x, logits: looped.T @ logits) == [False]  # it needs the loop
     assert runs(lambda looped, x, logits: (logits.max(), looped.T @ logits)) == [False, False]  # still read after it
-
-
-def test_a_product_does_not_wait_for_a_loop_that_frees_more_than_it_does() -> None:
-    """The gradient of an output projection, read behind the backward loop, which is the last to read what was saved."""
-
-    def run(x: Any, w: Any, v: Any) -> Any:
-        logits, saved = jnp.sort(x @ v), jnp.sort(x @ v @ v.T @ v, 0)
-        gradient = x.T @ logits
-        looped = lax.fori_loop(0, 5, lambda _, c: jnp.sin(c @ w) + saved[:, :64], x)
-        return looped, v - gradient
-
-    evaluator = evaluator_of(source_of(run, arg(64, 64), arg(64, 64), arg(64, 512)), round_mesh(data=2), profile=PLAIN)
-    program, lives = evaluator.problem.program, evaluator.items.lives
-    (loop,) = program.loops
-    products = [number for number, op in enumerate(program.ops) if op.name == DOT_GENERAL and op.loop < 0]
-    assert all(number < loop.first and lives.times[number] < 2 * loop.first for number in products)

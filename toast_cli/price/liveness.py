@@ -390,10 +390,10 @@ def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
 # reuses a donated argument's buffer waits until nothing else reads the argument.
 #
 # The gradient of an output projection beside the backward loop over the layers is the last to read the gradient of the
-# logits. If it is after the loop and does not depend on it, as in programs from HLO text (MaxText's training steps),
-# it runs before it if it frees more than it writes; so do sums over logits that a step reports. (libtpu 0.0.42.1
-# schedules so in scanned decoders; it keeps the gradient of the logits through the loop only where a look-up in f32
-# logits stands behind it, which is not counted.)
+# logits. If it is before the loop, it waits for the loop if that frees more memory: libtpu 0.0.42.1 does so in some
+# scanned decoders, and in others (8B on v5p, one array of logits) holds 14 % less. If it is after the loop and does not
+# depend on it, as in programs from HLO text (MaxText's training steps), it runs before it if it frees more than it
+# writes; so do sums over logits that a step reports.
 
 _NOBODY = (-1, -1)
 
@@ -406,6 +406,7 @@ def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profi
     waits = _last_readers(program, stored)
     ready = [0] * len(program.values)  # [values] when each can be read or recomputed
     finishing = [False] * len(program.values)  # results of contractions that are not written yet
+    after = after_loops(program, stored, profile)
     sooner = before_loops(program, stored, waits, profile)
     early = "early-results" in profile.passes
     waiting: list[tuple[int, int, int]] = []  # (op, earliest time, op it waits for)
@@ -414,6 +415,8 @@ def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profi
             continue
         known = [max(ready[v], _loop_over(program, v, number)) for v in op.operands if not free[v]]
         earliest = max(known, default=0)
+        if after[number]:
+            times[number] = max(times[number], after[number])
         if op.loop >= 0:
             earliest = max(earliest, 2 * loops[op.loop].first)
         moves = op.kind.elementwise or op.kind.view_or_convert
@@ -483,6 +486,53 @@ def _last_readers(program: Program, stored: list[bool]) -> list[tuple[int, int]]
             elif known != ends:
                 first, second, *_ = (*sorted({*known, *ends} - {-1}, reverse=True), -1)
                 found[value] = (first, second)
+    return found
+
+
+def after_loops(program: Program, stored: list[bool], profile: CompilerProfile) -> list[int]:
+    """[ops] tick at which the last loop that a contraction waits for ends; 0 if there is none."""
+    ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
+    found = [0] * len(program.ops)
+    if not ends or "loops-first" not in profile.passes:
+        return found
+    first, freed = _first_readers(program, stored), _freed_by(program, stored, ends)
+    for number, op in enumerate(program.ops):
+        if op.loop < 0 and op.kind.matrix_unit and len(op.results) == 1:
+            over = [loop for loop in ends if number < loop[1] and loop[0] <= first[op.results[0]]]
+            kept = {v for v in op.operands if stored[v] and over}
+            waits = [
+                last
+                for last, start in over
+                if freed[last] >= sum(program.values[v].bytes for v in kept if program.users[v][-1][0] < start)
+            ]
+            found[number] = 2 * waits[-1] if waits else 0
+    return found
+
+
+def _freed_by(program: Program, stored: list[bool], ends: list[tuple[int, int]]) -> dict[int, int]:
+    """End of a loop -> bytes of values that are made before it and last read in it, its carries excepted."""
+    freed = dict.fromkeys((last for last, _ in ends), 0)
+    arguments = {argument.value for argument in program.arguments}
+    for value, users in enumerate(program.users):
+        readers = [number for number, _ in users]
+        if not readers or not stored[value] or value in arguments or program.ops[readers[0]].name == CARRY:
+            continue
+        over = bisect_right(ends, max(readers), key=itemgetter(0))  # first loop that ends after the reader
+        if over < len(ends) and program.producer[value] < ends[over][1] <= max(readers):
+            freed[ends[over][0]] += program.values[value].bytes
+    return freed
+
+
+def _first_readers(program: Program, stored: list[bool]) -> list[int]:
+    """[values] last op of the first kernel that reads each value."""
+    found = [len(program.ops)] * len(program.values)
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
+        end = number
+        if len(op.results) == 1 and (op.kind.view_or_convert or not stored[op.results[0]]):
+            end = found[op.results[0]]
+        for value in op.operands:
+            found[value] = min(found[value], end)
     return found
 
 

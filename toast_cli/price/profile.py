@@ -195,7 +195,7 @@ PASSES: Mapping[str, str] = {
     # Schedule and liveness.
     "early-results": "Results of the program are computed as soon as their operands are available.",
     "held-results": "Results that replace no argument have their buffers from the start of the program.",
-    "loops-first": "Ops behind a loop that do not depend on it run before it where that frees memory.",
+    "loops-first": "Ops that do not depend on a loop are moved before or behind it.",
     "loop-gathers-first": "A loop gathers all loop-invariant arrays at the start of an iteration.",
     "late-reductions": "The result of a collective reduction lives until its readers in program order.",
     "in-place-updates": "Results reuse the buffers of operands without later readers.",
