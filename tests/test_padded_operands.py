@@ -1,4 +1,4 @@
-"""What is written for products: operands that are padded, and buffers that are not shared."""
+"""What is written because it is padded or joined, how often it is read, and buffers that are not shared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from programs import arg, evaluator_of, mesh_of, source_of
 
-from toast_cli.price.fusion import padded_operands
+from toast_cli.price.fusion import visible_part
 from toast_cli.price.liveness import shrinking
 
 
@@ -49,14 +49,45 @@ def test_the_gradient_of_logits_is_written_where_it_is_padded(cut: bool) -> None
     assert stored[divided] is cut
 
 
-def test_padding_counts_where_products_read_it_through_views() -> None:
-    def seen(x: Any, w: Any) -> Any:
-        padded = jnp.pad(jnp.sin(x), ((0, 1), (0, 0)))
-        return padded.T.reshape(4, 4, 17) @ w, lax.sort(jnp.pad(jnp.cos(x), ((0, 1), (0, 0))))
+def halves(x: Any, y: Any) -> Any:
+    """Rotary embedding: the halves of each row are turned and joined again."""
+    first, second = jnp.split(x, 2, -1)
+    return jnp.concatenate([-second, first], -1) * y
 
-    program = source_of(seen, arg(16, 16), arg(17, 8)).program
-    made = {op.name: op.results[0] for op in program.ops if op.results}
-    assert padded_operands(program) == {made["stablehlo.sine"]}
+
+@pytest.mark.parametrize(
+    ("moved", "written"),
+    [
+        (lambda x, y: jnp.pad(jnp.sin(x), ((0, 8), (0, 0)))[8:] * y, {"sine"}),
+        (lambda x, y: jnp.roll(jnp.sin(x), 1, 0) * y, {"sine"}),
+        (lambda x, y: jnp.concatenate([jnp.sin(x), jnp.cos(x)], 0)[64:] * y, {"sine", "cosine"}),
+        (halves, {"negate", "slice"}),
+        (lambda x, y: jnp.roll(x, 1, 0) * y, set()),
+        (lambda x, y: jnp.sin(x)[:32] * y[:32], set()),
+        (lambda x, y: (lambda z: z[:32] * z[32:])(jnp.sin(x) * y), {"multiply"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mesh", ["v4-32", "v5e-16", "v5p-64", "v6e-64", "h100-8"])
+def test_what_pads_and_concatenations_move_is_written(mesh: str, moved: Any, written: set[str]) -> None:
+    source = source_of(lambda x, y: jnp.exp(moved(x, y)), arg(64, 256), arg(64, 256))
+    stored = evaluator_of(source, mesh_of(mesh)).items.stored
+    ops = [op for op in source.program.ops if any(stored[value] for value in op.results) and op.operands]
+    names = [op.name.removeprefix("stablehlo.") for op in ops if not op.name.startswith("toast.")]
+    assert set(names) - {"exponential"} == (written if mesh != "h100-8" else set())
+
+
+def test_a_roll_reads_an_array_once_and_a_stencil_five_times() -> None:
+    def stencil(x: Any) -> Any:
+        y = jnp.pad(x, 1)
+        return 4 * y[1:-1, 1:-1] - y[2:, 1:-1] - y[:-2, 1:-1] - y[1:-1, 2:] - y[1:-1, :-2]
+
+    for function, times in ((lambda x: 2 * jnp.roll(x, 3, 1), 1), (stencil, 5)):
+        source = source_of(function, arg(64, 64))
+        kernels = [kernel for kernel in evaluator_of(source, mesh_of("v5e-16")).items.compilation.kernels if kernel]
+        read = sum(side.bytes for kernel in kernels for side in kernel.operands)
+        assert read == pytest.approx(times * 64 * 64 * 4, rel=0.06)
+    pads = [op for op in source_of(lambda x: jnp.roll(x, 3, 0), arg(64, 64)).program.ops if op.name == "stablehlo.pad"]
+    assert sorted(visible_part(op) for op in pads) == [3 / 64, 61 / 64]
 
 
 @pytest.mark.parametrize(
@@ -76,5 +107,5 @@ def test_a_pad_between_elements_is_a_kernel_of_its_own(mesh: str, config: tuple[
     source = source_of(spread, arg(64, 256), arg(rows, 256))
     stored = evaluator_of(source, mesh_of(mesh)).items.stored
     made = {op.name: op.results[0] for op in source.program.ops if op.results}
-    names = ("stablehlo.exponential", "stablehlo.pad", "stablehlo.sine")
-    assert [stored[made[name]] for name in names] == [written, written, False]
+    names = ("stablehlo.pad", "stablehlo.sine")
+    assert [stored[made[name]] for name in names] == [written, False]

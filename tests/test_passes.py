@@ -141,7 +141,7 @@ IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for
 CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
 PIECES = replace(
     PLAIN,
-    passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "padded-operands"} | {"sliced-products"},
+    passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "moved-operands"} | {"sliced-products"},
 )
 RAGGED = replace(PLAIN, passes=PLAIN.passes | {"ragged-gradients"}, attained=Attained(matrix=0.001))
 HOLDING = replace(PLAIN, passes=PLAIN.passes | {"held-results"})
@@ -178,7 +178,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PIECES),
-    "padded-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
+    "moved-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
     "interior-pads": (lambda x: jnp.sin(lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 0)))), (arg(1024, 4096),), "",
                       "less compute", "v5e-16"),
     "unfilled-stacks": (lambda x: lax.scan(lambda c, y: (c, jnp.sort(y)), 0.0, x)[1], (arg(8, 1024, 1024),), "",

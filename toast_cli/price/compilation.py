@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from toast_cli.hardware.model import Chip
 from toast_cli.price.compiled_collectives import Narrowing, early_values, late_values
 from toast_cli.price.convolutions import ConvolvedArgument, Images, convolved_arguments, space_to_batch
-from toast_cli.price.fusion import expansions, materialised, written_parts
+from toast_cli.price.fusion import expansions, materialised, visible_part, written_parts
 from toast_cli.price.gpu_libraries import ScatterStart, scatter_starts
 from toast_cli.price.kernel import Kernel, Rows, Side, op_arithmetic, scatter_start_bytes
 from toast_cli.price.layouts import (
@@ -34,7 +34,7 @@ from toast_cli.price.liveness import Lives, find_lives
 from toast_cli.price.on_chip import elapsed_seconds, is_scalar, loop_residency, reuse_widths
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ARGUMENT, CARRY, DYNAMIC_UPDATE_SLICE, REDUCE, RESHAPE, RESULT, SCATTER, SELECT
+from toast_cli.program.ops import ARGUMENT, CARRY, DYNAMIC_UPDATE_SLICE, PAD, REDUCE, RESHAPE, RESULT, SCATTER, SELECT
 from toast_cli.program.values import expands_scalar
 
 
@@ -110,6 +110,8 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
 # A kernel belongs to the op that writes its result or, with output fusion, to the contraction whose epilogue writes
 # it. An operand that is not in memory is computed in the kernel, so its flops and reads count for that operand, which
 # determines its local shape. A value read twice by one kernel is read once. `join_rows` merges kernels further.
+
+NONE = -1
 
 
 class MemoryForm(NamedTuple):
@@ -192,8 +194,8 @@ def _is_stacked(program: Program, carry: Op) -> bool:
 
 @dataclass(slots=True)
 class _Walk:
-    """What one kernel has so far. read: (value, op that takes a part of it or -1) already counted. members: ops in it.
-    product: the contraction it contains; others: further ones."""
+    """What one kernel has so far. read: (value, pad or slice that moves it or NONE) already counted. members: ops in
+    it. product: the contraction it contains; others: further ones."""
 
     read: set[tuple[int, int]] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
@@ -210,6 +212,7 @@ class _Grouping:
         self._program, self._free = program, free
         self._padding, self._parts, self._rows = padding, parts, _ = form
         self._taken = list(stored)  # and contractions that are written because a kernel can contain only one
+        self._moves = "moved-operands" in profile.passes
         self._joins = "multi-output-fusion" in profile.passes
         self._hosts = Hosts(program, alone="library-products" in profile.passes)
         self._cost, self._atomic = expansions(profile), "atomic-scatters" in profile.passes
@@ -283,37 +286,40 @@ class _Grouping:
     def _side(self, op: Op, position: int, walk: _Walk) -> Side:
         """Reads and fused arithmetic of one operand of an op."""
         side, program = Side(), self._program
-        pending = [(op.operands[position], op, position)]
+        pending = [(op.operands[position], op, position, NONE)]  # and the pad or slice through which it is read
         while pending:
-            value, reader, at = pending.pop()
+            value, reader, at, moved = pending.pop()
             maker = program.producer[value]
             if self._free[value]:
                 continue
+            if at == 0 and moved == NONE and (reader.kind.takes_part or (reader.name == PAD and self._moves)):
+                moved = reader.results[0]
             if self._taken[value]:
-                self._read(value, reader, at, walk, side)
-            elif maker not in walk.members:
+                self._read(value, reader, at, walk, side, moved)
+            elif maker not in walk.members or (program.ops[maker].name == PAD and self._moves):
                 walk.members.add(maker)
                 made = program.ops[maker]
                 if not made.kind.matrix_unit:
                     side.flops += self._arithmetic(made) * self._padding[value]
-                    pending.extend((v, made, k) for k, v in enumerate(made.operands))
+                    pending.extend((v, made, k, moved) for k, v in enumerate(made.operands))
                 elif walk.product < 0:
                     walk.product = maker
                 else:
                     self._taken[value] = True
                     walk.others.append(maker)
-                    self._read(value, reader, at, walk, side)
+                    self._read(value, reader, at, walk, side, moved)
         return side
 
-    def _read(self, value: int, reader: Op, position: int, walk: _Walk, side: Side) -> None:
+    def _read(self, value: int, reader: Op, position: int, walk: _Walk, side: Side, moved: int) -> None:
         takes = reader.kind.takes_part and position == 0
-        key = (value, reader.results[0] if takes else -1)
+        key = (value, moved)
         if (position == 0 and reader.kind.updates) or key in walk.read:
             return
         walk.read.add(key)
         it, padding = self._program.values[value], self._padding[value]
         part = self._program.values[reader.results[0]] if takes else it
-        size = round(min(it.bytes, part.bytes) * padding * self._parts[value])
+        seen = visible_part(reader) if self._moves and position == 0 else 1.0
+        size = round(min(it.bytes, part.bytes) * seen * padding * self._parts[value])
         stays, beside = (0.0, 0.0) if takes else self._residency.of_read(value, reader)
         size = round(size * stays) if stays else size
         side.bytes += size
@@ -329,7 +335,7 @@ class _Grouping:
         elif takes and maker == CARRY:  # of a sequence, on the chip as a whole or not at all
             side.passing += size
             side.widest = max(side.widest, it.bytes * padding)
-        elements = round(min(it.elements, part.elements) * padding)
+        elements = round(min(it.elements, part.elements) * seen * padding)
         side.elements, side.largest = side.elements + elements, max(side.largest, elements)
 
     def _written(self, op: Op, k: int) -> Side:

@@ -25,6 +25,7 @@ from toast_cli.program.ops import (
     ARGUMENT,
     BARRIER,
     CARRY,
+    CONCATENATE,
     CONVERT,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
@@ -99,7 +100,7 @@ class _Fusion:
         self._library_products = "library-products" in profile.passes and not most
         self._fused_lookups = "fused-lookups" in profile.passes
         self._polynomials = expansions(profile)
-        self._padded = padded_operands(program) if "padded-operands" in profile.passes else frozenset()
+        self._moved = moved_operands(program) if "moved-operands" in profile.passes else frozenset()
         self._free = free
         self._one_hot = one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
@@ -228,11 +229,12 @@ class _Fusion:
             return True
         if self._library and is_read_by_convolution(self._program, readers):
             return not (op.kind.view or op.name == REVERSE)  # a library reverses kernels as it reads them
-        if value in self._padded or not all(self._computes(ops[r]) for r in readers):
-            return not (op.kind.view_or_convert and steps <= 1)
+        if value in self._moved or not all(self._computes(ops[r]) for r in readers):
+            in_place = op.kind.view_or_convert and steps <= 1
+            return not in_place or (value in self._moved and is_copied(self._program, op))
         count = len(readers)
         if count < 2:
-            return False
+            return "moved-operands" in self._passes and not op.kind.view and is_cut_twice(self._program, value)
         if self._polynomials and polynomial_is_written(op, self._program.values[value]):
             return True
         if "recomputation" not in self._passes or steps > self._limits.steps or len(read) > self._limits.sources:
@@ -508,21 +510,33 @@ def pads_inside(op: Op) -> bool:
     return op.name == PAD and any(window.dilation > 1 for window in op.windows)
 
 
-def padded_operands(program: Program) -> frozenset[int]:
-    """Values that a contraction reads padded, directly or through a view, which are materialised.
+def moved_operands(program: Program) -> frozenset[int]:
+    """Values that a pad or a concatenation moves, which are written if they are computed.
 
-    The kernel of a product fuses the pad, but not the computation of the padded array. So the gradient of logits is
-    written if a loss leaves out their last position (`logits[:, :-1]`), and otherwise fused into the products that read
-    it. Seen in classifiers' heads and token shifts in f32 on v5e.
+    XLA:TPU fuses pads at edges and concatenations (as a maximum of two pads) into their readers, products included, but
+    not the computation of what they move: the halves that rotary embeddings turn and join again, what a stencil on a
+    torus rolls (a roll is two pads), the gradient of logits if a loss leaves out their last position. It copies slices
+    that are joined, but pads them in place. Seen on v4, v5e, v5p and v6e in bf16 and f32, along every dimension,
+    aligned with tiles or not; the halves of an array that a program returns joined are an exception.
     """
-    pads = (op for op in program.ops if op.name == PAD)
-    return frozenset(op.operands[0] for op in pads if _is_multiplied(program, op.results[0]))
+    moving = [op for op in program.ops if op.name in (CONCATENATE, PAD)]
+    return frozenset(value for op in moving for value in (op.operands if op.name == CONCATENATE else op.operands[:1]))
 
 
-def _is_multiplied(program: Program, value: int) -> bool:
-    """Whether a contraction reads a value or a view of it."""
-    kinds = [(program.ops[user].kind, program.ops[user].results) for user, _ in program.users[value]]
-    return any(
-        kind.matrix_unit or (kind.view_or_convert and len(results) == 1 and _is_multiplied(program, results[0]))
-        for kind, results in kinds
-    )
+def is_copied(program: Program, op: Op) -> bool:
+    """Whether an op is a slice that a concatenation reads, see `moved_operands`."""
+    readers = program.users[op.results[0]]
+    return op.name == SLICE and any(program.ops[reader].name == CONCATENATE for reader, _ in readers)
+
+
+def is_cut_twice(program: Program, value: int) -> bool:
+    """Whether slices read different parts of a value, so that a kernel would compute the parts that overlap twice."""
+    readers = {reader for reader, _ in program.users[value]}
+    return len(readers) > 1 and any(program.ops[reader].name == SLICE for reader in readers)
+
+
+def visible_part(op: Op) -> float:
+    """Fraction of its operand that an op reads where it pads: a roll by 3 of 64 elements is a pad that shows 61 of them
+    and one that shows 3. XLA:TPU reads an array once for each pad and slice of it, five times for a stencil."""
+    ends = [(w.low + (w.inputs - 1) * w.dilation + 1, w) for w in op.windows] if op.name == PAD else []
+    return prod(max(0.0, min(end, w.outputs) - max(w.low, 0)) / max(1, end - w.low) for end, w in ends)

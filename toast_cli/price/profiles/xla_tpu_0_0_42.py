@@ -72,7 +72,7 @@ PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 
 PASSES = plain.PASSES | {
     "narrowing", "broadcast-gathers", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
-    "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "padded-operands", "interior-pads",
+    "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "moved-operands", "interior-pads",
     "vector-products", "fourier-transforms", "ragged-gradients", "tiling", "tile-dimensions", "lookup-rows",
     "space-to-batch", "convolution-tiles", "swapped-convolutions", "returned-layouts", "gathered-pieces",
     "memory-space-assignment", "on-chip-reuse", "loop-residency", "resident-kernels",
