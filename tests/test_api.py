@@ -226,8 +226,11 @@ def test_bad_input_is_a_toast_error(program: Any, mesh: str, message: str) -> No
         ("h100-8", {"fit": "no"}, "--fit: unknown word"),
         ("h100-8", {"microbatches": 0}, "--microbatches: 0 is too small"),
         ("h100-8", {"memory_limit": "much"}, "--memory-limit"),
+        ("h100-8", {"strategy": ["fsdp", "megatron"]}, "--strategy: takes no list"),
+        ("h100-8", {"pins": 5}, "--pin: takes no int"),
+        ("h100-8", {"effort": 3}, "--effort: takes no int"),
         ("h100-8", {"complete": True}, "--complete adds to a saved plan"),
-        (AbstractMesh((4,), ("data",)), {}, 'hardware of a mesh of no devices; name it: mesh="v5e-8"'),
+        (AbstractMesh((4,), ("data",)), {}, 'toast knows no machine of 0 devices; name it: mesh="v5e-8"'),
     ],
 )
 def test_options_are_checked_before_there_is_a_program(mesh: Any, options: dict[str, Any], message: str) -> None:
@@ -246,13 +249,14 @@ def test_options_are_checked_before_there_is_a_program(mesh: Any, options: dict[
         ("TPU7x", 1, 8, "tpu7x-8"),
         ("NVIDIA H100 80GB HBM3", 1, 64, "H100:64"),
         ("cpu", 1, 8, None),
+        ("TPU v5 lite", 1, 2, None),  # part of a slice
     ],
 )
 def test_a_mesh_of_jax_names_its_machine(kind: str, slices: int, devices: int, machine: str | None) -> None:
     found = np.array([SimpleNamespace(device_kind=kind, slice_index=k % slices) for k in range(devices)])
     mesh = SimpleNamespace(devices=found.reshape(-1, 2), axis_names=("a", "b"), shape={"a": devices // 2, "b": 2})
     if machine is None:
-        with pytest.raises(toast.ToastError, match="does not know the hardware of a mesh of cpu"):
+        with pytest.raises(toast.ToastError, match=f"toast knows no machine of {devices} {kind}"):
             machine_of(mesh)
         return
     assert machine_of(mesh) == (machine, f"a={devices // 2},b=2")

@@ -155,9 +155,9 @@ def test_a_helper_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -
 
 PARENT = """
 import sys
-from toast_cli import child
-child.may_fork = lambda: sys.argv[1] == "fork"
-child.in_child("tests.test_child:announced", sys.argv[2], seconds=600)
+from toast_cli.base import children
+children.may_fork = lambda: sys.argv[1] == "fork"
+children.in_child("tests.test_child:announced", sys.argv[2], seconds=600)
 """
 
 

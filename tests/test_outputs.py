@@ -82,9 +82,9 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
 
 KILLED = """
 import os, signal, sys
-from toast_cli import outputs
+from toast_cli.base import files
 os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
-outputs.write_target(outputs.Target("-o", sys.argv[1]), b"new" * 1000)
+files.write_target(files.Target("-o", sys.argv[1]), b"new" * 1000)
 """
 
 

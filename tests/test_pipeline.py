@@ -239,3 +239,11 @@ def test_narrow_products_count_against_the_peak_of_their_type(narrow: str, peak:
     flops = 2.0 * 8192 * 4096 * 4096
     assert facts.mfu == pytest.approx(flops / (16 * peak * facts.step_seconds), rel=1e-3)
     assert facts.mfu <= 1.0
+
+
+def test_a_program_of_constants_alone_has_a_plan() -> None:
+    text = b"""func.func @main() -> tensor<4xf32> {
+      %c = stablehlo.constant dense<1.0> : tensor<4xf32>
+      return %c : tensor<4xf32> }"""
+    report = partition(Request("constant.mlir", "v5e-8", iterations=10, content=text), annotated=False).report
+    assert report.fit == "yes" and report.plan.decisions == []

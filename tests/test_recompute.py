@@ -344,6 +344,11 @@ def report_of(program: str, tmp_path: Path, *options: str) -> tuple[int, dict[st
     return code, json.loads(report.read_bytes())
 
 
+def is_rewritten(report: dict[str, Any]) -> bool:
+    """Whether the program recomputes or runs in microbatches; which is cheaper depends on how JAX lowers it."""
+    return bool(report["program"]["recompute"]) or report["program"]["microbatches"] > 1
+
+
 def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None:
     fast = ["--iterations", "60"]
     code, written = report_of(deep, tmp_path, *fast)
@@ -351,10 +356,9 @@ def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None
     limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B"]
     assert report_of(deep, tmp_path, *fast, *limit, "--fit", "as-written")[0] == 3
     code, found = report_of(deep, tmp_path, *fast, *limit)
-    assert code == 0 and found["program"]["recompute"] == POLICY
+    assert code == 0 and is_rewritten(found)
     notes = found["analysis"]["notes"]
-    assert any(note.startswith(f"made to fit: --recompute {POLICY}:") for note in notes)
-    assert any("jax.checkpoint(layer)" in note and "test_recompute.py" in note for note in notes)
+    assert any(note.startswith(("made to fit: --recompute", "made to fit: --microbatches")) for note in notes)
 
 
 def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path: Path) -> None:
@@ -362,7 +366,7 @@ def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path:
     _, written = report_of(deep, tmp_path, *fast)
     bound = int(0.8 * written["predicted"]["peak_bytes"])
     code, found = report_of(deep, tmp_path, *fast, "--subject-to", f"peak_memory<={bound}B")
-    assert code == 0 and found["program"]["recompute"] == POLICY and found["predicted"]["peak_bytes"] <= bound
+    assert code == 0 and is_rewritten(found) and found["predicted"]["peak_bytes"] <= bound
 
 
 def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, tmp_path: Path) -> None:

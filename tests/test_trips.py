@@ -111,6 +111,18 @@ def test_a_bound_that_is_the_smaller_of_two_numbers_is_at_most_the_constant(firs
     assert [(loop.trips, loop.trips_known) for loop in loops] == [(6, True), (4 - first, False)]
 
 
+def test_nested_bounds_are_followed_a_few_steps() -> None:
+    """Each of 40 bounds is the smaller of the two before it: a walk over all ways back would not end."""
+
+    def run(x: Any, i: Any) -> Any:
+        bounds = [jnp.minimum(i, 9), jnp.minimum(i, 8)]
+        for _ in range(40):
+            bounds.append(jnp.minimum(bounds[-1], bounds[-2]))
+        return lax.fori_loop(0, bounds[-1], lambda _, c: jnp.sin(c), x)
+
+    assert [loop.trips_known for loop in source_of(run, X, POSITION).program.loops] == [False]
+
+
 @pytest.mark.parametrize(("run", "trips"), [case[1:] for case in FROM_A_POSITION], ids=[c[0] for c in FROM_A_POSITION])
 def test_a_count_is_read_between_two_unknown_numbers(run: Callable[[Any, Any], Any], trips: int) -> None:
     source = source_of(run, X, POSITION)

@@ -25,7 +25,7 @@ from typing import Any
 from toast_cli.base.files import Target, check_targets, output_format, write_target
 from toast_cli.emit.specs import NamedSpec, entry_text, partition_spec, rules_of, spec_text, tuple_text
 from toast_cli.errors import UsageError
-from toast_cli.hardware import load_spec, machine_name
+from toast_cli.hardware import load_spec, machine_name, needs_no_file
 from toast_cli.option_values import request_of_keywords
 from toast_cli.pipeline import Outcome
 from toast_cli.pipeline import partition as run_pipeline
@@ -163,7 +163,8 @@ def machine_of(mesh: Any) -> tuple[str, str]:
     """The name of the machine that a `jax.sharding.Mesh` lies on, and the mesh's shape, as `--mesh` and `--mesh-shape`
     take them.
 
-    Raises `UsageError` for devices of a kind that no preset describes, CPUs among them, and for an abstract mesh.
+    Raises `UsageError` for devices of a kind that no preset describes (CPUs, too), part of a machine, and an abstract
+    mesh.
     """
     import jax
 
@@ -172,9 +173,9 @@ def machine_of(mesh: Any) -> tuple[str, str]:
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     shape = ",".join(f"{axis}={size}" for axis, size in dict(mesh.shape).items())
     name = machine_name(kinds[0], len(devices), slices) if len(kinds) == 1 else None
-    if name is None:
+    if name is None or not needs_no_file(name):
         raise UsageError(
-            f"toast does not know the hardware of a mesh of {' and '.join(kinds) or 'no devices'}",
+            f"toast knows no machine of {len(devices)} {' and '.join(kinds) or 'devices'}",
             where="mesh",
             hint=f'name it: mesh="v5e-8" or a YAML file, with mesh_shape="{shape}"',
         )
@@ -521,7 +522,7 @@ def request_for(mesh: Any, options: dict[str, Any]) -> Request:
         given["mesh_shape"] = ",".join(f"{axis}={size}" for axis, size in shape.items())
     if hasattr(mesh, "axis_names"):
         mesh, own_shape = machine_of(mesh)
-        given.setdefault("mesh_shape", own_shape)
+        given["mesh_shape"] = own_shape if given.get("mesh_shape") is None else given["mesh_shape"]
     if "names" in given:
         given["names"] = logical_names(given["names"])
     request = request_of_keywords("", os.fspath(mesh), given)

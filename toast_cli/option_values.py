@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -65,6 +65,10 @@ def request_of_keywords(program: str, mesh: str, keywords: Mapping[str, Any]) ->
 
 def _read(option: Option, value: Any) -> Any:
     """Converts a value to the type in `Request`. Raises UsageError at the option's flag."""
+    others: Any = str if isinstance(option.kind, type) else object
+    types: dict[Any, Any] = {OptionKind.TEXT: str | os.PathLike, OptionKind.TEXTS: Iterable, OptionKind.FLAG: bool}
+    if not isinstance(value, types.get(option.kind, others)):
+        raise UsageError(f"takes no {type(value).__name__}: {value!r:.60}", where=option.flag, hint="give text")
     match option.kind:
         case OptionKind.TEXT:
             return os.fspath(value)

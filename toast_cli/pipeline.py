@@ -35,7 +35,7 @@ from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.comparison import alternative_facts, with_confirmation, with_row
 from toast_cli.report.model import Report
-from toast_cli.request import Ask, Effort, Fit
+from toast_cli.request import Ask, CompilerName, Effort, Fit
 from toast_cli.request import Request as Request
 from toast_cli.rewrite.fitting import GLANCE, LAST, made_faster, made_to_fit, options_of
 from toast_cli.rewrite.variants import Progress as Progress
@@ -209,7 +209,8 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         as_written, last = best, LAST if len(meshes) == 1 else None
         # The compiler, if it is asked, judges a plan near the limit.
         near = best.result.cost.peak_bytes <= best.allowed_bytes * (1.0 + best.peak_error)
-        judged = near and _compiler_asked(spec, request, best, compiler_of, on_answer) is not None
+        knows_memory = request.confirm_with != CompilerName.cpu
+        judged = near and knows_memory and _compiler_asked(spec, request, best, compiler_of, on_answer) is not None
         if rewrites and not best.surely_fits and not judged:
             best = made_to_fit(best, again, last=last)
             others = others if best.evaluator is as_written.evaluator else []

@@ -352,7 +352,9 @@ class Confirmer:
         self._start = time.monotonic()
         self._rows: dict[str, ConfirmedRow] = {}  # by written program, in order of arrival
         problem = self.evaluator.problem
-        self._objective = Objective(problem, self.evaluator.cost(problem.fixed), compiled=True)
+        self._objective = Objective(
+            problem, self.evaluator.cost(problem.fixed), compiled=not isinstance(self.compiler, Partitioner)
+        )
         rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
         while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:
             best = self._best()

@@ -216,7 +216,7 @@ class Reader:
             operation.name,
             tuple(reader.ops),
             tuple(reader.values),
-            tuple(Argument(value, "") for value in values),
+            tuple(Argument(value, "", donated=True) for value in values),
             tuple(Result(value, "") for value in outputs),
             tuple(reader.loops),
         )

@@ -91,13 +91,14 @@ def _compared(compare: Any | None, holds: bool, operation: Any, *, at_most: bool
     return iterations(0 if base is not None else first, most, step, direction)
 
 
-def _most(value: Any, operation: Any) -> int | None:
-    """An upper bound of an integer, if it is the smaller of others of which one is a constant."""
+def _most(value: Any, operation: Any, depth: int = 4) -> int | None:
+    """An upper bound of an integer, if it is the smaller of others, nested so deep at most, of which one is a
+    constant."""
     producer = _producer(value := _outside(_through(value), operation))
-    if producer is None or producer.name not in ("stablehlo.minimum", "stablehlo.clamp"):
+    if not depth or producer is None or producer.name not in ("stablehlo.minimum", "stablehlo.clamp"):
         return _constant(value, operation)
     operands = producer.operands if producer.name == "stablehlo.minimum" else list(producer.operands)[2:]
-    return min((most for at in operands if (most := _most(at, operation)) is not None), default=None)
+    return min((most for at in operands if (most := _most(at, operation, depth - 1)) is not None), default=None)
 
 
 def iterations(start: int, bound: int, step: int, direction: str) -> int | None:

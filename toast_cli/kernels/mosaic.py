@@ -568,26 +568,43 @@ class IntegerValues:
 
     def axes(self, handle: Any) -> frozenset[int]:
         """The grid axes that a value depends on; none for an argument that is not known."""
-        if handle not in self._axes:
-            operands = () if isinstance(handle, ir.BlockArgument) else handle.owner.operands
-            self._axes[handle] = frozenset().union(*map(self.axes, operands))
+        waiting = [handle]
+        while waiting:
+            value = waiting[-1]
+            operands = () if isinstance(value, ir.BlockArgument) else value.owner.operands
+            unknown = [operand for operand in operands if operand not in self._axes]
+            if value not in self._axes and not unknown:
+                self._axes[value] = frozenset().union(*(self._axes[operand] for operand in operands))
+            if value in self._axes:
+                waiting.pop()
+            waiting += unknown if value not in self._axes else []
         return self._axes[handle]
 
     def values(self, handle: Any) -> Integers | None:
         """[grid, of size 1 along axes that it does not depend on] a value; None if it is unknown."""
-        if handle not in self._values:
-            self._values[handle] = None if isinstance(handle, ir.BlockArgument) else self._result(handle.owner)
+        waiting = [handle]
+        while waiting:
+            value = waiting.pop()
+            if value in self._values:
+                continue
+            operation = None if isinstance(value, ir.BlockArgument) else value.owner
+            operands = operation.operands if operation is not None and _is_computed(operation) else ()
+            unknown = next((operand for operand in operands if operand not in self._values), None)
+            if unknown is not None and all(self._values.get(operand, 0) is not None for operand in operands):
+                waiting += [value, unknown]
+            else:
+                self._values[value] = None if operation is None else self._result(operation)
         return self._values[handle]
 
     def _result(self, operation: Any) -> Integers | None:
         name = short_name(operation)
         if name == "arith.constant":
             return _constant(operation)
-        if name not in _OPERATIONS or len(operation.results) != 1:
+        if not _is_computed(operation):
             return None
         operands = []
         for operand in operation.operands:
-            values = self.values(operand)
+            values = self._values.get(operand)
             if values is None:
                 return None
             operands.append(values)
@@ -597,6 +614,10 @@ class IntegerValues:
             return None
         with np.errstate(all="ignore"):
             return _OPERATIONS[name](operation, *operands)
+
+
+def _is_computed(operation: Any) -> bool:
+    return short_name(operation) in _OPERATIONS and len(operation.results) == 1
 
 
 def _constant(operation: Any) -> Integers | None:

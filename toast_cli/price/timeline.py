@@ -206,6 +206,8 @@ class Windows:
     def exposed(self, placed: Sequence[Placed], *, every: bool = False) -> float:
         """Exposed seconds of communication of a step, from the parts of a plan. every: as if all kinds of collectives
         overlapped with compute."""
+        if not placed:  # the program has no ops but constants and results
+            return 0.0
         whole, waited = joined(placed), 0.0
         ready, sent = whole.free if every else whole.sent.ready, whole.sent
         for loop in set(whole.sent_in.tolist()):

@@ -423,6 +423,8 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
     carried: dict[int, int] = {}
     for _ in range(2):  # the second time with what loops make of their carries
         weights, found, pairs, carried = _swept(program, trained, data, carried)
+        if not carried:
+            break
     roots = {argument_path(program, n)[0] for n in weights}
     for one, other in pairs:
         left, right = (_numbers(bits) - weights - found for bits in (one, other))

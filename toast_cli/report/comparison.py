@@ -441,6 +441,7 @@ def confirmation_line(row: ConfirmedRow) -> str:
 def _row(row: ConfirmedRow, limit_bytes: int) -> ConfirmedPlanFacts:
     cost, compiled = row.candidate.cost, row.compiled
     known = compiled is not None and compiled.outcome == "compiled"
+    peak_bytes = compiled.peak_bytes if compiled is not None and known else None
     return ConfirmedPlanFacts(
         row.candidate.name,
         cost.step_seconds,
@@ -450,8 +451,8 @@ def _row(row: ConfirmedRow, limit_bytes: int) -> ConfirmedPlanFacts:
         row.step_seconds if known else None,
         row.compute_seconds if known else None,
         row.exposed_seconds if known else None,
-        round(row.peak_bytes) if known else None,
-        row.peak_bytes <= limit_bytes if known else None,
+        peak_bytes,
+        None if peak_bytes is None else peak_bytes <= limit_bytes,
         compiled.compile_seconds if compiled else 0.0,
         compiled.cached if compiled else False,
     )

@@ -181,7 +181,7 @@ class SearchFacts:
     seconds: float
     evaluations: int
     best_found_at: int  # evaluation number
-    stopped: str = ""  # why it ended: "budget", "iterations", "interrupted", "plateau", "nodes"
+    stopped: str = ""  # why it ended: "budget", "iterations", "interrupted", "plateau"
 
 
 @dataclass(frozen=True)

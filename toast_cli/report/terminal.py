@@ -142,7 +142,6 @@ STOPPED = {
     "budget": "its time was over",
     "iterations": "all its iterations were done",
     "plateau": "no better plan for a long time",
-    "nodes": "it had looked at as many plans as it may",
 }
 # Shown in place of an algorithm if nothing was searched.
 UNSEARCHED = {"strategy": "none, since a strategy was given", "plan": "none, since a saved plan was given"}

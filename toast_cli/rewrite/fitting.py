@@ -52,10 +52,11 @@ def made_to_fit(best: Variant, search: Search, room: float = inf, last: int | No
     """
     if best.result.stopped == "interrupted":
         return best
-    room = min(room, best.allowed_bytes)
+    refused, room = room < inf, min(room, best.allowed_bytes)  # a compiler refused `best`, whatever is predicted
     trials = _Trials(best, search, min(room, best.surely_fitting_bytes))
     sure = trials.fitting()
     sure += trials.offloading(min((one.result.cost.step_seconds for one in sure), default=inf))
+    whys = list(trials.whys)
     if not sure and not trials.interrupted:
         trials.room = room
         trials.fitting()
@@ -65,10 +66,10 @@ def made_to_fit(best: Variant, search: Search, room: float = inf, last: int | No
     def reward(one: Variant) -> float:
         return one.reward(one.result.plan, one.result.cost, reference)
 
-    taken = max(filter(trials.fits, trials.tried), key=reward, default=None)
+    taken = max(filter(trials.fits, trials.tried[refused:]), key=reward, default=None)
     if taken is None or (taken is best and not sure):
         what = "cannot be made to fit" if taken is None else "cannot be made to fit for sure"
-        notice = f"{what}: {'; '.join(dict.fromkeys(trials.whys))}"
+        notice = f"{what}: {'; '.join(dict.fromkeys(whys if taken is best else trials.whys))}"
         best = replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
         return _interrupted(best) if trials.interrupted else best
     if taken is not best:
