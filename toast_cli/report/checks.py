@@ -102,7 +102,7 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
     """Every check in order: the plan fits, then each given limit, then the goal's bounds, then the stored report, whose
     predicted figures are compared with predicted ones."""
     now = _figures(report)
-    peak, step = f"{format_bytes(now.peak_bytes)}{now.by}", f"{format_seconds(now.step_seconds)}{now.by}"
+    peak, step = f"{format_bytes(now.peak_bytes)}{now.peak_by}", f"{format_seconds(now.step_seconds)}{now.by}"
     communication = f"{format_seconds(now.communication_seconds)}{now.by}"
     limit_bytes = report.predicted.limit_bytes
     unsure = f" (+{format_percent(report.predicted.peak_error)})" if report.fit == UNSURE else ""
@@ -130,12 +130,14 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures that limits apply to. by: `COMPILED` if they come from a compiler; empty if they are predicted."""
+    """The figures that limits apply to. by, peak_by: `COMPILED` if they, or the peak, come from a compiler; empty if they
+    are predicted."""
 
     peak_bytes: int
     step_seconds: float
     communication_seconds: float
     by: str = ""
+    peak_by: str = ""
 
 
 def _figures(report: Report) -> _Figures:
@@ -144,10 +146,10 @@ def _figures(report: Report) -> _Figures:
     asked = confirmation.plans if confirmation is not None else []
     for row in asked:
         if confirmation is not None and row.name == confirmation.chosen:
-            figures = row.peak_bytes, row.step_seconds, row.exposed_seconds
-            if None not in figures:
-                peak, step, exposed = figures
-                return _Figures(peak or 0, step or 0.0, exposed or 0.0, COMPILED)
+            peak, step, exposed = row.peak_bytes, row.step_seconds, row.exposed_seconds
+            if step is not None and exposed is not None:  # a partitioner alone knows no memory
+                peak_by = "" if peak is None else COMPILED
+                return _Figures(predicted.peak_bytes if peak is None else peak, step, exposed, COMPILED, peak_by)
     return _Figures(predicted.peak_bytes, predicted.step_seconds, predicted.communication_seconds)
 
 

@@ -485,7 +485,7 @@ def _outcome_words(row: ConfirmedPlanFacts) -> str:
         return row.reason
     if row.outcome != "compiled":
         return row.outcome
-    return "" if row.fits else "does not fit"
+    return "does not fit" if row.fits is False else ""
 
 
 # ---------------------------------------------------------------- the program's own shardings
