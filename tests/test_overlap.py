@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from programs import PLAIN, Case, arg, case_of, round_mesh
 from random_programs import cases, plans
@@ -102,7 +102,7 @@ def test_an_all_reduce_between_two_layers_is_waited_for() -> None:
     assert cost.least_seconds == pytest.approx(cost.most_seconds)
 
 
-MESH = AbstractMesh((4,), ("data",))
+MESH = AbstractMesh((4,), ("data",), (AxisType.Auto,))
 
 
 def by_hand(body: Any, ins: Any, outs: Any) -> Any:

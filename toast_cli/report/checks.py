@@ -130,8 +130,7 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures that limits apply to. by, peak_by: `COMPILED` if they, or the peak, come from a compiler; empty if they
-    are predicted."""
+    """The figures that limits apply to. by, peak_by: `COMPILED` where a compiler gave them, or the peak; else empty."""
 
     peak_bytes: int
     step_seconds: float
