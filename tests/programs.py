@@ -57,15 +57,16 @@ def arg(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def source_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Source:
-    """The `Source` of a JAX function of abstract arguments (arrays, or trees of them); `donate`: argument numbers."""
+def source_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = (), runs: tuple[str, ...] = ()) -> Source:
+    """The `Source` of a JAX function of abstract arguments (arrays, or trees of them). donate: argument numbers. runs:
+    see `--runs`."""
     module = jax.jit(fn, donate_argnums=donate, keep_unused=True).lower(*shapes).compiler_ir("stablehlo")
-    return source_of_text(module.operation.get_asm(enable_debug_info=True))
+    return source_of_text(module.operation.get_asm(enable_debug_info=True), runs=runs)
 
 
-def source_of_text(text: str, *, keep_shardings: bool = False) -> Source:
+def source_of_text(text: str, *, keep_shardings: bool = False, runs: tuple[str, ...] = ()) -> Source:
     """The `Source` of a StableHLO module given as text."""
-    return load("program.mlir", keep_shardings=keep_shardings, content=text.encode())
+    return load("program.mlir", keep_shardings=keep_shardings, content=text.encode(), runs=runs)
 
 
 def program_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Program:
@@ -206,11 +207,12 @@ def case_of(
     mesh: str | Mesh | None = None,
     pins: tuple[str, ...] = (),
     profile: CompilerProfile | None = None,
+    runs: tuple[str, ...] = (),
 ) -> Case:
     """A JAX function on a mesh (default: data=4, model=2 of round figures); profile: of another compiler than the
-    chip's.
+    chip's; runs: see `--runs`.
     """
-    source = source_of(fn, *shapes, donate=donate)
+    source = source_of(fn, *shapes, donate=donate, runs=runs)
     return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins, profile=profile))
 
 

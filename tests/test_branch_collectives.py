@@ -1,4 +1,5 @@
-"""Collectives in branches: what is promised of each is what XLA writes, a collective in one of n branches as 1/n."""
+"""Collectives in branches and loops that data decide: what is promised of each is what XLA writes, a collective in one
+of n branches as 1/n, or as often as the user says."""
 
 from __future__ import annotations
 
@@ -47,20 +48,34 @@ def gradient(x: Any, w: Any, v: Any, p: Any) -> Any:
     return jax.grad(lambda w: one_of_two(x, w, v, p).sum())(w)
 
 
-# what, arguments, runs of the all-reduces over what splits the 16 hidden numbers, and of which shape
-CASES: list[tuple[Any, tuple[Any, ...], float]] = [
-    (one_of_two, (X, W, V, TRUTH), 1 / 2),
-    (one_of_three_twice, (X, W, V, NUMBER), 2 / 3),
-    (all_of_three, (X, W, V, NUMBER), 1),
-    (nested, (X, W, V, TRUTH), 1 / 4),
-    (in_a_loop, (X, W, V), 3),
-    (gradient, (X, W, V, TRUTH), 0),
+def until_small(x: Any, w: Any, v: Any) -> Any:
+    return lax.while_loop(lambda c: c[0, 0] > 1, lambda c: layer(c, w, v), x)
+
+
+def causal(x: Any, w: Any, v: Any) -> Any:
+    return lax.fori_loop(0, 4, lambda i, c: lax.fori_loop(0, i + 1, lambda _, d: layer(d, w, v), c), x)
+
+
+# what, arguments, `--runs`, runs of the all-reduces over what splits the 16 hidden numbers, and of which shape
+CASES: list[tuple[Any, tuple[Any, ...], tuple[str, ...], float]] = [
+    (one_of_two, (X, W, V, TRUTH), (), 1 / 2),
+    (one_of_two, (X, W, V, TRUTH), ("*=9,1",), 1 / 10),
+    (one_of_three_twice, (X, W, V, NUMBER), (), 2 / 3),
+    (one_of_three_twice, (X, W, V, NUMBER), ("*=1,1,3",), 2 / 5),
+    (all_of_three, (X, W, V, NUMBER), (), 1),
+    (nested, (X, W, V, TRUTH), (), 1 / 4),
+    (in_a_loop, (X, W, V), (), 2),  # in trips 0 and 3
+    (gradient, (X, W, V, TRUTH), (), 0),
+    (until_small, (X, W, V), ("test_branch_collectives.py:*while*=37",), 37),
+    (causal, (X, W, V), (), 10),  # 1 + 2 + 3 + 4
 ]
 
 
-@pytest.mark.parametrize(("function", "arguments", "runs"), CASES, ids=[case[0].__name__ for case in CASES])
-def test_as_promised(function: Any, arguments: tuple[Any, ...], runs: float) -> None:
-    case: Case = case_of(function, *arguments)
+@pytest.mark.parametrize(
+    ("function", "arguments", "stated", "runs"), CASES, ids=[" ".join([case[0].__name__, *case[2]]) for case in CASES]
+)
+def test_as_promised(function: Any, arguments: tuple[Any, ...], stated: tuple[str, ...], runs: float) -> None:
+    case: Case = case_of(function, *arguments, runs=stated)
     plan = (case.shard("w.1", "data"),)
     facts = collective_facts(case.source, case.evaluator, plan)
     assert sum(fact.count for fact in facts) == pytest.approx(runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,16 @@ import pytest
 from jax import lax
 from programs import arg, program_of, source_of, source_of_text
 
+from toast_cli.errors import UsageError
+from toast_cli.frontend import Source
+
 X = arg(8, 8)
+
+
+def said(source: Source) -> list[str]:
+    """What notices assume, without the place in this file and the option that says better."""
+    pattern = re.compile(r"(.*) \(test_trips\.py:.*\); --runs says how often")
+    return [match[1] if (match := pattern.fullmatch(notice)) else notice for notice in source.notices]
 
 
 def counted(start: int, keep: Callable[[Any], Any], step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -97,18 +107,36 @@ def test_the_count_is_read_from_the_counter(run: Callable[[Any], Any], trips: li
     assert source.notices == ()
 
 
+def rows(most: Callable[[Any], Any], first: int = 0) -> Callable[[Any, Any], Any]:
+    """A loop over blocks of keys, as many as row i of blocks of queries needs."""
+    return lambda i, y: lax.fori_loop(first, most(i), lambda _, z: jnp.sin(z), y)
+
+
+# Bounds that follow from the counter of the loop around: trips, the mean over i = 0 … 5.
+FROM_THE_OUTER_COUNTER: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "causal": (lambda x: lax.fori_loop(0, 6, rows(lambda i: i + 1), x), 3.5),  # 1 2 3 4 5 6
+    "causal, at most 4": (lambda x: lax.fori_loop(0, 6, rows(lambda i: jnp.minimum(4, i + 1)), x), 3),  # 1 2 3 4 4 4
+    "the same from 1": (lambda x: lax.fori_loop(0, 6, rows(lambda i: jnp.minimum(4, i + 1), 1), x), 2),  # 0 1 2 3 3 3
+    "blocks of another size": (lambda x: lax.fori_loop(0, 6, rows(lambda i: (2 * i + 3) // 4), x), 1.5),  # 0 1 1 2 2 3
+    "scanned row numbers": (lambda x: lax.map(lambda i: rows(lambda i: i + 1)(i, x), jnp.arange(6)), 3.5),
+    "two loops apart": (
+        lambda x: lax.fori_loop(0, 6, lambda i, y: lax.fori_loop(0, 2, lambda _, z: rows(lambda _: i)(i, z), y), x),
+        2.5,
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "trips"), FROM_THE_OUTER_COUNTER.values(), ids=FROM_THE_OUTER_COUNTER)
+def test_a_bound_that_counts_with_the_loop_around_gives_a_mean(run: Callable[[Any], Any], trips: float) -> None:
+    source = source_of(run, X)
+    assert (source.program.loops[-1].trips, source.program.loops[-1].trips_known) == (trips, True)
+    assert source.notices == ()
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_bound_that_is_the_smaller_of_two_numbers_is_at_most_the_constant(first: int) -> None:
-    """A loop over blocks of keys, as many as a causal mask needs."""
-
-    def blocks(x: Any) -> Any:
-        def row(i: Any, y: Any) -> Any:
-            return lax.fori_loop(first, jnp.minimum(4, i + 1), lambda _, z: jnp.sin(z), y)
-
-        return lax.fori_loop(0, 6, row, x)
-
-    loops = source_of(blocks, X).program.loops
-    assert [(loop.trips, loop.trips_known) for loop in loops] == [(6, True), (4 - first, False)]
+    loops = source_of(lambda x, n: rows(lambda i: jnp.minimum(4, i + 1), first)(n, x), X, POSITION).program.loops
+    assert [(loop.trips, loop.trips_known) for loop in loops] == [(4 - first, False)]
 
 
 def test_nested_bounds_are_followed_a_few_steps() -> None:
@@ -133,7 +161,7 @@ def test_a_count_is_read_between_two_unknown_numbers(run: Callable[[Any, Any], A
 def test_a_counter_from_an_unknown_number_counts_at_most_from_zero() -> None:
     source = source_of(lambda x, i: lax.fori_loop(i, 32, lambda i, c: c @ c, x), X, POSITION)
     assert [(loop.trips, loop.trips_known) for loop in source.program.loops] == [(32, False)]
-    assert source.notices == ("1 of 1 loops have an unknown trip count, taken as the most they can be",)
+    assert said(source) == ["each loop of unknown length is taken to run as often as it can at most"]
 
 
 def test_a_decoding_loop_runs_at_most_to_its_length() -> None:
@@ -159,7 +187,7 @@ def test_one_of_two_conditions_gives_no_count() -> None:
 def test_an_unknown_count_is_one_and_said_so(run: Callable[[Any], Any]) -> None:
     source = source_of(run, X)
     assert [(loop.trips, loop.trips_known) for loop in source.program.loops] == [(1, False)]
-    assert source.notices == ("1 of 1 loops have an unknown trip count, taken as 1",)
+    assert said(source) == ["each loop of unknown length is taken to run once"]
 
 
 def test_ops_run_as_often_as_all_loops_around_them_together() -> None:
@@ -246,5 +274,46 @@ def test_a_loop_that_may_end_early_counts_as_the_most_it_can_be(both: Callable[[
 
     source = source_of(until_small, X)
     assert [(loop.trips, loop.trips_known) for loop in source.program.loops] == [(40, False)]
-    assert source.notices == ("1 of 1 loops have an unknown trip count, taken as the most they can be",)
+    assert said(source) == ["each loop of unknown length is taken to run as often as it can at most"]
     assert any(op.detail == "add" for op in source.program.ops)  # what decides is not dead
+
+
+def several(x: Any, n: Any) -> Any:
+    """A loop, and a conditional in it, that data decide."""
+    return lax.while_loop(
+        lambda c: jnp.sum(c) > 1.0, lambda c: lax.switch(n, [jnp.sin, jnp.cos, lambda x: x @ x], c), x
+    )
+
+
+def test_what_is_assumed_of_branches_is_said() -> None:
+    source = source_of(several, X, POSITION)
+    assert [op.trips for op in source.program.ops if op.name == "stablehlo.cosine"] == [pytest.approx(1 / 3)]
+    assert said(source)[1:] == ["each branch of a conditional is taken to run equally often"]
+
+
+def test_the_user_says_how_often_loops_and_branches_run() -> None:
+    source = source_of(several, X, POSITION, runs=("*=1,2,5", "test_trips.py:*=40"))
+    runs = {op.name: op.trips for op in source.program.ops if op.name in ("stablehlo.sine", "stablehlo.cosine")}
+    assert runs == {"stablehlo.sine": 40 * 1 / 8, "stablehlo.cosine": 40 * 2 / 8}
+    assert source.notices == ()
+    again = source_of_text(source.module.operation.get_asm(enable_debug_info=True))  # as it is written
+    assert [op.trips for op in again.program.ops] == [op.trips for op in source.program.ops]
+
+
+# An entry of `--runs`, and what is wrong with it.
+WRONG = {
+    "40": '--runs: "40" does not say how often something runs',
+    "*=often": '--runs: "*=often" does not say how often something runs',
+    "*=-1": '--runs: "*=-1" does not say how often something runs',
+    "*=0,0,0": '--runs: "*=0,0,0" does not say how often something runs',
+    "*=1,2": '--runs: "*=1,2" fits no loop or conditional of the program',
+    "train.py*=3": '--runs: "train.py*=3" fits no loop or conditional of the program',
+}
+
+
+@pytest.mark.parametrize(("entry", "message"), WRONG.items(), ids=WRONG)
+def test_an_entry_that_says_nothing_is_an_error(entry: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        source_of(several, X, POSITION, runs=(entry,))
+    assert str(error.value).startswith(message)
+    assert ("(3 numbers)" in str(error.value)) == ("fits" in message)

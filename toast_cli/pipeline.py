@@ -179,6 +179,7 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             keep_shardings=request.keep_shardings,
             content=content,
             kernels=request.kernels,
+            runs=request.runs,
         )
         answer = begin(source, spec, meshes if annotated else (), content)
         named = with_dimension_names(source.program, request.names)

@@ -174,6 +174,15 @@ class Request:
         "read them itself.",
         "FILE",
     )
+    runs: tuple[str, ...] = _option(
+        (),
+        "--runs",
+        OptionKind.TEXTS,
+        "How often what depends on data runs: trips of a loop, 'model.py:12*=37', or each branch of a conditional "
+        "compared with the others, 'model.py:20*=9,1' (first the branch for 0 or false). PLACE is a place as reports "
+        "show it, * stands for any text; repeatable.",
+        "PLACE=NUMBERS",
+    )
     names: tuple[str, ...] = _option(
         (),
         "--names",

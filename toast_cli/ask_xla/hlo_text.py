@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.frontend.places import Frame
-from toast_cli.frontend.trips import NEGATED, SWAPPED, iterations
+from toast_cli.frontend.trips import NEGATED, RUNS, SWAPPED, iterations, numbers_of
 from toast_cli.program.model import DTYPE_BITS
 
 # ---------------------------------------------------------------- parsing
@@ -217,6 +217,7 @@ def place_of(attributes: str, frames: dict[int, str]) -> str:
 
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([^\s,})]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([^\s,]+), false_computation=%?([^\s,]+)")
+_STATED = re.compile(rf'{re.escape(RUNS)}="([^"]*)"')  # see `frontend.trips.state_runs`
 _WHOLE = re.compile(r"-?\d+")
 # A table indexed by partition id has as many entries as there are devices; longer ones are data.
 _LONGEST_TABLE = 1 << 20
@@ -258,14 +259,22 @@ def called(node: Node, around: Nodes, bodies: dict[str, Nodes]) -> Iterator[tupl
     its `async-start` again."""
     if node.opcode in ("async-done", "async-update"):
         return
-    times = float(trip_count(node, around, bodies)) if node.opcode == "while" else 1.0
+    stated = _STATED.search(node.rest)
+    numbers = numbers_of(stated[1]) if stated else None
+    times = 1.0
+    if node.opcode == "while":
+        times = numbers[0] if numbers else float(trip_count(node, around, bodies))
     for name in _CALLED.findall(node.rest):
         yield name, times
     branches = _BRANCHES.search(node.rest)
     if branches:
         names = [n.strip().lstrip("%") for n in branches[1].split(",")] if branches[1] else [branches[2], branches[3]]
-        for name in names:
-            yield name, 1.0 / len(names)
+        weights = numbers if numbers and len(numbers) == len(names) else [1.0] * len(names)
+        selector = around.get(node.operands[0])
+        if branches[2] or (selector is not None and selector.kind.startswith("pred")):
+            weights = weights[::-1]  # the branch for true is the first
+        for name, weight in zip(names, weights, strict=True):
+            yield name, weight / sum(weights)
 
 
 @dataclass(frozen=True)

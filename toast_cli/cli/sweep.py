@@ -48,7 +48,18 @@ if TYPE_CHECKING:
 
 
 @options.with_options(
-    *(*options.SEARCH, "keep_shardings", "as_written", "pins", "tactics", "strategy", "minimise", "subject_to", "fit"),
+    *(
+        *options.SEARCH,
+        "keep_shardings",
+        "as_written",
+        "pins",
+        "runs",
+        "tactics",
+        "strategy",
+        "minimise",
+        "subject_to",
+        "fit",
+    ),
     before="jobs",
 )
 def sweep(

@@ -4,9 +4,10 @@ always taken, and gathers that pick one element for each position of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,17 +45,20 @@ _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
 }  # fmt: skip
 
 
-def known_numbers(value: Any) -> Array | None:
-    """The elements of a value of integers or booleans, in its shape; None if they are not known."""
-    makers: list[Any] = []
+def known_numbers(value: Any, known: Mapping[Any, Array] = MappingProxyType({})) -> Array | None:
+    """The elements of a value of integers or booleans, in its shape; None if they are not known. known: values whose
+    elements the caller knows."""
+    makers: list[Any] = []  # an operation, or elements
     places: dict[Any, int] = {}
     waiting = [value]
     while waiting:  # dependences, the last first
         handle = waiting[-1]
-        maker = before_loops(handle).owner
-        if isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_known(handle.type):
+        origin = before_loops(handle)
+        maker = known.get(origin, origin.owner)
+        stated = isinstance(maker, np.ndarray)
+        if not stated and (isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_known(handle.type)):
             return None
-        missing = [operand for operand in maker.operands if operand not in places]
+        missing = [] if stated else [operand for operand in maker.operands if operand not in places]
         if missing:
             waiting += missing
         else:
@@ -67,7 +71,9 @@ def known_numbers(value: Any) -> Array | None:
     found: list[Array] = []
     with np.errstate(over="ignore"):  # integers wrap in StableHLO, too
         for maker in makers:
-            made = _COMPUTED[maker.name](maker, [found[places[operand]] for operand in maker.operands])
+            made = maker
+            if not isinstance(maker, np.ndarray):
+                made = _COMPUTED[maker.name](maker, [found[places[operand]] for operand in maker.operands])
             if made is None:
                 return None
             found.append(made)
@@ -148,6 +154,13 @@ def _slice(maker: Any, arrays: Sequence[Array]) -> Array:
     return arrays[0][tuple(slice(*bound) for bound in zip(*bounds, strict=True))]
 
 
+def _dynamic_slice(maker: Any, arrays: Sequence[Array]) -> Array:
+    """A slice at indices that StableHLO clamps, so that it lies within the array."""
+    sizes = _shape(maker)
+    starts = [min(max(int(start), 0), n - m) for start, n, m in zip(arrays[1:], arrays[0].shape, sizes, strict=True)]
+    return arrays[0][tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+
+
 def _reshape(maker: Any, arrays: Sequence[Array]) -> Array | None:
     before, after = arrays[0].shape, _shape(maker)
     is_view = [n for n in before if n > 1] == [n for n in after if n > 1]
@@ -201,6 +214,7 @@ _COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
     "stablehlo.reshape": _reshape,
     "stablehlo.transpose": lambda maker, arrays: arrays[0].transpose(numbers(maker, "permutation")),
     "stablehlo.slice": _slice,
+    "stablehlo.dynamic_slice": _dynamic_slice,
     "stablehlo.concatenate": _concatenate,
     "stablehlo.convert": _convert,
     "stablehlo.compare": _compare,

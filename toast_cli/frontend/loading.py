@@ -25,9 +25,10 @@ from toast_cli.frontend.constraints import axes_on, check_manual_axes, constrain
 from toast_cli.frontend.convert import strings_are_text
 from toast_cli.frontend.formats import hint_for, parse_here, read_bytes, recognise, source_name
 from toast_cli.frontend.normalise import Normalised, normalise
-from toast_cli.frontend.places import place_text, scope_parts
+from toast_cli.frontend.places import TEXT, place_text, scope_parts
 from toast_cli.frontend.shardings import AnnotatedSharding, Kept, meshes_of
-from toast_cli.frontend.source import Source, read_source
+from toast_cli.frontend.source import TEXT_FORMATS, Source, read_source
+from toast_cli.frontend.trips import state_runs
 from toast_cli.kernels.table import Table
 from toast_cli.program.model import Program
 from toast_cli.program.names import NO_PINS, Pins
@@ -36,15 +37,21 @@ from toast_cli.xla import ir
 
 
 def load(
-    path: str, *, keep_shardings: bool = False, content: bytes | None = None, kernels: str | None = None
+    path: str,
+    *,
+    keep_shardings: bool = False,
+    content: bytes | None = None,
+    kernels: str | None = None,
+    runs: tuple[str, ...] = (),
 ) -> Source:
     """Reads a program in any known format from a file, or from `content`, which `path` then only names. kernels: a file
-    that says how hand-written kernels can be split.
+    that says how hand-written kernels can be split. runs: how often loops and branches run, see `state_runs`.
 
     Raises `InputError` with place and hint if that is not possible.
     """
     table = None if kernels is None else Table(text_of(read_file(kernels, TEXT_BYTES), kernels, InputError), kernels)
     loaded = load_module(path, keep_shardings=keep_shardings, content=content, kernels=table)
+    state_runs(loaded.module, runs, path if loaded.format in TEXT_FORMATS else TEXT)
     source = read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
     source = with_first_uses(replace(source, kernels=table, own_mesh=loaded.own_mesh))
     return with_annotated_axes(source, loaded.argument_axes)

@@ -8,7 +8,7 @@ op that holds a program of its own; bodies of reductions and sorts are not read.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -19,6 +19,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import is_placed, place_of
 from toast_cli.frontend.constraints import devices_of, exchanges_of, leaves_axes, manual_axes
+from toast_cli.frontend.places import place_text
 from toast_cli.frontend.rules import (
     STATED_OTHERWISE,
     ShardyRules,
@@ -35,7 +36,7 @@ from toast_cli.frontend.rules import (
     windows_of,
 )
 from toast_cli.frontend.shardings import FRONTEND, MANUAL_REGION
-from toast_cli.frontend.trips import trip_count, trip_limit
+from toast_cli.frontend.trips import stated_runs, trip_count, trip_limit
 from toast_cli.kernels.describe import hand_written
 from toast_cli.kernels.table import suggestion
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
@@ -51,6 +52,7 @@ CONSTRAINT = "sdy.sharding_constraint"
 BITWISE = ("and", "or", "xor")
 # Reading recurses once per loop or branch. Programs nest a handful of them.
 MAX_DEPTH = 100
+SHOWN = 3  # places in a notice
 
 
 class Reader:
@@ -71,12 +73,11 @@ class Reader:
         self._types: dict[Any, Value] = {}  # ir.Type -> Value
         self._rules = ShardyRules()
         self.unknown: dict[str, str] = {}  # target of a custom call -> the `--kernels` line that would state its rule
-        self._unsure: Counter[str] = Counter()  # assumption for a data-dependent trip count -> loops
+        self._unsure: dict[str, list[str]] = defaultdict(list)  # assumption on how often something runs -> places
         self._depth = 0  # of the block that is being read
         self._within: tuple[int, ...] = ()  # enclosing branches, within its loop
         self._branches_read = 0
         self._in_region = False
-        self._inner_loops = 0  # in manual regions
         self._deciding: list[int] = []  # values that decide, from data, if a loop goes on or which branch runs
 
     # -- values and ops ------------------------------------------------------------------------------------------
@@ -208,8 +209,8 @@ class Reader:
         reader._depth, reader._in_region = self._depth, True
         reader.whole(operation, operation.regions[0].blocks[0])
         reader.drop_dead_ops()
-        self._unsure.update(reader._unsure)
-        self._inner_loops += len(reader.loops) + reader._inner_loops
+        for assumed, places in reader._unsure.items():
+            self._unsure[assumed] += places
         values = [op.results[0] for op in reader.ops if op.name == ARGUMENT]
         outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
         body = Program(
@@ -234,12 +235,15 @@ class Reader:
         condition, body = (region.blocks[0] for region in operation.regions)
         terminator = body.operations[len(body.operations) - 1]
         count = trip_count(operation)
-        number = len(self.loops)
-        limit = trip_limit(operation) if count is None else count
-        times = 1 if limit is None else limit
-        if count is None:
-            self._unsure["1" if limit is None else "the most they can be"] += 1
-        self.loops.append(Loop(loop, len(self.ops), -1, times, count is not None))
+        stated, number = stated_runs(operation), len(self.loops)
+        times = stated[0] if count is None and stated else count
+        known = times is not None
+        if times is None:
+            limit = trip_limit(operation)
+            times = 1 if limit is None else limit
+            assumed = "once" if limit is None else "as often as it can at most"
+            self._unsure[f"each loop of unknown length is taken to run {assumed}"].append(_place(operation))
+        self.loops.append(Loop(loop, len(self.ops), -1, times, known))
         inner = trips * times
         yielded = list(terminator.operands)
         carries: list[tuple[int, int]] = []  # (op number of the carry, position)
@@ -272,9 +276,13 @@ class Reader:
         self._deciding.append(self._numbers[operation.operands[0]])
         around, first = self._within, self._branches_read
         self._branches_read += len(blocks)
+        stated = stated_runs(operation)
+        if stated is None:
+            self._unsure["each branch of a conditional is taken to run equally often"].append(_place(operation))
+        weights = stated or [1.0] * len(blocks)
         for k, block in enumerate(blocks):
             self._within = (*around, first + k)
-            self._block(block, trips / len(blocks), loop)
+            self._block(block, trips * weights[k] / sum(weights), loop)
         self._within = (*around, first)
         terminators = [block.operations[len(block.operations) - 1] for block in blocks]
         for k, result in enumerate(operation.results):
@@ -286,12 +294,12 @@ class Reader:
                 self.uses[op, position] = (terminator.operation, k)
         self._within = around
 
-    def loop_notices(self) -> list[str]:
-        """Notices about trip counts that depend on data, and the assumed numbers."""
-        loops = len(self.loops) + self._inner_loops
+    def assumptions(self) -> list[str]:
+        """Notices about what depends on data: how often loops and branches run, and where to say better."""
         return [
-            f"{count} of {loops} loops have an unknown trip count, taken as {what}"
-            for what, count in self._unsure.items()
+            f"{assumed} ({', '.join(distinct[:SHOWN])}{', …' if len(distinct) > SHOWN else ''}); --runs says how often"
+            for assumed, places in self._unsure.items()
+            for distinct in [list(dict.fromkeys(places))]
         ]
 
     def drop_dead_ops(self) -> None:
@@ -343,6 +351,10 @@ def _body_op(operation: Any) -> str:
     return str(inside[0].name.removeprefix("stablehlo."))
 
 
+def _place(operation: Any) -> str:
+    return place_text(str(operation.location)) or "a place without a name"
+
+
 def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     """The Program of one normalised entry function, and the reader, which maps it to the module."""
     reader = Reader()
@@ -354,7 +366,7 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
     paths = result_paths(function, len(outputs))
     results = tuple(Result(value, path) for value, path in zip(outputs, paths, strict=True))
-    reader.notices += reader.loop_notices()
+    reader.notices += reader.assumptions()
     for kernel, line in reader.unknown.items():
         reader.notices.append(f"if you know how {kernel} is split: --kernels FILE with {line}")
     reader.drop_dead_ops()

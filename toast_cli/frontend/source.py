@@ -23,6 +23,8 @@ from toast_cli.xla import ir, operations_in
 if TYPE_CHECKING:
     from toast_cli.kernels.table import Table
 
+TEXT_FORMATS = ("stablehlo", "hlo-text")
+
 
 @dataclass(frozen=True)
 class Use:
@@ -97,7 +99,7 @@ class Source:
     @property
     def text_file(self) -> str:
         """The file that locations without a file name refer to; `TEXT` if it is not this one."""
-        return self.path if self.format in ("stablehlo", "hlo-text") else TEXT
+        return self.path if self.format in TEXT_FORMATS else TEXT
 
     def name_stack(self, op: int) -> str:
         """The name stack of a program op, `jit(f)/layer_0/mul`; empty if its location has none."""

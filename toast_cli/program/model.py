@@ -194,7 +194,7 @@ class Op:
         name: dialect name (`stablehlo.dot_general`) or one of the four of our own.
         rule: its factors; a rule without factors means the op is computed whole on every device.
         trips: how often it runs in one run of the program (the product of the trip counts of the loops around it; a
-            branch out of n counts 1/n).
+            branch out of n counts 1/n, or as the user says).
         loop: number in `Program.loops` of the innermost loop around it, -1 outside loops.
         flops: arithmetic operations on the unsharded shapes, one run; a fused multiply-add counts 2.
         detail: distinguishes ops of one name (a custom call's target, a reduction's body op); else empty.
@@ -241,14 +241,14 @@ class Op:
 class Loop:
     """A `while`: ops [first, last) of the program are its carries, condition and body.
 
-    `trips` is its own trip count; `trips_known` is False if it depends on data; then `trips` is an upper bound, or 1 if
-    there is none.
+    `trips` is its own trip count, or its mean; `trips_known` is False if it depends on data and the user does not say
+    it; then `trips` is an upper bound, or 1 if there is none.
     """
 
     parent: int
     first: int
     last: int
-    trips: int
+    trips: float
     trips_known: bool
 
 

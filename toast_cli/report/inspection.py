@@ -46,7 +46,7 @@ class OpCount:
 @dataclass(frozen=True)
 class LoopFacts:
     location: str
-    trips: int
+    trips: float
     trips_known: bool
     ops: int
     depth: int
