@@ -11,10 +11,13 @@ from programs import SAMPLES, evaluator_of, sample
 from toast_cli.pipeline import partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.memory_fit import RISK
 from toast_cli.request import Request
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.tactics import PricedStrategy, parse_tactics, priced_strategies, strategy
 from toast_cli.tactics.strategies import MARGIN, SMALL_GAIN, preferred
+
+NEARLY_ALL = -1.0  # of the memory limit, so that the plan may not fit
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +39,13 @@ def fastest_expert(evaluator: Evaluator) -> PricedStrategy:
 @pytest.mark.parametrize(
     ("faster", "memory", "fits", "is_taken"),
     [
-        (0.5 * MARGIN, 1.0, True, True),  # nearly as fast, as much memory
-        (0.5 * MARGIN, 0.1, True, True),  # more memory, of which there is plenty
-        (2.0 * MARGIN, 1.0, True, False),  # the gain is worth it
-        (0.5 * MARGIN, 1.0, False, False),  # nothing fits, so that memory is what counts
+        (0.9 * MARGIN, 1.0, True, True),  # nearly as fast, as much memory
+        (0.9 * SMALL_GAIN, 0.1, True, True),  # more memory, of which there is plenty
+        (0.9 * MARGIN, 0.1, True, False),  # the same where the gain is larger
+        (1.1 * MARGIN, 1.0, True, False),  # the gain is worth it
+        (0.9 * MARGIN, 1.0, False, False),  # nothing fits, so that memory is what counts
+        (0.9 * RISK, NEARLY_ALL, True, True),  # a plan that may not fit
+        (1.1 * (MARGIN + RISK + MARGIN * RISK), NEARLY_ALL, True, False),
     ],
 )
 def test_a_strategy_within_the_margin_is_taken(
@@ -48,11 +54,41 @@ def test_a_strategy_within_the_margin_is_taken(
     best = fastest_expert(evaluator)
     other = strategy(evaluator.problem, "megatron")
     seconds = best.cost.step_seconds / (1 + faster)
-    result = found(evaluator, other, seconds=seconds, peak_bytes=memory * best.cost.peak_bytes, fits=fits)
+    peak = evaluator.problem.mesh.limit_bytes if memory == NEARLY_ALL else memory * best.cost.peak_bytes
+    result = found(evaluator, other, seconds=seconds, peak_bytes=peak, fits=fits)
     taken = preferred(evaluator, result)
     assert taken.known_as == (best.name if is_taken else "")
     assert taken.plan == (best.plan if is_taken else other)
     assert taken.fastest == ((other, result.cost) if is_taken else None)
+
+
+@pytest.mark.parametrize(
+    ("slower", "memory", "is_taken"),
+    [
+        (0.9 * SMALL_GAIN, 2.0, True),
+        (0.9 * MARGIN, 2.0, False),
+        (0.9 * MARGIN, 0.5, True),
+        (1.1 * MARGIN, 0.5, False),
+    ],
+)
+def test_of_known_strategies_that_of_fewer_decisions_is_taken(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, slower: float, memory: float, is_taken: bool
+) -> None:
+    """Plain FSDP rather than ZeRO-2 that is 3 % faster and needs most of the memory."""
+    longer, shorter = (priced_strategies(evaluator)[0][name] for name in ("zero2", "fsdp"))
+    assert len(shorter.plan) < len(longer.plan)
+    costs = {
+        longer.plan: replace(longer.cost, compute_seconds=1.0, communication_seconds=0.0, peak_bytes=1e6),
+        shorter.plan: replace(
+            longer.cost, compute_seconds=1.0 + slower, communication_seconds=0.0, peak_bytes=memory * 1e6
+        ),
+    }
+    known = {one.name: replace(one, cost=costs[one.plan]) for one in (longer, shorter)}
+    monkeypatch.setattr(sys.modules[preferred.__module__], "priced_strategies", lambda _: (known, {}))
+    monkeypatch.setattr(sys.modules[preferred.__module__], "without_idle", lambda _, plan: plan)
+    monkeypatch.setattr(evaluator, "exact_cost", lambda plan, learn: costs[plan])
+    result = SearchResult((), costs[longer.plan], True, 100, 50, 1.0, "iterations")
+    assert preferred(evaluator, result).known_as == ("fsdp" if is_taken else "zero2")
 
 
 def test_what_would_fill_the_memory_is_not_preferred(evaluator: Evaluator) -> None:

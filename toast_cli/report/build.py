@@ -20,7 +20,7 @@ from toast_cli.price.profiles import version_note
 from toast_cli.program.model import Program
 from toast_cli.program.names import slash_path
 from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, SCATTER
-from toast_cli.program.quantities import format_bytes, format_count, format_plural, format_seconds
+from toast_cli.program.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, undonated
 from toast_cli.program.values import recomputed_parts
 from toast_cli.report.model import (
@@ -345,13 +345,14 @@ def _nameless(program: Program) -> list[str]:
 
 
 def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
-    """The fastest plan found, if a known strategy that is nearly as fast was preferred."""
-    if result.fastest is None or not result.known_as:
+    """The fastest plan found, if a known strategy or a shorter plan that is nearly as fast was preferred."""
+    plan, cost = result.fastest or (result.plan, result.cost)
+    if cost.step_seconds >= result.cost.step_seconds:
         return []
-    plan, cost = result.fastest
-    gain = 1 - cost.step_seconds / result.cost.step_seconds
+    gain = format_percent(1 - cost.step_seconds / result.cost.step_seconds)
+    taken = result.known_as or format_plural(len(result.plan), "decision")
     return [
-        f"toast prefers {result.known_as} to a plan that is predicted {gain:.1%} faster "
+        f"toast prefers {taken} to a plan of {format_plural(len(plan), 'decision')} that is predicted {gain} faster "
         f"({format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}: {summary(problem, plan)}); "
         "--minimise step_time takes the fastest"
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import isclose
 from typing import TypeVar
 
 from toast_cli.errors import UsageError
@@ -127,63 +128,84 @@ def _each_once(
 
 
 # ---------------------------------------------------------------- preference for a known strategy
-# Prefers a known strategy over one that is predicted to be only slightly faster.
+# Prefers a known strategy, or a plan of fewer decisions, over a plan that is predicted to be only slightly faster.
 #
-# The prediction error exceeds a gain of `MARGIN`, while a known strategy is well tested in compilers and easy to
-# check. So the fastest strategy within the margin is taken. If there is none, decisions that together gain less than
-# `SMALL_GAIN` are dropped.
+# The prediction error exceeds these gains, while a known strategy is well tested in compilers, and a short plan is easy
+# to check.
 
-# Tolerated slowdown of a step, as a fraction: for a known strategy, and for the found plan with fewer decisions.
-MARGIN, SMALL_GAIN = 0.02, 0.005
+# Tolerated slowdown of a step, as a fraction: for a known strategy of no more memory, and for any that surely fits.
+MARGIN, SMALL_GAIN = 0.05, 0.03
+# A decision that changes step and peak memory by no more than this fraction has no effect.
+NO_EFFECT = 0.001
 
 
 def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     """The result with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds the plan of
-    the search."""
+    the search. Decisions that change nothing are left out."""
     if not result.fits:
         return result
-    tolerance = _Tolerance(evaluator, result)
+    tolerance = _Tolerance(evaluator)
     fixed, offers = evaluator.problem.fixed, evaluator.problem.decisions.offers
     known = [
         one
         for one in priced_strategies(evaluator)[0].values()
         if one.plan[: len(fixed)] == fixed  # and what it adds takes none of these back
         and all(map(offers, one.plan[len(fixed) :]))
-        and tolerance.allows(one.cost, MARGIN)
+        and tolerance.allows(one.cost, result.cost)
     ]
     if known:
-        best = min(known, key=lambda one: one.cost.step_seconds)
+        fastest = min(known, key=lambda one: tolerance.step_seconds(one.cost))
+        equal = [one for one in known if tolerance.allows(one.cost, fastest.cost)]
+        best = min(equal, key=lambda one: (len(one.plan), tolerance.step_seconds(one.cost)))
         plan, name = best.plan, best.label
     else:
-        plan, name = shortened(evaluator, result.plan, tolerance), ""
+        plan, name = shortened(evaluator, result, tolerance), ""
+    plan = without_idle(evaluator, plan)
     cost = evaluator.exact_cost(plan, learn=False)
-    if plan == result.plan or not tolerance.allows(cost, MARGIN):
+    if plan == result.plan or not tolerance.allows(cost, result.cost):
         return result
     return replace(result, plan=plan, cost=cost, known_as=name, fastest=(result.plan, result.cost))
 
 
 class _Tolerance:
-    """Accepts plans that keep the goal's bounds, need no more memory than the found plan (or surely fit), and are
-    slower by no more than a fraction."""
+    """Accepts plans that are nearly as good as another one: they keep the goal's bounds, need no more memory or surely
+    fit, and are slower by no more than `MARGIN`, or by `SMALL_GAIN` if they need more memory. The step of a plan that
+    may not fit counts as longer (see `Objective`)."""
 
-    def __init__(self, evaluator: Evaluator, result: SearchResult) -> None:
-        self._found = result.cost
-        self._objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
+    def __init__(self, evaluator: Evaluator) -> None:
         problem = evaluator.problem
-        self._allowed_bytes = max(result.cost.peak_bytes, surely_fitting_bytes(problem.program, problem.mesh))
+        self._objective = Objective(problem, evaluator.cost(problem.fixed))
+        self._sure_bytes = surely_fitting_bytes(problem.program, problem.mesh)
+        self.step_seconds = self._objective.step_seconds
 
-    def allows(self, cost: Cost, fraction: float) -> bool:
-        fast = cost.step_seconds <= (1 + fraction) * self._found.step_seconds
-        return fast and cost.peak_bytes <= self._allowed_bytes and self._objective.met(cost)
+    def allows(self, cost: Cost, other: Cost, margin: float = MARGIN) -> bool:
+        margin = margin if cost.peak_bytes <= other.peak_bytes else SMALL_GAIN
+        fast = self.step_seconds(cost) <= (1 + margin) * self.step_seconds(other)
+        return fast and cost.peak_bytes <= max(other.peak_bytes, self._sure_bytes) and self._objective.met(cost)
 
 
-def shortened(evaluator: Evaluator, plan: Plan, tolerance: _Tolerance) -> Plan:
-    """The plan without decisions that gain little; drops those that gain least first."""
-    first = len(evaluator.problem.fixed)
+def shortened(evaluator: Evaluator, result: SearchResult, tolerance: _Tolerance) -> Plan:
+    """The plan found, without decisions that together gain less than `SMALL_GAIN`; drops those that gain least
+    first."""
+    plan, first = result.plan, len(evaluator.problem.fixed)
     while True:
         without = [evaluator.problem.canonical((*plan[:k], *plan[k + 1 :])) for k in range(first, len(plan))]
         costs = [(evaluator.cost(one), one) for one in without if len(one) < len(plan)]
-        fitting = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, SMALL_GAIN)]
-        if not fitting:
+        near = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, result.cost, SMALL_GAIN)]
+        if not near:
             return plan
-        plan = min(fitting, key=lambda it: it[0])[1]
+        plan = min(near, key=lambda entry: entry[0])[1]
+
+
+def without_idle(evaluator: Evaluator, plan: Plan) -> Plan:
+    """The plan without decisions that have no effect on its cost, such as one that shards only small tables."""
+    cost, place = evaluator.exact_cost(plan, learn=False), len(evaluator.problem.fixed)
+    while place < len(plan):
+        shorter = evaluator.problem.canonical((*plan[:place], *plan[place + 1 :]))
+        other = evaluator.exact_cost(shorter, learn=False)
+        same_step = isclose(other.step_seconds, cost.step_seconds, rel_tol=NO_EFFECT)
+        if same_step and isclose(other.peak_bytes, cost.peak_bytes, rel_tol=NO_EFFECT) and len(shorter) < len(plan):
+            plan = shorter
+        else:
+            place += 1
+    return plan
