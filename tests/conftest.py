@@ -130,7 +130,6 @@ SLOW = {
     "test_docs::test_the_how_to_pages_run",
     "test_docs::test_the_tutorial_runs",
     "test_folding::test_every_entry_is_in_one_row_with_its_like",
-    "test_gspmd_regions::test_numbers",
     "test_hardware::test_mesh_show_of_another_shape_and_of_every_ready_spec",
     "test_kernel_bodies::test_bodies_with_more_integers_than_fit_into_memory",
     "test_kernel_bodies::test_masks_that_a_loop_carries_are_known",

@@ -28,7 +28,7 @@ from toast_cli.emit.shardy import check_manual_regions, read_sharding
 from toast_cli.emit.spmd.rules import group_bounds
 from toast_cli.emit.spmd.writer import manual_region, refuse_bound
 from toast_cli.errors import ToastError, UsageError
-from toast_cli.frontend.constraints import manual_axes, regions_on
+from toast_cli.frontend.constraints import manual_axes
 from toast_cli.frontend.known_numbers import CONDITIONALS
 from toast_cli.frontend.rules import RaggedDot, general_ragged_dot, ragged_dot
 from toast_cli.frontend.source import Source, Use
@@ -58,10 +58,7 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     refuse_shardy_only(source, lowered)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)
-    with (
-        regions_on(source.module, lowered.axis_names, lowered.axis_sizes),
-        in_regions(source, lowered, sums_too=False) as (source, lowered),
-    ):
+    with in_regions(source, lowered, sums_too=False) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered, narrow_too=True)
         annotations = hlo_annotations(source, lowered)
         with annotated(source.module, annotations, notation, devices):

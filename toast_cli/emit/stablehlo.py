@@ -7,7 +7,6 @@ XLA keeps shardings on arguments, results and constraints, and drops those on ot
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -26,7 +25,6 @@ from toast_cli.emit.misread import in_regions
 from toast_cli.emit.shardy import RESHARD, VALUES, Propagation, value_numbers, without_units, write_shardy, written
 from toast_cli.emit.specs import boundary_specs, entry_text, snippet, spec_text, words
 from toast_cli.errors import ToastError, UsageError
-from toast_cli.frontend.constraints import regions_on
 from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.places import BACKWARD, pass_of, users_frame
 from toast_cli.frontend.source import Source
@@ -65,7 +63,7 @@ def emit_shardy(
 
     Raises `UsageError` for another value.
     """
-    with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
+    with in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         return write_shardy(source, lowered, shardy_annotations(source, lowered, annotate), binary=binary)
 
@@ -75,18 +73,13 @@ def write_checked(
 ) -> Written:
     """The output of `emit_shardy`, read again and checked, with its constraints."""
     kernels = kernel_lines(source, lowered)
-    with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
+    with in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         annotations, note, values = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, annotations, binary=binary)
         notes = (note, check_note(source, lowered, annotations, content, settled=bool(values)))
         found = (*kernels, *constraints_of(source, lowered, annotations))
         return Written(content, found, tuple(filter(None, notes)))
-
-
-def on_mesh(source: Source, lowered: PartitionedProgram) -> AbstractContextManager[None]:
-    """While the block runs, the program's manual regions on unnamed meshes name axes of this mesh."""
-    return regions_on(source.module, lowered.axis_names, lowered.axis_sizes)
 
 
 def shardy_annotations(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Annotations:

@@ -38,16 +38,16 @@ def in_creation_order(module: Any) -> None:
         sort_block(block)
 
 
-def sort_block(block: Any, *, by_number: bool = True) -> None:
-    """Sorts the operations of one block, each after those whose results it reads; the last one ends it and stays there.
-    by_number: also by the numbers in their names."""
+def sort_block(block: Any) -> None:
+    """Sorts the operations of one block by the numbers in their names, each after those whose results it reads; the
+    last one ends it and stays there."""
     *operations, last = [view.operation for view in block.operations]
     if len(operations) < 2:
         return
     places = {operation: place for place, operation in enumerate(operations)}
     needed = [[places[one] for one in read_by(operation) if one in places] for operation in operations]
     made_before: list[list[int]] = [[] for _ in operations]
-    for earlier, later in pairs_of_one_name(operations) if by_number else ():
+    for earlier, later in pairs_of_one_name(operations):
         made_before[later].append(earlier)
     order = sorted_after(range(len(needed)), [made + read for made, read in zip(made_before, needed, strict=True)])
     order = sorted_after(order, needed)  # ignores numbers that contradict the data dependences

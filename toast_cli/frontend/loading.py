@@ -21,12 +21,12 @@ from toast_cli.base.children import MEMORY, ChildError, in_child
 from toast_cli.base.files import TEXT_BYTES, read_file, text_of
 from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import first_error
-from toast_cli.frontend.constraints import axes_on, check_manual_axes, constraints_on
+from toast_cli.frontend.constraints import check_manual_axes, constraints_on
 from toast_cli.frontend.convert import strings_are_text
 from toast_cli.frontend.formats import hint_for, parse_here, read_bytes, recognise, source_name
 from toast_cli.frontend.normalise import Normalised, normalise
 from toast_cli.frontend.places import TEXT, place_text, scope_parts
-from toast_cli.frontend.shardings import AnnotatedSharding, Kept, meshes_of
+from toast_cli.frontend.shardings import AnnotatedSharding, Kept
 from toast_cli.frontend.source import TEXT_FORMATS, Source, read_source
 from toast_cli.frontend.trips import state_runs
 from toast_cli.kernels.table import Table
@@ -102,7 +102,7 @@ def program_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[
     constraints, notices = constraints_on(source.annotations, axis_names, axis_sizes)
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
     places = _places(source)
-    pins = Pins(notices=tuple(notices), manual=_manual_axes(source, axis_names, axis_sizes))
+    pins = Pins(notices=tuple(notices))
     for constraint in constraints:
         if constraint.uses:
             pins.uses.update({places[use]: constraint.axes for use in constraint.uses if use in places})
@@ -125,18 +125,6 @@ def _check_devices(source: Source, program: Program, devices: int) -> None:
                     hint="is the file intact?",
                 )
         _check_devices(source, op.region.body, devices)
-
-
-def _manual_axes(source: Source, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[int, tuple[str, ...]]:
-    """Manual region (op number) -> its manual axes, for regions on meshes without names."""
-    found = {}
-    meshes = meshes_of(source.module)
-    for number, op in enumerate(source.program.ops):
-        if op.region is not None and any(axis not in names for axis in op.region.axes):
-            mesh = next((mesh for mesh in meshes.values() if {name for name, _ in mesh} >= {*op.region.axes}), ())
-            over = axes_on((op.region.axes,), mesh, names, sizes)
-            found[number] = names if over is None else over[0] or ()
-    return found
 
 
 def _places(source: Source) -> dict[tuple[Any, int], tuple[int, int]]:

@@ -14,7 +14,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import EFFECTS, bind_effects, copy_splats, first_error, place_of
 from toast_cli.frontend.convert import left_out_notices
-from toast_cli.frontend.formats import drop_declarations, in_stablehlo, is_known, refuse_foreign
+from toast_cli.frontend.formats import drop_declarations, is_known, refuse_foreign
 from toast_cli.frontend.inline import BODIES, copy_captured_constants, inline_calls
 from toast_cli.frontend.known_numbers import (
     CONDITIONALS,
@@ -32,7 +32,6 @@ from toast_cli.frontend.manual_regions import (
     collectives_outside,
     drop_lone_collectives,
     list_replica_groups,
-    restore_gspmd_regions,
     restore_manual_regions,
 )
 from toast_cli.frontend.shardings import (
@@ -130,7 +129,6 @@ def normalise(
     held = held_by(module)
     if any(name.startswith("mhlo.") for name in held.names):
         legalize(module, path)
-        module = in_stablehlo(module, path)
         held = held_by(module)
     function = entry_function(module, path)
     static = held.names.isdisjoint(GIVEN_SHAPES) and all(map(is_static, held.types))
@@ -146,10 +144,9 @@ def normalise(
     inline_calls(module, ENTRY, path)
     if not held.names.isdisjoint(BODIES):
         copy_captured_constants(module, path)
-    restore_gspmd_regions(module, function, path)
     if any(kind_of(name).per_device for name in held.names):
         drop_lone_collectives(module, path)
-    if not all(map(is_known, held.names)):
+    if CUSTOM_CALL in held.names or any(name.startswith("mhlo.") or not is_known(name) for name in held.names):
         refuse_foreign(module, path)
     if not held.names.isdisjoint(DECIDED):
         take_known_branches(module)

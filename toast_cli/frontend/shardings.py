@@ -472,14 +472,12 @@ _LAST_TILES = re.compile(r"last_tile_dims=\{([^}]*)\}")
 
 @dataclass(frozen=True, eq=False)
 class TileAssignment:
-    """One sharding. For `tiled`: `devices` [*tiles, copies] are device numbers, `tiles` the parts per array dimension.
-    `by_hand` [parts, devices of each] groups them by position along the manual axes (in a region that is manual over
-    some axes); None outside."""
+    """One sharding. For `tiled`: `devices` [*tiles, copies] are device numbers, `tiles` the parts per array
+    dimension."""
 
     kind: str
     tiles: tuple[int, ...] = ()
     devices: NDArray[np.int64] | None = None
-    by_hand: NDArray[np.int64] | None = None
 
 
 def split_shardings(text: str) -> list[str]:
@@ -520,18 +518,7 @@ def read_tiling(text: str) -> TileAssignment | None:
     if extra > len(sizes) or any(kind not in (REPLICATED, MANUAL) for kind in kinds):
         return None
     tiles = sizes[: len(sizes) - extra]
-    return TileAssignment(TILED, tiles, devices.reshape((*tiles, -1)), _by_hand(devices.reshape(sizes), kinds))
-
-
-def _by_hand(devices: NDArray[np.int64], kinds: list[str]) -> NDArray[np.int64] | None:
-    """[parts of the manual dimensions, devices of each] numbers. kinds: of the last dimensions;
-    None if none is manual."""
-    first = devices.ndim - len(kinds)
-    manual = [first + k for k, kind in enumerate(kinds) if kind == MANUAL]
-    if not manual:
-        return None
-    rest = [d for d in range(devices.ndim) if d not in manual]
-    return devices.transpose(manual + rest).reshape(prod(devices.shape[d] for d in manual), -1)
+    return TileAssignment(TILED, tiles, devices.reshape((*tiles, -1)))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

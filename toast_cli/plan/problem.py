@@ -377,7 +377,7 @@ def make_problem(
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
-        closed = _closed_axes(op, mesh, program_pins.manual.get(number), operand_pins + result_pins)
+        closed = _closed_axes(op, mesh, operand_pins + result_pins)
         looked_up = _looked_up(op, form)
         key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role, looked_up)
         at = numbers.get(key)
@@ -410,18 +410,12 @@ def _looked_up(op: Op, form: Form) -> frozenset[int]:
     return frozenset(range(len(form.sizes))).difference(*form.operands[0])
 
 
-def _closed_axes(
-    op: Op, mesh: Mesh, manual: tuple[str, ...] | None, pins: tuple[PinnedSharding | None, ...]
-) -> frozenset[int]:
-    """Mesh axes of an op's manual region and those its boundary names; all axes if the region's axes have names that
-    the mesh lacks. manual: names of the region's axes, where known."""
+def _closed_axes(op: Op, mesh: Mesh, pins: tuple[PinnedSharding | None, ...]) -> frozenset[int]:
+    """Mesh axes of an op's manual region and those its boundary names. The mesh may lack axes of size 1."""
     if op.region is None:
         return frozenset()
-    names = op.region.axes if manual is None else manual
-    if any(name not in mesh.names for name in names):
-        return frozenset(range(len(mesh.names)))
     pinned = {axis for pin in pins for axes in pin or () for axis in axes or ()}
-    return frozenset(mesh.names.index(name) for name in names) | pinned
+    return frozenset(mesh.names.index(name) for name in op.region.axes if name in mesh.names) | pinned
 
 
 def _lies_as(program: Program, value: int, argument: int, role: str) -> bool:

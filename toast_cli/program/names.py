@@ -206,12 +206,11 @@ PinnedAxes = tuple[tuple[str, ...] | None, ...]
 @dataclass(frozen=True)
 class Pins:
     """`values` [value number], `uses` [(op number, operand position)]; `notices`: messages about shardings that could
-    not be kept; `manual` [op number]: axes of manual regions, where their own names differ."""
+    not be kept."""
 
     values: dict[int, PinnedAxes] = field(default_factory=dict)
     uses: dict[tuple[int, int], PinnedAxes] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
-    manual: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 NO_PINS = Pins()
