@@ -19,11 +19,8 @@ from test_recompute import ALL, DENSE, PROGRAMS, TOKENS, WEIGHTS, decoder, rewri
 from toast_cli import pipeline
 from toast_cli.frontend import Source
 from toast_cli.hardware import load_spec
-from toast_cli.plan.decisions import Shard
 from toast_cli.program.roles import optimizer_state
 from toast_cli.program.values import TO_DEVICE, TO_HOST, is_transfer, on_host
-from toast_cli.report.explain.memory import explain_saved
-from toast_cli.report.explain.study import Study
 from toast_cli.request import Offload
 from toast_cli.rewrite import with_microbatches, with_offload
 from toast_cli.rewrite.variants import Variant, search_variants
@@ -185,45 +182,6 @@ def test_saved_plans_and_reports_say_it(adam: Path, tmp_path: Path) -> None:
     assert program("--plan", str(plan))["offload"] == "all"
     assert program("--plan", str(plan), "--offload", "residuals")["offload"] == "residuals"
     assert toast("explain", str(adam), "--mesh", "v5e-8", "--report", str(report), "--quiet") == 0
-
-
-@pytest.mark.parametrize("scanned", [False, True])
-def test_what_is_saved_and_what_else_it_would_cost(scanned: bool) -> None:
-    """Six layers save their input (64 bytes a row) and a hidden array (128 bytes), of a batch over 4 devices."""
-
-    def loss(p: Tree, x: Any) -> Any:
-        def layer(x: Any, w: Tree) -> Any:
-            return x + jnp.sin(x @ w["a"]) @ w["b"], None
-
-        if scanned:
-            return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
-        for n in range(6):
-            x, _ = layer(x, jax.tree.map(lambda w, n=n: w[n], p))
-        return jnp.mean(x**2)
-
-    rows = 2**22
-    source, mesh = source_of(step(loss), DENSE, arg(rows, 16)), load_spec("v5e-4").mesh({"data": 4})
-    evaluator = evaluator_of(source, mesh)
-    batch = next(k for k, group in enumerate(evaluator.problem.dimensions.groups) if group.size == rows)
-    plan = next(c for c in evaluator.problem.decisions.choices if isinstance(c, Shard) and c.group == batch)
-    items = {
-        item.text.partition(f"{rows},")[2]: item for item in explain_saved(Study(source, evaluator, (plan,))).items
-    }
-    chip, hidden = mesh.chip, items["32]"]
-    # A loop stacks the sine, which only a product reads, in bf16.
-    assert hidden.bytes == 6 * rows * 32 * (2 if scanned else 4) / 4
-    assert hidden.costs["offload"] == pytest.approx(2 * hidden.bytes / chip.host_bytes_per_second)
-    read_and_written = 6 * rows * 4 * (16 + 32) / 4
-    assert hidden.costs["recompute"] >= read_and_written / chip.memory_bytes_per_second
-    assert hidden.costs["recompute"] < 4 * read_and_written / chip.memory_bytes_per_second
-    assert "recompute" not in items["16]"].costs or not scanned
-
-
-def test_a_forward_pass_saves_nothing() -> None:
-    source = source_of(decoder(scanned=True), WEIGHTS, TOKENS)
-    evaluator = evaluator_of(source, load_spec("v5e-4").mesh({"data": 4}))
-    found = explain_saved(Study(source, evaluator, ()))
-    assert not found.items and "no backward pass" in found.sentences[0]
 
 
 def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toast_cli.base.files import Target, check_targets, write_target
+from toast_cli.base.files import Target, check_targets, read_whole_number, write_target
 from toast_cli.cli import options
 from toast_cli.cli.running import OK, progress_line
 from toast_cli.errors import UsageError
-from toast_cli.option_values import whole_number
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Outcome
@@ -25,32 +24,17 @@ def explain(
     program: options.Program,
     mesh: options.MeshSpec,
     decision: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=whole_number(1, "--decision"), help="Explain decision N of the plan."),
-    ] = None,
-    argument: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Explain how arguments are split, e.g. '*wq*'.")
-    ] = None,
-    line: Annotated[
         str | None,
-        typer.Option(metavar="FILE:LINE", help="Explain what the devices compute and send for a line of the source."),
+        typer.Option(metavar="N|PATTERN", help="Explain decision N, or how arguments are split, e.g. '*wq*'."),
     ] = None,
     collective: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            metavar="K",
-            parser=whole_number(1, "--collective"),
-            help="Explain collective K of the report; 1 is the one that takes longest.",
+            metavar="K|FILE:LINE",
+            help="Explain collective K of the report (1 takes longest), or all that a line of the source does.",
         ),
     ] = None,
     peak: Annotated[bool, typer.Option("--peak", help="Explain the memory peak, and what would lower it.")] = False,
-    memory: Annotated[
-        bool,
-        typer.Option(
-            "--memory",
-            help="Explain what is saved for the backward pass, and what it costs to recompute or offload it.",
-        ),
-    ] = False,
     as_annotated: Annotated[
         bool,
         typer.Option(
@@ -72,11 +56,10 @@ def explain(
     The plan is the one `toast partition` finds with the same options, or that of --report or --plan.
     """
     options.refuse_both(quiet, verbose)
-    asked = [one is not None for one in (decision, argument, line, collective)]
-    if sum([*asked, peak, memory, as_annotated]) > 1:
+    if sum([decision is not None, collective is not None, peak, as_annotated]) > 1:
         raise UsageError(
             "one thing is explained at a time",
-            where="--decision, --argument, --line, --collective, --peak, --memory, --as-annotated",
+            where="--decision, --collective, --peak, --as-annotated",
             hint="give one",
         )
     if report is not None and (given["tactic"] or given["strategy"]):
@@ -115,7 +98,7 @@ def explain(
         if as_annotated:
             found = _annotated(study, outcome, request)
         else:
-            found = _explanation(study, decision, argument, line, collective, peak, memory, request.pins)
+            found = _explanation(study, decision, collective, peak, request.pins)
     for target in targets:
         write_target(target, write_json(found.to_json()))
     if not any(target.is_stdout for target in targets):
@@ -145,29 +128,16 @@ def _annotated(study: Study, outcome: Outcome, request: Request) -> Explanation:
 
 
 def _explanation(
-    study: Study,
-    decision: int | None,
-    argument: str | None,
-    line: str | None,
-    collective: int | None,
-    peak: bool,
-    memory: bool,
-    pins: tuple[str, ...],
+    study: Study, decision: str | None, collective: str | None, peak: bool, pins: tuple[str, ...]
 ) -> Explanation:
     """The explanation of the requested item; of the whole plan if none is requested."""
     from toast_cli.report.explain.decisions import explain_collective, explain_decision, explain_line, explain_plan
     from toast_cli.report.explain.memory import explain_argument, explain_peak
 
     if decision is not None:
-        return explain_decision(study, decision)
-    if argument is not None:
-        return explain_argument(study, argument, pins)
-    if line is not None:
-        return explain_line(study, line)
+        number = read_whole_number(decision)
+        return explain_argument(study, decision, pins) if number is None else explain_decision(study, number)
     if collective is not None:
-        return explain_collective(study, collective)
-    if memory:
-        from toast_cli.report.explain.memory import explain_saved
-
-        return explain_saved(study)
+        number = read_whole_number(collective)
+        return explain_line(study, collective) if number is None else explain_collective(study, number)
     return explain_peak(study) if peak else explain_plan(study)

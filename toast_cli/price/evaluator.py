@@ -311,17 +311,10 @@ class Listing:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
         profile = self.memory_profile(plan)
         moment = int(self.timeline.candidates[int(profile.argmax())]) if len(profile) else 0
-        return moment // 2, self._alive_then(plan, moment)
-
-    def alive_at(self, plan: Plan, op: int) -> list[Alive]:
-        """The arrays alive under `plan` when an op runs, largest first."""
-        return self._alive_then(plan, self.items.lives.times[op])
-
-    def _alive_then(self, plan: Plan, moment: int) -> list[Alive]:
         found: list[tuple[Alive, bool]] = []
         for item, lowered in self._lowered_arrays(plan):
             found.extend(self._alive(item, lowered, moment))
-        return sorted(self._holdings.on_chip.left(found), key=lambda a: -a.bytes)
+        return moment // 2, sorted(self._holdings.on_chip.left(found), key=lambda a: -a.bytes)
 
     def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[tuple[Alive, bool]]:
         """(array alive at that moment, whether it may be in on-chip memory then)."""

@@ -382,10 +382,8 @@ def explanation_line(found: Explanation) -> str:
 def _items(found: Explanation, width: int, verbose: bool) -> RenderableType:
     shown = found.items if verbose else found.items[:_SHORT]
     timed, sized = any(one.seconds for one in shown), any(one.bytes for one in shown)
-    costs = list(dict.fromkeys(name for one in shown for name in one.costs))
-    rows = [_cells(one, timed, sized, costs) for one in shown]
+    rows = [_cells(one, timed, sized) for one in shown]
     heads = [("", "left"), ("", "right"), *([("", "right")] if timed else []), *([("", "right")] if sized else [])]
-    heads += [(name, "right") for name in costs]
     drawn = style.table([*heads, ("", "fold")])
     room = style.room(width, rows)
     if room < 24:  # long names: wrap them, and put the rest beneath
@@ -396,13 +394,12 @@ def _items(found: Explanation, width: int, verbose: bool) -> RenderableType:
     return drawn
 
 
-def _cells(one: Item, timed: bool, sized: bool, costs: list[str]) -> tuple[str, ...]:
+def _cells(one: Item, timed: bool, sized: bool) -> tuple[str, ...]:
     return (
         one.text,
         f"×{format_count(one.count)}" if one.count != 1 else "",
         *([format_seconds(one.seconds) if one.seconds else ""] if timed else []),
         *([format_bytes(one.bytes) if one.bytes else ""] if sized else []),
-        *(format_seconds(one.costs[name]) if name in one.costs else "" for name in costs),
     )
 
 

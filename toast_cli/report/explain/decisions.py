@@ -195,14 +195,16 @@ def explain_line(study: Study, place: str) -> Explanation:
     affects it."""
     matched = _PLACE.fullmatch(place)
     if matched is None:
-        raise UsageError(f"cannot read {place!r}", where="--line", hint="write FILE:LINE, e.g. model.py:75")
+        raise UsageError(
+            f"cannot read {place!r}", where="--collective", hint="give a number or FILE:LINE (model.py:75)"
+        )
     wanted = f"{matched[1].rsplit('/', 1)[-1]}:{matched[2]}"
     program = study.problem.program
     stacks = [study.source.stack(k) for k in range(len(program.ops))]
     ops = [k for k, stack in enumerate(stacks) if stack and stack[users_frame(stack)].place == wanted]
     ops = ops or [k for k, stack in enumerate(stacks) if any(frame.place == wanted for frame in stack)]
     if not ops:
-        raise UsageError(f"no operation comes from {wanted}", where="--line", hint=_nearby(study, wanted))
+        raise UsageError(f"no operation comes from {wanted}", where="--collective", hint=_nearby(study, wanted))
     acting = _acting(study, ops)
     work = sum(program.ops[k].flops * program.ops[k].trips for k in ops)
     shares = {k: study.share_of_ops(use, set(ops)) for k, use in enumerate(study.collectives)}

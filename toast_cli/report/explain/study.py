@@ -277,15 +277,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Item:
-    """A listed op, collective or array. seconds and bytes are 0 if they do not apply. costs: seconds of what could be
-    done with it instead ("recompute", "offload"), by name."""
+    """A listed op, collective or array. seconds and bytes are 0 if they do not apply."""
 
     text: str
     detail: str
     count: float = 1
     seconds: float = 0.0
     bytes: int = 0
-    costs: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
