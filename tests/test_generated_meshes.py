@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from toast_cli.cli.app import run
 from toast_cli.errors import SpecError
-from toast_cli.hardware import available_specs, find_preset, load_spec, needs_no_file, parse_spec
-from toast_cli.hardware.chips import presets
-from toast_cli.hardware.spec import PLANES, generate, slice_torus
+from toast_cli.hardware import available_specs, export_platform, find_preset, load_spec, needs_no_file, parse_spec
+from toast_cli.hardware.spec import generate, slice_torus
 
 # Ready specifications with an axis that has a part of a dimension less than it could.
 OTHER_AXES = {"v3-32": {"data": 8, "model": 4}, "v4-32": {"data": 4, "model": 4}}
@@ -47,6 +46,13 @@ MADE = {
     "h200-128": ("switch=8 x network=16", "data=16 x model=8"),
     "a100-40:16": ("switch=8 x network=2", "data=2 x model=8"),
     "2xv5p-512": ("x=4 x y=8 x z=8 x network=2", "data=64 x model=8"),
+    "gb200:72": ("switch=72", "data=9 x model=8"),
+    "gb300-144": ("switch=72 x network=2", "data=2 x model=72"),
+    "b300-8": ("switch=8", "data=4 x model=2"),
+    "mi300x-8": ("switch=8", "data=4 x model=2"),
+    "mi325x-8": ("switch=8", "data=4 x model=2"),
+    "mi355x-16": ("switch=8 x network=2", "data=2 x model=8"),
+    "tpu7x-2": ("core=2", "data=2"),
     "4xh100:8": ("switch=8 x network=4", "data=4 x model=8"),
 }
 
@@ -60,6 +66,11 @@ def test_machines_made_from_names(name: str) -> None:
 
 
 SAME = [("h100:64", "h100-64"), ("v5litepod-16", "v5e-16"), ("1xV4-32", "v4-32"), ("A100:16", "a100-16")]
+
+
+def test_exports_name_the_platform_of_the_chip() -> None:
+    names = {name: export_platform(load_spec(name).chip) for name in ("v5e-8", "gb200:8", "mi300x-8")}
+    assert names == {"v5e-8": "tpu", "gb200:8": "cuda", "mi300x-8": "rocm"}
 
 
 @pytest.mark.parametrize(("typed", "ready"), SAME)
@@ -79,11 +90,6 @@ PUBLISHED = {
 def test_slices_of_cubes_are_the_published_ones() -> None:
     preset = find_preset("v5p")
     assert {chips: slice_torus(preset, chips) for chips in PUBLISHED} == PUBLISHED
-
-
-def test_sizes_of_slices_on_a_plane_are_a_table() -> None:
-    """Those in space follow a rule."""
-    assert {preset.chip.name for preset in presets() if preset.torus_rank == 2} == set(PLANES)
 
 
 WRONG = [

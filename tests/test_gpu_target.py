@@ -17,12 +17,12 @@ from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.verdict import Part, Verdict, check_memory
 from toast_cli.cli.app import run
 from toast_cli.errors import MissingExtraError, UsageError
-from toast_cli.hardware import chip_names, find_preset, gpu_target_text, load_spec, parse_spec
+from toast_cli.hardware import find_preset, gpu_target_text, load_spec, parse_spec
 from toast_cli.hardware.chips import GPU_DEVICES
 from toast_cli.plan.partitioned import Promises
 from toast_cli.report.command_tables import print_verdict
 
-GPUS = [name for name in chip_names() if find_preset(name).chip.platform == "gpu"]
+GPUS = list(GPU_DEVICES)
 
 
 def figures(text: str) -> dict[str, str]:
@@ -42,8 +42,10 @@ def test_every_preset_is_described(name: str) -> None:
 @pytest.mark.parametrize("name", GPUS)
 def test_silicon_gives_the_published_vector_rate(name: str) -> None:
     """Multiprocessors x lanes x 2 FLOPs x clock is what the data sheet prints for fp32."""
-    device_info = GPU_DEVICES[name]
-    rate = device_info.multiprocessors * device_info.lanes * 2 * device_info.clock_ghz * 1e9
+    preset = GPU_DEVICES[name]
+    device_info = preset.device_info
+    assert device_info is not None
+    rate = preset.multiprocessors * device_info.lanes * 2 * device_info.clock_ghz * 1e9
     assert rate == pytest.approx(find_preset(name).chip.vector_flops, rel=0.02)
 
 

@@ -25,7 +25,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, load, program_pins
 from toast_cli.frontend.formats import read_bytes
-from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
+from toast_cli.hardware import Mesh, Spec, export_platform, load_spec, parse_shape
 from toast_cli.plan.axis_assignment import installed_workarounds
 from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
@@ -118,7 +118,7 @@ class Outcome:
         if trees is None and self.source.format == "jax.export" and self.source.path != "-":
             trees = trees_of(read_bytes(self.source.path))
         written = write(self.source, lowered, "bytecode", annotate)
-        platform = self.problem.mesh.chip.platform
+        platform = export_platform(self.problem.mesh.chip)
         return replace(written, content=emit_export(self.source, lowered, written.content, platform, trees))
 
     def others(self) -> list[Outcome]:

@@ -6,9 +6,11 @@ out.
 """
 
 from toast_cli.hardware.chips import chip_names as chip_names
+from toast_cli.hardware.chips import export_platform as export_platform
 from toast_cli.hardware.chips import find_preset as find_preset
 from toast_cli.hardware.chips import gpu_target_text as gpu_target_text
 from toast_cli.hardware.chips import matrix_rate as matrix_rate
+from toast_cli.hardware.chips import presets as presets
 from toast_cli.hardware.model import Axis as Axis
 from toast_cli.hardware.model import Chip as Chip
 from toast_cli.hardware.model import Link as Link

@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from toast_cli.errors import SpecError, UsageError
-from toast_cli.hardware.model import Chip, GpuDeviceInfo
+from toast_cli.hardware.model import Chip, GpuDeviceInfo, Nccl
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,10 @@ class Preset:
         pod_chips: largest slice on one torus, in chips; 0 without a torus.
         wrap_edge: a torus dimension of exactly this many chips has wraparound; 0: every dimension has it when all are
             multiples of 4 (slices made of whole 4x4x4 cubes), none otherwise.
-        megacore: XLA counts the two cores of a TPU as one device. device_info: properties of a GPU for its compiler.
+        slice_chips: chips of its slices; on a 3-D torus of those smaller than a cube of 4x4x4 (Cloud TPU docs).
+        megacore: XLA counts the two cores of a TPU as one device.
+        multiprocessors: of a GPU, that are enabled. device_info: its other properties for its compiler, if XLA:GPU of
+            CUDA can compile for it. nccl: rates of its collectives.
         device_kind: what `jax.Device.device_kind` says.
     """
 
@@ -52,8 +55,11 @@ class Preset:
     torus_rank: int = 0
     pod_chips: int = 0
     wrap_edge: int = 0
+    slice_chips: tuple[int, ...] = ()
     megacore: bool = False
+    multiprocessors: int = 0
     device_info: GpuDeviceInfo | None = None
+    nccl: Nccl | None = None
     device_kind: str = ""
 
 
@@ -75,6 +81,13 @@ def find_preset(name: str, *, where: str = "") -> Preset:
     near = difflib.get_close_matches(name.lower(), [known.lower() for known in _PRESETS], n=1)
     guess = f'did you mean "{next(k for k in _PRESETS if k.lower() == near[0])}"? ' if near else ""
     raise SpecError(f'unknown chip "{name}"', where=where, hint=f"{guess}known: {', '.join(_PRESETS)}")
+
+
+def export_platform(chip: Chip) -> str:
+    """The chip's platform as `jax.export` names it."""
+    if chip.platform == "tpu":
+        return "tpu"
+    return "rocm" if chip.preset and find_preset(chip.preset).device_kind.startswith("AMD") else "cuda"
 
 
 def matrix_rate(chip: Chip, dtype: str) -> float:
@@ -115,9 +128,11 @@ def _read_presets() -> dict[str, Preset]:
 
 def _preset(name: str, keys: dict[str, Any]) -> Preset:
     """The preset of one table: figures are [value, source], wires [bytes per second, latency, source]."""
+    keys = {**keys, "slice_chips": tuple(keys.get("slice_chips", ()))}
     figures = {key: value for key, value in keys.items() if isinstance(value, list) and len(value) == 2}
     wires = {key: value for key, value in keys.items() if isinstance(value, list) and len(value) == 3}
-    packing: dict[str, Any] = {key: keys[key] for key in keys.keys() - {*figures, *wires, "platform", "device_info"}}
+    tables = {"platform", "device_info", "nccl"}
+    packing: dict[str, Any] = {key: keys[key] for key in keys.keys() - {*figures, *wires} - tables}
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, (value, _) in figures.items()
     }
@@ -131,6 +146,7 @@ def _preset(name: str, keys: dict[str, Any]) -> Preset:
         device_info=GpuDeviceInfo(**{**device_info, "capability": tuple(device_info["capability"])})
         if device_info
         else None,
+        nccl=Nccl(**keys["nccl"]) if "nccl" in keys else None,
         **packing,
     )
 
@@ -147,9 +163,7 @@ _PRESETS = _read_presets()
 _KIB = 1024
 
 
-GPU_DEVICES: Mapping[str, GpuDeviceInfo] = {
-    preset.chip.name: preset.device_info for preset in presets() if preset.device_info
-}
+GPU_DEVICES: Mapping[str, Preset] = {preset.chip.name: preset for preset in presets() if preset.device_info}
 # The same on every part above: CUDA C++ Programming Guide, technical specifications per compute capability.
 _COMMON = {
     "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048,
@@ -169,21 +183,21 @@ def gpu_target_text(chip: Chip) -> str:
 
     Raises UsageError for an unknown chip.
     """
-    device_info = GPU_DEVICES.get(chip.name)
-    if device_info is None:
+    preset = GPU_DEVICES.get(chip.name)
+    if preset is None or preset.device_info is None:
         raise UsageError(
             f"XLA's GPU compiler has no target description of {chip.name}", where="--compiler gpu",
             hint=f"known: {', '.join(GPU_DEVICES)}; --compiler cpu works for any",
         )  # fmt: skip
-    return "\n".join(_lines(chip, device_info)) + "\n"
+    return "\n".join(_lines(chip, preset.multiprocessors, preset.device_info)) + "\n"
 
 
-def _lines(chip: Chip, device_info: GpuDeviceInfo) -> Iterator[str]:
+def _lines(chip: Chip, multiprocessors: int, device_info: GpuDeviceInfo) -> Iterator[str]:
     major, minor = device_info.capability
     feature = "ACCELERATED_FEATURES" if device_info.capability >= _ACCELERATED else "NONE"
     figures: dict[str, int | float | str] = {
         **_COMMON,
-        "core_count": device_info.multiprocessors,
+        "core_count": multiprocessors,
         "fpus_per_core": device_info.lanes,
         "clock_rate_ghz": device_info.clock_ghz,
         "shared_memory_per_core": device_info.shared_kib * _KIB,

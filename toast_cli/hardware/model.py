@@ -50,21 +50,35 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
+class Nccl:
+    """What the library of collectives attains between GPUs of one kind.
+
+    attained: fraction of the link's peak. sharp: bus bandwidth of an all-reduce in the switch, as a multiple of a
+    ring's; 0: the switch does not add up. low_latency: bytes per second of the LL protocol in a node. channels:
+    multiprocessors that a collective occupies.
+    """
+
+    attained: float
+    sharp: float
+    low_latency: float
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
 class GpuDeviceInfo:
     """Properties of a GPU that its compiler needs besides memory.
 
     Attributes:
         capability: compute capability, major and minor.
-        multiprocessors: streaming multiprocessors (SMs) that are enabled. lanes: f32 units in each.
+        lanes: f32 units in a multiprocessor.
         clock_ghz: highest boost clock.
         shared_kib: shared memory of a multiprocessor. block_kib: its part that one block of threads may use.
         cache_bytes: level-2 cache.
         part: the driver's name for it.
-        source: where multiprocessors, clock and cache were published.
+        source: where clock, cache and the preset's multiprocessors were published.
     """
 
     capability: tuple[int, int]
-    multiprocessors: int
     lanes: int
     clock_ghz: float
     shared_kib: int

@@ -50,7 +50,7 @@ def load_spec(name_or_path: str) -> Spec:
     raise SpecError(
         f'no mesh specification "{name_or_path}", neither a file nor a built-in one',
         hint=f"{nearest(path.name.removesuffix('.yaml'), available_specs())}; others by chip and number, {EXAMPLES}; "
-        "see `toast mesh list`",
+        "or a YAML file with e.g. {chip: {preset: H100, memory: 96GiB}, topology: {switch: 8}}",
     )
 
 
@@ -410,23 +410,14 @@ def _read_axis(name: str, entry: YamlValue, spec: Spec) -> AxisRequest:
 # ---------------------------------------------------------------- machines by name
 # Generates specifications from names: `v5p-512`, `h100:64`, `2xv5p-512` in, the YAML of that machine out.
 #
-# TPUs have Google Cloud's names and slices; GPUs come in hosts of eight.
+# TPUs have Google Cloud's names and slices; GPUs come in hosts of eight, or in NVLink domains of 72.
 
 _NAME = re.compile(
     r"(?:(?P<slices>\d{1,7})x)?(?P<chip>[a-z]\w*(?:-[48]0)?)(?P<joint>[-:])(?P<count>\d{1,9})", re.IGNORECASE
 )
 # Aliases of presets: `gcloud compute tpus accelerator-types list`; NVIDIA sells most A100 with 80 GB.
 _ALIASES = {"v5litepod": "v5e", "a100": "a100-80"}
-# Chips of Google Cloud's slices with a 2D torus (Cloud TPU docs, "TPU v2", "v3", "v5e", "v6e").
-PLANES = {
-    "v2": (4, 16, 64, 128, 256),
-    "v3": (4, 16, 32, 64, 128, 256, 512, 1024),
-    "v5e": (1, 4, 8, 16, 32, 64, 128, 256),
-    "v6e": (1, 4, 8, 16, 32, 64, 128, 256),
-}
-# Chips of slices with a 3D torus smaller than a cube of 4x4x4 chips; a larger slice is any number of cubes (Cloud TPU
-# docs, "TPU v4", "v5p", "TPU7x").
-_LESS_THAN_A_CUBE, _CUBE = (4, 8, 16, 32), 64
+_CUBE = 64  # chips: a large slice of a 3-D torus is any number of cubes of 4x4x4
 
 
 def canonical(name: str) -> str:
@@ -490,14 +481,16 @@ def _tpu(name: str, preset: Preset, count: int, slices: int) -> str:
 def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
     """The YAML after name and chip, for hosts of GPUs."""
     host = min(count, preset.devices_per_host)
+    unit = "host" if preset.devices_per_host == 8 else "NVLink domain"
     if not count or count % host:
         whole = count - count % preset.devices_per_host
         near = [f"{canonical(name).rpartition('-')[0]}-{n}" for n in (whole, whole + preset.devices_per_host) if n]
         raise _error(
-            name, f"{count} GPUs do not fill hosts of {preset.devices_per_host}", f"nearest: {', '.join(near)}"
+            name, f"{count} GPUs do not fill {unit}s of {preset.devices_per_host}", f"nearest: {', '.join(near)}"
         )
     hosts = count // host * slices
-    about = f"{host * hosts} x {preset.chip.name} in {hosts} host{'s' if hosts > 1 else ''}, NVLink inside"
+    wires = "Infinity Fabric" if preset.chip.name.startswith("MI") else "NVLink"
+    about = f"{host * hosts} x {preset.chip.name} in {hosts} {unit}{'s' if hosts > 1 else ''}, {wires} inside"
     network = f"  network: {{hosts: {hosts}}}\n" if hosts > 1 else ""
     axes = f"axes: {{data: {hosts}, model: {host}}}\n" if hosts > 1 else _axes(divisors(host), host)
     head = f"description: {about}{', the network between' if hosts > 1 else ''}\ntopology:\n  switch: {host}\n{network}"
@@ -512,7 +505,8 @@ def _cores(preset: Preset) -> int:
 
 def _slice_chips(preset: Preset) -> tuple[int, ...]:
     """The numbers of chips of a preset's slices, ascending."""
-    return PLANES.get(preset.chip.name) or (*_LESS_THAN_A_CUBE, *range(_CUBE, preset.pod_chips + 1, _CUBE))
+    cubes = range(_CUBE, preset.pod_chips + 1, _CUBE) if preset.torus_rank == 3 else ()
+    return (*preset.slice_chips, *cubes)
 
 
 def slice_torus(preset: Preset, chips: int) -> tuple[int, ...]:

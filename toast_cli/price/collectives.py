@@ -10,7 +10,7 @@ from itertools import chain, combinations
 from math import inf, log2, prod
 
 from toast_cli.hardware.chips import find_preset
-from toast_cli.hardware.model import Link, Mesh
+from toast_cli.hardware.model import Link, Mesh, Nccl
 
 # ---------------------------------------------------------------- links
 # Time of a collective from mesh, kind, bytes and axes, by an alpha-beta model of the links. For GPUs: `nccl_lines`.
@@ -218,28 +218,7 @@ _PROTOCOLS = (_SIMPLE, _LL128, _LL)
 _SHARP_SECONDS, _SHARP_OUTSIDE = 25e-6, 20.9 / 14
 
 
-@dataclass(frozen=True, slots=True)
-class _Generation:
-    """Rates of GPUs of one major compute capability.
-
-    nvlink: fraction of NVLink's peak that NCCL attains. sharp: bus bandwidth of an all-reduce in the switch, as a
-    multiple of a ring's; 0: the switch does not add up. low_latency: bytes per second of the LL protocol in a node.
-    """
-
-    nvlink: float
-    sharp: float
-    low_latency: float
-
-
-# nvlink: src/graph/topo.h, SM60_NVLINK_BW to SM100_NVLINK_BW (GB/s a link) over the peak. low_latency: tuning.cc,
-# llMaxBws. sharp: 480 GB/s against 370 GB/s (NVIDIA/nccl-tests issue 212); Blackwell by nvlsEfficiency, 0.74 for 0.85.
-_GENERATIONS = {
-    6: _Generation(18 / 20, 0.0, 39e9),
-    7: _Generation(20 / 25, 0.0, 39e9),
-    8: _Generation(20 / 25, 0.0, 87.7e9),
-    9: _Generation(20.6 / 25, 480 / 370, 141e9),
-    10: _Generation(40.1 / 50, 480 / 370 * 0.74 / 0.85, 282e9),
-}
+_LIKE = "A100-80"
 _LL_BETWEEN_TWO, _LL_BETWEEN_MORE = 39e9, 20.4e9  # llMaxBws, hosts with Intel CPUs, two nodes and more
 # Fraction of the network's peak: 24 of 25 GB/s (nccl-tests issue 252), 46 to 48 of 50 GB/s (nccl-tests issue 290).
 _NETWORK = 0.96
@@ -252,8 +231,9 @@ def nccl_lines(kind: str, links: tuple[Link, ...], chip: str) -> tuple[Line, ...
     Args:
         chip: name of its preset; empty for a chip of one's own, which is taken to be like an A100.
     """
-    device_info = find_preset(chip).device_info if chip else None
-    group = _Group.of(links, _GENERATIONS[device_info.capability[0] if device_info else 8])
+    nccl = find_preset(chip or _LIKE).nccl
+    assert nccl is not None
+    group = _Group.of(links, nccl)
     if kind == "all-reduce":
         return (*group.rings(2), *group.trees(), *group.sharp())
     if kind == "all-gather":
@@ -269,7 +249,7 @@ class _Group:
     and over the network (of the node's devices together), `inf` where there is no such link. step, hop: latency of a
     step over each."""
 
-    generation: _Generation
+    nccl: Nccl
     size: int
     nodes: int
     inside: float
@@ -278,15 +258,15 @@ class _Group:
     hop: float
 
     @classmethod
-    def of(cls, links: tuple[Link, ...], generation: _Generation) -> _Group:
+    def of(cls, links: tuple[Link, ...], nccl: Nccl) -> _Group:
         near = [link for link in links if link.kind == "switch"]
         far = [link for link in links if link.kind == "network"]
         size = prod(link.size for link in near)
         return cls(
-            generation,
+            nccl,
             size,
             prod(link.size for link in far),
-            generation.nvlink * min([link.bytes_per_second for link in near], default=inf),
+            nccl.attained * min([link.bytes_per_second for link in near], default=inf),
             _NETWORK * size * min([link.bytes_per_second for link in far], default=inf),
             max([link.latency_seconds for link in near], default=0.0),
             max([link.latency_seconds for link in far], default=0.0),
@@ -327,10 +307,10 @@ class _Group:
 
     def sharp(self) -> tuple[Line, ...]:
         """All-reduces that the switch adds up."""
-        if not self.generation.sharp or self.size <= 2:
+        if not self.nccl.sharp or self.size <= 2:
             return ()
         outside = self.outside * (2 if self.nodes == 2 else 1)
-        rate = min(self.inside * self.generation.sharp, outside)
+        rate = min(self.inside * self.nccl.sharp, outside)
         alpha = _SHARP_SECONDS + 2 * log2(self.nodes) * _SHARP_OUTSIDE * self.hop
         return ((alpha, 2 * (self.devices - 1) / self.devices / rate),)
 
@@ -357,5 +337,5 @@ class _Group:
         if protocol is not _LL:
             return rate
         if self.nodes == 1:
-            return min(rate, self.generation.low_latency)
+            return min(rate, self.nccl.low_latency)
         return min(rate, _LL_BETWEEN_TWO if self.nodes == 2 else _LL_BETWEEN_MORE)

@@ -1,4 +1,4 @@
-"""XLA:GPU as in jaxlib 0.10.2 (`jax-cuda12-plugin`), compiling for P100 to B200.
+"""XLA:GPU as in jaxlib 0.10.2 (`jax-cuda12-plugin`), for every GPU; none newer than B200 and none of AMD was measured.
 
 Memory was measured ahead of time, without a GPU (`python benchmarks/gpu.py --compile`, stored in
 `benchmarks/data/gpu.jsonl`). The compiler estimates no cycles; the rates that kernels attain were measured on one H200,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toast_cli.hardware import find_preset
+from toast_cli.hardware import presets
 from toast_cli.price.collectives import KINDS
 from toast_cli.price.cost import Attained
 from toast_cli.price.profile import CompilerProfile
@@ -18,7 +18,6 @@ from toast_cli.price.profiles import plain
 
 RELEASE = (0, 10, 2)
 VERSION = "jaxlib 0.10.2"
-CHIPS = ("P100", "V100", "A100-40", "A100-80", "H100", "H200", "B200")
 ATTAINED = Attained(matrix=0.75, vector=0.6, memory=0.88, kernel_seconds=1.2e-6, hand_written=0.5, separate=True)
 # Cost of an elementwise function, in f32 additions.
 FUNCTIONS = {
@@ -32,8 +31,7 @@ FUNCTIONS = {
 SOURCES = {
     "passes": "none that change kind or bytes of collectives",
     "asynchronous": "programs of published packages compiled for 8 H100: all kinds have a start and an end apart",
-    "communicating": "each of NCCL's channels occupies a multiprocessor: 24 channels on A100 and H100 (logs in NVIDIA/"
-    "nccl-tests, issue 100, and NVIDIA/nccl, issue 1161), estimates elsewhere, two for each NVLink",
+    "communicating": "each of NCCL's channels occupies a multiprocessor, see hardware/chips.toml",
     "attained": "kernels that one H200 ran, benchmarks/data/gpu_times.jsonl; hand_written: cuDNN's attention on an "
     "H100, `python benchmarks/gpu_attention.py`: heads of 128 reach 0.38 to 0.70 of the peak forward and 0.39 to 0.54 "
     "backward, heads of 64 half of that; the rest is an estimate",
@@ -43,34 +41,24 @@ SOURCES = {
     "combined_bytes": "--xla_gpu_all_reduce_combine_threshold_bytes, its default",
     "temporary_growth": f"fitted to XLA:GPU of {VERSION}, benchmarks/data/gpu.jsonl",
 }
-# Channels of NCCL, each on one multiprocessor.
-CHANNELS = {"P100": 8, "V100": 12}
-MOST_CHANNELS = 24
-# They list no rate for bf16, and XLA widens it to f32.
-WIDENED = ("P100", "V100")
-
 PASSES = plain.PASSES | {"temporary-growth", "library-convolutions", "scatter-starts", "fused-lookups"} | {
     "library-products", "normalization-fusion", "atomic-scatters", "masked-groups",
 }  # fmt: skip
 
 
-def _multiprocessors(chip: str) -> int:
-    device_info = find_preset(chip).device_info
-    return device_info.multiprocessors if device_info else 0
-
-
 PROFILES = {
-    chip: CompilerProfile(
+    preset.chip.name: CompilerProfile(
         compiler="XLA:GPU",
         version=VERSION,
-        chip=chip,
-        passes=PASSES | ({"bf16-widening"} if chip in WIDENED else set()),
+        chip=preset.chip.name,
+        passes=PASSES | (set() if "bf16" in preset.chip.matrix_flops else {"bf16-widening"}),
         asynchronous=frozenset(KINDS),
-        communicating=CHANNELS.get(chip, MOST_CHANNELS) / _multiprocessors(chip),
-        attained=replace(ATTAINED, multiprocessors=_multiprocessors(chip)),
+        communicating=preset.nccl.channels / preset.multiprocessors,
+        attained=replace(ATTAINED, multiprocessors=preset.multiprocessors),
         fusion=replace(plain.FUSION, polynomials=plain.POLYNOMIALS | FUNCTIONS),
         temporary_growth=1.12,
         sources=SOURCES,
     )
-    for chip in CHIPS
+    for preset in presets()
+    if preset.nccl
 }
