@@ -143,7 +143,7 @@ def read_program(program: Any) -> tuple[str, bytes | None, Signature | None]:
     if hasattr(program, "mlir_module_serialized"):
         kept = tuple(program.module_kept_var_idx)
         signature = Signature(program.in_tree, kept, program.out_tree, tuple(program.in_avals))
-        return f"<{program.fun_name}>", bytes(program.mlir_module_serialized), signature
+        return f"<{program.fun_name}>", _exported_bytes(program), signature
     if hasattr(program, "compiler_ir") and hasattr(program, "in_tree"):
         import jax
 
@@ -157,6 +157,18 @@ def read_program(program: Any) -> tuple[str, bytes | None, Signature | None]:
         where="program",
         hint="give a path, jax.jit(f).lower(…), jax.export.export(…)(…), or the bytes of a saved program",
     )
+
+
+def _exported_bytes(exported: Any) -> bytes:
+    """The module of a `jax.export.Exported`; for one with symbolic shapes a file, which states them."""
+    import jax
+
+    if not any(jax.export.is_symbolic_dim(size) for aval in exported.in_avals for size in aval.shape):
+        return bytes(exported.mlir_module_serialized)
+    # Without the user's trees, whose classes JAX may be unable to save.
+    arguments, results = (tuple(range(len(avals))) for avals in (exported.in_avals, exported.out_avals))
+    trees = {"in_tree": jax.tree.structure((arguments, {})), "out_tree": jax.tree.structure(results)}
+    return bytes(replace(exported, **trees).serialize())
 
 
 def machine_of(mesh: Any) -> tuple[str, str]:
@@ -502,8 +514,9 @@ def partition(program: Any, mesh: Any, **options: Any) -> Plan:
         mesh: a specification's name or path, or a `jax.sharding.Mesh` over accelerators: their machine, in that shape.
         options: those of `toast partition`, by the names of the fields of `Request` (`strategy`, `tactics`,
             `memory_limit`, `plan`, `fit`, `microbatches`, `confirm`, …), with the same values. Options that may be
-            given several times take a list. `mesh_shape` may be a dict. `names` may be a tree of `PartitionSpec`s of
-            logical names, as `nn.get_partition_spec(variables)` returns.
+            given several times take a list. `mesh_shape` and `dims` (`{"b": 256}`, sizes of symbolic dimensions) may be
+            dicts. `names` may be a tree of `PartitionSpec`s of logical names, as `nn.get_partition_spec(variables)`
+            returns.
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
     """
@@ -518,8 +531,6 @@ def request_for(mesh: Any, options: dict[str, Any]) -> Request:
     Raises `UsageError` for options that are wrong whatever the program is.
     """
     given = dict(options)
-    if isinstance(shape := given.get("mesh_shape"), dict):
-        given["mesh_shape"] = ",".join(f"{axis}={size}" for axis, size in shape.items())
     if hasattr(mesh, "axis_names"):
         mesh, own_shape = machine_of(mesh)
         given["mesh_shape"] = own_shape if given.get("mesh_shape") is None else given["mesh_shape"]

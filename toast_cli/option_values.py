@@ -65,6 +65,9 @@ def request_of_keywords(program: str, mesh: str, keywords: Mapping[str, Any]) ->
 
 def _read(option: Option, value: Any) -> Any:
     """Converts a value to the type in `Request`. Raises UsageError at the option's flag."""
+    if isinstance(value, Mapping):  # in Python: mesh_shape={"data": 8}, dims={"b": 256}
+        pairs = [f"{name}={size}" for name, size in value.items()]
+        value = ",".join(pairs) if option.kind is OptionKind.TEXT else pairs
     others: Any = str if isinstance(option.kind, type) else object
     types: dict[Any, Any] = {OptionKind.TEXT: str | os.PathLike, OptionKind.TEXTS: Iterable, OptionKind.FLAG: bool}
     if not isinstance(value, types.get(option.kind, others)):

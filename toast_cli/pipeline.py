@@ -13,7 +13,7 @@ again, and `ask_xla.ask_compiler` lets a compiler choose between the best plans.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, prod
@@ -23,7 +23,7 @@ from toast_cli.ask_xla import begin
 from toast_cli.base.children import in_fork, without_cycle_collection
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
-from toast_cli.frontend import Source, load, program_pins
+from toast_cli.frontend import Source, content_of, load, program_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, export_platform, load_spec, parse_shape
 from toast_cli.plan.axis_assignment import installed_workarounds
@@ -115,7 +115,8 @@ class Outcome:
         from toast_cli.emit import write
         from toast_cli.emit.specs import emit_export, trees_of
 
-        if trees is None and self.source.format == "jax.export" and self.source.path != "-":
+        exported = self.source.format == "jax.export" or self.source.sizes
+        if trees is None and exported and self.source.path != "-":
             trees = trees_of(read_bytes(self.source.path))
         written = write(self.source, lowered, "bytecode", annotate)
         platform = export_platform(self.problem.mesh.chip)
@@ -173,13 +174,14 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         compiler_of = _compiler_of(spec, request.confirm_with) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
-        content = read_bytes(request.program) if request.content is None else request.content
+        content = content_of(request.program, request.dims, request.content)
         source = load(
             request.program,
             keep_shardings=request.keep_shardings,
             content=content,
             kernels=request.kernels,
             runs=request.runs,
+            dims=request.dims,
         )
         answer = begin(source, spec, meshes if annotated else (), content)
         named = with_dimension_names(source.program, request.names)
@@ -313,12 +315,18 @@ def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) 
     return [spec.mesh(shape, request.memory_limit) for shape in spec.mesh_shapes()]
 
 
-def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tuple[str, ...] = ()) -> Problem:
+def problem_of(
+    program: str,
+    mesh: str,
+    mesh_shape: str | None = None,
+    pins: tuple[str, ...] = (),
+    dims: Sequence[str] = (),
+) -> Problem:
     """A program on one mesh, analysed but not searched. The mesh is the requested shape, or the specification's (first)
-    shape."""
+    shape. dims: sizes of symbolic dimensions."""
     with without_cycle_collection():
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
-        source = load(program)
+        source = load(program, content=content_of(program, dims), dims=dims)
         stated = program_pins(source, chosen.names, chosen.sizes)
         workarounds = installed_workarounds()
         return make_problem(source.program, analyse(source.program), chosen, pins, stated, workarounds)

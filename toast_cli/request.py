@@ -121,6 +121,14 @@ class Request:
         "Mesh axes and their sizes, e.g. data=8,model=2; auto: try all shapes (default: as in SPEC).",
         "SHAPE",
     )
+    dims: tuple[str, ...] = _option(
+        (),
+        "--dim",
+        OptionKind.TEXTS,
+        "The size of a symbolic dimension, e.g. b=256, in a jax.export file with symbolic shapes (`toast inspect` "
+        "lists them); repeatable.",
+        "NAME=SIZE",
+    )
     budget_seconds: float | None = _option(
         None,
         "--budget",

@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
@@ -167,12 +167,13 @@ def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, 
     return xla.write_bytecode(module), "stablehlo", axes
 
 
-def original_bytes(path: str) -> bytes:
-    """The original program as MLIR bytecode, normalised as `toast partition` does."""
+def original_bytes(path: str, dims: Sequence[str] = ()) -> bytes:
+    """The original program as MLIR bytecode, normalised as `toast partition` does. dims: sizes of symbolic
+    dimensions."""
     from toast_cli import xla
-    from toast_cli.frontend import load
+    from toast_cli.frontend import content_of, load
 
-    module = load(path).module
+    module = load(path, content=content_of(path, dims)).module
     refuse_left_out(module, path)
     return xla.write_bytecode(module)
 

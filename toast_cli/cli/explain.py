@@ -76,9 +76,9 @@ def explain(
     if report is not None:
         request = replace(request, **stored_rewriting(report))
     if as_annotated:
-        from toast_cli.frontend.formats import read_bytes
+        from toast_cli.frontend import content_of
 
-        request = replace(request, content=read_bytes(program))
+        request = replace(request, content=content_of(program, request.dims), dims=())
 
     from toast_cli import pipeline
     from toast_cli.price.evaluator import Evaluator

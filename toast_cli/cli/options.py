@@ -65,7 +65,7 @@ _TYPES: dict[Any, Any] = {OptionKind.WHOLE: int, OptionKind.FLAG: bool, OptionKi
 # Fields of `Request` whose options most commands have, in the order of their help.
 SEARCH = ("effort", "budget_seconds", "iterations")
 PLANNING = (
-    "mesh_shape", *SEARCH, "seed", "memory_limit", "keep_shardings", "as_written", "pins", "runs", "tactics",
+    "mesh_shape", "dims", *SEARCH, "seed", "memory_limit", "keep_shardings", "as_written", "pins", "runs", "tactics",
     "minimise", "subject_to",
 )  # fmt: skip
 REWRITING = ("fit", "microbatches", "recompute", "offload")

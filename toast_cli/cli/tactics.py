@@ -13,7 +13,7 @@ from toast_cli.cli import options
 from toast_cli.errors import UsageError
 
 
-@options.with_options("mesh_shape", before="file")
+@options.with_options("mesh_shape", "dims", before="file")
 def tactics(
     program: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def tactics(
     else:
         from toast_cli.pipeline import problem_of
 
-        problem = problem_of(program, mesh, given["mesh_shape"])
+        problem = problem_of(program, mesh, given["mesh_shape"], dims=given["dim"] or ())
         found = survey(problem, own.values())
         plans, reasons = applicable(problem)
         drawn = command_tables.applying(found, problem.mesh.names, reasons, list(plans))

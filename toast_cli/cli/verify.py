@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
 _EXAMPLE = {CompilerName.tpu: "v4-32", CompilerName.gpu: "h100-8"}
 
 
+@options.with_options("dims", before="mesh")
 def verify(
     program: Annotated[str, typer.Argument(metavar="PROGRAM", help="A program that `toast partition -o` wrote.")],
     report: Annotated[
@@ -49,6 +50,7 @@ def verify(
     ] = None,
     json: Annotated[str | None, options.file("Write the verdict as JSON; - for stdout.")] = None,
     quiet: options.Quiet = False,
+    **given: Any,
 ) -> int:
     """Check with XLA that PROGRAM does what its report says.
 
@@ -72,7 +74,9 @@ def verify(
             f"{mesh} has {target.devices} devices, the program is partitioned over {prod(axes.values())}",
             where="--mesh", hint="name the machine that it was partitioned for",
         )  # fmt: skip
-    verdict = check(content, form, axes, original_bytes(against) if against else None, promises, judge)
+    verdict = check(
+        content, form, axes, original_bytes(against, given["dim"] or ()) if against else None, promises, judge
+    )
     if output is not None:
         write_target(output, write_json(verdict.to_json()))
     print_verdict(verdict, sys.stderr if json == "-" else sys.stdout, quiet=quiet)

@@ -335,24 +335,26 @@ def flatbuffer_bytes(data: bytes | memoryview, slot: int) -> memoryview | None:
     """The byte vector in field number `slot` of the root table of a FlatBuffer; None when there is no such thing."""
     view = memoryview(data)
     try:
-        table = struct.unpack_from("<I", view, 0)[0]
-        vtable = table - struct.unpack_from("<i", view, table)[0]
-        if vtable < 0:
-            return None
-        vtable_size = struct.unpack_from("<H", view, vtable)[0]
-        entry = 4 + 2 * slot
-        if entry + 2 > vtable_size:
-            return None
-        offset = struct.unpack_from("<H", view, vtable + entry)[0]
-        if offset == 0:
-            return None
-        field = table + offset
-        vector = field + struct.unpack_from("<I", view, field)[0]
-        size = struct.unpack_from("<I", view, vector)[0]
+        found = flatbuffer_vector(view, struct.unpack_from("<I", view, 0)[0], slot)
     except struct.error:
         return None
-    start = vector + 4
-    return view[start : start + size] if start + size <= len(view) else None
+    start, size = found or (0, 0)
+    return view[start : start + size] if found and start + size <= len(view) else None
+
+
+def flatbuffer_vector(view: memoryview, table: int, slot: int) -> tuple[int, int] | None:
+    """(place of the first element, number of elements) of the vector in field number `slot` of the table at `table`;
+    None if the table has no such field. Raises struct.error outside the buffer."""
+    vtable = table - struct.unpack_from("<i", view, table)[0]
+    entry = 4 + 2 * slot
+    if vtable < 0 or entry + 2 > struct.unpack_from("<H", view, vtable)[0]:
+        return None
+    offset = struct.unpack_from("<H", view, vtable + entry)[0]
+    if offset == 0:
+        return None
+    field = table + offset
+    vector = field + struct.unpack_from("<I", view, field)[0]
+    return vector + 4, struct.unpack_from("<I", view, vector)[0]
 
 
 def strings_are_text(bytecode: bytes) -> bool:

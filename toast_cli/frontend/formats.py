@@ -25,7 +25,7 @@ from toast_cli.base.files import PROGRAM_BYTES, STDIN, limit_of, read_file, too_
 from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import first_error, place_of
 from toast_cli.frontend.convert import flatbuffer_bytes, message_fields
-from toast_cli.xla import ir, make_context, operations_in, parse_module
+from toast_cli.xla import ir, location_name, make_context, operations_in, parse_module
 
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 GZIP, ZSTD, BYTECODE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ML\xefR"
@@ -226,7 +226,22 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
     module = _parse_bytecode(_converted(kind, data, where), where)
     if kind.startswith("hlo"):
         in_creation_order(module)
+    if kind == "jax.export":
+        _name_arguments(module)
     return kind, module
+
+
+def _name_arguments(module: Any) -> None:
+    """Names arguments of the entry function like those of the function that it passes them to: where JAX wraps the
+    user's function, for symbolic shapes or for several platforms, only that function's arguments have names."""
+    functions = {view.name.value: view for view in module.body.operations if view.operation.name == "func.func"}
+    for argument in functions["main"].arguments if "main" in functions else ():
+        calls = [use for use in argument.uses if use.owner.operation.name == "func.call"]
+        if len(calls) == 1 and not location_name(argument.location):
+            call, position = calls[0].owner.operation, calls[0].operand_number
+            callee = functions.get(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+            if callee is not None and position < len(callee.arguments):
+                argument.set_location(callee.arguments[position].location)
 
 
 def hint_for(kind: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from toast_cli.frontend.normalise import Normalised, normalise
 from toast_cli.frontend.places import TEXT, place_text, scope_parts
 from toast_cli.frontend.shardings import AnnotatedSharding, Kept
 from toast_cli.frontend.source import TEXT_FORMATS, Source, read_source
+from toast_cli.frontend.symbolic import Symbols, parse_dims, refuse_symbols, symbols_of, with_sizes
 from toast_cli.frontend.trips import state_runs
 from toast_cli.kernels.table import Table
 from toast_cli.program.model import Program
@@ -43,9 +44,13 @@ def load(
     content: bytes | None = None,
     kernels: str | None = None,
     runs: tuple[str, ...] = (),
+    dims: Sequence[str] = (),
 ) -> Source:
-    """Reads a program in any known format from a file, or from `content`, which `path` then only names. kernels: a file
-    that says how hand-written kernels can be split. runs: how often loops and branches run, see `state_runs`.
+    """Reads a program in any known format from a file, or from `content`, which `path` then only names.
+
+    Args:
+        kernels: a file that says how hand-written kernels can be split. runs: how often loops and branches run, see
+            `state_runs`. dims: sizes of symbolic dimensions, `b=256`, that `content` already has (see `content_of`).
 
     Raises `InputError` with place and hint if that is not possible.
     """
@@ -53,7 +58,8 @@ def load(
     loaded = load_module(path, keep_shardings=keep_shardings, content=content, kernels=table)
     state_runs(loaded.module, runs, path if loaded.format in TEXT_FORMATS else TEXT)
     source = read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
-    source = with_first_uses(replace(source, kernels=table, own_mesh=loaded.own_mesh))
+    sizes = parse_dims(dims)
+    source = with_first_uses(replace(source, kernels=table, own_mesh=loaded.own_mesh, sizes=sizes))
     return with_annotated_axes(source, loaded.argument_axes)
 
 
@@ -177,6 +183,25 @@ def load_module(
     return Normalised(module, kept, pins, tuple(facts["notices"]), axes, mesh, facts["format"])
 
 
+def content_of(path: str, dims: Sequence[str], content: bytes | None = None) -> bytes:
+    """The content of the file at `path`, or `content` if given; a program with symbolic dimensions gets the sizes that
+    `dims` (`b=256`, …) states, and becomes MLIR bytecode.
+
+    Raises `InputError` and `UsageError`, see `symbolic.with_sizes`.
+    """
+    parse_dims(dims)
+    data = read_bytes(path) if content is None else content
+    return xla.write_bytecode(_ask("sized_here", data, source_name(path), tuple(dims))[1]) if dims else data
+
+
+def symbols_in(path: str, content: bytes) -> Symbols:
+    """The symbolic dimensions of a program, and where they stand in its arguments; empty if it has none."""
+    if recognise(content) != "jax.export":
+        return {}
+    found: Symbols = _ask("parsed_here", content, source_name(path))[0]["symbols"]
+    return found
+
+
 def parse(data: bytes, where: str) -> tuple[str, Any]:
     """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, as it is.
 
@@ -227,7 +252,13 @@ def _value_at(place: tuple[int, int, int], operations: list[Any]) -> Any:
 def parsed_here(data: bytes, where: str) -> bytes:
     """A program's format and bytecode, serialised."""
     form, module = _located(where, lambda: parse_here(data, where))
-    return _message({"format": form}, xla.write_bytecode(module))
+    return _message({"format": form, "symbols": symbols_of(data, module)}, xla.write_bytecode(module))
+
+
+def sized_here(data: bytes, where: str, dims: tuple[str, ...]) -> bytes:
+    """A program with static shapes in place of symbolic ones, serialised."""
+    _, module = _located(where, lambda: parse_here(data, where))
+    return _message({}, _located(where, lambda: with_sizes(data, module, parse_dims(dims), where)))
 
 
 def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> bytes:
@@ -237,6 +268,7 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
     operations if a name is not valid UTF-8.
     """
     form, module = _located(where, lambda: parse_here(data, where))
+    refuse_symbols(data, module, where)
     if b"reduce_window" in data:
         _refuse_windows_of_arrays(module, where)
     outcome = _located(where, lambda: normalise(module, where, keep_shardings, kernels))

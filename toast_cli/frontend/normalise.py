@@ -273,8 +273,8 @@ def drop_unused_symbols(module: Any) -> None:
 # Static shapes: every array's size must be known, because a plan divides sizes.
 
 HINT = (
-    "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete "
-    "shapes instead of symbolic_shape(…), or lower with concrete arguments"
+    "give every dimension a number: lower with concrete arguments, or save a file with symbolic shapes as JAX does, "
+    "jax.export.export(jax.jit(f))(…).serialize(), and give sizes with --dim b=256"
 )
 BOUNDED_HINT = "write a dimension of bounded size with its bound: f32[128,64] in the place of f32[<=128,64]"
 WORKED_OUT_HINT = (

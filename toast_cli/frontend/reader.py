@@ -53,6 +53,8 @@ BITWISE = ("and", "or", "xor")
 # Reading recurses once per loop or branch. Programs nest a handful of them.
 MAX_DEPTH = 100
 SHOWN = 3  # places in a notice
+# Bytes of an array that no plan of any machine could make fit; sums of larger ones would overflow.
+MOST_BYTES = 2**53
 
 
 class Reader:
@@ -333,13 +335,15 @@ class Reader:
 
 
 def read_type(kind: Any) -> Value:
-    """An MLIR type as a `Value`; a token counts as a scalar."""
+    """An MLIR type as a `Value`; a token counts as a scalar. Raises `InputError` for an array whose bytes overflow."""
     from toast_cli import xla
 
     shaped = xla.shape_and_element_type(kind)
-    if shaped is None:
-        return Value((), "token")
-    return Value(*shaped)
+    value = Value((), "token") if shaped is None else Value(*shaped)
+    if value.bytes > MOST_BYTES:
+        hint = "is a size wrong? --dim gives sizes to symbolic dimensions"
+        raise InputError(f"the array {value} is larger than any machine's memory", hint=hint)
+    return value
 
 
 def _body_op(operation: Any) -> str:

@@ -51,6 +51,7 @@ class Source:
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
         kernels: what the user says of hand-written ones.
         own_mesh: axes of the mesh for which the program states shardings, with their sizes; see `Normalised`.
+        sizes: symbolic dimension of the user's program -> the size that it has here.
         also: further values of the module that stand for a value of the program, and its number.
     """
 
@@ -66,6 +67,7 @@ class Source:
     frames: str = USERS
     kernels: Table | None = None
     own_mesh: tuple[tuple[str, int], ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
     also: dict[Any, int] = field(default_factory=dict)
 
     @cached_property
@@ -157,7 +159,8 @@ def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) ->
     before = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute", "offload")}
     program = replace(found.program, arguments=arguments, **(before | facts))
     notices = (*source.notices, *added)
-    return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
+    kept = {name: getattr(source, name) for name in ("frames", "kernels", "sizes")}
+    return replace(found, program=program, notices=notices, **kept)
 
 
 def read_from_outside(operations: Collection[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ Sizes follow from the kernel's arrays; expressions may use them.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -34,9 +35,12 @@ _ARRAY = re.compile(r"\[([^\[\]]*)\]")
 _NAME = re.compile(r"[A-Za-z]\w*")
 _OPERATORS: dict[type, Callable[[float, float], float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: math.pow,
 }  # fmt: skip
-_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
+# The last two are JAX's, in the shapes of programs with symbolic dimensions.
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "min": min, "max": max, "floordiv": operator.floordiv, "mod": operator.mod,
+}  # fmt: skip
 _MOST_TEXT = 2000  # of a rule or an expression
 
 
@@ -198,6 +202,8 @@ def _value(node: ast.expr, sizes: dict[str, float]) -> float:
         if node.id not in sizes:
             raise ValueError(f"{node.id!r} is no name of the rule")
         return sizes[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, sizes)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and node.args:

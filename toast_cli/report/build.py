@@ -78,6 +78,7 @@ def build_report(
             program.recompute,
             program.offload,
             program.rewritten,
+            source.sizes,
         ),
         MeshFacts(
             mesh.name,

@@ -238,7 +238,7 @@ def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[Rend
 def comparison_line(found: Comparison) -> str:
     """The best, on one line."""
     best, search = found.best, found.contenders[0]
-    head = f"{found.program.name} on {found.mesh.name}: "
+    head = f"{found.program.title} on {found.mesh.name}: "
     if best is None:
         return (
             f"{head}NOTHING FITS, the search's plan needs {format_bytes(search.peak_bytes)} of "
@@ -275,7 +275,7 @@ def figures(found: Comparison, width: int) -> RenderableType:
     shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
     by = f" compiled with {found.compiler}" if found.compiler else ""
     shown = f"{format_bytes(found.limit_bytes)} usable per device"
-    title = f"{found.program.name} on {found.mesh.name}, {shape}, {shown}"
+    title = f"{found.program.title} on {found.mesh.name}, {shape}, {shown}"
     words = Text(
         "★ best by "
         + ", then ".join(found.minimised)

@@ -5,8 +5,8 @@ rendering.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from toast_cli.dimensions import Dimensions
 from toast_cli.frontend.source import Source
+from toast_cli.frontend.symbolic import Symbols
 from toast_cli.program.model import Op, Program
 from toast_cli.program.names import slash_path
 from toast_cli.program.ops import ARGUMENT
@@ -76,6 +77,15 @@ class ConflictFacts:
 
 
 @dataclass(frozen=True)
+class SymbolFacts:
+    """A symbolic dimension: the size it was given (0: none), and the places of arguments where it stands."""
+
+    name: str
+    size: int
+    places: list[str]
+
+
+@dataclass(frozen=True)
 class TensorFacts:
     type: str
     bytes: int
@@ -105,13 +115,14 @@ class Inspection:
     misaligned: int
     tensors: list[TensorFacts]
     notices: list[str]
+    symbols: list[SymbolFacts] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def inspect_program(source: Source, dimensions: Dimensions) -> Inspection:
-    """The facts."""
+def inspect_program(source: Source, dimensions: Dimensions, symbols: Symbols | None = None) -> Inspection:
+    """The facts. symbols: the symbolic dimensions of the file."""
     program = source.program
     sizes = {a.value: program.values[a.value].bytes for a in program.arguments}
     return Inspection(
@@ -120,7 +131,12 @@ def inspect_program(source: Source, dimensions: Dimensions) -> Inspection:
         len(program.results), program.flops, _op_kinds(program), _loops(source),
         [ClassFacts(g.name, g.role, g.size, len(g.classes), list(g.members)) for g in dimensions.groups],
         _conflicts(source, dimensions), len(dimensions.misaligned), _tensors(source), list(source.notices),
+        symbol_facts(symbols or {}, source.sizes),
     )  # fmt: skip
+
+
+def symbol_facts(symbols: Symbols, sizes: Mapping[str, int]) -> list[SymbolFacts]:
+    return [SymbolFacts(name, sizes.get(name, 0), places) for name, places in symbols.items()]
 
 
 def _op_kinds(program: Program) -> list[OpCount]:
@@ -202,6 +218,7 @@ def blocks(found: Inspection, width: int, verbose: bool) -> list[RenderableType]
     for notice in found.notices:
         head.add_row(Text("note", style.LABEL), notice)
     sections = [
+        symbol_table(found.symbols) if found.symbols else None,
         _op_table(found, limit),
         _loop_table(found, limit),
         _class_table(found, limit),
@@ -209,6 +226,17 @@ def blocks(found: Inspection, width: int, verbose: bool) -> list[RenderableType]
         _tensor_table(found, limit, width),
     ]
     return [head, *(block for one in sections if one is not None for block in (Text(), one))]
+
+
+def symbol_table(symbols: Sequence[SymbolFacts]) -> RenderableType:
+    """The symbolic dimensions, their sizes and their places; how to give a size, where one has none."""
+    rows = style.table([("", "left"), ("size", "right"), ("argument[dimension]", "fold")])
+    for one in symbols:
+        rows.add_row(one.name, f"{one.size:,}" if one.size else "-", ", ".join(map(slash_path, one.places)))
+    give = " ".join(f"--dim {one.name}=SIZE" for one in symbols if not one.size)
+    return style.section(
+        "symbolic dimensions", rows, *([Text(f"give each a size: {give}", style.LABEL)] if give else [])
+    )
 
 
 def _op_table(found: Inspection, limit: int | None) -> RenderableType:

@@ -45,6 +45,16 @@ class ProgramFacts:
     recompute: str = ""  # what its backward pass computes again and the user's program does not
     offload: str = ""  # what it keeps in host memory and the user's program does not
     rewritten: list[str] = field(default_factory=list)  # these three in words: "in 2 microbatches"
+    dims: dict[str, int] = field(default_factory=dict)  # symbolic dimension -> its size
+
+    @property
+    def title(self) -> str:
+        """The name, with the sizes of symbolic dimensions: `train_step (b=256, s=4096)`."""
+        return (
+            f"{self.name} ({', '.join(f'{name}={size}' for name, size in self.dims.items())})"
+            if self.dims
+            else self.name
+        )
 
 
 @dataclass(frozen=True)

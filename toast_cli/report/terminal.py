@@ -101,7 +101,7 @@ def one_line(report: Report) -> str:
     words = {NO: "DOES NOT FIT, ", UNSURE: "MAY NOT FIT, "}
     verdict = words.get(report.fit, "") if report.met or report.fit == NO else "BREAKS A BOUND, "
     return (
-        f"{report.program.name} on {report.mesh.name}: {verdict}{format_seconds(predicted.step_seconds)} a step, "
+        f"{report.program.title} on {report.mesh.name}: {verdict}{format_seconds(predicted.step_seconds)} a step, "
         f"{format_bytes(predicted.peak_bytes)} of {format_bytes(predicted.limit_bytes)}; "
         f"{report.plan.summary or 'unsharded'}"
     )
@@ -163,7 +163,7 @@ def header(report: Report) -> RenderableType:
     lines = _labelled()
     lines.add_row(
         "program",
-        _lead(program.name, f"{format_plural(program.ops, 'op')}, {arguments}, {format_flops(program.flops)} a step"),
+        _lead(program.title, f"{format_plural(program.ops, 'op')}, {arguments}, {format_flops(program.flops)} a step"),
     )
     mesh_text = _lead(mesh.name, f"{format_plural(mesh.devices, 'device')} ({mesh.chip}), ")
     lines.add_row("mesh", mesh_text.append_text(style.with_axes(shape, list(mesh.axes))).append(f", {limit}"))

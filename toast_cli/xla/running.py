@@ -242,14 +242,16 @@ def hlo_on_host(proto: bytes) -> tuple[list[bool], list[bool]]:
 
 
 @refusing
-def refine_shapes(bytecode: bytes) -> bytes:
+def refine_shapes(bytecode: bytes, *, assertions: bool = False) -> bytes:
     """Refines the dynamic shapes inside a program whose arguments are static.
+
+    Args:
+        assertions: True to check what the program asserts about its shapes.
 
     Raises RuntimeError or `ir.MLIRError`.
     """
-    return bytes(
-        jax_native.mlir.refine_polymorphic_shapes(bytecode, enable_shape_assertions=False, validate_static_shapes=True)
-    )
+    refine = jax_native.mlir.refine_polymorphic_shapes
+    return bytes(refine(bytecode, enable_shape_assertions=assertions, validate_static_shapes=True))
 
 
 def kept_arguments(lowered: Any) -> tuple[int, ...]:

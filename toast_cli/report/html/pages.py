@@ -90,7 +90,7 @@ def run_page(report: Report, drawn: Pictures) -> bytes:
         section("Search", f"{search.algorithm}, seed {search.seed}: {looked}.", charts.search_chart(report, drawn)),
         section("Notes", "", "".join(f"<p>{escape(note)}</p>" for note in report.analysis.notes)),
     ]
-    return frame(f"{report.program.name} on {mesh.name}", about, "\n".join(filter(None, sections)))
+    return frame(f"{report.program.title} on {mesh.name}", about, "\n".join(filter(None, sections)))
 
 
 def _figures(report: Report) -> str:
@@ -158,7 +158,7 @@ def comparison_page(found: Comparison) -> bytes:
         "That a strategy has and the search's plan has not, and the other way round.",
         from_terminal(decisions(found), every),
     )
-    title = f"{found.program.name} on {found.mesh.name}: plans compared"
+    title = f"{found.program.title} on {found.mesh.name}: plans compared"
     return frame(title, about, f"{chart}\n{rows}\n{differ}")
 
 

@@ -1,0 +1,202 @@
+"""Sizes for symbolic dimensions: a file with them, given sizes, is the program lowered with these sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import toast_cli as toast
+from toast_cli.cli import main
+from toast_cli.frontend import content_of, load, symbols_in
+
+ITERATIONS = ("--iterations", "100")
+MESH = ("--mesh", "v4-8")
+
+
+def step(params: Any, batch: Any) -> Any:
+    """A scanned, rematerialised step with its gradient; the mean divides by sizes, the scan slices by them."""
+
+    def loss(p: Any) -> jax.Array:
+        hidden, _ = jax.lax.scan(jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None)), batch["x"], p["layers"])
+        out = hidden.reshape(-1, hidden.shape[-1]) @ p["out"]
+        return ((out.reshape(batch["y"].shape) - batch["y"]) ** 2).mean()
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def array(*shape: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+PARAMS = {"layers": array(4, 256, 256), "out": array(256, 512)}
+
+
+def batch_of(b: Any, s: Any) -> Any:
+    return {"x": array(b, s, 256), "y": array(b, s, 512)}
+
+
+@pytest.fixture(scope="module")
+def exported() -> Any:
+    sizes = jax.export.symbolic_shape("b, s", constraints=["b >= 8", "mod(s, 128) == 0"])
+    return jax.export.export(jax.jit(step))(PARAMS, batch_of(*sizes))
+
+
+@pytest.fixture(scope="module")
+def symbolic(exported: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("symbolic") / "step.jax_export"
+    path.write_bytes(exported.serialize())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("static") / "step.jax_export"
+    path.write_bytes(jax.export.export(jax.jit(step))(PARAMS, batch_of(128, 256)).serialize())
+    return str(path)
+
+
+def report_of(program: str, path: Path, *arguments: str) -> Any:
+    assert main(["partition", program, *MESH, *ITERATIONS, *arguments, "--quiet", "--json", str(path)]) == 0
+    return json.loads(path.read_text())
+
+
+def test_a_file_with_sizes_gets_the_plan_of_the_program_lowered_with_them(
+    symbolic: str, static: str, tmp_path: Path
+) -> None:
+    sized = report_of(symbolic, tmp_path / "sized.json", "--dim", "b=128", "--dim", "s=256")
+    lowered = report_of(static, tmp_path / "lowered.json")
+    assert sized["program"].pop("dims") == {"b": 128, "s": 256}
+    assert sized["plan"] == lowered["plan"]
+    for part in ("predicted", "arguments", "results", "collectives", "baselines"):
+        assert sized[part] == lowered[part], part
+
+
+IGNORED = ("stablehlo.constant", "toast.result")  # JAX exports one constant for equal ones; no results' places
+
+
+def test_names_places_and_ops_are_those_of_the_program_lowered_with_the_sizes(symbolic: str, static: str) -> None:
+    dims = ("b=128", "s=256")
+    sized, lowered = load(symbolic, content=content_of(symbolic, dims), dims=dims), load(static)
+    assert [one.path for one in sized.program.arguments] == [one.path for one in lowered.program.arguments]
+    assert [one.path for one in sized.program.results] == [one.path for one in lowered.program.results]
+
+    def computing(source: Any) -> list[tuple[str, str]]:
+        ops = enumerate(source.program.ops)
+        return [(op.name, source.location(number)) for number, op in ops if op.name not in IGNORED]
+
+    assert computing(sized) == computing(lowered)
+    assert sized.sizes == {"b": 128, "s": 256}
+
+
+SIZES = (
+    # shape of an argument, sizes, the shape that it gets
+    ("b, 4", "b=8", (8, 4)),
+    ("2*b + 1, 4", "b=8", (17, 4)),
+    ("b^2, b", "b=3", (9, 3)),
+    ("floordiv(b, 2), mod(b, 4), max(b, 5), b", "b=10", (5, 2, 10, 10)),
+    ("a, b", "a=2 b=3", (2, 3)),
+)
+
+
+@pytest.mark.parametrize(("shape", "sizes", "expected"), SIZES)
+def test_sizes_of_expressions(shape: str, sizes: str, expected: tuple[int, ...]) -> None:
+    symbolic = jax.export.symbolic_shape(shape)
+    content = jax.export.export(jax.jit(lambda x: x + 1))(array(*symbolic)).serialize()
+    dims = sizes.split()
+    source = load("x", content=content_of("x", dims, bytes(content)), dims=dims)
+    assert source.program.values[source.program.arguments[0].value].shape == expected
+
+
+def test_arguments_that_the_function_does_not_use_and_several_platforms() -> None:
+    """The module then lacks arguments of the file, or has one more."""
+    (b,) = jax.export.symbolic_shape("b")
+    made = jax.export.export(jax.jit(lambda unused, x: x * 2), platforms=["cpu", "tpu"])
+    content = bytes(made(array(3), array(4, b)).serialize())
+    assert symbols_in("x", content) == {"b": ["x[1]"]}
+    source = load("x", content=content_of("x", ("b=6",), content))
+    assert [source.program.values[one.value].shape for one in source.program.arguments][-1] == (4, 6)
+
+
+WRONG = (
+    # --dim's values; what the error says, and what it suggests
+    ("", "symbolic dimensions without a size: b (batch['x'][0], …), s", "--dim b=SIZE --dim s=SIZE"),
+    ("b=8", "no size for symbolic dimensions of the program: s", "--dim s=SIZE"),
+    ("b=8 s=128 c=4", 'no symbolic dimension "c"', "allowed: b, s"),
+    ("b=4 s=128", "b=4, s=128 breaks constraints that the file states: b >= 8", "other sizes"),
+    ("b=8 s=100", "mod(s, 128) == 0", "other sizes"),
+    ("b=0 s=128", '"b=0" is not the size', "b=256"),
+    ("b", '"b" is not the size', "b=256"),
+    ("b=x s=1", '"b=x" is not the size', "b=256"),
+    ("b=8 b=16", "b has two sizes, 8 and 16", "give one"),
+    ("b=3000000000 s=128", "too large: programs with symbolic shapes compute sizes in 32 bits", "2147483647"),
+    ("b=2000000000 s=1280", "shapes do not fit together", "small enough"),
+)
+
+
+@pytest.mark.parametrize(("dims", "what", "hint"), WRONG)
+def test_sizes_that_the_program_cannot_have(
+    symbolic: str, dims: str, what: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for size in dims.split() for word in ("--dim", size)]
+    assert main(["partition", symbolic, *MESH, *given]) == 2
+    error, suggestion = capsys.readouterr().err.splitlines()
+    assert what in error
+    assert hint in suggestion
+
+
+OTHERS = (
+    # text of a program, options; what the error says, and what it suggests
+    ("tensor<8x4xf32>", ("--dim", "b=8"), "no symbolic dimensions for b=8", "leave --dim out"),
+    ("tensor<?x4xf32>", ("--dim", "b=8"), "no symbolic dimensions for b=8", ".serialize()"),
+    ("tensor<?x4xf32>", (), "argument 0 (tensor<?x4xf32>) has no fixed shape", ".serialize(), and give sizes with"),
+    ("tensor<4000000000x4000000000x4xf32>", (), "larger than any machine's memory", "is a size wrong?"),
+)
+
+
+@pytest.mark.parametrize(("kind", "given", "what", "hint"), OTHERS)
+def test_programs_without_symbols(
+    kind: str, given: tuple[str, ...], what: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.mlir"
+    path.write_text(
+        f"module {{ func.func @main(%a: {kind}) -> {kind} {{\n %0 = stablehlo.add %a, %a : {kind}\n"
+        f" return %0 : {kind} }} }}"
+    )
+    assert main(["partition", str(path), *MESH, *given]) == 2
+    error, suggestion = capsys.readouterr().err.splitlines()
+    assert what in error
+    assert hint in suggestion
+
+
+def test_inspect_shows_symbols_and_where_they_stand(symbolic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", symbolic]) == 0
+    shown = capsys.readouterr().out
+    assert "b     -  batch/x/0, batch/y/0" in shown
+    assert "--dim b=SIZE --dim s=SIZE" in shown
+    assert main(["inspect", symbolic, "--dim", "b=8", "--dim", "s=128"]) == 0
+    assert "s   128  batch/x/1, batch/y/1" in capsys.readouterr().out
+
+
+def test_commands_that_read_programs_take_sizes(symbolic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--dim", "b=128", "--dim", "s=256")
+    for command in ("compare", "explain", "check"):
+        more = ("--max-memory", "1TiB") if command == "check" else ()
+        assert main([command, symbolic, *MESH, "--iterations", "10", *sizes, *more, "--quiet"]) == 0, command
+    assert main(["tactics", symbolic, *MESH, *sizes]) == 0
+    assert "batch" in capsys.readouterr().out
+
+
+def test_from_python(exported: Any) -> None:
+    plan = toast.partition(exported, "v4-8", dims={"b": 128, "s": 256}, iterations=100)
+    assert plan.report.program.dims == {"b": 128, "s": 256}
+    (params, batch) = plan.in_specs()
+    assert params.keys() == {"layers", "out"}
+    assert any(batch["x"]), "the batch is split"
+    with pytest.raises(toast.ToastError, match="in Python, dims="):
+        toast.partition(exported, "v4-8")
