@@ -109,6 +109,14 @@ def projected(x: Any, w: Any, v: Any) -> Any:
     return lax.fori_loop(0, 5, lambda _, c: jnp.sort(jnp.sort(c @ w, 1), 0) @ w.T, x), logits.max()
 
 
+def attended(q: Any, k: Any, v: Any) -> Any:
+    """Causal attention with the softmax in f32."""
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * 0.125
+    causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    weights = jax.nn.softmax(jnp.where(causal, scores, -1e30))
+    return jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(BF16), v)
+
+
 def gated(x: Any, g: Any) -> Any:
     """Pieces of one gradient, each added to a carry of its own."""
 
@@ -143,6 +151,7 @@ PIECES = replace(
     PLAIN,
     passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "moved-operands"} | {"sliced-products"},
 )
+HEADS = (arg(2, 4096, 2, 2, 64, dtype=BF16), *(arg(2, 4096, 2, 64, dtype=BF16) for _ in range(2)))
 RAGGED = replace(PLAIN, passes=PLAIN.passes | {"ragged-gradients"}, attained=Attained(matrix=0.001))
 HOLDING = replace(PLAIN, passes=PLAIN.passes | {"held-results"})
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
@@ -173,6 +182,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
                          "x.0:data:v.1", "less compute", "v5e-16"),
     "recomputation": (reused, (SQUARE,) * 3, "", "more peak", PLAIN),
     "shared-exponentials": (lambda x, v, w: ((y := jnp.exp(x)) @ v, y @ w), (SQUARE,) * 3, "", "less peak", PLAIN),
+    "masked-softmaxes": (attended, HEADS, "", "less peak", "v6e-64"),
     "polynomials": (lax.erf, (SQUARE,), "", "less compute", replace(PLAIN, attained=Attained(vector=0.01))),
     "narrow-stores": (widened, (arg(64, 64, dtype=BF16),) * 2, "", "more peak", PLAIN),
     "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),

@@ -19,6 +19,7 @@ from toast_cli.price.compilation import Compilation, Making, making_whole
 from toast_cli.price.compiled_collectives import Narrowing
 from toast_cli.price.convolutions import ConvolvedArgument, Images
 from toast_cli.price.cost import CollectiveUse, KernelUse, kernel_seconds
+from toast_cli.price.fusion import MaskedSoftmax
 from toast_cli.price.layouts import (
     UNPADDED,
     RowCopy,
@@ -34,6 +35,7 @@ from toast_cli.price.layouts import (
 from toast_cli.price.layouts import growth as growth_of_tiles
 from toast_cli.price.on_chip import kept_bytes, kernel_starts
 from toast_cli.price.profile import CompilerProfile
+from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.program.values import Region, all_readings, readings
 
 NO_REGION = -1
@@ -78,7 +80,7 @@ class ArrayItem:
         pattern, result: the pattern that makes them, and the number of its result.
         bytes: of one whole array. written_bytes: the same as it is stored in memory, see `written_parts`.
         shape, tiling: they decide how much memory the array takes, see `layouts`. images: see `convolutions`.
-        row_copies: see there.
+        row_copies, softmax: see there, and `masked_softmaxes`.
         free: it is derived from constants alone. stored: it is written to memory.
         waited_for: its collectives are neither early nor late, see `early_values`.
         readers: those that may need another sharding than it is made in. at_edges: some of them read all of it in each
@@ -98,6 +100,7 @@ class ArrayItem:
     tiling: Tiling
     images: Images | None
     row_copies: tuple[RowCopy, ...]
+    softmax: MaskedSoftmax | None
     free: bool
     stored: bool
     waited_for: bool
@@ -141,6 +144,7 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             made.tiled[value],
             made.images[value],
             made.row_copies.get(value, ()),
+            made.softmaxes.get(value),
             problem.free[value],
             stored[value],
             not (made.early[value] or late[value]),
@@ -249,6 +253,12 @@ class Layouts:
             if tiles:
                 yield copy, wasted * item.written_bytes / shards(made, self._sizes), tiles
 
+    def spread(self, item: ArrayItem, made: Sharding) -> float:
+        """Bytes on one device of the arrays that a softmax reads beside its scores, see `masked_softmaxes`."""
+        if item.softmax is None or not item.softmax.applies(self._local_shape(item.shape, made)):
+            return 0.0
+        return self.kept(item, made) * item.softmax.spread / 4
+
     def is_copied_to_return(self, item: ArrayItem, sides: Sides, made: Sharding) -> bool:
         """Whether a contraction's result is returned in tiles that the contraction does not write."""
         local, bits = self._local_shape(item.shape, made), 8 * item.bytes // max(1, prod(item.shape))
@@ -323,6 +333,7 @@ class ArrayKernels:
         yield from self._unsliced(item, made, read)
         yield from self._laid_out(item, made, copies)
         yield from self._into_rows(item, made)
+        yield from self._spread(item, made)
 
     def exchange_uses(self, sent: Iterable[CollectiveUse]) -> Iterator[KernelUse]:
         """The kernels in loops that slice halos out and insert received ones, see `Starts`."""
@@ -393,6 +404,14 @@ class ArrayKernels:
             moved, runs = size + self._layouts.kept(item, made), len(makers) * copy.runs
             turning = tiles * self._turning_cycles / chip.clock_hertz
             yield KernelUse(makers, COPY, runs, 0.0, runs * moved, runs * max(turning, self._seconds(0.0, moved)))
+
+    def _spread(self, item: ArrayItem, made: Sharding) -> Iterator[KernelUse]:
+        """The kernels that write what a softmax reads beside its scores, and its reading, see `masked_softmaxes`."""
+        moved, program = 2.0 * self._layouts.spread(item, made), self._problem.program
+        if moved:
+            makers = tuple([program.producer[value] for value in item.values])
+            runs = sum(program.ops[maker].trips for maker in makers)
+            yield KernelUse(makers, BROADCAST_IN_DIM, runs, 0.0, runs * moved, runs * self._seconds(0.0, moved))
 
     def _bytes(self, item: ArrayItem, sharding: Sharding, lane: int) -> tuple[float, float]:
         """Bytes of one device's part of the array, and of the same in tiles that have its rows in the lanes."""

@@ -13,7 +13,8 @@
   `returned_products`);
 * buffers of results that are not made yet (see `waiting_results`), and arguments that are copied for convolutions (see
   `convolved_arguments`);
-* copies into tiles of rows while look-ups read them (see `row_copies`);
+* copies into tiles of rows while look-ups read them (see `row_copies`), and what a softmax reads (see
+  `masked_softmaxes`);
 * the peak inside a manual region while it runs.
 
 In: array items with the op shardings around them. Out: bytes and ticks.
@@ -42,6 +43,7 @@ STARTED = "started"  # the initial array of a scatter
 RETURNED = "returned"  # a result copied into other tiles
 CONVOLVED = "convolved"  # an argument copied for convolutions
 ROWS = "rows"  # a copy in tiles of its rows
+SPREAD = "spread"  # what a softmax reads and writes beside its scores
 WAITING = "waiting"  # the buffer of a result that is not made yet
 
 
@@ -112,6 +114,8 @@ class Buffers:
         rows = max([size for _, size, _ in self._layouts.row_copies(item, made)], default=0.0)
         if rows:
             yield ROWS, rows
+        if spread := self._layouts.spread(item, made):
+            yield SPREAD, spread + self._layouts.kept(item, made)  # with its exponentials
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, op_sharding)
         if op_sharding.scattered[item.result] or op_sharding.reduced:
@@ -140,7 +144,7 @@ class Buffers:
 
     def of_value(self, item: ArrayItem, kind: Kind, value: int) -> list[Interval]:
         """The same for one value."""
-        if kind == OWN:
+        if kind in (OWN, SPREAD):
             return [] if value in self._on_host else self._lives.intervals[value]
         if isinstance(kind, PutTogether):
             return [(first, first) for first, _ in self.of_value(item, kind.copy, value)]
@@ -207,7 +211,7 @@ class Buffers:
         """Its name in reports: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind in (STARTED, RETURNED, WAITING, CONVOLVED, ROWS):
+        if kind in (STARTED, RETURNED, WAITING, CONVOLVED, ROWS, SPREAD):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"

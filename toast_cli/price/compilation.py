@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from toast_cli.hardware.model import Chip
 from toast_cli.price.compiled_collectives import Narrowing, early_values, late_values
 from toast_cli.price.convolutions import ConvolvedArgument, Images, convolved_arguments, space_to_batch
-from toast_cli.price.fusion import expansions, materialised, visible_part, written_parts
+from toast_cli.price.fusion import (
+    MaskedSoftmax,
+    expansions,
+    masked_softmaxes,
+    materialised,
+    visible_part,
+    written_parts,
+)
 from toast_cli.price.gpu_libraries import ScatterStart, scatter_starts
 from toast_cli.price.kernel import Kernel, Rows, Side, op_arithmetic, scatter_start_bytes
 from toast_cli.price.layouts import (
@@ -63,6 +70,7 @@ class Compilation:
     returned: dict[int, Sides]
     convolved: dict[int, ConvolvedArgument]
     row_copies: dict[int, tuple[RowCopy, ...]]
+    softmaxes: dict[int, MaskedSoftmax]
     needs: Narrowing
     kernels: list[Kernel | None]
     lives: Lives
@@ -97,6 +105,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         returned=returned_products(program, stored, profile),
         convolved=convolved_arguments(program, stored, lives, profile),
         row_copies=copied,
+        softmaxes=masked_softmaxes(program, profile),
         needs=Narrowing(program, profile),
         kernels=done,
         lives=lives,

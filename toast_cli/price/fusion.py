@@ -9,6 +9,7 @@ the boundary of a loop. The operand of an optimization barrier is written, and i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 from toast_cli.price.gpu_libraries import (
@@ -27,15 +28,19 @@ from toast_cli.program.ops import (
     CARRY,
     CONCATENATE,
     CONVERT,
+    DIVIDE,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
+    EXPONENTIAL,
     JOIN,
+    MULTIPLY,
     PAD,
     REDUCE,
     RESHAPE,
     RESULT,
     REVERSE,
     SCATTER,
+    SELECT,
     SLICE,
     OpKind,
 )
@@ -367,6 +372,56 @@ def narrower_views(program: Program, sizes: list[int], stored: list[bool], value
             break
         if sizes[source] < sizes[value]:
             found = views.copy()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedSoftmax:
+    """A softmax of masked scores.
+
+    Attributes:
+        batch, free: dimensions of the scores that both operands of the product that makes them have, and that one has.
+        spread: bytes per element of the arrays that its kernel reads beside the scores.
+    """
+
+    batch: tuple[int, ...]
+    free: tuple[int, ...]
+    spread: int
+
+    def applies(self, shape: tuple[int, ...]) -> bool:
+        """Whether the kernel reads arrays in memory. shape: of the scores on one device."""
+        batches, rows = (sum(shape[d] > 1 for d in dims) for dims in (self.batch, self.free))
+        return 2560 < shape[-1] < 8192 and (batches > 1 or rows < 3)
+
+
+def masked_softmaxes(program: Program, profile: CompilerProfile) -> dict[int, MaskedSoftmax]:
+    """Masked scores -> the softmax that reads them.
+
+    XLA:TPU computes a softmax in one kernel if no gradient reads its exponentials, and on v6e and tpu7x that kernel
+    masks and scales the scores as well. It reads the mask, what replaces masked scores, and the scale as arrays of the
+    size of the scores, and writes exponentials in f32. Rows of up to 2,560 elements are part of the product's kernel,
+    and the maxima of longer ones than 8,192, or of one batch of grouped queries (libtpu 0.0.42.1: products of bf16; 1
+    to 8 sequences, 1 to 32 heads).
+    """
+    found: dict[int, MaskedSoftmax] = {}
+    ops, producer, users = program.ops, program.producer, program.users
+    for op in ops if "masked-softmaxes" in profile.passes else ():
+        names = {ops[user].name for user, _ in users[op.results[0]]} if op.name == EXPONENTIAL else set()
+        scores = ops[producer[op.operands[0]]].operands[0] if names == {REDUCE, DIVIDE} else -1
+        if scores < 0 or ops[producer[scores]].name != SELECT or program.values[scores].dtype != "f32":
+            continue
+        value = ops[producer[scores]].operands[1]
+        dims, spread = tuple(range(len(program.values[scores].shape))), 1 + 4
+        while (maker := ops[producer[value]]).rule.operands and (maker.kind.elementwise or maker.kind.view):
+            source, made = maker.rule.operands[0], maker.rule.results[0]
+            if any(made[d] not in source for d in dims):
+                break
+            dims, value = tuple([source.index(made[d]) for d in dims]), maker.operands[0]
+            spread += 4 * (maker.name == MULTIPLY)
+        if maker.kind.contraction and program.values[maker.operands[0]].dtype == "bf16":
+            left, right = ({f for dim in dims for f in dim} for dims in maker.rule.operands)
+            batch = tuple([n for n, d in enumerate(dims) if left.intersection(right, maker.rule.results[0][d])])
+            found[scores] = MaskedSoftmax(batch, tuple([n for n in range(len(dims)) if n not in batch]), spread)
     return found
 
 

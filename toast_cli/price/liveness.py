@@ -491,35 +491,36 @@ def _last_readers(program: Program, stored: list[bool]) -> list[tuple[int, int]]
 
 def after_loops(program: Program, stored: list[bool], profile: CompilerProfile) -> list[int]:
     """[ops] tick at which the last loop that a contraction waits for ends; 0 if there is none."""
-    ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
     found = [0] * len(program.ops)
-    if not ends or "loops-first" not in profile.passes:
+    if not program.loops or "loops-first" not in profile.passes:
         return found
-    first, freed = _first_readers(program, stored), _freed_by(program, stored, ends)
+    first, freed = _first_readers(program, stored), _freed_by(program, stored)
     for number, op in enumerate(program.ops):
-        if op.loop < 0 and op.kind.matrix_unit and len(op.results) == 1:
-            over = [loop for loop in ends if number < loop[1] and loop[0] <= first[op.results[0]]]
-            kept = {v for v in op.operands if stored[v] and over}
+        if op.kind.matrix_unit and len(op.results) == 1:
+            kept = {v for v in op.operands if stored[v]}
             waits = [
-                last
-                for last, start in over
-                if freed[last] >= sum(program.values[v].bytes for v in kept if program.users[v][-1][0] < start)
+                loop.last
+                for loop in program.loops
+                if loop.parent == op.loop and number < loop.first and loop.last <= first[op.results[0]]
+                if freed[loop.last]
+                >= sum(program.values[v].bytes for v in kept if program.users[v][-1][0] < loop.first)
             ]
-            found[number] = 2 * waits[-1] if waits else 0
+            found[number] = 2 * max(waits, default=0)
     return found
 
 
-def _freed_by(program: Program, stored: list[bool], ends: list[tuple[int, int]]) -> dict[int, int]:
+def _freed_by(program: Program, stored: list[bool]) -> dict[int, int]:
     """End of a loop -> bytes of values that are made before it and last read in it, its carries excepted."""
-    freed = dict.fromkeys((last for last, _ in ends), 0)
+    freed = dict.fromkeys((loop.last for loop in program.loops), 0)
     arguments = {argument.value for argument in program.arguments}
     for value, users in enumerate(program.users):
         readers = [number for number, _ in users]
         if not readers or not stored[value] or value in arguments or program.ops[readers[0]].name == CARRY:
             continue
-        over = bisect_right(ends, max(readers), key=itemgetter(0))  # first loop that ends after the reader
-        if over < len(ends) and program.producer[value] < ends[over][1] <= max(readers):
-            freed[ends[over][0]] += program.values[value].bytes
+        loop = program.ops[max(readers)].loop
+        while loop >= 0 and program.producer[value] < program.loops[loop].first:
+            freed[program.loops[loop].last] += program.values[value].bytes
+            loop = program.loops[loop].parent
     return freed
 
 

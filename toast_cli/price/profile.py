@@ -165,6 +165,7 @@ PASSES: Mapping[str, str] = {
     "shared-exponentials": "A value of exponentials that two contractions read is written.",
     "polynomials": "Functions without an instruction of their own are expanded into dozens of operations.",
     "narrow-stores": "A contraction's result that is later widened is written before it is widened.",
+    "masked-softmaxes": "A softmax reads its mask, and what it scales by and fills in, as arrays in memory.",
     "product-operands": "Arrays that only contractions read are written in the type that these multiply.",
     "one-hot-scatters": "A scatter of one element into each row of zeros is fused into its readers.",
     "sliced-products": "A contraction whose only reader is a slice computes only the slice.",

@@ -80,6 +80,9 @@ PASSES = plain.PASSES | {
     "unfilled-stacks",
 }  # fmt: skip
 
+# Seen in loops and softmaxes compiled for each generation.
+PASSES_OF = {"v5e": {"loop-gathers-first"}, "v6e": {"masked-softmaxes"}, "tpu7x": {"masked-softmaxes"}}
+
 SOURCES = {
     "passes": "programs compiled for v4, v5e, v5p and v6e; each rule tells in its docstring what was seen",
     "asynchronous": "programs of published packages compiled for v4, v5e and v6e, `python -m benchmarks.real.quick "
@@ -116,8 +119,7 @@ def _profile(chip: str) -> CompilerProfile:
         compiler="XLA:TPU",
         version=VERSION,
         chip=chip,
-        # Seen in loops compiled for each generation: v5e alone gathers at the start of an iteration.
-        passes=PASSES | ({"loop-gathers-first"} if chip == "v5e" else set()),
+        passes=PASSES | PASSES_OF.get(chip, set()),
         asynchronous=ASYNCHRONOUS.get(chip, frozenset({"collective-permute"})),
         attained=ATTAINED[chip],
         memory_tile=(8, 128),
