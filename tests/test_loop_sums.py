@@ -156,6 +156,17 @@ def test_sums_are_reduced_behind_loops(name: str) -> None:
     assert len({one.op for one in behind}) == (2 if name == "two loops" else min(carried, 1))  # an outer loop's
 
 
+@pytest.mark.parametrize(("mesh", "kind"), [("v5p-16", "all-reduce"), ("h100-8", "reduce-scatter")])
+def test_sums_that_are_cut_over_the_whole_mesh(mesh: str, kind: str) -> None:
+    """XLA:TPU reduces them whole, as it does behind no loop."""
+    case = case_of(accumulated, arg(4096, 1024), arg(MICROBATCHES, BATCH, 4096), mesh=mesh)
+    roles, axes = case.problem.roles, case.problem.mesh.names
+    plan = [case.shard(place, axis) for place in ("x.1", "w.0") for axis in axes]
+    plan += [Replicate(roles.index(ACCUMULATORS), axis) for axis in range(len(axes))]
+    sums = [(made, set(over), count) for made, over, _, count in case.collectives(tuple(plan)) if "reduce" in made]
+    assert (kind, set(axes), 1) in sums
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bytecode_says_what_the_text_says(name: str) -> None:
     """MLIR's writer died of the loops that stand aside while regions are in their places."""

@@ -474,13 +474,16 @@ class ScatterFates:
     def reduced_first(self, number: int, op_sharding: OpSharding, axes: tuple[int, ...]) -> bool:
         """Whether a total that its readers slice along `axes`, in that order, is all-reduced first. A compiler forms a
         reduce-scatter over several axes if the slices are in the order of the reducing devices; XLA:TPU does not over
-        the whole mesh."""
-        if len(axes) < 2 or self._program.ops[number].name == CARRY:
+        the whole mesh, also of a loop's sum."""
+        if len(axes) < 2:
+            return False
+        if shards((axes,), self._sizes) == prod(self._sizes) and "tiled-reduce-scatter" in self._profile.passes:
+            return True
+        if self._program.ops[number].name == CARRY:
             return False
         kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
         summed = [axis for axis in axes_summed_over(kinds, op_sharding.factor_axes) if axis in axes]
-        whole = shards((axes,), self._sizes) == prod(self._sizes)
-        return list(axes) != summed or (whole and "tiled-reduce-scatter" in self._profile.passes)
+        return list(axes) != summed
 
     def _turned(self, axes: tuple[int, ...], k: int, op_sharding: OpSharding) -> bool:
         """Whether the axes split a dimension in another order than the partitioner scatters them in."""
