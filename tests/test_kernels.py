@@ -20,7 +20,7 @@ from toast_cli.price.kernel import arithmetic
 from toast_cli.price.on_chip import has_small_windows, loop_residency
 from toast_cli.price.profile import OnChip
 from toast_cli.price.profiles import find_profile
-from toast_cli.program.ops import ARGUMENT, FFT, RESULT
+from toast_cli.program.ops import ARGUMENT, DYNAMIC_UPDATE_SLICE, FFT, RESULT
 
 S = arg(16, 16)
 KIB = 1024
@@ -449,3 +449,18 @@ def test_an_update_of_an_argument_that_is_kept_copies_it_first(run: Any, rest: A
         for donate in ((), (0,))
     )
     assert kept - donated == pytest.approx(2 * 2**26 / (819e9 * 0.76), rel=0.1)
+
+
+def test_an_update_of_a_slice_of_a_scanned_array_copies_the_slice_first() -> None:
+    """A decoding step over a stacked cache: a layer's slice is read and written before it has its new row."""
+
+    def run(cache: Any, rows: Any) -> Any:
+        def layer(total: Any, of: Any) -> Any:
+            own = lax.dynamic_update_slice(of[0], of[1], (3, 0))
+            return total + own.T @ own, None
+
+        return lax.scan(layer, jnp.zeros((512, 512)), (cache, rows))[0]
+
+    uses = evaluator_of(source_of(run, arg(8, 16384, 512), arg(8, 1, 512)), "v5e-8").kernels(())
+    (update,) = (use for use in uses if use.name == DYNAMIC_UPDATE_SLICE)
+    assert update.bytes == pytest.approx(2 * 8 * 16384 * 512 * 4, rel=0.01)

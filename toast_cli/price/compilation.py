@@ -41,7 +41,18 @@ from toast_cli.price.liveness import Lives, find_lives
 from toast_cli.price.on_chip import elapsed_seconds, is_scalar, loop_residency, reuse_widths
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ARGUMENT, CARRY, DYNAMIC_UPDATE_SLICE, PAD, REDUCE, RESHAPE, RESULT, SCATTER, SELECT
+from toast_cli.program.ops import (
+    ARGUMENT,
+    CARRY,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    PAD,
+    REDUCE,
+    RESHAPE,
+    RESULT,
+    SCATTER,
+    SELECT,
+)
 from toast_cli.program.values import expands_scalar
 
 
@@ -355,7 +366,7 @@ class _Grouping:
         if op.kind.updates:
             update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
             size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
-            if self._keeps_argument(op):  # which is copied, and the copy updated
+            if self._copies_first(op):  # which is copied, and the copy updated
                 whole = round(it.bytes * padding)
                 return Side(size + whole, elements, read=whole)
             if op.name == SCATTER:
@@ -370,12 +381,12 @@ class _Grouping:
             return Side(size, elements, rows=rows)
         return Side(size, elements, passing=size, widest=min(size, self._widths[value]), rows=rows)
 
-    def _keeps_argument(self, op: Op) -> bool:
-        """Whether an op updates an argument that is not donated."""
+    def _copies_first(self, op: Op) -> bool:
+        """Whether an op updates an argument that is not donated, or a slice of another array."""
         maker = self._program.ops[self._program.producer[op.operands[0]]]
         while maker.name == RESHAPE:
             maker = self._program.ops[self._program.producer[maker.operands[0]]]
-        return maker.name == ARGUMENT and maker.results[0] in self._kept
+        return maker.name == DYNAMIC_SLICE or (maker.name == ARGUMENT and maker.results[0] in self._kept)
 
     def _rows_in(self, value: int, size: int) -> dict[Rows, int]:
         return {(self._program.values[value].shape, self._rows[value]): size} if value in self._rows else {}
