@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from toast_cli.frontend import load
 from toast_cli.report.checks import FigureChange
 from toast_cli.report.inspection import blocks as inspection_blocks
 from toast_cli.report.inspection import inspect_program
+from toast_cli.report.model import ArgumentFacts, Report, read_report
+from toast_cli.report.resharding import resharding
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = str(ROOT / "sample_models/mlp_tiny.mlir")
@@ -101,9 +104,45 @@ def test_diff_lists_figures_decisions_and_shardings(tmp_path: Path, capsys: pyte
     shown = capsys.readouterr().out
     assert "+ split" in shown
     assert "→" in shown
+    assert "to the same devices: a device receives at most" in " ".join(shown.split())
     facts = json.loads((tmp_path / "diff.json").read_text())
-    assert not facts["same"]
+    assert not facts["same"] and facts["resharding"]["arrays"] > 0
     assert [figure["name"] for figure in facts["figures"]] == ["step time", "communication", "peak memory"]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return read_report(report(tmp_path_factory.mktemp("diff") / "report.json"))
+
+
+# [64, 32] f32, 8,192 bytes: axes of the meshes, shardings before and after; bytes that a device receives at most, that
+# all do, that other devices would, and that a device holds meanwhile.
+RESHARDED = [
+    ({"x": 4}, {"x": 4}, [[], []], [["x"], []], (0, 0, 2048, 8192 + 2048)),
+    ({"x": 4}, {"x": 4}, [["x"], []], [[], []], (6144, 4 * 6144, 8192, 2048 + 8192)),
+    ({"x": 4}, {"x": 4}, [["x"], []], [[], ["x"]], (1536, 4 * 1536, 2048, 4096)),
+    ({"x": 2}, {"x": 4}, [["x"], []], [["x"], []], (2048, 3 * 2048, 2048, 4096 + 2048)),
+    ({"x": 2, "y": 2}, {"y": 2, "x": 2}, [["x", "y"], []], [["x", "y"], []], (2048, 2 * 2048, 2048, 4096)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("axes", "later_axes", "sharding", "later", "expected"), RESHARDED)
+def test_diff_says_what_moves(
+    axes: dict[str, int],
+    later_axes: dict[str, int],
+    sharding: Any,
+    later: Any,
+    expected: tuple[int, ...],
+    stored: Report,
+) -> None:
+    def of(axes: dict[str, int], sharding: Any) -> Report:
+        argument = ArgumentFacts(0, "w", "f32[64,32]", True, sharding)
+        return replace(stored, arguments=[argument], mesh=replace(stored.mesh, name="own", axes=axes))
+
+    found = resharding(of(axes, sharding), of(later_axes, later))
+    assert found is not None and found.moved_seconds is None
+    assert (found.moved_bytes, found.moved_bytes_of_all, found.copied_bytes, found.held_bytes) == expected
+    assert resharding(of(axes, sharding), of(axes, sharding)) is None
 
 
 def test_diff_refuses_what_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

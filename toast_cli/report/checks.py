@@ -21,6 +21,8 @@ from toast_cli.program.names import slash_path
 from toast_cli.program.quantities import format_bytes, format_percent, format_plural, format_seconds, format_sharding
 from toast_cli.report import style
 from toast_cli.report.model import DimensionAxes, Report, write_json
+from toast_cli.report.resharding import Resharding, resharding
+from toast_cli.report.resharding import block as resharding_block
 from toast_cli.report.terminal import one_line, written
 from toast_cli.request import Request
 
@@ -238,13 +240,15 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """heads: programs and meshes of the reports, if they differ. drift: see `plan_drift`."""
+    """heads: programs and meshes of the reports, if they differ. drift: see `plan_drift`. resharding: None if no array
+    takes another sharding."""
 
     before: str
     now: str
     heads: list[str]
     figures: list[FigureChange]
     drift: list[str]
+    resharding: Resharding | None
 
     @property
     def same(self) -> bool:
@@ -268,7 +272,7 @@ def difference(before: Report, now: Report, paths: tuple[str, str]) -> Differenc
         FigureChange("communication", old.communication_seconds, new.communication_seconds),
         FigureChange("peak memory", old.peak_bytes, new.peak_bytes),
     ]
-    return Difference(*paths, heads, figures, plan_drift(before, now))
+    return Difference(*paths, heads, figures, plan_drift(before, now), resharding(before, now))
 
 
 def blocks(found: Difference) -> list[RenderableType]:
@@ -279,7 +283,8 @@ def blocks(found: Difference) -> list[RenderableType]:
         rows.add_row(one.name, shown(one.before), shown(one.now), one.change)
     lines = [Text(line) for line in found.drift] or [Text("the same decisions and shardings", style.LABEL)]
     heads = [Text(head) for head in found.heads]
-    return [*heads, rows, Text(), style.section("plan", *lines)]
+    moves = [Text(), resharding_block(found.resharding)] if found.resharding else []
+    return [*heads, rows, Text(), style.section("plan", *lines), *moves]
 
 
 # ---------------------------------------------------------------- outputs
