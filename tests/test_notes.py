@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from programs import arg, program_of
+from ragged_programs import program as ragged_program
 
 from toast_cli.frontend import load
 from toast_cli.pipeline import partition
@@ -113,3 +114,14 @@ def test_donated_arguments_are_tied_to_the_results_that_update_them(tmp_path: Pa
     path = tmp_path / "step.mlir"
     path.write_text(re.sub(r"tf.aliasing_output = \d+ : i32", "jax.buffer_donor = true", text))
     assert [argument.aliased_result for argument in load(str(path)).program.arguments] == [0, 1, 2, 3, -1]
+
+
+# A ragged product, a chip, and whether its compiler multiplies all rows for each group.
+GROUPED = [("rows", "v5e-8", False), ("contracted", "v5e-8", True), ("rows", "h100-8", True)]
+
+
+@pytest.mark.parametrize(("name", "mesh", "masked"), GROUPED)
+def test_what_a_kernel_of_grouped_products_would_take_is_said(name: str, mesh: str, masked: bool) -> None:
+    text = f"module {{ {ragged_program(name)} }}"
+    found = partition(Request("ragged.mlir", mesh, content=text.encode(), iterations=1)).report.analysis.notes
+    assert any("a kernel of grouped products, such as Pallas' megablox, would take" in note for note in found) == masked

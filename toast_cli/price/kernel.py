@@ -64,13 +64,14 @@ class Kernel:
 # ---------------------------------------------------------------- arithmetic
 # Arithmetic of single ops: the operations that the compiler makes of one op on its vector or matrix unit.
 
+MASKED = 1.5  # time of a masked product over that of a dense one, see `ragged_growth`
 FOUND, ADDED, SWAPPED = 50.0, 65.0, 650.0  # operations to look an element up, to add it atomically, in 16 bits
 
 
 def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
     """Flops of one execution of an op, on the vector unit or the matrix unit."""
     part = part_made(program, op) if "sliced-products" in profile.passes else 1.0
-    growth = _fourier_growth(op, profile) * _ragged_growth(op, profile) * masked_growth(op, profile)
+    growth = _fourier_growth(op, profile) * ragged_growth(op, profile)
     return part * growth * op_arithmetic(program, op, expansions(profile), "atomic-scatters" in profile.passes)
 
 
@@ -120,34 +121,23 @@ def _fourier_growth(op: Op, profile: CompilerProfile) -> float:
     return profile.fourier_growth if op.name == FFT and "fourier-transforms" in profile.passes else 1.0
 
 
-def _ragged_growth(op: Op, profile: CompilerProfile) -> float:
-    """Flops done over flops counted: the number of groups, if only the result has them.
+def ragged_growth(op: Op, profile: CompilerProfile) -> float:
+    """Flops that take as long over flops counted of a product of ragged groups: 1 where a kernel visits each row once,
+    the number of groups or more where all rows are multiplied for each.
 
-    A product of ragged groups that keeps rows (`[m, k] x [g, k, n] -> [m, n]`) has a kernel that visits each row once.
-    One that sums over them (`[m, k] x [m, n] -> [g, k, n]`, the gradient of the experts' weights) is a masked product
-    of all rows for each group: 4,096 rows, 1,024 x 1,024 numbers for each of 16 groups take 1.83 M cycles of a v5e, and
-    one dense product of the same rows 0.08 M (libtpu 0.0.42.1).
+    XLA:TPU has such a kernel for products that keep rows (`[m, k] x [g, k, n] -> [m, n]`), and none for those that sum
+    over them (`[m, k] x [m, n] -> [g, k, n]`, the gradient of the experts' weights). Each group of these takes 1.4 to
+    1.56 times as long as one dense product of all rows, for the mask (2 to 16 groups of 4,096 or 8,192 rows, 512 to
+    4,096 columns, v5e and v5p; 64 groups 2.3 times; libtpu 0.0.42.1).
+    XLA:GPU has none at all: it writes the rows for each group, with zeros in place of others' rows, and multiplies
+    [m, g k] x [g k, n]; 16 groups of 8,192 rows took 16 times as long as one dense product.
     """
-    if op.name != RAGGED_DOT or "ragged-gradients" not in profile.passes:
+    masked = "masked-groups" in profile.passes
+    if op.name != RAGGED_DOT or not (masked or "ragged-gradients" in profile.passes):
         return 1.0
-    read = {factor for dims in op.rule.operands for factors in dims for factor in factors}
-    groups = 1.0
-    for (factor,) in op.rule.results[0]:
-        groups *= 1 if factor in read else op.rule.sizes[factor]
-    return groups
-
-
-def masked_growth(op: Op, profile: CompilerProfile) -> float:
-    """The number of groups of a ragged product: the size of the dimension that only one operand, or only the result,
-    has.
-
-    XLA:GPU has no kernel that visits each row once: it writes the rows for each group, with zeros in place of others'
-    rows, and multiplies [m, g k] x [g k, n]. 16 groups of 8,192 rows took 16 times as long as one dense product.
-    """
-    if op.name != RAGGED_DOT or "masked-groups" not in profile.passes:
-        return 1.0
-    arrays = [{f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0])]
-    return prod(size for factor, size in enumerate(op.rule.sizes) if sum(factor in array for array in arrays) == 1)
+    read, weights, made = ({f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0]))
+    groups = (made | weights) - read - (made & weights) if masked else made - read - weights
+    return prod(op.rule.sizes[factor] for factor in groups) * (MASKED if groups and not masked else 1.0)
 
 
 def elements_walked(profile: CompilerProfile, grid: Grid, cuts: tuple[int, ...]) -> float:

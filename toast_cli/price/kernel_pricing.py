@@ -32,7 +32,7 @@ from toast_cli.price.gpu_libraries import (
     terms_of_whole_images,
 )
 from toast_cli.price.items import WorkItem
-from toast_cli.price.kernel import Rows, elements_walked, masked_growth
+from toast_cli.price.kernel import Rows, elements_walked, ragged_growth
 from toast_cli.price.layouts import growth as tiled_growth
 from toast_cli.price.layouts import growth_in, tile_of
 from toast_cli.price.on_chip import has_small_windows, kept_bytes, kernel_starts
@@ -259,7 +259,7 @@ class WorkPricer:
         if work.kind.convolution:
             return 4.0 * min(sizes) / rate + self._attained.kernel_seconds
         if op.name == RAGGED_DOT:
-            return 2.0 * sizes[0] * masked_growth(op, self._profile) / rate
+            return 2.0 * sizes[0] * ragged_growth(op, self._profile) / rate
         copied = self._copies.get(work.op)
         if copied is None:
             copied = self._copies[work.op] = copied_operands(program, op)

@@ -15,6 +15,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.price.cost import BY_HAND, Cost
 from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.kernel import ragged_growth
 from toast_cli.price.memory_fit import peak_error
 from toast_cli.price.profiles import version_note
 from toast_cli.program.model import Program
@@ -97,7 +98,7 @@ def build_report(
         collective_facts(source, evaluator, result.plan),
         arguments,
         results,
-        _analysis(source, problem, result, evaluator.lowered(result.plan)),
+        _analysis(source, evaluator, result),
         SearchFacts(algorithm, seed, result.seconds, result.evaluations, result.best_found_at, result.stopped),
         {},
         goal=goal_facts(problem, result.cost),
@@ -359,7 +360,23 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     ]
 
 
-def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: PartitionedProgram) -> AnalysisFacts:
+def _grouped_products(evaluator: Evaluator, plan: Plan) -> list[str]:
+    """A remark if the compiler multiplies all rows of a ragged product for each group, and what that costs."""
+    seconds = grouped = 0.0
+    for use in evaluator.kernels(plan):
+        growth = ragged_growth(evaluator.problem.program.ops[use.op], evaluator.profile)
+        if growth > 1:
+            seconds, grouped = seconds + use.seconds, grouped + use.seconds / growth
+    if not seconds:
+        return []
+    return [
+        f"XLA multiplies all rows of ragged products for each group ({format_seconds(seconds)} of compute): a kernel "
+        f"of grouped products, such as Pallas' megablox, would take about {format_seconds(grouped)}"
+    ]
+
+
+def _analysis(source: Source, evaluator: Evaluator, result: SearchResult) -> AnalysisFacts:
+    problem, lowered = evaluator.problem, evaluator.lowered(result.plan)
     dimensions = problem.dimensions
     groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
     opaque = Counter(
@@ -372,6 +389,7 @@ def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: P
         *(_idle(problem, result.plan, axis) for axis in idle_axes(problem, result.plan)),
         *padding_advice(problem),
         *_undonated(problem, lowered),
+        *_grouped_products(evaluator, result.plan),
         *_nameless(problem.program),
         *source.notices,
         *problem.notices,
