@@ -30,7 +30,7 @@ from toast_cli.ask_xla.ahead import target_of
 from toast_cli.ask_xla.ask_compiler import compiler_for
 from toast_cli.hardware import Spec, load_spec
 from toast_cli.pipeline import Outcome, partition
-from toast_cli.request import Ask, Fit, Request
+from toast_cli.request import Fit, Request
 from toast_cli.rewrite.fitting import options_of
 
 # Sample models whose smallest plan needs 3 to 12 GiB.
@@ -121,7 +121,7 @@ def points(name: str, options: argparse.Namespace, known: set[tuple[str, str]]) 
 
     def found(**more: object) -> tuple[Outcome, float]:
         begun = time.process_time()
-        request = Request(str(path), mesh, shape, ask=Ask.never, iterations=options.iterations, **more)  # type: ignore[arg-type]
+        request = Request(str(path), mesh, shape, iterations=options.iterations, **more)  # type: ignore[arg-type]
         return partition(request, annotated=False), time.process_time() - begun
 
     smallest, _ = found(minimise=("peak_memory",), fit=Fit.as_written)

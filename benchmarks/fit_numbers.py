@@ -33,7 +33,7 @@ from toast_cli.ask_xla.numbers import (
 from toast_cli.errors import UsageError
 from toast_cli.frontend import load
 from toast_cli.pipeline import partition
-from toast_cli.request import Ask, Fit, Request
+from toast_cli.request import Fit, Request
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_models"
 FILES = {path.name.partition("_tiny")[0]: path for path in sorted(SAMPLES.glob("*_tiny.*"))}
@@ -63,7 +63,7 @@ def compared(name: str) -> Iterator[Row]:
     for lever, request in LEVERS.items():
         row: Row = {"program": name, "lever": lever, "error": float("nan")}
         try:
-            asked = Request(str(FILES[name]), MESH, SHAPE, ask=Ask.never, iterations=300, fit=Fit.as_written, **request)
+            asked = Request(str(FILES[name]), MESH, SHAPE, iterations=300, fit=Fit.as_written, **request)
             outcome = partition(asked, annotated=False)
         except UsageError as error:
             yield row | {"says": error.what}

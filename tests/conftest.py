@@ -40,7 +40,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 os.environ.setdefault("TOAST_CACHE", "off")
 
 # A compiler is asked where a test says so.
-os.environ.setdefault("TOAST_ASK", "never")
+os.environ.setdefault("TOAST_CONFIRM", "0")
 
 # Files, and single tests of others, that compile with XLA, start processes, read all samples or search: four fifths of
 # the time that all tests take.

@@ -286,7 +286,7 @@ def test_the_compiler_chooses_between_variants(
         "toast_cli.ask_xla.ask_compiler.compiler_for", lambda *_: lambda mesh: Slow(mesh, seconds=answers.pop(0))
     )
     strategy = "data-parallel:data+megatron:model"
-    outcome = partition(Request(wide(tmp_path), "h100-8", "data=2,model=4", strategy=strategy, confirm=1))
+    outcome = partition(Request(wide(tmp_path), "h100-8", "data=2,model=4", strategy=strategy, confirm=2))
     assert outcome.source.program.parted is parted and answers == []
     facts = outcome.report.confirmation
     assert facts is not None and facts.chosen == ("search" if parted else "search, as written")

@@ -24,7 +24,7 @@ from toast_cli.ask_xla.confirm import Compiled
 from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.frontend import Source, load
 from toast_cli.pipeline import partition
-from toast_cli.request import Ask, Recompute, Request
+from toast_cli.request import Recompute, Request
 from toast_cli.rewrite import fitting, with_microbatches, with_recompute
 from toast_cli.rewrite.block_graph import BlockGraph, least_kept
 from toast_cli.rewrite.recompute import EqualValues, Lifetimes, checkpoints
@@ -386,7 +386,7 @@ class Refuses:
         return Compiled("compiled", "", 1e-3, peak_bytes=1) if fits else Compiled("out of memory", "exceeds HBM")
 
 
-@pytest.mark.parametrize("options", [["--ask", "always"], ["--confirm", "1"]])
+@pytest.mark.parametrize("options", [["--confirm", "1"], ["--confirm", "2"]])
 def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
     options: list[str], deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +411,7 @@ def test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesAll())
-    code, found = report_of(deep, tmp_path, "--iterations", "60", "--ask", "always")
+    code, found = report_of(deep, tmp_path, "--iterations", "60", "--confirm", "1")
     assert code == 3 and found["confirmation"]["rejected"]
     assert found["program"]["recompute"] or found["program"]["microbatches"] > 1
 
@@ -430,8 +430,8 @@ def test_a_search_that_the_user_ends_is_followed_by_no_other(
         return [replace(found, result=replace(found.result, stopped=stopped))]
 
     searched: list[Variant] = []
-    monkeypatch.setattr("toast_cli.pipeline.search_variants", ended)
-    request = Request(deep, "v5e-8", iterations=60, memory_limit=150 * 2**20, ask=Ask.never)
+    monkeypatch.setattr("toast_cli.rewrite.fitting.search_variants", ended)
+    request = Request(deep, "v5e-8", iterations=60, memory_limit=150 * 2**20)
     found = partition(request, annotated=False)
     assert len(searched) == number and found.result.stopped == "interrupted"
 
@@ -456,7 +456,7 @@ def test_a_variant_that_the_compiler_refuses_is_followed_by_another_of_the_progr
     limit = ["--iterations", "60", "--memory-limit", "700MiB"]
     code, first = report_of(deep, tmp_path, *limit)
     assert code == 0 and first["program"]["microbatches"] == 2
-    code, found = report_of(deep, tmp_path, *limit, "--ask", "always")
+    code, found = report_of(deep, tmp_path, *limit, "--confirm", "1")
     assert code == 0 and found["program"]["microbatches"] == 4
     assert sum(note.startswith("made to fit") for note in found["analysis"]["notes"]) == 1
 

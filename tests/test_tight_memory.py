@@ -16,7 +16,7 @@ from toast_cli.hardware import Mesh, load_spec
 from toast_cli.pipeline import partition
 from toast_cli.price.memory_fit import fit_of, peak_error
 from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts
-from toast_cli.request import Request
+from toast_cli.request import AUTO, Request
 
 TINY = "sample_models/mlp_tiny.mlir"
 ERROR = 0.20  # of a program that needs less than 2 GiB
@@ -71,25 +71,25 @@ class Says:
 
 
 @pytest.mark.parametrize(
-    ("share", "ask", "needs", "fit", "asked"),
+    ("share", "confirm", "needs", "fit", "asked"),
     [
-        (0.5, "auto", 0.5, "yes", False),
-        (0.5, "always", 0.5, "yes", True),
-        (1 - ERROR / 2, "never", 9.0, "unsure", False),
-        (1 + ERROR / 2, "never", 0.9, "no", False),
-        (1 + ERROR / 2, "auto", 0.9, "yes", True),
-        (1 + ERROR / 2, "auto", 1.1, "no", True),
-        (1.5, "auto", 0.9, "yes", True),
-        (1.5, "never", 0.9, "no", False),
-        (3.0, "auto", 0.9, "no", False),
+        (0.5, AUTO, 0.5, "yes", False),
+        (0.5, 1, 0.5, "yes", True),
+        (1 - ERROR / 2, 0, 9.0, "unsure", False),
+        (1 + ERROR / 2, 0, 0.9, "no", False),
+        (1 + ERROR / 2, AUTO, 0.9, "yes", True),
+        (1 + ERROR / 2, AUTO, 1.1, "no", True),
+        (1.5, AUTO, 0.9, "yes", True),
+        (1.5, 0, 0.9, "no", False),
+        (3.0, AUTO, 0.9, "no", False),
     ],
 )
 def test_who_is_asked_and_what_it_means(
-    share: float, ask: str, needs: float, fit: str, asked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    share: float, confirm: int, needs: float, fit: str, asked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    request = Request(TINY, "v5e-16", strategy="fsdp:data", ask=ask)
-    peak = partition(replace(request, ask="never")).report.predicted.peak_bytes
+    request = Request(TINY, "v5e-16", strategy="fsdp:data", confirm=confirm)
+    peak = partition(replace(request, confirm=0)).report.predicted.peak_bytes
     limit = round(peak / share)
 
     def compiler_of(mesh: Mesh) -> Says:
@@ -114,7 +114,7 @@ def test_what_is_written(
 ) -> None:
     peak = partition(Request(TINY, "v5e-16", strategy="fsdp:data")).report.predicted.peak_bytes
     out, limit = tmp_path / "out.mlir", f"{round(peak / share)}B"
-    command = ["partition", TINY, "--mesh", "v5e-16", "--strategy", "fsdp:data", "--ask", "never", "-o", str(out)]
+    command = ["partition", TINY, "--mesh", "v5e-16", "--strategy", "fsdp:data", "--confirm", "0", "-o", str(out)]
     assert run([*command, "--memory-limit", limit]) == code
     text = capsys.readouterr().out
     assert out.exists() == (code == 0) and said in text and ("fit:" in text) == bool(said)

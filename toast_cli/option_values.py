@@ -12,7 +12,7 @@ from toast_cli.base.files import read_whole_number as read_number
 from toast_cli.base.units import parse_bytes, parse_seconds
 from toast_cli.errors import UsageError
 from toast_cli.plan.decisions import parse_goal
-from toast_cli.request import OPTIONS, Option, OptionKind, Request
+from toast_cli.request import AUTO, OPTIONS, Option, OptionKind, Request
 
 Words = TypeVar("Words", bound=StrEnum)
 
@@ -39,7 +39,7 @@ def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
         raise UsageError("is a plan already", where="--plan", hint="give it without --tactic and --strategy")
     if request.top > 1 and (request.strategy is not None or (request.plan is not None and not request.complete)):
         raise UsageError("without a search there is one plan", where="--top", hint="leave it out")
-    if request.confirm == 0 and (request.confirm_with is not None or request.confirm_seconds is not None):
+    if request.confirm <= 0 and (request.confirm_with is not None or request.confirm_seconds is not None):
         raise UsageError(
             "there is nothing to confirm",
             where="--confirm-with" if request.confirm_with is not None else "--confirm-budget",
@@ -77,7 +77,9 @@ def _read(option: Option, value: Any) -> Any:
             return os.fspath(value)
         case OptionKind.TEXTS:
             return (value,) if isinstance(value, str) else tuple(value)
-        case OptionKind.WHOLE:
+        case OptionKind.PLANS if value == "auto":
+            return AUTO
+        case OptionKind.WHOLE | OptionKind.PLANS:
             return whole_number(option.least, option.flag)(value)
         case OptionKind.BYTES:
             return bytes_or_none(value, option.flag)

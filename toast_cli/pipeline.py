@@ -22,24 +22,24 @@ from typing import TYPE_CHECKING
 from toast_cli.ask_xla import begin
 from toast_cli.base.children import in_fork, without_cycle_collection
 from toast_cli.dimensions import analyse
-from toast_cli.errors import UsageError
+from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend import Source, content_of, load, program_pins
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, export_platform, load_spec, parse_shape
 from toast_cli.plan.axis_assignment import installed_workarounds
 from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
+from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.comparison import alternative_facts, with_confirmation, with_row
 from toast_cli.report.model import Report
-from toast_cli.request import Ask, CompilerName, Effort, Fit
+from toast_cli.request import AUTO, CompilerName
 from toast_cli.request import Request as Request
-from toast_cli.rewrite.fitting import GLANCE, LAST, made_faster, made_to_fit, options_of
+from toast_cli.rewrite.fitting import ATTEMPTS, Candidates
 from toast_cli.rewrite.variants import Progress as Progress
-from toast_cli.rewrite.variants import SearchSpace, Variant, analysed, search_variants, variants_of, with_uneven_shards
+from toast_cli.rewrite.variants import SearchSpace, Variant, variants_of
 from toast_cli.search.alternatives import different_plans
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import PLANS
@@ -54,9 +54,8 @@ if TYPE_CHECKING:
     from toast_cli.plan.partitioned import PartitionedProgram
 
 
-# Where a compiler refuses a variant of the program, the next one needs at most this fraction of its predicted memory.
-# That many variants follow, at most.
-_LESS, _ATTEMPTS = 0.95, 3
+# A compiler is not asked (`--confirm auto`) about a plan that is predicted to need more than so many times the memory.
+_HOPELESS = 2.0
 
 
 @dataclass(frozen=True)
@@ -171,11 +170,11 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         meshes = choose_meshes(spec, request, saved)
         tactics.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if tactics.suit(mesh.names)]
-        compiler_of = _compiler_of(spec, request.confirm_with) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
+        judge = _Judge(spec, request, on_answer)
     with _timed("load", timings, tell):
         content = content_of(request.program, request.dims, request.content)
-        source = load(
+        original = load(
             request.program,
             keep_shardings=request.keep_shardings,
             content=content,
@@ -183,73 +182,36 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
             runs=request.runs,
             dims=request.dims,
         )
-        answer = begin(source, spec, meshes if annotated else (), content)
-        named = with_dimension_names(source.program, request.names)
-        source = replace(source, program=named, frames=request.frames)
-        original = source
+        own_shardings = begin(original, spec, meshes if annotated else (), content)
+        named = with_dimension_names(original.program, request.names)
+        original = replace(original, program=named, frames=request.frames)
     with _timed("analyse", timings, tell):
-        variants = variants_of(source, request, meshes, saved)
+        variants = variants_of(original, request, meshes, saved)
     with _timed("search", timings, tell):
-        rewrites = request.fit != Fit.as_written and not (
-            saved or request.microbatches or request.recompute or request.offload
-        )
-        best, *others = search_variants(variants, SearchSpace(request, meshes, tactics, saved, gives_up=rewrites), tell)
-
-        def again(rewritten: Source, like: Variant, plans: int | None) -> Variant:
-            """A variant's best plan: of all, or of a few on the best mesh. like: has a plan to try first. plans: with
-            medium effort."""
-            tried, asked, start = meshes, request, saved_plan(like.evaluator.problem, like.result.plan)
-            if plans is not None:
-                most, effort = request.iterations or PLANS[request.effort], PLANS[request.effort] / PLANS[Effort.medium]
-                tried, plans = [best.evaluator.problem.mesh], min(int(max(1.0, effort) * plans), most)
-                asked = replace(request, iterations=plans)
-            variant = analysed(rewritten, meshes)
-            if rewritten.program.parted and not request.even:
-                variant = with_uneven_shards(variant, meshes)
-            few = plans is not None and plans <= GLANCE
-            return search_variants([variant], SearchSpace(asked, tried, tactics, start=start, tree=not few), tell)[0]
-
-        as_written, last = best, LAST if len(meshes) == 1 else None
-        # The compiler, if it is asked, judges a plan near the limit.
-        near = best.result.cost.peak_bytes <= best.allowed_bytes * (1.0 + best.peak_error)
-        knows_memory = request.confirm_with != CompilerName.cpu
-        judged = near and knows_memory and _compiler_asked(spec, request, best, compiler_of, on_answer) is not None
-        if rewrites and not best.surely_fits and not judged:
-            best = made_to_fit(best, again, last=last)
-            others = others if best.evaluator is as_written.evaluator else []
-        if best.result.stopped == "hopeless":
-            best = again(best.source, best, None)
-        if rewrites and request.fit == Fit.fastest and best.result.fits and best.result.stopped != "interrupted":
-            faster = made_faster(best, again)
-            best, others = faster, others if faster is best else []
-        if _prefers(request, saved):
+        candidates = Candidates(variants, SearchSpace(request, meshes, tactics, saved), tell)
+        best, others = candidates.best(judge.decides)
+        free = request.strategy is None and (saved is None or request.complete)
+        if free and not request.minimise:  # a known strategy is preferred to a plan that is hardly faster
             best = replace(best, result=preferred(best.evaluator, best.result))
-        source, evaluator, result = best.source, best.evaluator, best.result
-        plans = [result.plan, *different_plans(evaluator, [result.plan], result.seen, request.wanted - 1)]
+        plans = [
+            best.result.plan,
+            *different_plans(best.evaluator, [best.result.plan], best.result.seen, request.wanted - 1),
+        ]
     confirmation = None
-    ask = _compiler_asked(spec, request, best, compiler_of, on_answer)
-    if ask is not None:
-        with _timed("confirm" if request.confirm else "ask", timings, tell):
-            best, confirmation = ask(best, plans, others)
-            room, attempts = best.surely_fitting_bytes, _ATTEMPTS if rewrites else 0
-            # A plan that the compiler refuses, or gives no answer about though it may not fit.
-            while (
-                confirmation.chosen is None
-                and (confirmation.rejected or not best.surely_fits)
-                and attempts
-                and best.result.stopped != "interrupted"
-            ):
-                if options_of(best.source):  # of less memory than the refused variant
-                    room = min(room, _LESS * best.result.cost.peak_bytes)
-                rewritten, attempts = made_to_fit(as_written, again, room, last), attempts - 1
-                if rewritten.evaluator is as_written.evaluator:
-                    notices = tuple(dict.fromkeys((*rewritten.source.notices, *best.source.notices)))
-                    best = replace(best, source=replace(best.source, notices=notices))
+    if judge.is_asked(best):
+        predicted = best
+        with _timed("confirm", timings, tell):
+            best, confirmation = judge(best, plans, others)
+            for _ in range(ATTEMPTS if candidates.rewrites else 0):
+                if not _is_refused(best, confirmation):
                     break
-                best, confirmation = ask(rewritten, [rewritten.result.plan], [])
-            if best.source is not source:
-                source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
-            result = best.result
+                lighter = candidates.lighter_than(best)
+                if lighter.evaluator is best.evaluator:  # there is none
+                    best = lighter
+                    break
+                best, confirmation = judge(lighter, [lighter.result.plan], [])
+        plans = plans if best.source is predicted.source else [best.result.plan]
+    source, evaluator, result = best.source, best.evaluator, best.result
     with _timed("report", timings, tell):
         algorithm = "mcts" if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
@@ -258,9 +220,8 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
             report = with_confirmation(report, evaluator.problem, confirmation)
-        own = answer()
+        own = own_shardings()
         report = with_row(report, own, evaluator.problem.mesh)
-    original_source = None if source is original else original
     return Outcome(
         replace(report, timings=timings),
         source,
@@ -268,40 +229,56 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         result,
         tuple(plans),
         best.strategies,
-        original_source,
+        None if source is original else original,
         own,
     )
 
 
-def _prefers(request: Request, saved: SavedPlan | None) -> bool:
-    """True if a known strategy is preferred to a searched plan that is hardly faster: the user fixes neither the plan
-    nor the objective."""
-    free = request.strategy is None and (saved is None or request.complete)
-    return free and not request.minimise
+class _Judge:
+    """The compiler that judges plans (`Request.confirm`). Raises `ToastError` if the user requires one that is not
+    here."""
+
+    def __init__(self, spec: Spec, request: Request, tell: Tell | None) -> None:
+        self._spec, self._request, self._tell = spec, request, tell
+        self._compiler = None if request.confirm <= 0 else self._chips_own()
+
+    def __call__(self, variant: Variant, plans: list[Plan], others: list[Variant]) -> tuple[Variant, Confirmation]:
+        """The variant with the plan that the compiler finds best. See `ask_compiler.judged`."""
+        from toast_cli.ask_xla.ask_compiler import judged  # heavy, as below
+
+        assert self._compiler is not None
+        return judged(variant, plans, others, self._compiler, self._request, self._tell)
+
+    def is_asked(self, variant: Variant) -> bool:
+        """True if the compiler judges this variant: always, or with `--confirm auto` if the predicted peak is too close
+        to the limit."""
+        if self._request.confirm == AUTO:
+            limit = variant.evaluator.problem.mesh.limit_bytes
+            if variant.surely_fits or variant.result.cost.peak_bytes > _HOPELESS * limit:
+                return False
+            self._compiler = self._chips_own()
+        return self._compiler is not None
+
+    def decides(self, variant: Variant) -> bool:
+        """True if the compiler says whether the plan fits, whose predicted peak is near the limit."""
+        near = variant.result.cost.peak_bytes <= variant.allowed_bytes * (1.0 + variant.peak_error)
+        return near and self._request.confirm_with != CompilerName.cpu and self.is_asked(variant)
+
+    def _chips_own(self) -> Callable[[Mesh], Compiler] | None:
+        from toast_cli.ask_xla.ask_compiler import compiler_for
+
+        try:
+            return compiler_for(self._spec, self._request.confirm_with)
+        except ToastError:
+            if self._request.confirm != AUTO:
+                raise
+            return None
 
 
-def _compiler_of(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
-    """The compiler to ask about programs for a mesh."""
-    from toast_cli.ask_xla.ask_compiler import compiler_for
-
-    return compiler_for(spec, name)
-
-
-def _compiler_asked(
-    spec: Spec, request: Request, best: Variant, confirms: Callable[[Mesh], Compiler] | None, on_answer: Tell | None
-) -> Callable[[Variant, list[Plan], list[Variant]], tuple[Variant, Confirmation]] | None:
-    """A function that takes a variant, its best plans and other variants, and returns the variant with the plan that
-    the compiler finds best (`--confirm`) or accepts (`--ask`); None if no compiler is asked."""
-    if confirms is None and request.ask == Ask.never:
-        return None
-    from toast_cli.ask_xla.ask_compiler import choose_by_compiler, choose_by_memory, compiler_to_ask, is_asked  # heavy
-
-    if confirms is not None:
-        return lambda variant, plans, others: choose_by_compiler(
-            variant, plans[: request.confirm], others, confirms, request, on_answer
-        )
-    asked = compiler_to_ask(spec, request) if is_asked(request, best) else None
-    return None if asked is None else lambda variant, *_: choose_by_memory(variant, asked, request, on_answer)
+def _is_refused(variant: Variant, confirmation: Confirmation) -> bool:
+    """True if another variant is tried: the compiler refuses this one, or gives no answer and it may not fit."""
+    refused = confirmation.chosen is None and (confirmation.rejected or not variant.surely_fits)
+    return refused and variant.result.stopped != "interrupted"
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:

@@ -27,12 +27,8 @@ class CompilerName(StrEnum):
     gpu = "gpu"
 
 
-class Ask(StrEnum):
-    """When the chip's compiler checks that a plan fits."""
-
-    auto = "auto"
-    never = "never"
-    always = "always"
+# `Request.confirm`: the chip's compiler, where it is installed, checks a plan that does not surely fit.
+AUTO = -1
 
 
 class FrameChoice(StrEnum):
@@ -74,6 +70,7 @@ class OptionKind(Enum):
     TEXTS = "several texts"
     FLAG = "flag"
     WHOLE = "whole number"
+    PLANS = "auto or a whole number"
     BYTES = "bytes"
     SECONDS = "seconds"
 
@@ -266,9 +263,10 @@ class Request:
     confirm: int = _option(
         0,
         "--confirm",
-        OptionKind.WHOLE,
-        "Compile the N best distinct plans and the known strategies; take the one the compiler rates best.",
-        "N",
+        OptionKind.PLANS,
+        "Let the chip's compiler judge plans: none (0), whether the chosen one fits (1), or which of the N best "
+        "distinct plans and the known strategies is best; auto: as 1, where it is installed and the plan may not fit.",
+        "auto|N",
     )
     confirm_with: str | None = _option(
         None,
@@ -282,13 +280,6 @@ class Request:
         OptionKind.SECONDS,
         "Stop --confirm's compilations after this time, e.g. 10min.",
         "TIME",
-    )
-    ask: str = _option(
-        Ask.never.value,
-        "--ask",
-        Ask,
-        "Ask the chip's compiler, where it is installed, whether the plan fits: auto (only if the prediction is not "
-        "sure, or says no), always or never.",
     )
     as_written: bool = _option(
         False,

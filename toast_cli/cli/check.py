@@ -32,7 +32,6 @@ from toast_cli.cli.running import (
 )
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.option_values import bytes_or_none, one_of, seconds_or_none, whole_number
-from toast_cli.request import Ask
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import CheckLimits, CheckVerdict
@@ -52,7 +51,7 @@ class Judged:
 
 
 @options.with_options(
-    *(*options.PLANNING, *options.REWRITING, "strategy", "plan", *options.CONFIRMING, "ask"), before="jobs", unset=True
+    *(*options.PLANNING, *options.REWRITING, "strategy", "plan", *options.CONFIRMING), before="jobs", unset=True
 )
 def check(
     programs: Annotated[
@@ -417,7 +416,7 @@ def key_of_point(point: CheckPoint) -> str:
     """The cache key of a point: a hash of all that its verdict depends on. Empty if that is more than a key covers (a
     compiler, a time limit, a tactic from a file, standard input)."""
     request = point.request
-    timed = request.confirm > 0 or request.ask != Ask.never or request.budget_seconds is not None
+    timed = request.confirm != 0 or request.budget_seconds is not None
     from_files = any("." in text or "/" in text for text in (*request.tactics, request.strategy or ""))
     if point.update or timed or request.program == STDIN or from_files:
         return ""

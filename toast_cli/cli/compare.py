@@ -34,7 +34,7 @@ def compare(
 ) -> int:
     """Compare the known strategies that apply to PROGRAM on a mesh with the plan that the search finds.
 
-    With --confirm all of them are compiled, and the best is the best by the compiler's figures. Exit code 0: at least
+    With --confirm N all of them are compiled, and the best is the best by the compiler's figures. Exit code 0: at least
     one plan fits in memory and keeps every --subject-to; 3: none does.
     """
     options.refuse_both(quiet, verbose)
@@ -51,13 +51,13 @@ def compare(
     from toast_cli.report.html import pages
     from toast_cli.report.model import write_json
 
-    if request.confirm:
+    if request.confirm > 0:
         compiler_for(load_spec(mesh), request.confirm_with)  # whether it can be asked, before the search
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(replace(request, confirm=0, top=request.wanted), progress)
         found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or (), outcome.strategies)
         found = with_contender(found, outcome.annotated, outcome.evaluator)
-        if request.confirm:
+        if request.confirm > 0:
             named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
             tell = None if quiet else say_confirmed
             plans = outcome.plans[: request.confirm]

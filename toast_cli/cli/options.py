@@ -15,7 +15,7 @@ from toast_cli.base.files import Format as Format
 from toast_cli.errors import UsageError
 from toast_cli.option_values import make_request as make_request
 from toast_cli.option_values import one_of, whole_number
-from toast_cli.request import DEFAULTS, OPTIONS, Ask, Option, OptionKind
+from toast_cli.request import DEFAULTS, OPTIONS, Option, OptionKind
 
 Command = TypeVar("Command", bound=Callable[..., int])
 
@@ -39,9 +39,9 @@ def file(text: str, *flags: str) -> Any:
     return typer.Option(*flags, metavar="FILE", help=text)
 
 
-def words(kind: type[StrEnum], flag: str, text: str, variable: str | None = None) -> Any:
+def words(kind: type[StrEnum], flag: str, text: str) -> Any:
     """An option that takes one of several words."""
-    return typer.Option(flag, parser=one_of(kind, flag), metavar=metavar(kind), help=text, envvar=variable)
+    return typer.Option(flag, parser=one_of(kind, flag), metavar=metavar(kind), help=text)
 
 
 def spec(text: str) -> Any:
@@ -115,7 +115,9 @@ def _parameter(name: str, default: Any, unset: bool) -> inspect.Parameter:
 
 def _declared(one: Option, text: str) -> Any:
     if isinstance(one.kind, type):
-        return words(one.kind, one.flag, text, "TOAST_ASK" if one.kind is Ask else None)
+        return words(one.kind, one.flag, text)
+    if one.kind is OptionKind.PLANS:
+        return typer.Option(one.flag, metavar=one.metavar, help=text, envvar="TOAST_CONFIRM")
     if one.kind is OptionKind.WHOLE:
         return typer.Option(one.flag, parser=whole_number(one.least, one.flag), metavar=one.metavar, help=text)
     spellings = (one.flag, one.also) if one.also else (one.flag,)

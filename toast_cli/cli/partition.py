@@ -15,7 +15,7 @@ from toast_cli.cli.options import Annotate
 from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say, say_confirmed
 from toast_cli.cli.verify import judge_of, verify_outcome
 from toast_cli.errors import UsageError
-from toast_cli.request import Ask, CompilerName
+from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
     from toast_cli.report.model import Report
@@ -26,10 +26,10 @@ LEFT_OUT = "shardings of arguments and results only, the compiler finds the othe
 
 
 @options.with_options(
-    *("top", *options.CONFIRMING, "ask", *options.PLANNING, *options.REWRITING),
+    *("top", *options.CONFIRMING, *options.PLANNING, *options.REWRITING),
     *("strategy", "plan", "complete", "kernels", "names", "frames"),
     before="quiet",
-    ask=Ask.auto.value,
+    confirm="auto",
 )
 @without_cycle_collection()
 def partition(

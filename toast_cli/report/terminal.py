@@ -212,7 +212,7 @@ def verdict(report: Report) -> RenderableType | None:
     return Text(
         f"? may not fit: the predicted peak is {format_percent(predicted.peak_bytes / predicted.limit_bytes)} of the "
         f"limit, and one program of this kind in ten needs over {format_percent(predicted.peak_error)} more than is "
-        f"predicted; --ask always asks the compiler",
+        f"predicted; --confirm 1 asks the compiler",
         style.WARNING,
     )
 

@@ -1,186 +1,220 @@
-"""Chooses program rewrites where no plan fits, or where one is faster.
+"""Chooses the variant of a program whose plan is taken: as the user wrote it, or rewritten so that it fits in memory.
 
-In: the best `Variant` of a program, and a search of other programs. Out: the best `Variant` of all.
+A rewrite is a rematerialisation policy and a number of microbatches, and on TPUs the offloading of residuals beside it.
+`Candidates` tries rewrites in one order: the fewest microbatches first, and with as many of them the most recomputation
+first. The next one tried is the first that is expected to need little enough memory, recomputes less than all that fit,
+and follows none with as many microbatches that does not fit. The trials end with the number of microbatches after the
+first with which one fits. Of all that fit, the best by the user's goal is taken.
+
+In: the variants as the user asks for them. Out: a `Variant` that is predicted to fit, or where a compiler refuses that
+one, another that needs less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 
+from toast_cli.dimensions import Dimensions
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source
+from toast_cli.plan.saved import saved_plan
 from toast_cli.price.cost import Cost
 from toast_cli.program.model import Program
 from toast_cli.program.quantities import format_bytes
 from toast_cli.program.roles import WEIGHTS, argument_roles
 from toast_cli.program.values import is_transfer, recomputed_parts
-from toast_cli.request import Offload, Recompute
+from toast_cli.request import Effort, Fit, Offload, Recompute
 from toast_cli.rewrite import batch_parts, with_microbatches, with_offload, with_recompute
-from toast_cli.rewrite.variants import PARTED, Variant
+from toast_cli.rewrite.variants import (
+    PARTED,
+    Progress,
+    SearchSpace,
+    Variant,
+    analysed,
+    search_variants,
+    with_uneven_shards,
+)
+from toast_cli.search.run import PLANS
 
-# Plans that tell about how long a variant's step is and how much memory it needs: the best plan of another variant, the
-# strategies, and what local search makes of the best of these.
-GLANCE = 60
-# A variant that needs at most this much of the memory at a glance is searched with so many plans.
-_NEAR, _LONGER = 1.1, 500
-# Plans with which the chosen variant is searched, at most. They begin at a good one.
-LAST = 1500
-# A variant is left out where it would need more of the memory than this if microbatches divided all but arguments and
-# sums of gradients.
-_HOPELESS = 1.1
-# More microbatches are tried while twice as many need at most this share of the memory.
-_WORTH_MORE = 0.98
-
+# Plans with which a variant is searched, at medium effort: at first (the best plan of another variant, the strategies,
+# and what local search makes of the best of these); where it nearly fits; and where it is chosen.
+_GLANCE, _LONGER, _LAST = 60, 500, 1500
+# A variant nearly fits if it needs at most this much of the memory. It is not tried if it is expected to need more.
+_NEAR = 1.1
 # Offloading variants that are tried, at most.
 _OFFLOADED = 3
-
-# Searches a variant of the program from the plan of another one: at most so many plans, or to the end.
-Search = Callable[[Source, Variant, int | None], Variant]
-
-
-def made_to_fit(best: Variant, search: Search, room: float = inf, last: int | None = LAST) -> Variant:
-    """The variant with rematerialisation, microbatches, offloading, several of these or none, that fits in memory and
-    is best by the user's goal: one that surely fits, unless one that may not fit is much faster (see
-    `memory_fit.RISK`). A notice states its gain, and what surely fits in its place. If none fits, returns `best`, which
-    does not fit either, with a notice that says why.
-
-    Args:
-        room: bytes that a plan may need where that is less than the memory limit: a compiler refused `best`.
-        last: plans with which the chosen variant is searched, at most; None: as many as the program as written.
-    """
-    if best.result.stopped == "interrupted":
-        return best
-    refused, room = room < inf, min(room, best.allowed_bytes)  # a compiler refused `best`, whatever is predicted
-    trials = _Trials(best, search, min(room, best.surely_fitting_bytes))
-    sure = trials.fitting()
-    sure += trials.offloading(min((one.result.cost.step_seconds for one in sure), default=inf))
-    whys = list(trials.whys)
-    if not sure and not trials.interrupted:
-        trials.room = room
-        trials.fitting()
-    trials.room = room
-    reference = best.evaluator.cost(())
-
-    def reward(one: Variant) -> float:
-        return one.reward(one.result.plan, one.result.cost, reference)
-
-    taken = max(filter(trials.fits, trials.tried[refused:]), key=reward, default=None)
-    if taken is None or (taken is best and not sure):
-        what = "cannot be made to fit" if taken is None else "cannot be made to fit for sure"
-        notice = f"{what}: {'; '.join(dict.fromkeys(whys if taken is best else trials.whys))}"
-        best = replace(best, source=replace(best.source, notices=(notice, *best.source.notices)))
-        return _interrupted(best) if trials.interrupted else best
-    if taken is not best:
-        if taken.result.stopped == "iterations" and not trials.interrupted:
-            whole = search(taken.source, taken, last)
-            taken = whole if trials.fits(whole) else taken
-        taken = _noted(taken, "made to fit", taken, best, "the best plan as written")
-    if sure and not taken.surely_fits:
-        taken = _noted(taken, "surely fits", max(sure, key=reward), taken, "this plan")
-    return _interrupted(taken) if trials.interrupted else taken
+# Where a compiler refuses a rewritten program, the next one needs at most this fraction of its predicted memory. That
+# many follow, at most.
+_LESS, ATTEMPTS = 0.95, 3
 
 
-def _interrupted(variant: Variant) -> Variant:
-    """The variant, so that no further search follows it."""
-    return replace(variant, result=replace(variant.result, stopped="interrupted"))
-
-
-class _Trials:
-    """Tries variants of a program: one of the rematerialisation policies and a number of microbatches.
+class Candidates:
+    """The variants of a program that a run looks at, each with the best plan of its search.
 
     Attributes:
-        room: bytes that a variant may need. tried: variants so far. whys: why those that do not fit do not.
-        interrupted: whether the user ended it.
+        rewrites: whether toast may rewrite the program. room: bytes that a variant may need. tried: variants that are
+            searched, the user's own first. whys: why those that do not fit do not. interrupted: whether the user ended
+            a search.
     """
 
-    def __init__(self, best: Variant, search: Search, room: float) -> None:
-        self._source, self._search, self._last = best.source, search, best
-        self.room, self.tried = room, [best]
-        self.whys: list[str] = []
-        self.interrupted = False
+    def __init__(self, variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> None:
+        request = space.request
+        chosen = space.saved or request.microbatches or request.recompute or request.offload
+        self.rewrites = request.fit != Fit.as_written and not chosen
+        self._space, self._tell = space, tell
+        self._own, *self._others = search_variants(variants, replace(space, gives_up=self.rewrites), tell)
+        self._source, self._last = self._own.source, self._own
+        self.room, self._limit = inf, inf
+        self.tried, self.whys = [self._own], list[str]()
+        self.interrupted = self._own.result.stopped == "interrupted"
+        self._refused = set[str]()  # options of variants that a compiler refused
+        self._policies = _policies(self._source.program)
+        self._programs: dict[int, Source | None] = {0: self._source}  # number of a policy -> the program under it
         self._looked: dict[tuple[int, int], Variant | None] = {}  # number of a policy, of microbatches -> its variant
-        self._programs: dict[int, Source | None] = {0: best.source}  # number of a policy -> the program under it
-        self._costs: dict[int, Cost] = {0: best.result.cost}  # number of a policy -> cost without microbatches
-        program = best.source.program
-        self._policies = _policies(program)
-        names, roles = argument_roles(program)
-        sizes = [
-            (names[role], program.values[it.value].bytes) for it, role in zip(program.arguments, roles, strict=True)
-        ]
-        weights = sum(size for name, size in sizes if name == WEIGHTS)
-        self._sums = 1.0 + weights / max(1, sum(size for _, size in sizes))  # arguments and gradients, over arguments
+        # number of a policy -> number of microbatches -> cost
+        self._costs: dict[int, dict[int, Cost]] = {0: {1: self._own.result.cost}}
 
-    def fits(self, one: Variant) -> bool:
+    def best(self, decides: Callable[[Variant], bool]) -> tuple[Variant, list[Variant]]:
+        """The variant that is best by prediction, and others that a compiler may prefer.
+
+        decides: whether a compiler will say if a variant fits; the program is then not rewritten yet.
+        """
+        best = self._own
+        if self.rewrites and not best.surely_fits and not decides(best):
+            best = self._made_to_fit()
+        if best.result.stopped == "hopeless":
+            best = self._search(best.source, best, None)
+        if self.rewrites and self._space.request.fit == Fit.fastest and best.result.fits and not _ended(best):
+            best = self._made_faster(best)
+        return best, self._others if options_of(best.source) == options_of(self._source) else []
+
+    def lighter_than(self, refused: Variant) -> Variant:
+        """The best variant that needs less memory than one that a compiler refused; that one, with a notice that says
+        why, if there is none."""
+        options = options_of(refused.source)
+        self._refused.add(options)
+        self._limit = min(self._limit, refused.surely_fitting_bytes)
+        if options:
+            self._limit = min(self._limit, _LESS * refused.result.cost.peak_bytes)
+        lighter = self._made_to_fit()
+        if lighter.evaluator is not self._own.evaluator:
+            return lighter
+        notices = tuple(dict.fromkeys((*lighter.source.notices, *refused.source.notices)))
+        return replace(refused, source=replace(refused.source, notices=notices))
+
+    def _search(self, source: Source, like: Variant, plans: int | None) -> Variant:
+        """A variant's best plan: of so many with medium effort on the mesh of `like`, or of as many as the user asks
+        for on all meshes. The plan of `like` is tried first."""
+        space, request = self._space, self._space.request
+        meshes = space.meshes
+        if plans is not None:
+            most, effort = request.iterations or PLANS[request.effort], PLANS[request.effort] / PLANS[Effort.medium]
+            meshes, plans = [like.evaluator.problem.mesh], min(int(max(1.0, effort) * plans), most)
+            request = replace(request, iterations=plans)
+        variant = analysed(source, space.meshes)
+        if source.program.parted and not request.even:
+            variant = with_uneven_shards(variant, space.meshes)
+        few = plans is not None and plans <= _GLANCE
+        start = saved_plan(like.evaluator.problem, like.result.plan)
+        space = SearchSpace(request, meshes, space.tactics, start=start, tree=not few)
+        return search_variants([variant], space, self._tell)[0]
+
+    def _made_to_fit(self) -> Variant:
+        """The variant that fits in `_limit` and is best by the user's goal: one that surely fits, unless one that may
+        not fit is much faster (see `memory_fit.RISK`). A notice states its gain, and what surely fits in its place. If
+        none fits, the user's own, which does not fit either, with a notice that says why."""
+        own, allowed = self._own, min(self._limit, self._own.allowed_bytes)
+        if self.interrupted:
+            return own
+        self.room = min(allowed, own.surely_fitting_bytes)
+        sure = self._fitting()
+        sure += self._offloading(min((one.result.cost.step_seconds for one in sure), default=inf))
+        whys = list(self.whys)
+        if not sure and not self.interrupted:
+            self.room = allowed
+            self._fitting()
+        self.room = allowed
+        reference = own.evaluator.cost(())
+
+        def reward(one: Variant) -> float:
+            return one.reward(one.result.plan, one.result.cost, reference)
+
+        open_to_choice = [one for one in self.tried if options_of(one.source) not in self._refused]
+        taken = max(filter(self._fits, open_to_choice), key=reward, default=None)
+        if taken is None or (taken is own and not sure):
+            what = "cannot be made to fit" if taken is None else "cannot be made to fit for sure"
+            notice = f"{what}: {'; '.join(dict.fromkeys(whys if taken is own else self.whys))}"
+            own = replace(own, source=replace(own.source, notices=(notice, *own.source.notices)))
+            return self._as_ended(own)
+        if taken is not own:
+            if taken.result.stopped == "iterations" and not self.interrupted:
+                whole = self._search(taken.source, taken, _LAST if len(self._space.meshes) == 1 else None)
+                taken = whole if self._fits(whole) else taken
+            taken = _noted(taken, "made to fit", taken, own, "the best plan as written")
+        if sure and not taken.surely_fits:
+            taken = _noted(taken, "surely fits", max(sure, key=reward), taken, "this plan")
+        return self._as_ended(taken)
+
+    def _as_ended(self, variant: Variant) -> Variant:
+        """The variant, so that no further search follows it if the user ended one."""
+        return replace(variant, result=replace(variant.result, stopped="interrupted")) if self.interrupted else variant
+
+    def _fits(self, one: Variant) -> bool:
         return one.result.fits and one.result.cost.peak_bytes <= self.room
 
-    def fitting(self) -> list[Variant]:
-        """Variants that fit: with the fewest microbatches with which any does, and with the next number of them those
-        that recompute less."""
-        parts, least = batch_parts(self._source), inf
+    def _fitting(self) -> list[Variant]:
+        """Variants that fit, after trying rewrites in the order that this file's docstring tells."""
+        parts = self._batch_parts
         numbers = (1,) if isinstance(parts, str) else (1, *parts)
-        for before, number, following in zip((1, *numbers), numbers, (*numbers[1:], None), strict=False):
-            one = self._of_least_memory(number)
-            if one is not None and self.fits(one[1]):
-                return self._faster(one, number, following)
-            if one is None:
-                continue
-            peak, ratio = one[1].result.cost.peak_bytes, number / before
-            if peak <= self.room:
-                self.whys.append(f"with {options_of(one[1].source)} it breaks a --subject-to bound")
-                return []
-            self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one[1].source)}")
-            at_best = (ratio * peak - least) / (ratio - 1) if least < inf else 0.0  # linear in the size of a part
-            if self.interrupted or peak > _WORTH_MORE * least or at_best > _NEAR * self.room:
-                return []
-            least = peak if number > 1 else inf
-        if isinstance(parts, str):
+        fit: list[Variant] = []
+        lightest, least = len(self._policies), inf
+        for number in numbers:
+            is_last = bool(fit)
+            for k in reversed(range(number == 1, lightest)):
+                near = self._expected_bytes(k, number) <= _NEAR * self.room
+                one = self._looked_at(k, number, patient=not fit) if near and not self.interrupted else None
+                if one is not None and self._fits(one):
+                    fit, lightest = [*fit, one], k
+                elif one is not None and fit:
+                    break
+                elif one is not None:
+                    peak = one.result.cost.peak_bytes
+                    if peak <= self.room:
+                        self.whys.append(f"with {options_of(one.source)} it breaks a --subject-to bound")
+                        return []
+                    self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
+                    if peak >= least:  # more microbatches do not help
+                        return []
+                    least = peak if number > 1 else inf
+                    break
+            if is_last or self.interrupted:
+                return fit
+        if not fit and isinstance(parts, str):
             self.whys.append(f"--microbatches: {parts}")
-        elif least == inf and not any("--microbatches" in why for why in self.whys):
+        elif not fit and least == inf and not any("--microbatches" in why for why in self.whys):
             needed = min(self._expected_bytes(k, numbers[-1]) for k in self._costs)
             self.whys.append(f"with --microbatches {numbers[-1]} it would need about {format_bytes(needed)}")
-        return []
+        return fit
 
-    def _of_least_memory(self, number: int) -> tuple[int, Variant] | None:
-        """The policy that needs least memory with so many microbatches, and its variant; None if none is near."""
-        policies = [k for k in range(len(self._policies)) if number > 1 or k]
-        for k in sorted(policies, key=lambda k: (k not in self._costs, self._expected_bytes(k, number), -k)):
-            if self._expected_bytes(k, number) <= _HOPELESS * self.room:
-                one = self._looked_at(k, number)
-                if one is None:
-                    continue
-                near = one.result.cost.peak_bytes <= _NEAR * self.room
-                if near and not self.fits(one) and not self.interrupted:
-                    one = self._looked[k, number] = self._searched(one.source, one, _LONGER) or one
-                return k, one
-        return None
+    @cached_property
+    def _batch_parts(self) -> Sequence[int] | str:
+        return batch_parts(self._source)
 
-    def _faster(self, first: tuple[int, Variant], number: int, following: int | None) -> list[Variant]:
-        """The variants that fit, where `first` is the first that does: also those with as many microbatches that
-        recompute less, down to the first that does not fit, and those with the next number of microbatches that
-        recompute still less, from the first that is not slower."""
-        found = [first[1]]
-        lightest = first[0]
-        for k in range(first[0] - 1, -1 if number > 1 else 0, -1):
-            one = None if self.interrupted else self._looked_at(k, number)
-            if one is not None and not self.fits(one):
-                break
-            if one is not None:
-                found, lightest = [*found, one], k
-        for k in range(lightest) if following else ():
-            one = None if self.interrupted else self._looked_at(k, following or number)
-            if one is not None and one.result.cost.step_seconds >= min(it.result.cost.step_seconds for it in found):
-                break
-            if one is not None and self.fits(one):
-                return [*found, one]
-        return found
+    def _looked_at(self, k: int, number: int, *, patient: bool) -> Variant | None:
+        """The variant under a policy with so many microbatches, after a few plans; None if there is none.
 
-    def _looked_at(self, k: int, number: int) -> Variant | None:
-        """The variant under a policy with so many microbatches, after a few plans; None if there is none."""
+        patient: whether more plans follow if it nearly fits.
+        """
         if (k, number) not in self._looked:
             self._looked[k, number] = self._glanced_at(k, number)
-        return self._looked[k, number]
+        one = self._looked[k, number]
+        nearly = one is not None and not self._fits(one) and one.result.cost.peak_bytes <= _NEAR * self.room
+        if one is not None and nearly and patient and not self.interrupted:
+            one = self._looked[k, number] = self._searched(one.source, one, _LONGER) or one
+        return one
 
     def _glanced_at(self, k: int, number: int) -> Variant | None:
         program = self._program(k)
@@ -193,28 +227,64 @@ class _Trials:
         one = self._searched(variant, self._last)
         if one is not None:
             self._last = one
-            if number == 1:
-                self._costs[k] = one.result.cost
+            self._costs.setdefault(k, {})[number] = one.result.cost
         return one
 
-    def _searched(self, variant: Source, like: Variant, plans: int = GLANCE) -> Variant | None:
+    def _searched(self, variant: Source, like: Variant, plans: int = _GLANCE) -> Variant | None:
         """The `Variant` found with so many plans; None if what the user asks for does not apply to it."""
         try:
             one = self._search(variant, like, plans)
         except UsageError as error:
             self.whys.append(f"{options_of(variant)}: {error.where}: {error.what}")
             return None
-        self.interrupted = one.result.stopped == "interrupted"
+        self.interrupted = _ended(one)
         self.tried.append(one)
         return one
 
-    def offloading(self, seconds: float) -> list[Variant]:
+    def _program(self, k: int) -> Source | None:
+        policy = self._policies[k]
+        if k not in self._programs and policy is not None:
+            made = with_recompute(self._source, policy)
+            self._programs[k] = None if isinstance(made, str) else made
+            if isinstance(made, str):
+                self.whys.append(f"--recompute {policy}: {made}")
+        return self._programs[k]
+
+    def _expected_bytes(self, k: int, number: int) -> float:
+        """About the least peak under a policy with so many microbatches. It is linear in the size of a microbatch:
+        through the peaks with the last two numbers of them, or if there are none, arguments, sums of gradients and a
+        part of the rest. A policy that is not searched yet may need as little as any other."""
+        costs = self._costs.get(k, {})
+        if 1 not in costs:
+            known = (other for other, measured in self._costs.items() if 1 in measured)
+            return 0.0 if number == 1 else min(self._expected_bytes(other, number) for other in known)
+        if number in costs:
+            return costs[number].peak_bytes
+        split = sorted(set(costs) - {1})
+        if len(split) > 1:
+            (few, more), (peak, lower) = split[-2:], (costs[n].peak_bytes for n in split[-2:])
+            fixed = (more * lower - few * peak) / (more - few)
+            return fixed + more * (lower - fixed) / number
+        return self._sums * costs[1].argument_bytes + (costs[1].peak_bytes - costs[1].argument_bytes) / number
+
+    @cached_property
+    def _sums(self) -> float:
+        """Bytes of arguments and of the sums of gradients, over those of arguments."""
+        program = self._source.program
+        names, roles = argument_roles(program)
+        sizes = [
+            (names[role], program.values[it.value].bytes) for it, role in zip(program.arguments, roles, strict=True)
+        ]
+        weights = sum(size for name, size in sizes if name == WEIGHTS)
+        return 1.0 + weights / max(1, sum(size for _, size in sizes))
+
+    def _offloading(self, seconds: float) -> list[Variant]:
         """A variant that fits only because it offloads residuals, with a step of less than `seconds`, if there is one:
         a tried one that does not fit, those with the shortest step first."""
-        chip = self._last.evaluator.problem.mesh.chip
+        chip = self._own.evaluator.problem.mesh.chip
         if chip.platform != "tpu" or not chip.host_bytes_per_second or self.interrupted:
             return []
-        tried = [one for one in self.tried if not self.fits(one) and one.result.cost.step_seconds < seconds]
+        tried = [one for one in self.tried if not self._fits(one) and one.result.cost.step_seconds < seconds]
         found: list[Variant] = []
         for like in sorted(tried, key=lambda one: one.result.cost.step_seconds):
             variant = with_offload(like.source, Offload.residuals)
@@ -227,30 +297,32 @@ class _Trials:
             self.whys.append(f"it needs {format_bytes(one.result.cost.peak_bytes)} with {options_of(variant)}")
             if self.interrupted or len(found) == _OFFLOADED:
                 break
-        return [one for one in found if self.fits(one)]
+        return [one for one in found if self._fits(one)]
 
     def _least_transfer_seconds(self, source: Source) -> float:
         """Seconds of a program's transfers where all arrays are split over all devices."""
-        program, mesh = source.program, self._last.evaluator.problem.mesh
+        program, mesh = source.program, self._own.evaluator.problem.mesh
         moved = sum(op.trips * program.values[op.results[0]].bytes for op in program.ops if is_transfer(op))
         return moved / mesh.devices / mesh.chip.host_bytes_per_second
 
-    def _program(self, k: int) -> Source | None:
-        policy = self._policies[k]
-        if k not in self._programs and policy is not None:
-            made = with_recompute(self._source, policy)
-            self._programs[k] = None if isinstance(made, str) else made
-            if isinstance(made, str):
-                self.whys.append(f"--recompute {policy}: {made}")
-        return self._programs[k]
+    def _made_faster(self, best: Variant) -> Variant:
+        """The variant that keeps products with weights and recomputes all else, if it fits and is faster; else `best`.
+        What attention computes for each pair of tokens is so large that XLA gains nothing by keeping it."""
+        program = best.source.program
+        if program.recompute or program.microbatches > 1:
+            return best
+        variant = with_recompute(best.source, Recompute.all_but_weight_products)
+        found = best if isinstance(variant, str) else self._search(variant, best, None)
+        reference = best.evaluator.cost(())
+        worth, known = (one.reward(one.result.plan, one.result.cost, reference) for one in (found, best))
+        return (
+            _noted(found, "made faster", found, best, "the best plan as written") if worth >= known + PARTED else best
+        )
 
-    def _expected_bytes(self, k: int, parts: int) -> float:
-        """About the least peak under a policy with so many microbatches: arguments, the sums of gradients, and a part
-        of the rest. A policy that is not searched yet may need as little as any other."""
-        if k not in self._costs:
-            return 0.0 if parts == 1 else min(self._expected_bytes(known, parts) for known in self._costs)
-        arguments, peak = self._costs[k].argument_bytes, self._costs[k].peak_bytes
-        return peak if parts == 1 else self._sums * arguments + (peak - arguments) / parts
+
+def _ended(variant: Variant) -> bool:
+    """True if the user ended the search."""
+    return variant.result.stopped == "interrupted"
 
 
 def _policies(program: Program) -> tuple[Recompute | None, ...]:
@@ -258,19 +330,6 @@ def _policies(program: Program) -> tuple[Recompute | None, ...]:
     kinds = zip(program.ops, recomputed_parts(program), strict=True)
     already = any(part and op.kind.matrix_unit for op, part in kinds)  # the other policies would keep products
     return (None, Recompute.all) if already else (None, *Recompute)
-
-
-def made_faster(best: Variant, search: Search) -> Variant:
-    """The variant that keeps products with weights and recomputes all else, if it fits and is faster; else `best`. What
-    attention computes for each pair of tokens is so large that XLA gains nothing by keeping it."""
-    program = best.source.program
-    if program.recompute or program.microbatches > 1:
-        return best
-    variant = with_recompute(best.source, Recompute.all_but_weight_products)
-    found = best if isinstance(variant, str) else search(variant, best, None)
-    reference = best.evaluator.cost(())
-    worth, known = (one.reward(one.result.plan, one.result.cost, reference) for one in (found, best))
-    return _noted(found, "made faster", found, best, "the best plan as written") if worth >= known + PARTED else best
 
 
 def options_of(source: Source) -> str:
