@@ -37,9 +37,9 @@ import zstandard
 
 from benchmarks.common import note
 from benchmarks.corpus import PLANS, PROGRAMS, SLICES, Loaded, fingerprint, load_case, plan_of, store
-from toast_cli.ask_xla.ahead import AheadFacts, compile_ahead, target_of
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import collectives_in
+from toast_cli.ask_xla.compile import Answer, compile_for, target_of
 from toast_cli.emit import Written, write
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
@@ -113,7 +113,7 @@ def name_of(point: Point) -> str:
 def measure(loaded: Loaded, plan: Plan, keep: Path | None = None) -> Point:
     """What XLA:TPU makes of a plan; the compiled text goes to `keep`."""
     written = write(loaded.source, lower(loaded.problem, plan), "bytecode")
-    facts = compile_ahead(written.content, "stablehlo", target_of(loaded.spec))
+    facts = compile_for(written.content, "stablehlo", target_of(loaded.spec))
     point: Point = {"ops": loaded.source.program.source_op_count, "astray": astray_values(written)}
     if isinstance(facts, Failure):
         return point | failed(facts)
@@ -128,7 +128,7 @@ def astray_values(written: Written) -> int:
     return sum(int(text.split()[0]) for text in written.notes if "elsewhere than planned" in text)
 
 
-def figures(facts: AheadFacts, loaded: Loaded) -> Point:
+def figures(facts: Answer, loaded: Loaded) -> Point:
     mesh = loaded.problem.mesh
     traffic: dict[str, list[float]] = {}
     for collective in collectives_in(facts.hlo_text, mesh.names, mesh.sizes):

@@ -24,8 +24,8 @@ if __name__ == "__main__":
 from benchmarks.calibrate import Point, astray_values, failed, fill, options_of
 from benchmarks.corpus import Loaded
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import target_of
 from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.compile import target_of
 from toast_cli.emit import write
 from toast_cli.hardware import Chip
 from toast_cli.plan.decisions import Plan

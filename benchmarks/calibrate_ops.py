@@ -70,7 +70,7 @@ def compile_cases(chosen: dict[str, Case], chip: str) -> None:
     import jax
     from jax.experimental import topologies
 
-    from toast_cli.ask_xla.ahead import estimated_cycles
+    from toast_cli.ask_xla.compile import estimated_cycles
 
     known = {(row["case"], row["chip"]) for row in stored()}
     kind = {"chip_config_name": "megacore"} if chip in MEGACORE else {}

@@ -28,12 +28,11 @@ if __name__ == "__main__":
 from benchmarks import corpus
 from benchmarks.common import Row, choose, is_tiny, markdown_table, note, put_between, show, write_json
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import Dialect, compile_ahead, target_of
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
+from toast_cli.ask_xla.compile import Dialect, collectives_after_partitioning, compile_for, target_of
 from toast_cli.ask_xla.confirm import seconds_on
 from toast_cli.ask_xla.numbers import compare_numbers
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.ask_xla.schedule import scheduled_time
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.hardware import load_spec
@@ -188,7 +187,7 @@ def compiled_collectives(
     target = target_of(load_spec(job.mesh))
     path = folder / f"{hashlib.sha256(written + target.label.encode()).hexdigest()[:24]}.hlo.zst"
     if not path.exists():
-        compiled = compile_ahead(written, dialect, target, shardy=dialect == "stablehlo", timeout_seconds=MOST_SECONDS)
+        compiled = compile_for(written, dialect, target, shardy=dialect == "stablehlo", timeout_seconds=MOST_SECONDS)
         if isinstance(compiled, Failure):
             return compiled
         folder.mkdir(parents=True, exist_ok=True)

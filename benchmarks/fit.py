@@ -26,8 +26,8 @@ from benchmarks.real.lower import path_of
 from sample_models import block, decoder, moe, resnet50, rnn, scan, ssm, vit
 from sample_models.common import Sample, encode, lower
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import target_of
 from toast_cli.ask_xla.ask_compiler import compiler_for
+from toast_cli.ask_xla.compile import target_of
 from toast_cli.hardware import Spec, load_spec
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.request import Fit, Request

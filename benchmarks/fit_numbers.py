@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.common import Row, show
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import as_stablehlo
+from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.ask_xla.numbers import (
     RUNS,
     ResultError,

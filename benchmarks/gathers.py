@@ -17,8 +17,8 @@ if __name__ == "__main__":
 
 from benchmarks.common import Row, note, show, write_json
 from benchmarks.unsliced import said
-from toast_cli.ask_xla.ahead import compile_ahead, target_of
 from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.compile import compile_for, target_of
 from toast_cli.hardware import load_spec
 from toast_cli.hardware.model import Mesh
 from toast_cli.price.compiled_collectives import stays_slice_gather
@@ -53,7 +53,7 @@ def measure(name: str, over: tuple[str, ...], mib: int) -> Row:
     """One row."""
     spec = load_spec(name)
     mesh = spec.mesh(None)
-    facts = compile_ahead(text_of(mesh, over, mib * 2**20 // (2 * WIDTH)).encode(), "stablehlo", target_of(spec))
+    facts = compile_for(text_of(mesh, over, mib * 2**20 // (2 * WIDTH)).encode(), "stablehlo", target_of(spec))
     found = "" if isinstance(facts, Failure) else facts.hlo_text
     compiled = re.search(r" (all-gather|all-reduce)(-start)?\(", found)
     axes = tuple(mesh.names.index(axis) for axis in over)

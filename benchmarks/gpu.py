@@ -30,9 +30,9 @@ import numpy as np
 from benchmarks.calibrate import FOLDER, Point, peak_bytes, read_points
 from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS, Loaded, fingerprint, plan_of, restore, source_of, store
-from toast_cli.ask_xla.ahead import compile_ahead, target_of
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import collectives_in
+from toast_cli.ask_xla.compile import compile_for, target_of
 from toast_cli.dimensions import analyse
 from toast_cli.emit import write
 from toast_cli.hardware import load_spec
@@ -112,7 +112,7 @@ def load_on(program: str, spec_name: str, folder: Path) -> Loaded:
 def measure(loaded: Loaded, plan: Plan) -> Point:
     """What XLA:GPU makes of a plan."""
     written = write(loaded.source, lower(loaded.problem, plan), "bytecode")
-    facts = compile_ahead(written.content, "stablehlo", target_of(loaded.spec))
+    facts = compile_for(written.content, "stablehlo", target_of(loaded.spec))
     if isinstance(facts, Failure):
         return {"failed": facts.reason[:200]}
     mesh = loaded.problem.mesh

@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.common import Row, show
-from toast_cli.ask_xla.ahead import compile_ahead, target_of
 from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.compile import compile_for, target_of
 from toast_cli.ask_xla.hlo_text import computations
 from toast_cli.hardware import Spec, load_spec
 from toast_cli.price.cost import STREAMED_ROWS
@@ -153,7 +153,7 @@ def lines_of(
     run, arguments = make()
     text = jax.jit(run).lower(*arguments).as_text()
     text = text.replace("mhlo.num_partitions = 1 ", f"mhlo.num_partitions = {spec.devices} ")
-    facts = compile_ahead(text.encode(), "stablehlo", target_of(spec))
+    facts = compile_for(text.encode(), "stablehlo", target_of(spec))
     if isinstance(facts, Failure):
         raise SystemExit(facts.reason)
     bodies, entry = computations(facts.hlo_text)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.common import Row, show
-from toast_cli.ask_xla.ahead import AheadFacts, compile_ahead, target_of
 from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.compile import Answer, compile_for, target_of
 from toast_cli.hardware import load_spec
 from toast_cli.price.layouts import pieces_are_copied
 from toast_cli.price.profiles import find_profile
@@ -87,16 +87,16 @@ def gathered(text: str, devices: int, constraint: str) -> str:
     return f"{head}{mesh}func.func public @main(%arg0: {split},{signature}{{\n    %whole = {constraint}\n{ops}"
 
 
-def compiled(mesh: str, run: Callable[..., Any], *shapes: Any) -> AheadFacts:
+def compiled(mesh: str, run: Callable[..., Any], *shapes: Any) -> Answer:
     import jax
 
     return compiled_text(mesh, jax.jit(run).lower(*shapes).as_text())
 
 
-def compiled_text(mesh: str, text: str) -> AheadFacts:
+def compiled_text(mesh: str, text: str) -> Answer:
     spec = load_spec(mesh)
     text = text.replace("mhlo.num_partitions = 1 ", f"mhlo.num_partitions = {spec.devices} ")
-    facts = compile_ahead(text.encode(), "stablehlo", target_of(spec))
+    facts = compile_for(text.encode(), "stablehlo", target_of(spec))
     if isinstance(facts, Failure):
         raise SystemExit(facts.reason)
     return facts

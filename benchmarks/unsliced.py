@@ -15,8 +15,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import Row, note, show, write_json
-from toast_cli.ask_xla.ahead import compile_ahead, estimated_cycles, target_of
 from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.compile import compile_for, estimated_cycles, target_of
 from toast_cli.hardware import load_spec
 
 WORK = {
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 def microseconds(work: str, case: str, mesh: str) -> float:
     """Of one run on one device, by the compiler's cycles; nan where it compiles nothing."""
     spec = load_spec(mesh)
-    facts = compile_ahead(text_of(work, case).encode(), "stablehlo", target_of(spec))
+    facts = compile_for(text_of(work, case).encode(), "stablehlo", target_of(spec))
     if isinstance(facts, Failure):
         return float("nan")
     return 1e6 * estimated_cycles(facts.hlo_text) / spec.mesh(None).chip.clock_hertz

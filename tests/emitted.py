@@ -16,8 +16,8 @@ from jax import lax
 from programs import Case, arg, case_of
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import as_stablehlo
 from toast_cli.ask_xla.collectives import collectives_in
+from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.frontend import Source

@@ -64,7 +64,7 @@ def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[byte
     from toast_cli.ask_xla.child import work
 
     task, folder = command[-2], Path(command[-1])
-    if "toast_cli.ask_xla.child" not in command or task == "ahead" or asks_a_target(task, folder):
+    if "toast_cli.ask_xla.child" not in command or asks_a_target(task, folder):
         return subprocess.run(command, **settings)
     with one_at_a_time, tempfile.TemporaryFile() as log:
         kept = os.dup(2)
@@ -82,4 +82,4 @@ def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[byte
 
 
 def asks_a_target(task: str, folder: Path) -> bool:
-    return task == "partitioned" and b'"target": null' not in (folder / "request.json").read_bytes()
+    return task == "compile" and b'"platform": "cpu"' not in (folder / "request.json").read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import Dialect
+from toast_cli.ask_xla.compile import Dialect
 from toast_cli.ask_xla.numbers import ORIGINAL, PARTITIONED, input_sets, numbers_task, relative_error, result_types
 from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.frontend import Source

@@ -16,7 +16,7 @@ from programs import SAMPLES
 import toast_cli
 from toast_cli import pipeline
 from toast_cli.ask_xla.ask_compiler import known_strategies
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome
 from toast_cli.plan.decisions import Plan, Replicate

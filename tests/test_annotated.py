@@ -13,9 +13,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from normalised_programs import MESH
 
 from toast_cli import xla
-from toast_cli.ask_xla.annotated import Annotations, AsAnnotated, annotated_mesh, as_annotated, mend
+from toast_cli.ask_xla.annotated import (
+    Annotations,
+    AsAnnotated,
+    Rematerialisation,
+    annotated_mesh,
+    as_annotated,
+    mend,
+    rematerialisations,
+)
+from toast_cli.ask_xla.compile import Answer
 from toast_cli.ask_xla.confirm import seconds_on
-from toast_cli.ask_xla.partitioned import Partitioned, Rematerialisation, rematerialisations
 from toast_cli.cli.app import run
 from toast_cli.frontend import load
 from toast_cli.hardware import Mesh, load_spec
@@ -104,7 +112,7 @@ def test_warnings_are_read() -> None:
         'copy(%sin.1), sharding={devices=[2,1,4]<=[4,2]T(1,0) last_tile_dim_replicate}, metadata={op_name="jit(f)/mul" '
         'source_file="a/model.py" source_line=7}. As the last resort, SPMD will replicate the tensor\n'
     )
-    found = rematerialisations(Partitioned("ENTRY %main () -> f32[] {\n}", 2 * log), ("data", "model"), (4, 2))
+    found = rematerialisations(Answer("ENTRY %main () -> f32[] {\n}", log=2 * log), ("data", "model"), (4, 2))
     assert found == [
         Rematerialisation(
             "bf16", (72, 1024), 147456, (("model",), ()), ((), ("data",)), 2.0, "jit(f)/mul", "model.py:7"

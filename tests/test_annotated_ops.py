@@ -15,7 +15,7 @@ from programs import Case, arg, case_of
 from spmd_cases import differing, wrong_in
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import as_stablehlo
+from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.emit import emit, write
 from toast_cli.emit.misread import misread_ops
 from toast_cli.plan.decisions import Shard

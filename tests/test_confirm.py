@@ -37,6 +37,7 @@ class Table:
     answers: dict[Plan, Compiled]
     label: str = "table"
     identity: tuple[object, ...] = ("table",)
+    knows_memory: bool = True
     asked: list[Plan] = field(default_factory=list)
 
     def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
@@ -255,7 +256,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ("words", "said"),
     [
         (["--confirm-with", "cpu"], "--confirm N"),
-        (["--confirm", "2", "--confirm-with", "gpu"], "makes no programs for v4"),
+        (["--confirm", "2", "--confirm-with", "gpu"], "cannot compile for v4"),
         (["--confirm", "-1"], "--confirm"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import as_stablehlo
+from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.ask_xla.numbers import numbers_task, refuse_effects
 from toast_cli.emit import emit
 from toast_cli.errors import UsageError

@@ -33,8 +33,8 @@ from emitted import (
 from programs import Case, arg, case_of, source_of_text
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import as_stablehlo
 from toast_cli.ask_xla.collectives import collectives_in
+from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.emit import FORMATS, emit, emit_hlo, emit_shardy
 from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.stablehlo import shardy_annotations

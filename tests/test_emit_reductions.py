@@ -11,7 +11,7 @@ from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.emit import emit_shardy
 from toast_cli.emit.hlo import hlo_annotations
 from toast_cli.emit.minimal import choose_annotations

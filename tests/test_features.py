@@ -33,8 +33,8 @@ from feature_programs import (
 from programs import Case
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import as_stablehlo
 from toast_cli.ask_xla.collectives import partitioned_collectives
+from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.plan.decisions import Decision, Plan

@@ -22,7 +22,8 @@ from sweeps import sweep
 
 from benchmarks.law import differing, plans_of, statements
 from toast_cli import xla
-from toast_cli.ask_xla.confirm import Compiled, Partitioner
+from toast_cli.ask_xla.compile import virtual_devices
+from toast_cli.ask_xla.confirm import Compiled, Compiler
 from toast_cli.cli.app import run
 from toast_cli.pipeline import partition
 from toast_cli.request import Request
@@ -266,7 +267,7 @@ def test_the_program_as_it_is_written(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Slow(Partitioner):
+class Slow(Compiler):
     """A compiler to which all programs take as long."""
 
     seconds: float = 1.0
@@ -283,7 +284,8 @@ def test_the_compiler_chooses_between_variants(
     monkeypatch.setenv("TOAST_CACHE", "off")
     answers = list(seconds)
     monkeypatch.setattr(
-        "toast_cli.ask_xla.ask_compiler.compiler_for", lambda *_: lambda mesh: Slow(mesh, seconds=answers.pop(0))
+        "toast_cli.ask_xla.ask_compiler.compiler_for",
+        lambda *_: lambda mesh: Slow(mesh, virtual_devices(8), seconds=answers.pop(0)),
     )
     strategy = "data-parallel:data+megatron:model"
     outcome = partition(Request(wide(tmp_path), "h100-8", "data=2,model=4", strategy=strategy, confirm=2))

@@ -12,7 +12,7 @@ from jax import lax
 from programs import Case, arg, case_of
 from spmd_cases import wrong_in
 
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.emit import emit, write
 from toast_cli.emit.misread import gathered_ops
 from toast_cli.plan.decisions import Plan

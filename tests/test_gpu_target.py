@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from toast_cli.ask_xla import ahead, child
-from toast_cli.ask_xla.ahead import gpu_topology, without_tools
+from toast_cli.ask_xla import child, compile
 from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.compile import gpu_topology, without_tools
 from toast_cli.ask_xla.verdict import Part, Verdict, check_memory
 from toast_cli.cli.app import run
 from toast_cli.errors import MissingExtraError, UsageError
@@ -88,7 +88,7 @@ def test_a_torus_is_no_topology_of_gpus() -> None:
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as error:
-        ahead.target_of(load_spec("h100-8"))
+        compile.target_of(load_spec("h100-8"))
     assert error.value.hint == "pip install '.[gpu]' in a clone of toast"
     assert "jax_cuda12_plugin" in str(error.value)
 
@@ -96,7 +96,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("plugin", ["jax_cuda12_plugin", "jax_cuda13_plugin"])
 def test_with_the_extra(monkeypatch: pytest.MonkeyPatch, plugin: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == plugin else None)
-    target = ahead.target_of(load_spec("a100-16"))
+    target = compile.target_of(load_spec("a100-16"))
     assert (target.platform, target.topology, target.devices) == ("gpu", "1x2x8", 16)
     assert target.config == gpu_target_text(find_preset("A100-80").chip)
 
@@ -125,8 +125,8 @@ def test_other_failures_stay() -> None:
 
 
 def test_memory_beside_the_prediction() -> None:
-    facts = ahead.AheadFacts("HloModule m", 1.5, 600, 500, 400, 300, 1000, 0.0)
-    target = ahead.CompilationTarget("gpu", "1x1x8", 8, chip="H100")
+    facts = compile.Answer("HloModule m", 1.5, 600, 500, 400, 300, 1000, 0.0)
+    target = compile.CompilationTarget("gpu", "1x1x8", 8, chip="H100")
     promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
     part = check_memory(facts, promised)
     assert (part.outcome, target.label) == ("agreed", "H100:1x1x8")
@@ -138,7 +138,7 @@ def test_memory_beside_the_prediction() -> None:
 
 @pytest.mark.parametrize(("temporaries", "peak", "device"), [(50, 1000, 750), (900, 1000, 1000), (0, 650, 650)])
 def test_neither_on_chip_memory_nor_gaps_count(temporaries: int, peak: int, device: int) -> None:
-    facts = ahead.AheadFacts("HloModule m", 1.5, 600, 500, 400, temporaries, peak, 0.0)
+    facts = compile.Answer("HloModule m", 1.5, 600, 500, 400, temporaries, peak, 0.0)
     promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=2000, fits=True)
     assert check_memory(facts, promised).facts["peak_bytes"] == device
 
@@ -182,8 +182,8 @@ def test_the_command_line_says_how_to_get_the_extra(
 def test_a_failed_compilation_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     script = 'echo "NOT_FOUND: Couldn\'t find a suitable version of ptxas. Looked in: a" > $1/error.txt; exit 3'
     monkeypatch.setattr(child, "command_of", lambda task, folder: ["sh", "-c", script, "sh", folder])
-    target = ahead.CompilationTarget("gpu", "1x1x8", 8, chip="H100", config="")
-    failure = ahead.compile_ahead(b"", "stablehlo", target)
+    target = compile.CompilationTarget("gpu", "1x1x8", 8, chip="H100", config="")
+    failure = compile.compile_for(b"", "stablehlo", target)
     assert isinstance(failure, Failure) and "no ptxas" in failure.reason
     promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
     assert check_memory(failure, promised).outcome == "unchecked"
@@ -197,14 +197,14 @@ def test_what_triton_has_no_tiles_for_is_compiled_without_it(monkeypatch: pytest
         asked.append(request["options"])
         return Failure("INTERNAL: Couldn't find output tile sizes that satisfy hlo" if len(asked) == 1 else "no memory")
 
-    monkeypatch.setattr(ahead, "ask", ask)
-    target = ahead.CompilationTarget("gpu", "1x1x8", 8, chip="H100", config="")
-    assert ahead.compile_ahead(b"", "stablehlo", target, options={"a": "1"}) == Failure("no memory")
+    monkeypatch.setattr(compile, "ask", ask)
+    target = compile.CompilationTarget("gpu", "1x1x8", 8, chip="H100", config="")
+    assert compile.compile_for(b"", "stablehlo", target, options={"a": "1"}) == Failure("no memory")
     assert asked == [{"a": "1"}, {"a": "1", "xla_gpu_enable_triton_gemm": "False"}]
 
 
 def test_a_compiler_that_aborts_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "echo 'F1121 04:00:00 1 gpu_compiler.cc:3] Check failed: x > 0' >&2; kill -ABRT $$"
     monkeypatch.setattr(child, "command_of", lambda task, folder: ["sh", "-c", script])
-    failure = ahead.compile_ahead(b"", "stablehlo", ahead.CompilationTarget("gpu", "1x1x8", 8))
+    failure = compile.compile_for(b"", "stablehlo", compile.CompilationTarget("gpu", "1x1x8", 8))
     assert failure == Failure("x > 0", aborted=True)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from toast_cli.ask_xla import verdict
-from toast_cli.ask_xla.ahead import Judge, choose_judge
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.verdict import Part, Verdict
+from toast_cli.ask_xla.verdict import Judge, Part, Verdict, choose_judge
 from toast_cli.errors import MissingExtraError, ToastError, UsageError
 from toast_cli.hardware import Spec, load_spec, parse_spec
 from toast_cli.report.command_tables import print_verdict
@@ -86,7 +85,7 @@ def test_a_program_that_the_real_compiler_does_not_take(
     """Out of memory is a verdict; anything else leaves the partitioner on the CPU, unless the user chose."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     target = choose_judge(TPU, None, "--compiler").target
-    monkeypatch.setattr(verdict, "compile_ahead", lambda *_, **__: Failure(reason))
+    monkeypatch.setattr(verdict, "compile_for", lambda *_, **__: Failure(reason))
     monkeypatch.setattr(verdict, "collectives_after_partitioning", lambda *_: [])
     found = verdict.verify(b"", "stablehlo", {"data": 16}, None, None, Judge(target, by_name=by_name))
     assert found.compiler == compiler

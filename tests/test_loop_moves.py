@@ -16,9 +16,8 @@ from spmd_cases import wrong_in
 from sweeps import sweep
 
 from benchmarks.law import differing, statements
-from toast_cli.ask_xla.ahead import Dialect
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.compile import Dialect, collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import emit
 from toast_cli.emit.minimal import choose_annotations

@@ -17,7 +17,7 @@ from sweeps import sweep
 from benchmarks.law import differing, statements
 from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import emit
 from toast_cli.emit.stablehlo import emit_shardy

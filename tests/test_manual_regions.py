@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.errors import InputError
 from toast_cli.pipeline import Outcome, partition

@@ -379,7 +379,7 @@ def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, tmp_path: Path
 class Refuses:
     """A compiler for which programs fit if they recompute."""
 
-    label, identity = "XLA:TPU", ("test",)
+    label, identity, knows_memory, partitioner = "XLA:TPU", ("test",), True, None
 
     def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
         fits = b"optimization_barrier" in content

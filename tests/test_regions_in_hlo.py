@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 from test_manual_regions import AXES, P, W, X, by_hand, outcome_of, over_one_axis, tensor_parallel
 
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.numbers import compare_numbers
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import emit
 from toast_cli.emit.hlo import gspmd_string

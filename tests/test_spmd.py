@@ -23,7 +23,7 @@ from sweeps import sweep
 
 from benchmarks.spmd import differences, random_plans, random_rows
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.partitioned import after_partitioning
+from toast_cli.ask_xla.compile import compile_for, virtual_devices
 from toast_cli.emit.hlo import emit_spmd_hlo
 from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.errors import UsageError
@@ -215,10 +215,10 @@ def test_the_partitioner_adds_nothing() -> None:
     source, _ = sample("mlp_tiny")
     problem = evaluator_of(source, "h100-8", {"data": 4, "model": 2}).problem
     content = emit_spmd(source, lower(problem, strategies(problem)["fsdp x megatron"]))
-    compiled = after_partitioning(content, "stablehlo", 8)
+    compiled = compile_for(content, "stablehlo", virtual_devices(8))
     assert not isinstance(compiled, Failure), compiled
     for kind in KINDS:
-        there = re.findall(rf"= \S+ {kind.replace('_', '-')}\(", compiled.text)
+        there = re.findall(rf"= \S+ {kind.replace('_', '-')}\(", compiled.hlo_text)
         assert len(there) == len(re.findall(rf'stablehlo\.{kind}"?\(', content.decode())), kind
 
 

@@ -19,8 +19,8 @@ from sweeps import sweep
 from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.numbers import compare_numbers
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.request import Request
 

@@ -59,7 +59,7 @@ def test_a_compiler_that_knows_no_memory_leaves_the_verdict_to_the_prediction() 
 class Says:
     """A compiler that needs so many bytes for every program."""
 
-    label, identity = "XLA:TPU", ("test",)
+    label, identity, knows_memory, partitioner = "XLA:TPU", ("test",), True, None
 
     def __init__(self, peak: int, limit: int) -> None:
         self.peak, self.limit = peak, limit

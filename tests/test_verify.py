@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toast_cli.ask_xla.ahead import estimated_cycles
 from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.compile import estimated_cycles
 from toast_cli.ask_xla.numbers import compare_numbers
 from toast_cli.cli.app import run
 from toast_cli.hardware import load_spec

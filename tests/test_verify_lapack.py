@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from programs import Case, arg, evaluator_of, round_mesh, source_of_text
 
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.emit import emit_shardy
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from toast_cli import xla
 from toast_cli.ask_xla import numbers
-from toast_cli.ask_xla.ahead import Dialect
 from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.compile import Dialect
 from toast_cli.ask_xla.numbers import (
     ORIGINAL,
     PARTITIONED,

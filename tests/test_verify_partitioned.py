@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import PROGRAM, CompilationTarget
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
-from toast_cli.ask_xla.hlo_text import graphs, places
-from toast_cli.ask_xla.partitioned import (
-    PARTITIONED,
-    after_partitioning,
+from toast_cli.ask_xla.compile import (
+    PROGRAM,
+    TEXT,
+    CompilationTarget,
     collectives_after_partitioning,
-    partitioned_task,
+    compile_for,
+    compile_task,
+    virtual_devices,
 )
+from toast_cli.ask_xla.hlo_text import graphs, places
 
 MESH = (("data", "model"), (4, 2))
 DATA, MODEL, BOTH = "{{0,2,4,6},{1,3,5,7}}", "{{0,1},{2,3},{4,5},{6,7}}", "{{0,1,2,3,4,5,6,7}}"
@@ -285,7 +287,8 @@ def test_waiting_without_a_bound() -> None:
 
 
 def test_a_program_that_does_not_compile() -> None:
-    failure = after_partitioning(PRODUCT.replace(b"RESULT", b"").replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 8)
+    wrong = PRODUCT.replace(b"RESULT", b"").replace(b"[1] x [0]", b"[0] x [0]")
+    failure = compile_for(wrong, "stablehlo", virtual_devices(8))
     assert isinstance(failure, Failure)
     assert "contracting" in failure.reason
 
@@ -313,9 +316,9 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(xla, "compile_ahead", compile_ahead)
     monkeypatch.setattr(xla, "tpu_devices", lambda topology, megacore, slices: [topology, megacore, "a third"])
     (tmp_path / PROGRAM).write_bytes(PRODUCT.replace(b"RESULT", b""))
-    target = CompilationTarget("tpu", "v4:1x2x1", 2, megacore=True)
-    request = {"form": "stablehlo", "devices": 8, "shardy": True, "target": asdict(target)}
-    partitioned_task(request, tmp_path)
+    target = CompilationTarget("tpu", "v4:1x2x1", 2, megacore=True, partitions_only=True)
+    request = {"form": "stablehlo", "shardy": True, "target": asdict(target), "options": {}}
+    compile_task(request, tmp_path)
     assert not compiled.is_set()
     answered.set()
     assert asked == {
@@ -323,4 +326,4 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
         "shardy": True,
         "passes": "^(tpu-spmd-partitioning|pipeline-start)$",
     }
-    assert (tmp_path / PARTITIONED).read_text() == "p.after_tpu-spmd-partitioning.before_y"
+    assert (tmp_path / TEXT).read_text() == "p.after_tpu-spmd-partitioning.before_y"

@@ -13,7 +13,7 @@ import pytest
 from programs import source_of
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import as_stablehlo
+from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.emit import emit_hlo, stablehlo, write
 from toast_cli.emit.minimal import ChosenAnnotations
 from toast_cli.emit.shardy import write_shardy

@@ -22,9 +22,9 @@ from statistics import median
 from benchmarks.common import Row, note, show, spearman
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import PROGRAMS, chosen
-from toast_cli.ask_xla.ahead import compile_ahead, target_of
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import collectives_in
+from toast_cli.ask_xla.compile import compile_for, target_of
 from toast_cli.ask_xla.confirm import seconds_on
 from toast_cli.ask_xla.schedule import scheduled_time
 from toast_cli.ask_xla.verdict import compare_traffic
@@ -116,7 +116,7 @@ def measured(outcome: Outcome, plan: Plan, mesh_name: str) -> Row:
         "predicted_peak": cost.peak_bytes,
         "limit": mesh.limit_bytes,
     }
-    facts = compile_ahead(content_of(chosen_plan), "stablehlo", target_of(load_spec(mesh_name)))
+    facts = compile_for(content_of(chosen_plan), "stablehlo", target_of(load_spec(mesh_name)))
     if isinstance(facts, Failure):
         return row | {"failed": facts.reason[:300]}
     walked = scheduled_time(

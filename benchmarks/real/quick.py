@@ -27,11 +27,10 @@ from benchmarks.common import Row, markdown_table, note, put_between, show
 from benchmarks.corpus import fingerprint, restore, searched, store
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import PROGRAMS, chosen
-from toast_cli.ask_xla.ahead import CompilationTarget, compile_ahead, target_of
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective
+from toast_cli.ask_xla.compile import CompilationTarget, collectives_after_partitioning, compile_for, target_of
 from toast_cli.ask_xla.confirm import seconds_on
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
 from toast_cli.ask_xla.schedule import scheduled_time
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.dimensions import analyse
@@ -195,12 +194,12 @@ def ask_peak(content: bytes, _: Source, __: Problem, ___: Plan, spec: Spec, limi
     to the end."""
     start = time.monotonic()
     if spec.chip.platform == "gpu":
-        facts = compile_ahead(content, "stablehlo", target_of(spec), timeout_seconds=limit)
+        facts = compile_for(content, "stablehlo", target_of(spec), timeout_seconds=limit)
         failed = isinstance(facts, Failure)
         told: Point = {"failed": facts.reason[:300]} if failed else {"needed_bytes": facts.peak_bytes}
         return told | {"seconds": round(time.monotonic() - start, 1)}
     options = starved_options(spec.chip)
-    facts = compile_ahead(content, "stablehlo", target_of(spec), options=options, timeout_seconds=limit)
+    facts = compile_for(content, "stablehlo", target_of(spec), options=options, timeout_seconds=limit)
     told = needed(facts.reason) if isinstance(facts, Failure) else {"failed": "compiles in next to no memory"}
     return told | {"seconds": round(time.monotonic() - start, 1)}
 
@@ -209,7 +208,7 @@ def ask_step(content: bytes, _: Source, problem: Problem, __: Plan, spec: Spec, 
     """Seconds of computing by the compiler's cycles, and of communication by the formulas of `cost.collectives`, of
     the compiled program."""
     mesh = problem.mesh
-    facts = compile_ahead(content, "stablehlo", target_of(spec), timeout_seconds=limit)
+    facts = compile_for(content, "stablehlo", target_of(spec), timeout_seconds=limit)
     if isinstance(facts, Failure):
         return {"uncompiled": facts.reason[:300]}
     walked = scheduled_time(

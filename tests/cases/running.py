@@ -16,8 +16,8 @@ from programs import evaluator_of, round_mesh
 from cases import SITUATIONS
 from cases.model import Situation
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import Dialect, as_stablehlo
 from toast_cli.ask_xla.collectives import partitioned_collectives
+from toast_cli.ask_xla.compile import Dialect, as_stablehlo
 from toast_cli.ask_xla.numbers import (
     Runs,
     for_cpu,

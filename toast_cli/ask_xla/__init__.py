@@ -1,10 +1,10 @@
 """Asks XLA: what does it make of a written program, and do its numbers agree?
 
-`ahead` compiles for TPUs and GPUs that are not there, `partitioned` stops after the partitioner, `numbers` runs
-programs on virtual CPU devices; `child` runs each in its own process, so that a compiler that aborts is a verdict.
-`hlo_text`, `collectives` and `schedule` read what came out. `verdict` compares it with what a report promises,
-`confirm` compiles the best plans and `ask_compiler` takes the one that the compiler finds best, and `annotated` prices
-the program under the shardings that it came with.
+`compile_for` (`compile`) is the one question: a program and a target in, an `Answer` or why there is none out, from a
+child process (`child`), so that a compiler that aborts is a verdict. `hlo_text`, `collectives` and `schedule` read the
+answer. `verdict` compares it with what a report promises, `confirm` compiles the best plans, `ask_compiler` takes the
+one that the compiler finds best, and `annotated` prices the program under the shardings that it came with. `numbers`
+runs programs on virtual CPU devices.
 """
 
 from __future__ import annotations

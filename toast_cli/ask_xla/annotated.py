@@ -8,8 +8,9 @@ in it, and is priced like any other.
 from __future__ import annotations
 
 import os
+import re
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,16 +20,17 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
-from toast_cli.ask_xla.confirm import seconds_on
-from toast_cli.ask_xla.partitioned import Axes, Partitioned, Rematerialisation, after_partitioning, rematerialisations
+from toast_cli.ask_xla.collectives import CompiledCollective, name_and_place, partitioned_collectives
+from toast_cli.ask_xla.compile import Answer, collectives_after_partitioning, compile_for, virtual_devices
+from toast_cli.ask_xla.confirm import collective_time, seconds_on
+from toast_cli.ask_xla.hlo_text import array_bytes, graphs, places
 from toast_cli.dimensions import analyse
 from toast_cli.errors import ToastError
 from toast_cli.frontend import Source, load
 from toast_cli.frontend.constraints import KINDS, significant
 from toast_cli.frontend.loading import parse
 from toast_cli.frontend.places import Frame, frames_of
-from toast_cli.frontend.shardings import called_name
+from toast_cli.frontend.shardings import called_name, mesh_axes, read_tiling
 from toast_cli.hardware import Mesh, Spec
 from toast_cli.plan.problem import make_problem
 from toast_cli.plan.reshard import is_even, waypoints
@@ -43,6 +45,28 @@ _BODY = "manual_computation_body"
 _ONE_KIND = {"reduce-scatter": "all-reduce"}
 
 
+Axes = tuple[tuple[str, ...], ...]  # [dimensions] mesh axes that split each, major to minor
+
+
+@dataclass(frozen=True)
+class Rematerialisation:
+    """An array that is resharded from `start` to `end`; None for a sharding that no mesh axes express.
+
+    Attributes:
+        type, shape: of the whole array. bytes: of the whole, which every device holds for a moment. count: in one step,
+            loops counted. name, place: the op that makes it, and its `model.py:12`.
+    """
+
+    type: str
+    shape: tuple[int, ...]
+    bytes: int
+    start: Axes | None
+    end: Axes | None
+    count: float
+    name: str
+    place: str
+
+
 @dataclass(frozen=True)
 class AsAnnotated:
     """Attributes: mesh: of the shardings. collectives: as the partitioner writes them, each with the seconds of all its
@@ -53,7 +77,7 @@ class AsAnnotated:
     cost: Cost
     collectives: tuple[tuple[CompiledCollective, float], ...]
     rematerialised: tuple[Rematerialisation, ...]
-    partitioned: Partitioned
+    partitioned: Answer
 
 
 def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
@@ -73,21 +97,21 @@ def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
 
 def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
     """Partitions a program in any format by its own shardings, and prices the result."""
-    found = after_partitioning(content, "any", mesh.devices)
+    found = compile_for(content, "any", virtual_devices(mesh.devices))
     return found if isinstance(found, Failure) else priced(found, mesh, through)
 
 
-def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
+def priced(found: Answer, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
     """Prices the program of one device: compute and memory by the cost model, communication by its collectives.
     through: see `hlo_text.places`."""
     try:
-        program = load("as annotated", content=found.text.replace(_BODY, "body").encode()).program
+        program = load("as annotated", content=found.hlo_text.replace(_BODY, "body").encode()).program
     except ToastError as error:  # XLA has ops of its own that toast cannot read
         return Failure(f"its program was not read: {error.what}")
     alone = replace(mesh, axes=tuple(replace(axis, size=1, links=()) for axis in mesh.axes))
     evaluator = Evaluator(make_problem(program, analyse(program), alone))
-    sent = partitioned_collectives(found.text, mesh.names, mesh.sizes, through)
-    timed = [(one, _collective_seconds(one, mesh)) for one in sent]
+    sent = partitioned_collectives(found.hlo_text, mesh.names, mesh.sizes, through)
+    timed = [(one, collective_time(mesh, one)) for one in sent]
     communication, uses = sum(seconds for _, seconds in timed), _uses(program, timed, mesh)
     elsewhere = communication - sum(use.seconds for use in uses)
     cost = replace(
@@ -132,18 +156,14 @@ def _uses(program: Program, timed: Sequence[tuple[CompiledCollective, float]], m
     ]  # fmt: skip
 
 
-def _collective_seconds(one: CompiledCollective, mesh: Mesh) -> float:
-    # Compilers combine small collectives later, but not those of different iterations of a loop.
-    return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
-
-
 def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callable[[], AsAnnotated | str]:
     """Partitions in a background thread. The returned function waits for it, and prices in the caller's thread; it
     returns the reason if there is no answer."""
-    answers: list[Partitioned | Failure] = []
+    answers: list[Answer | Failure] = []
+    target = virtual_devices(mesh.devices)
 
     def work() -> None:
-        answers.append(after_partitioning(content, "any", mesh.devices, timeout_seconds=timeout_seconds))
+        answers.append(compile_for(content, "any", target, timeout_seconds=timeout_seconds))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -155,6 +175,47 @@ def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callabl
         return own.reason if isinstance(own, Failure) else own
 
     return answer
+
+
+# ---------------------------------------------------------------- involuntary rematerialisation
+# Finds involuntary full rematerialisations: arrays that XLA's partitioner gathers on every device because it has no
+# better way to reshard them. It warns of each ("[SPMD] Involuntary full rematerialization").
+
+_WARNING = re.compile(
+    r"nvoluntary full rematerialization\. The compiler cannot go from sharding (\{.*?\}) to (\{.*?\}) efficiently "
+    r"for HLO operation %?\S+ = (\w+)\[([\d,]*)\](.*?)\. As the last resort"
+)
+
+
+def rematerialisations(
+    found: Answer, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], through: Collection[str] = ()
+) -> list[Rematerialisation]:
+    """The rematerialisations that the partitioner warned of, the largest first. through: see `places`."""
+    frames = places(found.hlo_text, through)
+    runs: dict[tuple[str, str], float] = {}
+    for graph in graphs(found.hlo_text):
+        for node in graph.nodes.values():
+            key = name_and_place(node.rest, frames)
+            runs[key] = max(graph.runs, runs.get(key, 0.0))
+    alike: Counter[Rematerialisation] = Counter()
+    for warned in _WARNING.finditer(found.log):
+        start, end, element, extents, rest = warned.groups()
+        local = tuple(int(extent) for extent in extents.split(",") if extent)
+        tiling = read_tiling(start)
+        tiles = tiling.tiles if tiling and len(tiling.tiles) == len(local) else (1,) * len(local)
+        lies, needed = (_axes(text, len(local), axis_names, axis_sizes) for text in (start, end))
+        shape = tuple(extent * parts for extent, parts in zip(local, tiles, strict=True))
+        whole = array_bytes(f"{element}[{','.join(map(str, shape))}]")
+        name, place = name_and_place(rest, frames)
+        one = Rematerialisation(element, shape, sum(whole), lies, needed, runs.get((name, place), 1.0), name, place)
+        alike[one] += 1
+    each = [replace(one, count=one.count * times) for one, times in alike.items()]
+    return sorted(each, key=lambda one: -one.bytes * one.count)
+
+
+def _axes(text: str, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
+    tiling = read_tiling(text)
+    return mesh_axes(tiling, rank, names, sizes) if tiling else None
 
 
 # ---------------------------------------------------------------- constraints by source line
@@ -283,11 +344,13 @@ def _numbered(axes: Axes, mesh: Mesh) -> Sharding:
 
 def _route_seconds(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> float:
     """Seconds of communication per device along a route, as XLA partitions it; infinite if it fails."""
-    found = after_partitioning(_program(one, way, mesh).encode(), "stablehlo", mesh.devices)
-    if isinstance(found, Failure):
-        return inf
-    moved = partitioned_collectives(found.text, mesh.names, mesh.sizes)
-    return sum(each.count * seconds_on(mesh, each.kind, each.bytes, each.axes) for each in moved)
+    axes = dict(zip(mesh.names, mesh.sizes, strict=True))
+    moved = collectives_after_partitioning(_program(one, way, mesh).encode(), "stablehlo", axes)
+    return (
+        inf
+        if isinstance(moved, Failure)
+        else sum(each.count * seconds_on(mesh, each.kind, each.bytes, each.axes) for each in moved)
+    )
 
 
 def _program(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> str:

@@ -7,21 +7,18 @@ from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 
-from toast_cli.ask_xla.ahead import CompilationTarget, target_of
+from toast_cli.ask_xla.compile import target_of
 from toast_cli.ask_xla.confirm import (
     NO_LIMITS,
-    AheadOfTime,
     Candidate,
     Compiler,
     Confirmation,
     Confirmer,
     Limits,
-    Partitioner,
     Tell,
     compiled_cost,
     joined,
 )
-from toast_cli.errors import UsageError
 from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec, load_spec
 from toast_cli.plan.decisions import Plan
@@ -86,6 +83,12 @@ def judged(
         plan = answer.taken.plan
         best = replace(best, result=replace(best.result, plan=plan, cost=best.evaluator.exact_cost(plan)))
     return best, joined(answers, names, taken)
+
+
+def compiler_for(spec: Spec, name: str | None) -> CompilerOf:
+    """The compiler for a mesh: the chip's own, or "cpu" for XLA's partitioner alone. Raises as `target_of` does."""
+    target = target_of(spec, name, "--confirm-with")
+    return lambda mesh: Compiler(mesh, target)
 
 
 def compile_plans(
@@ -161,12 +164,6 @@ def search_corrected(
     return again
 
 
-# ---------------------------------------------------------------- the compiler and the written plans
-# Chooses the compiler for a program's plans and writes the plans for it.
-
-COMPILERS = ("tpu", "gpu", "cpu")
-
-
 def confirmer(
     source: Source,
     evaluator: Evaluator,
@@ -178,39 +175,8 @@ def confirmer(
     """A `Confirmer` for a program's plans. screened: True to run XLA's partitioner first."""
     from toast_cli.emit import write  # heavy, and most runs confirm nothing
 
-    problem = evaluator.problem
-
     def emit(plan: Plan) -> bytes:
-        return write(source, lower(problem, plan), "bytecode", "minimal").content
+        return write(source, lower(evaluator.problem, plan), "bytecode", "minimal").content
 
-    quick = screened and not isinstance(compiler, Partitioner)
-    screen = Partitioner(problem.mesh, partitioning_target(compiler)) if quick else None
+    screen = compiler.partitioner if screened else None
     return Confirmer(evaluator, emit, compiler, screen, limits, tell)
-
-
-def partitioning_target(compiler: Compiler) -> CompilationTarget | None:
-    """The target whose partitioner screens for a compiler: XLA:TPU's own, or None (virtual CPU devices) for XLA:GPU."""
-    asked = compiler.target if isinstance(compiler, AheadOfTime) else None
-    return asked if asked and asked.platform == "tpu" else None
-
-
-def compiler_for(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
-    """A function that makes the compiler for a mesh; the chip's own if `name` is None.
-
-    Raises `MissingExtraError` if its package is not installed, `UsageError` if it cannot compile for this chip.
-    """
-    platform = spec.chip.platform if name is None else name
-    if platform not in COMPILERS:
-        raise UsageError(
-            f"unknown compiler {platform!r}", where="--confirm-with", hint=f"choose from {', '.join(COMPILERS)}"
-        )
-    if platform == "cpu":
-        return Partitioner
-    if platform != spec.chip.platform:
-        raise UsageError(
-            f"the compiler for {platform} makes no programs for {spec.chip.name}",
-            where="--confirm-with",
-            hint=f"use --confirm-with {spec.chip.platform}, or cpu",
-        )
-    target = target_of(spec)
-    return lambda mesh: AheadOfTime(mesh, target)

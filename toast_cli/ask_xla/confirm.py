@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from math import inf, prod
 from pathlib import Path
 from statistics import median
-from typing import Literal, Protocol
+from typing import Literal
 
-from toast_cli.ask_xla.ahead import AheadFacts, CompilationTarget, compile_ahead
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
+from toast_cli.ask_xla.compile import CompilationTarget, compile_for, virtual_devices
 from toast_cli.ask_xla.schedule import scheduled_time
 from toast_cli.ask_xla.verdict import out_of_memory
 from toast_cli.base.files import DiskCache, key_of, users_folder
@@ -36,104 +37,71 @@ from toast_cli.price.profiles import find_profile
 from toast_cli.search.incumbent import Objective
 
 # ---------------------------------------------------------------- compilers
-# The available compilers: XLA:TPU or XLA:GPU ahead of time for the real chips, or XLA's partitioner on virtual CPU
-# devices.
-#
-# Everything is compiled in child processes; a crash or a timeout of the compiler is a verdict, not an error.
+# XLA:TPU or XLA:GPU ahead of time for the real chips, or a partitioner alone. A crash or a timeout of the compiler is a
+# verdict, not an error.
 
 _COMPILER_PACKAGES = ("jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 
 
-class Compiler(Protocol):
-    """A compiler for StableHLO programs."""
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Everything besides the program that its answers depend on."""
-
-    def judge(self, content: bytes, timeout_seconds: float) -> Compiled: ...
-
-
 @dataclass(frozen=True)
-class Partitioner:
-    """XLA's partitioner on virtual CPU devices, or that of the compiler for a target: lists the collectives within
-    seconds. Time and memory remain predictions."""
+class Compiler:
+    """A compiler for StableHLO programs for a mesh.
 
-    mesh: Mesh
-    target: CompilationTarget | None = None
-
-    @property
-    def label(self) -> str:
-        return "XLA's partitioner"
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        return ("partitioner", self.target, _versions(), _links(self.mesh))
-
-    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
-        start = time.monotonic()
-        axes = dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
-        found = collectives_after_partitioning(
-            content, "stablehlo", axes, target=self.target, timeout_seconds=timeout_seconds
-        )
-        seconds = time.monotonic() - start
-        if isinstance(found, Failure):
-            return _failed(found, seconds, timeout_seconds)
-        by_kind: dict[str, float] = {}
-        for one in found:
-            # Compilers combine small collectives later, but not those of different iterations of a loop.
-            spent = one.count * seconds_on(self.mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
-            by_kind[one.kind] = by_kind.get(one.kind, 0.0) + spent
-        total = sum(by_kind.values())
-        return Compiled("compiled", "", None, total, total, None, by_kind, seconds)
-
-
-@dataclass(frozen=True)
-class AheadOfTime:
-    """XLA:TPU or XLA:GPU for a machine that need not be present: memory, collectives, and from XLA:TPU cycles and the
-    schedule."""
+    A target's compiler knows memory, collectives, and if it is XLA:TPU's cycles and the schedule. Its partitioner
+    alone, and that of virtual CPU devices, lists the collectives within seconds: time and memory remain predictions.
+    """
 
     mesh: Mesh
     target: CompilationTarget
 
     @property
+    def knows_memory(self) -> bool:
+        return not self.target.partitions_only
+
+    @property
+    def partitioner(self) -> Compiler | None:
+        """The quick one that screens for this one: XLA:TPU's own, or for XLA:GPU that of virtual CPU devices."""
+        own = self.target if self.target.platform == "tpu" else virtual_devices(self.mesh.devices)
+        return Compiler(self.mesh, replace(own, partitions_only=True)) if self.knows_memory else None
+
+    @property
     def label(self) -> str:
-        return f"XLA:{self.target.platform.upper()} {self.target.label}"
+        return (
+            "XLA's partitioner"
+            if self.target.partitions_only
+            else f"XLA:{self.target.platform.upper()} {self.target.label}"
+        )
 
     @property
     def identity(self) -> tuple[object, ...]:
-        return (self.target, _versions(), _links(self.mesh), self.mesh.chip.clock_hertz)
+        """Everything besides the program that its answers depend on."""
+        links = tuple((axis.name, axis.size, axis.links) for axis in self.mesh.axes)
+        return (self.target, _versions(), links, self.mesh.chip.clock_hertz)
 
     def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
         start = time.monotonic()
-        facts = compile_ahead(content, "stablehlo", self.target, timeout_seconds=timeout_seconds)
+        answer = compile_for(content, "stablehlo", self.target, timeout_seconds=timeout_seconds)
         seconds = time.monotonic() - start
-        if isinstance(facts, Failure):
-            return _failed(facts, seconds, timeout_seconds)
-        return self._read(facts, seconds)
-
-    def _read(self, facts: AheadFacts, seconds: float) -> Compiled:
+        if isinstance(answer, Failure):
+            return _failed(answer, seconds, timeout_seconds)
+        if self.target.partitions_only:
+            by_kind: dict[str, float] = {}
+            for one in partitioned_collectives(answer.hlo_text, self.mesh.names, self.mesh.sizes):
+                by_kind[one.kind] = by_kind.get(one.kind, 0.0) + collective_time(self.mesh, one)
+            total = sum(by_kind.values())
+            return Compiled("compiled", "", None, total, total, None, by_kind, seconds)
         mesh = _split_at_networks(self.mesh) if self.target.slices > 1 else self.mesh
-        clock = mesh.chip.clock_hertz if facts.cycles else 0.0
-        found = scheduled_time(
-            facts.hlo_text,
-            mesh.names,
-            mesh.sizes,
-            clock,
-            lambda kind, size, axes: seconds_on(mesh, kind, size, axes),
-        )
+        clock = mesh.chip.clock_hertz if answer.cycles else 0.0
+        time_ = scheduled_time(answer.hlo_text, mesh.names, mesh.sizes, clock, partial(seconds_on, mesh))
         return Compiled(
             "compiled",
             "",
-            found.compute_seconds if clock else None,
-            found.communication_seconds,
+            time_.compute_seconds if clock else None,
+            time_.communication_seconds,
             # Without cycles, the overlap of communication and compute is unknown.
-            found.exposed_seconds if clock else found.communication_seconds,
-            facts.device_bytes,
-            found.by_kind,
+            time_.exposed_seconds if clock else time_.communication_seconds,
+            answer.device_bytes,
+            time_.by_kind,
             seconds,
         )
 
@@ -163,6 +131,12 @@ def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, com
     return collective_seconds(mesh, kind, size, numbers, latency_part=part)
 
 
+def collective_time(mesh: Mesh, one: CompiledCollective) -> float:
+    """Seconds of all runs of a collective of a partitioned program. Compilers combine small collectives later, but not
+    those of different iterations of a loop."""
+    return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
+
+
 def _failed(failure: Failure, seconds: float, timeout_seconds: float) -> Compiled:
     if out_of_memory(failure):
         return Compiled("out of memory", failure.reason, compile_seconds=seconds)
@@ -178,10 +152,6 @@ def _versions() -> tuple[str, ...]:
         except metadata.PackageNotFoundError:
             continue
     return tuple(found)
-
-
-def _links(mesh: Mesh) -> tuple[object, ...]:
-    return tuple((axis.name, axis.size, axis.links) for axis in mesh.axes)
 
 
 # ---------------------------------------------------------------- inputs and outputs
@@ -352,9 +322,7 @@ class Confirmer:
         self._start = time.monotonic()
         self._rows: dict[str, ConfirmedRow] = {}  # by written program, in order of arrival
         problem = self.evaluator.problem
-        self._objective = Objective(
-            problem, self.evaluator.cost(problem.fixed), compiled=not isinstance(self.compiler, Partitioner)
-        )
+        self._objective = Objective(problem, self.evaluator.cost(problem.fixed), compiled=self.compiler.knows_memory)
         rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
         while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:
             best = self._best()

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli import xla
-from toast_cli.ask_xla.ahead import Dialect, as_stablehlo
 from toast_cli.ask_xla.child import Failure, ask
+from toast_cli.ask_xla.compile import Dialect, as_stablehlo
 from toast_cli.frontend import attributes as foreign
 from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE, RAGGED_DOT, RESHAPE, kind_of
 from toast_cli.xla import ir

@@ -7,17 +7,28 @@ for, collectives are those that the partitioner adds. A part that cannot be chec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
-from toast_cli.ask_xla.ahead import AheadFacts, Dialect, Judge, compile_ahead
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
+from toast_cli.ask_xla.compile import (
+    Answer,
+    CompilationTarget,
+    Dialect,
+    collectives_after_partitioning,
+    compile_for,
+    target_of,
+)
 from toast_cli.ask_xla.numbers import compare_numbers, excess
-from toast_cli.ask_xla.partitioned import collectives_after_partitioning
+from toast_cli.errors import InputError, MissingExtraError, UsageError
+from toast_cli.frontend.convert import refuse_left_out
+from toast_cli.frontend.formats import read_bytes
+from toast_cli.frontend.loading import parse
 from toast_cli.frontend.places import op_path
+from toast_cli.hardware import Spec
 from toast_cli.hardware.model import group_size
 from toast_cli.plan.partitioned import CollectiveFacts, Promises
 from toast_cli.program.quantities import format_bytes
@@ -66,6 +77,74 @@ class Verdict:
         }
 
 
+@dataclass(frozen=True)
+class Judge:
+    """target: the machine to compile for; None for virtual CPU devices. unasked: for those, how to use the chips' own
+    compiler, or why it cannot be used; empty if the chips are unknown. by_name: the user chose this compiler."""
+
+    target: CompilationTarget | None = None
+    unasked: str = ""
+    by_name: bool = False
+
+
+def choose_judge(spec: Spec | None, asked: str | None, option: str) -> Judge:
+    """The compiler that checks a program for this machine.
+
+    Args:
+        spec: None if the machine is unknown. asked: "cpu" or the platform of `spec`; None for the default.
+        option: the command-line option that selects a compiler.
+
+    Raises `MissingExtraError` or `UsageError` if the user asks for the chips' own compiler and it cannot be used.
+    """
+    if spec is None:
+        return Judge(by_name=asked is not None)
+    how = f"{option} {spec.chip.platform} asks the real one"
+    try:
+        target = target_of(spec, None if asked == "cpu" else asked, option)
+    except (MissingExtraError, UsageError) as error:
+        if asked not in (None, "cpu"):
+            raise
+        return Judge(None, how if isinstance(error, MissingExtraError) else error.what, asked is not None)
+    return Judge(None, how, True) if asked == "cpu" else Judge(target, "", asked is not None)
+
+
+def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, Dialect, dict[str, int]]:
+    """Content, form and mesh of a program that `toast partition -o` wrote.
+
+    `axes` is the mesh of its report; without it, the program's own `sdy.mesh` is used. Raises `InputError` if there is
+    neither.
+    """
+    from toast_cli import xla
+    from toast_cli.frontend.shardings import meshes_of
+
+    content = read_bytes(path)
+    kind, module = parse(content, path)
+    refuse_left_out(module, path)
+    if kind.startswith("hlo"):
+        if axes is None:
+            raise InputError(
+                "HLO text does not name its mesh", where=path, hint="give the report written with it: --report FILE"
+            )
+        return content, "hlo", axes
+    if axes is None:
+        meshes = [mesh for mesh in meshes_of(module).values() if mesh]
+        if not meshes:
+            raise InputError("the program has no sdy.mesh", where=path, hint="verify what `toast partition -o` wrote")
+        axes = dict(max(meshes, key=lambda mesh: len(dict(mesh))))
+    return xla.write_bytecode(module), "stablehlo", axes
+
+
+def original_bytes(path: str, dims: Sequence[str] = ()) -> bytes:
+    """The original program as MLIR bytecode, normalised as `toast partition` does. dims: sizes of symbolic
+    dimensions."""
+    from toast_cli import xla
+    from toast_cli.frontend import content_of, load
+
+    module = load(path, content=content_of(path, dims)).module
+    refuse_left_out(module, path)
+    return xla.write_bytecode(module)
+
+
 def verify(
     program: bytes,
     form: Dialect,
@@ -83,7 +162,7 @@ def verify(
     """
     target, unasked = judge.target, judge.unasked
     if target is not None:
-        compiled = compile_ahead(program, form, target, shardy=form == "stablehlo")
+        compiled = compile_for(program, form, target)
         found: list[CompiledCollective] | Failure
         if not isinstance(compiled, Failure):
             found = collectives_in(compiled.hlo_text, tuple(axes), tuple(axes.values()))
@@ -166,7 +245,7 @@ def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
     return "disagreed", f"each device sends {format_bytes(compared.compiled_bytes)}: {' and '.join(kept)}"
 
 
-def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> Part:
+def check_memory(compiled: Answer | Failure, promises: Promises | None) -> Part:
     """Compares the peak memory of the real chips' compiler with the promised one."""
     if isinstance(compiled, Failure):
         promised_to_fit = promises is not None and promises.fit != "no"

@@ -15,7 +15,7 @@ from toast_cli.errors import UsageError
 from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
-    from toast_cli.ask_xla.ahead import Judge
+    from toast_cli.ask_xla.verdict import Judge
     from toast_cli.pipeline import Outcome
     from toast_cli.plan.partitioned import Promises
 
@@ -57,7 +57,7 @@ def verify(
     Compiled in a child process for virtual CPU devices, or ahead of time for the real chips: TPUs (extra `tpu`) or GPUs
     (extra `gpu`) that need not be there. Exit code 0: agreed, 1: disagreed, 2: nothing could be checked.
     """
-    from toast_cli.ask_xla.partitioned import original_bytes, partitioned_program
+    from toast_cli.ask_xla.verdict import original_bytes, partitioned_program
     from toast_cli.ask_xla.verdict import verify as check
     from toast_cli.report.command_tables import print_verdict
     from toast_cli.report.model import read_report, write_json
@@ -101,19 +101,13 @@ def judge_of(mesh: str | None, compiler: CompilerName | None, option: str) -> Ju
 
     Raises `UsageError` if `compiler` cannot compile for it.
     """
-    from toast_cli.ask_xla.ahead import choose_judge
+    from toast_cli.ask_xla.verdict import choose_judge
     from toast_cli.hardware import load_spec
 
     if mesh is None and compiler in _EXAMPLE:
         hint = f"name it with --mesh, e.g. --mesh {_EXAMPLE[compiler]}"
         raise UsageError("which machine to compile for is missing", where=option, hint=hint)
-    spec = load_spec(mesh) if mesh is not None else None
-    if spec is not None and compiler in _EXAMPLE and spec.chip.platform != compiler:
-        raise UsageError(
-            f"{option} {compiler.value} cannot compile for {spec.chip.name}", where=f"--mesh {mesh}",
-            hint=f"use {option} {spec.chip.platform}",
-        )  # fmt: skip
-    return choose_judge(spec, compiler, option)
+    return choose_judge(load_spec(mesh) if mesh is not None else None, compiler, option)
 
 
 def verify_outcome(

@@ -79,6 +79,16 @@ def state_runs(module: Any, stated: tuple[str, ...], file: str) -> None:
                 _attach(operation, ",".join(map(str, runs)))
 
 
+def state_trips(module: Any) -> None:
+    """Attaches trip counts, or the most there can be, to the loops of a module, for who reads what XLA makes of it."""
+    for operation in walk_ops(module, WHILE):
+        if stated_runs(operation) is None:
+            count = trip_count(operation)
+            count = trip_limit(operation) if count is None else count
+            if count:
+                _attach(operation, str(count))
+
+
 def _attach(operation: Any, text: str) -> None:
     texts = foreign.entries(operation.attributes, FRONTEND, str)
     with operation.context:

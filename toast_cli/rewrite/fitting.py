@@ -174,6 +174,8 @@ class Candidates:
         for number in numbers:
             is_last = bool(fit)
             for k in reversed(range(number == 1, lightest)):
+                if _in_words(self._policies[k] or "", number, "") in self._refused:
+                    break
                 near = self._expected_bytes(k, number) <= _NEAR * self.room
                 one = self._looked_at(k, number, patient=not fit) if near and not self.interrupted else None
                 if one is not None and self._fits(one):
@@ -334,11 +336,14 @@ def _policies(program: Program) -> tuple[Recompute | None, ...]:
 
 def options_of(source: Source) -> str:
     """The command-line options that select this variant of the user's program."""
-    program = source.program
+    return _in_words(source.program.recompute, source.program.microbatches, source.program.offload)
+
+
+def _in_words(recompute: str, microbatches: int, offload: str) -> str:
     options = {
-        "--recompute": program.recompute,
-        "--microbatches": program.microbatches if program.microbatches > 1 else "",
-        "--offload": program.offload,
+        "--recompute": recompute,
+        "--microbatches": microbatches if microbatches > 1 else "",
+        "--offload": offload,
     }
     return " ".join(f"{name} {value}" for name, value in options.items() if value)
 

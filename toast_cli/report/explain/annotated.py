@@ -13,10 +13,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from toast_cli.ask_xla.annotated import Annotations, AsAnnotated, Mend, as_annotated, mend, priced
+from toast_cli.ask_xla.annotated import (
+    Annotations,
+    AsAnnotated,
+    Axes,
+    Mend,
+    Rematerialisation,
+    as_annotated,
+    mend,
+    priced,
+)
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective
-from toast_cli.ask_xla.partitioned import Axes, Rematerialisation
 from toast_cli.ask_xla.verdict import place_of
 from toast_cli.emit.stablehlo import constraint_line
 from toast_cli.program.quantities import format_bytes, format_count, format_plural, format_ratio, format_seconds

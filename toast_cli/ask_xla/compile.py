@@ -1,0 +1,326 @@
+"""Asks XLA what it makes of a program for a machine: `compile_for(program, form, target)` -> `Answer` or `Failure`.
+
+The target is a machine of TPUs or GPUs that need not be there (needs the compiler's own package: `libtpu`, or
+`jax-cuda12-pjrt` with its plugin), or virtual CPU devices. The answer is the program of one device in the end, or right
+after XLA's partitioner. XLA:CPU has no 16-bit arithmetic and no reduce-scatter, and joins and splits collectives, so
+that its final module differs much from the communication of a TPU or GPU. The module after partitioning still has the
+program's own types, is mostly the same for every backend, and takes seconds. XLA:TPU, however, simplifies a program
+before it propagates and partitions it, which can change the propagation: its own partitioner can be asked as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from toast_cli.ask_xla.child import Failure, ask
+from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
+from toast_cli.ask_xla.hlo_text import cycles_of, graphs
+from toast_cli.errors import MissingExtraError, UsageError
+from toast_cli.frontend.convert import mark_host_memory
+from toast_cli.frontend.trips import state_trips
+from toast_cli.hardware import Spec, gpu_target_text
+
+Dialect = Literal["stablehlo", "hlo"]
+Platform = Literal["cpu", "tpu", "gpu"]
+PROGRAM, TEXT = "program", "compiled.txt"
+
+# Without a GPU no kernels can be timed: XLA takes its default tiles.
+GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
+# For some shapes Triton has no default tiles (a product of 3,152 or 3,136 rows, as vision transformers have on 8 H100).
+# On the real machine XLA would find the product faster without Triton, as here.
+WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": "False"}
+_NO_TILES = "Couldn't find output tile sizes"
+_GET_ASSEMBLER = "pip install nvidia-cuda-nvcc-cu12 (part of toast's extra gpu)"
+
+# Packages that contain a platform's compiler; any one suffices.
+_PACKAGES: dict[str, tuple[str, ...]] = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
+
+# Names of passes: the partitioner of CPUs and GPUs, that of TPUs, and what follows.
+_PASS, _TPU_PASS, _NEXT = "spmd-partitioning", "tpu-spmd-partitioning", "pipeline-start"
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class CompilationTarget:
+    """A machine that XLA can compile for.
+
+    `topology`: libtpu's name of one slice (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name;
+    `config`: its properties, as XLA reads them. `slices`: of TPUs, joined by the data-center network.
+    `partitions_only`: whether XLA stops after its partitioner, as it always does for virtual CPU devices.
+    """
+
+    platform: Platform
+    topology: str
+    devices: int
+    megacore: bool = False
+    chip: str = ""
+    config: str = ""
+    slices: int = 1
+    partitions_only: bool = False
+
+    @property
+    def label(self) -> str:
+        """`v4:2x2x4`, `2xv5e:4x4`, `H100:1x1x8`."""
+        before = f"{self.chip}:" if self.chip else f"{self.slices}x" if self.slices > 1 else ""
+        return before + self.topology
+
+    def find_devices(self) -> list[Any]:
+        """XLA's descriptions of its devices; imports jax."""
+        from toast_cli import xla
+
+        if self.platform == "cpu":
+            return xla.cpu_devices(self.devices)
+        if self.platform == "gpu":
+            return xla.gpu_devices(self.topology, self.config)
+        return xla.tpu_devices(self.topology, self.megacore, self.slices)[: self.devices]
+
+
+def virtual_devices(count: int) -> CompilationTarget:
+    """CPU devices of this process."""
+    return CompilationTarget("cpu", "", count, partitions_only=True)
+
+
+def target_of(spec: Spec, name: str | None = None, option: str = "--compiler") -> CompilationTarget:
+    """The target that a specification describes. name: "cpu" for virtual devices, or the platform's; None for that.
+    option: that which chooses.
+
+    Raises `MissingExtraError` or `UsageError` if XLA cannot compile for it here.
+    """
+    platform: Platform = spec.chip.platform
+    if name == "cpu":
+        return virtual_devices(spec.devices)
+    if name not in (None, platform):
+        raise UsageError(
+            f"{option} {name} cannot compile for {spec.chip.name}",
+            where=f"--mesh {spec.name}",
+            hint=f"use {option} {platform}",
+        )
+    packages = _PACKAGES[platform]
+    if not any(importlib.util.find_spec(package) for package in packages):
+        raise MissingExtraError(
+            f"compiling for {spec.chip.name} needs {packages[0]}", where=f"{option} {platform}",
+            hint=f"pip install '.[{platform}]' in a clone of toast",
+        )  # fmt: skip
+    if platform == "gpu":
+        return CompilationTarget(
+            platform, gpu_topology(spec), spec.devices, chip=spec.chip.name, config=gpu_target_text(spec.chip)
+        )
+    name, preset = spec.chip.name, spec.preset
+    if preset is None or name != preset.chip.name:
+        raise UsageError(f"libtpu has no topology for {spec.name}", where="--mesh", hint=f"use {option} cpu")
+    sizes = [d.size for d in spec.dimensions if d.kind in ("ring", "line") and d.name != "core"]
+    # A topology's name has all dimensions of the chip's torus, even those that the slice does not use.
+    sizes += [1] * (preset.torus_rank - len(sizes))
+    slices = prod(d.size for d in spec.dimensions if d.kind == "network")
+    topology = f"{name}:{'x'.join(map(str, sizes))}"
+    return CompilationTarget(platform, topology, spec.devices, preset.megacore, slices=slices)
+
+
+def gpu_topology(spec: Spec) -> str:
+    """slices x hosts x GPUs of a host: `1x2x8`. Raises `UsageError` for GPUs that are not connected by a switch."""
+    if any(dimension.kind not in ("switch", "network") for dimension in spec.dimensions):
+        raise UsageError(
+            f"XLA:GPU knows hosts of GPUs at a switch, not the torus of {spec.name}",
+            where="--mesh",
+            hint="use --compiler cpu",
+        )
+    sizes = {kind: prod(d.size for d in spec.dimensions if d.kind == kind) for kind in ("network", "switch")}
+    return f"1x{sizes['network']}x{sizes['switch']}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What XLA makes of a program: that of one device. Bytes per device; 0 right after partitioning.
+
+    `peak_bytes` is the peak of live arrays, arguments and results included, in any memory: XLA:TPU keeps some in
+    on-chip memory (VMEM, on v4 CMEM), which `temp_bytes` does not include. If memory is plentiful, XLA:TPU leaves gaps
+    between temporaries: `allocated_bytes` can be twice the live bytes in device memory, and shrinks when the program
+    would not fit. `cycles` are the compiler's own estimate of all computing, loops counted; 0 from XLA:GPU, which gives
+    none. `host_bytes` are in the host's memory; if they are more than the temporaries in device memory, XLA:TPU's
+    `peak_bytes` has them instead of these. `log` has the compiler's warnings.
+    """
+
+    hlo_text: str
+    seconds: float = 0.0
+    argument_bytes: int = 0
+    output_bytes: int = 0
+    alias_bytes: int = 0
+    temp_bytes: int = 0
+    peak_bytes: int = 0
+    cycles: float = 0.0
+    host_bytes: int = 0
+    log: str = ""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Arguments, results that do not alias an argument's buffer, and temporaries."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory needed, as far as known: without arrays in on-chip memory and avoidable gaps."""
+        return min(self.peak_bytes, self.allocated_bytes)
+
+
+def compile_for(
+    content: bytes,
+    form: Dialect | Literal["any"],
+    target: CompilationTarget,
+    *,
+    shardy: bool | None = None,
+    options: dict[str, str] | None = None,
+    timeout_seconds: float = 3600.0,
+) -> Answer | Failure:
+    """Compiles a program with shardings, in a child process. Out of memory is a `Failure` that says so.
+
+    A program for which XLA:GPU has no Triton tiles is compiled without Triton.
+
+    Args:
+        form: "any" is any of the formats that toast reads. shardy: whether Shardy or GSPMD propagates; None: by the
+            format. options: XLA's own, by name.
+    """
+    request = {
+        "form": form, "shardy": form != "hlo" if shardy is None else shardy, "target": asdict(target),
+        "options": options or {},
+    }  # fmt: skip
+    reply = ask("compile", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
+    if isinstance(reply, Failure) and target.platform == "gpu" and _NO_TILES in reply.reason:
+        request["options"] = {**WITHOUT_TRITON, **(options or {})}
+        reply = ask("compile", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
+    if isinstance(reply, Failure):
+        return without_tools(reply) if target.platform == "gpu" else reply
+    return Answer(reply.files[TEXT].decode(), log=reply.log, **reply.facts)
+
+
+def collectives_after_partitioning(
+    content: bytes,
+    form: Dialect,
+    axes: dict[str, int],
+    *,
+    shardy: bool | None = None,
+    target: CompilationTarget | None = None,
+    timeout_seconds: float = 600.0,
+) -> list[CompiledCollective] | Failure:
+    """The collectives XLA's partitioner adds to a program for a mesh, by kind, axes and bytes, loops counted; None for
+    virtual CPU devices. See `collectives`."""
+    target = replace(target or virtual_devices(prod(axes.values())), partitions_only=True)
+    answer = compile_for(content, form, target, shardy=shardy, timeout_seconds=timeout_seconds)
+    if isinstance(answer, Failure):
+        return answer
+    return partitioned_collectives(answer.hlo_text, tuple(axes), tuple(axes.values()))
+
+
+def without_tools(failure: Failure) -> Failure:
+    """The failure, shortened to one line if CUDA's assembler failed."""
+    if "ptxas too old" in failure.reason:
+        return Failure(f"the ptxas found here is of a CUDA that does not support this chip: {_GET_ASSEMBLER}")
+    if "version of ptxas" in failure.reason:
+        return Failure(f"no ptxas, CUDA's assembler, was found: {_GET_ASSEMBLER}")
+    return failure
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def compile_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Writes the text of one device's program into the folder; returns the other facts of an `Answer`."""
+    from toast_cli import xla
+    from toast_cli.frontend.formats import parse_here
+
+    target, shardy = CompilationTarget(**request["target"]), request["shardy"]
+    program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])
+    if request["form"] == "any":
+        form, module = parse_here(program, "the program")
+        shardy = not form.startswith("hlo") or b"xla.sdy.meshes" in program  # HLO that Shardy is to propagate says so
+    else:
+        module = xla.parse_module(xla.make_context(), program)
+    state_trips(module)
+    program, devices = xla.write_bytecode(module), target.find_devices()
+    options = {**(GPU_OPTIONS if target.platform == "gpu" else {}), **request["options"]}
+
+    def compiled(more: dict[str, str | bool]) -> Any:
+        if target.platform == "cpu":
+            return xla.compile_program(program, devices, shardy=shardy, settings=more)
+        return xla.compile_ahead(program, devices, shardy=shardy, options={**options, **more})
+
+    if target.partitions_only:
+        done = _TPU_PASS if target.platform == "tpu" else _PASS
+        (folder / TEXT).write_text(_after_pass(done, compiled, folder / "dumps"))
+        return {}
+    start = time.monotonic()
+    executable = compiled({})
+    seconds = time.monotonic() - start
+    text = xla.compiled_text(executable)
+    (folder / TEXT).write_text(text)
+    memory = executable.get_compiled_memory_stats()
+    return {
+        "seconds": seconds,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "alias_bytes": memory.alias_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "cycles": estimated_cycles(text),
+        "host_bytes": memory.host_argument_size_in_bytes
+        + memory.host_output_size_in_bytes
+        - memory.host_alias_size_in_bytes
+        + memory.host_temp_size_in_bytes,
+    }
+
+
+def _after_pass(done: str, compiled: Callable[[dict[str, str | bool]], Any], dumps: Path) -> str:
+    """The text after a pass, as soon as a later one has begun: the rest of the compilation is abandoned with the
+    process. Raises what the compiler raised before that."""
+    settings: dict[str, str | bool] = {
+        "xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True,
+        "xla_dump_hlo_pass_re": f"^({done}|{_NEXT})$",
+    }  # fmt: skip
+    raised: list[Exception] = []
+
+    def compile_it() -> None:
+        try:
+            compiled(settings)
+        except Exception as error:  # passed to the waiting thread
+            raised.append(error)
+
+    worker = threading.Thread(target=compile_it, daemon=True)
+    worker.start()
+    while True:
+        ended = not worker.is_alive()
+        numbered = sorted(dumps.glob("module_*.*.*.after_*.txt"))
+        for place, path in enumerate(numbered):
+            if f".after_{done}." in path.name and (ended or place + 1 < len(numbered)):
+                return path.read_text()
+        if raised:
+            raise raised[0]
+        if ended:
+            raise RuntimeError("this jaxlib does not show the program after partitioning")
+        time.sleep(_POLL_SECONDS)
+
+
+def as_stablehlo(content: bytes, form: str) -> bytes:
+    """StableHLO of a program in StableHLO or HLO."""
+    from toast_cli import xla
+
+    if form != "hlo":
+        return content
+    proto = xla.hlo_text_to_proto(content.decode())
+    program = xla.hlo_proto_to_stablehlo(proto)
+    on_host = xla.hlo_on_host(proto)
+    if not any(map(any, on_host)):
+        return program
+    module = xla.parse_module(xla.make_context(), program)
+    mark_host_memory(module, *on_host)
+    return xla.write_bytecode(module)
+
+
+def estimated_cycles(text: str) -> float:
+    """Sum of XLA:TPU's estimated cycles of its fusions, each multiplied by its computation's run count."""
+    return sum(graph.runs * sum(cycles_of(node.rest) for node in graph.nodes.values()) for graph in graphs(text))
