@@ -71,6 +71,15 @@ def ask(
         return Answer(json.loads((folder / ANSWER).read_text()), written, log)
 
 
+def free_bytes() -> int:
+    """Free memory without swapping; all memory if the system does not report it."""
+    try:
+        found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def command_of(task: str, folder: str) -> list[str]:
     """The command line that starts a child."""
     return [sys.executable, "-P", "-m", "toast_cli.ask_xla.child", task, folder]

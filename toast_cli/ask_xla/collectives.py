@@ -47,6 +47,19 @@ _BETWEEN_SLICES_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _PAIRWISE = "one-to-one"  # between slices: a collective-permute
 
 
+@dataclass(frozen=True)
+class MeshShape:
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        return prod(self.sizes)
+
+    def size_of(self, axes: tuple[str, ...]) -> int:
+        return prod(self.sizes[self.names.index(axis)] for axis in axes if axis in self.names)
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledCollective:
     """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` of the op it comes from,
@@ -68,12 +81,12 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         tuple[object, ...], CompiledCollective
     ] = {}  # what unrolled scatters begin with, unless it is something else
     repeated: Counter[tuple[object, ...]] = Counter()  # computation and identity of a collective in it
-    devices, frames = prod(axis_sizes), places(text)
+    mesh, frames = MeshShape(axis_names, axis_sizes), places(text)
     for graph, node in ((each, node) for each in graphs(text) for node in each.nodes.values()):
         kind = kind_of(node, graph.name)
         if kind is None:
             continue
-        axes = mesh_axes(node, text, axis_names, axis_sizes, devices)
+        axes = axes_over(node, text, mesh)
         channel = _CHANNEL.search(node.rest)
         sent_by = channel[1] if channel else node.name
         name, location = name_and_place(node.rest, frames)
@@ -84,9 +97,8 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         windowed = _WINDOWED.search(graph.name) if kind == "collective-permute" else None
         if windowed:
             size = sizes[0]
-            devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
             kind = _WINDOWED_KINDS[windowed[1]]
-            whole = size * devices_around if kind == "all-gather" else size
+            whole = size * mesh.size_of(axes) if kind == "all-gather" else size
             one = CompiledCollective(kind, axes, whole, graph.entered, name, location)
             found.setdefault((kind, graph.name), [one])
             if name:
@@ -100,8 +112,7 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
             key = (*key, name, location)
         if key not in found or (name and not found[key][0].name):
             if node.opcode == "fusion":
-                devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
-                sizes = without_padding(sizes, callee(node, text), devices_around)
+                sizes = without_padding(sizes, callee(node, text), mesh.size_of(axes))
             found[key] = [CompiledCollective(kind, axes, size, graph.runs, name, location) for size in sizes]
     collectives = [one for alike in found.values() for one in alike]
     collectives = [
@@ -146,14 +157,12 @@ def kind_of(node: Node, computation: str) -> str | None:
     return node.opcode.removeprefix("ragged-").removesuffix("-start")
 
 
-def mesh_axes(
-    node: Node, text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], devices: int
-) -> tuple[str, ...]:
+def axes_over(node: Node, text: str, mesh: MeshShape) -> tuple[str, ...]:
     """The mesh axes it runs over."""
     if kind_of(node, "") == "collective-permute":
-        return permuted_axes(node.rest, axis_names, axis_sizes)
-    groups = groups_in(callee(node, text) if node.opcode == "fusion" else node.rest, devices)
-    return UNKNOWN if groups is None else axes_of(groups, axis_names, axis_sizes)
+        return permuted_axes(node.rest, mesh.names, mesh.sizes)
+    groups = groups_in(callee(node, text) if node.opcode == "fusion" else node.rest, mesh.devices)
+    return UNKNOWN if groups is None else axes_of(groups, mesh.names, mesh.sizes)
 
 
 def callee(node: Node, text: str) -> str:
@@ -293,19 +302,6 @@ _PASSED = _VIEWS | {"convert"}
 
 
 @dataclass(frozen=True)
-class MeshShape:
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def devices(self) -> int:
-        return prod(self.sizes)
-
-    def size_of(self, axes: tuple[str, ...]) -> int:
-        return prod(self.sizes[self.names.index(axis)] for axis in axes if axis in self.names)
-
-
-@dataclass(frozen=True)
 class CompiledSumStep:
     """One operation on a partial sum: an all-reduce (over `axes`; `how`: `add` or `maximum`, and its type) or the slice
     each device keeps (`how` states which)."""
@@ -328,23 +324,18 @@ def partitioned_collectives(
     mesh, frames = MeshShape(axis_names, axis_sizes), places(text, through)
     found: list[CompiledCollective] = []
     for graph in graphs(text):
-        for kind, axes, size, node in [*reductions(graph, mesh), *others(graph, mesh)]:
+        for kind, axes, size, node in [*reductions(graph, mesh), *others(graph, text, mesh)]:
             found.append(CompiledCollective(kind, axes, size, graph.runs, *name_and_place(node.rest, frames)))
     return found
 
 
-def others(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
+def others(graph: Graph, text: str, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
     """Kind, axes and bytes of every collective except all-reduces."""
     for node in graph.nodes.values():
         kind = node.opcode.removeprefix("ragged-").removesuffix("-start")
-        if kind not in KINDS or kind == "all-reduce":
-            continue
-        if kind == "collective-permute":
-            axes = permuted_axes(node.rest, mesh.names, mesh.sizes)
-        else:
-            axes = group_axes(node, mesh)
-        for size in result_sizes(kind, node):
-            yield kind, axes, size, node
+        if kind in KINDS and kind != "all-reduce":
+            axes = axes_over(node, text, mesh)
+            yield from ((kind, axes, size, node) for size in result_sizes(kind, node))
 
 
 def reductions(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
@@ -378,7 +369,7 @@ def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]
         if node.opcode == "all-reduce":
             step = CompiledSumStep(
                 node.name,
-                group_axes(node, mesh),
+                axes_over(node, "", mesh),
                 (graph.roots.get(node.called("to_apply"), ""), node.kind.partition("[")[0]),
             )
             if before[0] and (folded := further(step, before[0][-1], mesh)):
@@ -453,8 +444,3 @@ def cut_along(graph: Graph, node: Node, user: Node, mesh: MeshShape) -> set[str]
     if len(along) != 1:
         return set()
     return along[0] if sum(node.sizes) // sum(user.sizes) == mesh.size_of(tuple(along[0])) else set()
-
-
-def group_axes(node: Node, mesh: MeshShape) -> tuple[str, ...]:
-    groups = groups_in(node.rest, mesh.devices)
-    return UNKNOWN if groups is None else axes_of(groups, mesh.names, mesh.sizes)

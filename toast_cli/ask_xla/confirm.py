@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from math import inf, prod
-from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.child import Failure, free_bytes
 from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
 from toast_cli.ask_xla.compile import CompilationTarget, compile_for, virtual_devices
 from toast_cli.ask_xla.schedule import scheduled_time
@@ -466,7 +465,7 @@ class Confirmer:
     def _at_once(self, waiting: int) -> int:
         if self.limits.at_once is not None:
             return max(1, self.limits.at_once)
-        return max(1, min(waiting, os.cpu_count() or 1, available_bytes() // _BYTES_OF_A_COMPILATION))
+        return max(1, min(waiting, os.cpu_count() or 1, free_bytes() // _BYTES_OF_A_COMPILATION))
 
     def _best(self) -> str | None:
         """Key of the best compiled row that keeps all bounds; among equals the first."""
@@ -534,15 +533,6 @@ def joined(answers: Sequence[Confirmation], names: Sequence[str], taken: int) ->
         ]
     seconds = sum(answer.seconds for answer in answers)
     return replace(first, rows=tuple(rows), chosen=chosen, seconds=seconds)
-
-
-def available_bytes() -> int:
-    """Memory available to new processes; a generous amount if the system does not report it."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
-    except (OSError, StopIteration, ValueError):
-        return 2 * _BYTES_OF_A_COMPILATION
 
 
 def _memory_factor(row: ConfirmedRow) -> float | None:

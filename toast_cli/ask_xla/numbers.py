@@ -7,7 +7,6 @@ Programs on narrow floating-point numbers run on f32, since reordered sums of 16
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli import xla
-from toast_cli.ask_xla.child import Failure, ask
+from toast_cli.ask_xla.child import Failure, ask, free_bytes
 from toast_cli.ask_xla.compile import Dialect, as_stablehlo
 from toast_cli.frontend import attributes as foreign
 from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE, RAGGED_DOT, RESHAPE, kind_of
@@ -159,15 +158,6 @@ def refuse_large(executables: list[tuple[Any, int]], seconds: float) -> None:
         raise ValueError(
             f"running it takes {flops:.1e} operations, some {flops / _FLOPS_PER_SECOND / 60:.0f} minutes here"
         )
-
-
-def free_bytes() -> int:
-    """Free memory without swapping; all memory if the system does not report it."""
-    try:
-        found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def refuse_effects(module: Any) -> None:

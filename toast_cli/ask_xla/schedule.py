@@ -21,15 +21,15 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from toast_cli.ask_xla.collectives import (
     BETWEEN_SLICES,
     HIDDEN_REDUCE_SCATTER,
     OPCODES,
+    MeshShape,
+    axes_over,
     callee,
     kind_of,
-    mesh_axes,
     result_sizes,
     without_padding,
 )
@@ -48,14 +48,13 @@ class ScheduledTime:
     Attributes:
         compute_seconds: compute by the compiler's estimate. communication_seconds: all collectives, one after the
             other. exposed_seconds: the part of the communication for which the cores wait. by_kind: the kind of a
-            collective -> seconds of all its runs. bytes_by_kind: the same in bytes of results on one device.
+            collective -> seconds of all its runs.
     """
 
     compute_seconds: float
     communication_seconds: float
     exposed_seconds: float
     by_kind: dict[str, float] = field(default_factory=dict)
-    bytes_by_kind: dict[str, float] = field(default_factory=dict)
 
     @property
     def step_seconds(self) -> float:
@@ -73,7 +72,7 @@ def scheduled_time(
             cycles.
     """
     bodies, entry = computations(text)
-    return _Walk(text, bodies, axis_names, axis_sizes, clock_hertz, seconds_of).time_of(entry)
+    return _Walk(text, bodies, MeshShape(axis_names, axis_sizes), clock_hertz, seconds_of).time_of(entry)
 
 
 @dataclass(slots=True)
@@ -112,41 +111,32 @@ class _Spread:
 
 @dataclass(slots=True)
 class _Total:
-    """Seconds and bytes summed over a computation and all that it calls."""
+    """Seconds summed over a computation and all that it calls."""
 
     compute: float = 0.0
     communication: float = 0.0
     by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    bytes_by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, part: ScheduledTime, times: float) -> None:
         self.compute += times * part.compute_seconds
         self.communication += times * part.communication_seconds
         for kind, seconds in part.by_kind.items():
             self.by_kind[kind] += times * seconds
-        for kind, size in part.bytes_by_kind.items():
-            self.bytes_by_kind[kind] += times * size
 
 
+@dataclass
 class _Walk:
     """Times of the computations of one module, each computed once."""
 
-    def __init__(
-        self,
-        text: str,
-        bodies: dict[str, Nodes],
-        axis_names: tuple[str, ...],
-        axis_sizes: tuple[int, ...],
-        clock_hertz: float,
-        seconds_of: SecondsOf,
-    ) -> None:
-        self._text, self._bodies = text, bodies
-        self._names, self._sizes = axis_names, axis_sizes
-        self._clock, self._seconds_of = clock_hertz, seconds_of
-        self._known: dict[str, ScheduledTime] = {}
-        self._in_fusion: dict[str, list[tuple[str, _Collective]]] = {}
-        # Computation -> channels of the collectives that are spread over fusions of computations that call it.
-        self._around: dict[str, frozenset[str]] = {}
+    text: str
+    bodies: dict[str, Nodes]
+    mesh: MeshShape
+    clock_hertz: float
+    seconds_of: SecondsOf
+    _known: dict[str, ScheduledTime] = field(default_factory=dict)
+    _in_fusion: dict[str, list[tuple[str, _Collective]]] = field(default_factory=dict)
+    # Computation -> channels of the collectives that are spread over fusions of computations that call it.
+    _around: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def time_of(self, name: str) -> ScheduledTime:
         if name not in self._known:
@@ -155,7 +145,7 @@ class _Walk:
         return self._known[name]
 
     def _walked(self, name: str) -> ScheduledTime:
-        nodes = self._bodies.get(name, {})
+        nodes = self.bodies.get(name, {})
         clocks, total = _Clocks(), _Total()
         around = self._around.get(name, frozenset())
         spread = {channel: sent for channel, sent in self._spread(nodes).items() if channel not in around}
@@ -164,7 +154,7 @@ class _Walk:
                 for operand in node.operands[:1]:
                     clocks.wait_for(operand)
                 continue
-            busy = cycles_of(node.rest) / self._clock if self._clock else 0.0
+            busy = cycles_of(node.rest) / self.clock_hertz if self.clock_hertz else 0.0
             if kind_of(node, name) is not None:
                 end = self._send(self._collective(name, node), clocks, total)
                 if node.opcode.endswith("-start") or node.opcode == BETWEEN_SLICES:
@@ -181,7 +171,7 @@ class _Walk:
                     clocks.wait_for(channel)
             if node.opcode == "fusion":
                 continue  # its cycles are on its own line, its collectives are already counted
-            for inner, times in called(node, nodes, self._bodies):
+            for inner, times in called(node, nodes, self.bodies):
                 self._around.setdefault(inner, around | spread.keys())
                 part = self.time_of(inner)
                 clocks.cores += times * part.step_seconds
@@ -192,15 +182,13 @@ class _Walk:
             total.communication,
             max(0.0, end - total.compute),
             dict(total.by_kind),
-            dict(total.bytes_by_kind),
         )
 
     def _send(self, collective: _Collective, clocks: _Clocks, total: _Total) -> float:
         """Adds a collective to the total and occupies its links; returns the time when it ends."""
         kind, axes, sizes = collective
-        seconds = self._seconds_of(kind, sum(sizes), axes)  # arrays that are sent together share the latency
+        seconds = self.seconds_of(kind, sum(sizes), axes)  # arrays that are sent together share the latency
         total.by_kind[kind] += seconds
-        total.bytes_by_kind[kind] += sum(sizes)
         total.communication += seconds
         return clocks.send(axes, seconds)
 
@@ -219,7 +207,7 @@ class _Walk:
         if name not in self._in_fusion:
             self._in_fusion[name] = [
                 (channel[1], self._collective(name, node))
-                for node in self._bodies.get(name, {}).values()
+                for node in self.bodies.get(name, {}).values()
                 if node.opcode in OPCODES - {"fusion"} and (channel := _CHANNEL.search(node.rest))
             ]
         return self._in_fusion[name]
@@ -227,9 +215,7 @@ class _Walk:
     def _collective(self, computation: str, node: Node) -> _Collective:
         """Kind, axes and bytes of the results of a collective instruction."""
         kind = kind_of(node, computation) or node.opcode
-        axes = mesh_axes(node, self._text, self._names, self._sizes, prod(self._sizes))
-        sizes = result_sizes(kind, node)
+        axes, sizes = axes_over(node, self.text, self.mesh), result_sizes(kind, node)
         if node.opcode == "fusion":
-            around = prod(size for name, size in zip(self._names, self._sizes, strict=True) if name in axes)
-            sizes = without_padding(sizes, callee(node, self._text), around)
+            sizes = without_padding(sizes, callee(node, self.text), self.mesh.size_of(axes))
         return kind, axes, sizes
