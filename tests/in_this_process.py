@@ -7,15 +7,18 @@ others for those of `toast_cli.xla.running`.
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from subprocess import TimeoutExpired as TimeoutExpired
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from toast_cli.xla import running
 
@@ -61,16 +64,18 @@ def compiled(program: bytes, devices: tuple[Any, ...], shardy: bool) -> Any:
 
 def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[bytes]:
     """The child's exit code, and what the compiler wrote to standard error."""
+    from toast_cli.ask_xla import compile
     from toast_cli.ask_xla.child import work
 
-    task, folder = command[-2], Path(command[-1])
-    if "toast_cli.ask_xla.child" not in command or asks_a_target(task, folder):
+    if "toast_cli.ask_xla.child" not in command or asks_a_target(settings["input"]):
         return subprocess.run(command, **settings)
     with one_at_a_time, tempfile.TemporaryFile() as log:
         kept = os.dup(2)
         os.dup2(log.fileno(), 2)
+        here = SimpleNamespace(mkdtemp=partial(tempfile.mkdtemp, dir=command[-1]))
         try:
-            code = work(task, folder)
+            with patch.object(compile, "tempfile", here):
+                work(settings["input"], Path(command[-1]))
             for thread in threading.enumerate():
                 if thread.name.endswith("(compile_it)"):  # a compiler that is abandoned still writes to the folder
                     thread.join()
@@ -78,8 +83,9 @@ def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[byte
             os.dup2(kept, 2)
             os.close(kept)
         log.seek(0)
-        return subprocess.CompletedProcess(command, code, b"", log.read())
+        return subprocess.CompletedProcess(command, 0, b"", log.read())
 
 
-def asks_a_target(task: str, folder: Path) -> bool:
-    return task == "compile" and b'"platform": "cpu"' not in (folder / "request.json").read_bytes()
+def asks_a_target(request: bytes) -> bool:
+    _, arguments = pickle.loads(request)
+    return any(getattr(argument, "platform", "cpu") != "cpu" for argument in arguments)

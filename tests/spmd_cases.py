@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Hashable
-from pathlib import Path
 from typing import TypeVar
 
 from toast_cli import xla
 from toast_cli.ask_xla.compile import Dialect
-from toast_cli.ask_xla.numbers import ORIGINAL, PARTITIONED, input_sets, numbers_task, relative_error, result_types
+from toast_cli.ask_xla.numbers import compare_here, input_sets, relative_error, result_types
 from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.frontend import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -25,13 +23,8 @@ def wrong_results(source: Source, lowered: PartitionedProgram, devices: int) -> 
 
 def wrong_in(source: Source, written: bytes, devices: int, form: Dialect = "stablehlo") -> list[int]:
     """The same for a program that has been written."""
-    request = {"form": form, "devices": devices, "shardy": form == "stablehlo", "seed": 0, "seconds": 600.0}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / ORIGINAL).write_bytes(xla.write_bytecode(source.module))
-        (folder / PARTITIONED).write_bytes(written)
-        errors = numbers_task(request, folder)["errors"]
-    return [k for k, error in enumerate(errors) if not error["error"] <= error["allowed"]]
+    errors = compare_here(xla.write_bytecode(source.module), written, devices, 0, form, 600.0)
+    return [k for k, error in enumerate(errors) if error.wrong]
 
 
 def differing(source: Source, programs: dict[Key, bytes], devices: int) -> dict[Key, list[int]]:

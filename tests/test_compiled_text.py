@@ -312,13 +312,19 @@ def test_compare_numbers() -> None:
 
 def test_a_child_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "echo 'F1121 04:00:00 1 a.cc:3] Check failed: x > 0' >&2; kill -ABRT $$"
-    monkeypatch.setattr(child, "command_of", lambda task, folder: ["sh", "-c", script])
-    assert ask("compile", {}, {}) == Failure("x > 0", aborted=True)
+    monkeypatch.setattr(child, "command_of", lambda folder: ["sh", "-c", script])
+    assert ask("os:getpid") == Failure("x > 0", aborted=True)
+
+
+@pytest.mark.children
+def test_a_child_says_what_a_function_returns_or_raises() -> None:
+    assert ask("math:sqrt", 4.0) == (2.0, "")
+    assert ask("math:sqrt", -1.0) == Failure("math domain error")
 
 
 def test_a_child_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "command_of", lambda task, folder: ["sleep", "60"])
-    assert ask("compile", {}, {}, timeout_seconds=0.2) == Failure("no answer within 0.2 seconds", aborted=True)
+    monkeypatch.setattr(child, "command_of", lambda folder: ["sleep", "60"])
+    assert ask("os:getpid", timeout_seconds=0.2) == Failure("no answer within 0.2 seconds", aborted=True)
 
 
 REASONS = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,16 +14,13 @@ import pytest
 from toast_cli import xla
 from toast_cli.ask_xla import numbers
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.compile import Dialect
 from toast_cli.ask_xla.numbers import (
-    ORIGINAL,
-    PARTITIONED,
     ResultError,
     Runs,
+    compare_here,
     input_sets,
     narrowest_float,
     new_versions,
-    numbers_task,
     refuse_large,
     relative_error,
     result_errors,
@@ -90,26 +86,22 @@ def lowered(optimizer: Callable[..., Any], gradient: Gradient, dtype: Any, *, do
     return step.lower(*state, jax.ShapeDtypeStruct((ROWS, WIDTH), "float32"))
 
 
-def judged(original: Any, other: Any, folder: Path) -> list[ResultError]:
-    (folder / ORIGINAL).write_text(original.as_text())
-    (folder / PARTITIONED).write_text(other.as_text())
-    form: Dialect = "stablehlo"
-    answer = numbers_task({"form": form, "devices": 1, "shardy": True, "seed": 0, "seconds": 60.0}, folder)
-    return [ResultError(**error) for error in answer["errors"]]
+def judged(original: Any, other: Any) -> list[ResultError]:
+    return compare_here(original.as_text().encode(), other.as_text().encode(), 1, 0, "stablehlo", 60.0)
 
 
 @pytest.mark.parametrize("wrong", [unreduced, halved, one_shard_short])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", [sgd, adam])
-def test_a_wrong_gradient_is_caught(optimizer: Any, dtype: str, wrong: Any, tmp_path: Path) -> None:
-    errors = judged(lowered(optimizer, right, dtype), lowered(optimizer, wrong, dtype), tmp_path)
+def test_a_wrong_gradient_is_caught(optimizer: Any, dtype: str, wrong: Any) -> None:
+    errors = judged(lowered(optimizer, right, dtype), lowered(optimizer, wrong, dtype))
     assert [e.index for e in errors if e.wrong][:2] == [0, 1]
     assert not errors[-1].wrong  # the loss is right
 
 
-def test_without_donation_too(tmp_path: Path) -> None:
+def test_without_donation_too() -> None:
     programs = (lowered(sgd, gradient, "float32", donate=False) for gradient in (right, halved))
-    assert [e.index for e in judged(*programs, tmp_path) if e.wrong] == [0, 1]
+    assert [e.index for e in judged(*programs) if e.wrong] == [0, 1]
 
 
 def reordered(params: Tree, batch: jax.Array, dtype: Any) -> tuple[jax.Array, Tree]:
@@ -120,8 +112,8 @@ def reordered(params: Tree, batch: jax.Array, dtype: Any) -> tuple[jax.Array, Tr
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", [sgd, adam])
-def test_another_order_of_summing_is_no_error(optimizer: Any, dtype: str, tmp_path: Path) -> None:
-    errors = judged(lowered(optimizer, right, dtype), lowered(optimizer, reordered, dtype), tmp_path)
+def test_another_order_of_summing_is_no_error(optimizer: Any, dtype: str) -> None:
+    errors = judged(lowered(optimizer, right, dtype), lowered(optimizer, reordered, dtype))
     assert not [e for e in errors if e.wrong]
     assert max(e.error for e in errors) > 0
     assert all("response" in e.looks for e in errors[:2])
@@ -220,12 +212,12 @@ func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {{
 
 
 @pytest.mark.parametrize("target", ["xla_ffi_python_cpu_callback", "xla_python_cpu_callback", "CallbackXla"])
-@pytest.mark.parametrize("which", [ORIGINAL, PARTITIONED])
-def test_a_callback_in_either_program_is_not_called(tmp_path: Path, target: str, which: str) -> None:
-    for name in (ORIGINAL, PARTITIONED):
-        (tmp_path / name).write_text(CALLBACK.format(target=target) if name == which else PLAIN)
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_callback_in_either_program_is_not_called(target: str, which: int) -> None:
+    texts = [PLAIN.encode(), PLAIN.encode()]
+    texts[which] = CALLBACK.format(target=target).encode()
     with pytest.raises(ValueError, match="calls back into Python"):
-        numbers_task({"form": "stablehlo", "devices": 1, "shardy": True, "seed": 0, "seconds": 60}, tmp_path)
+        compare_here(*texts, 1, 0, "stablehlo", 60.0)
 
 
 def test_what_rounding_decides_is_not_judged() -> None:

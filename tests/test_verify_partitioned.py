@@ -4,8 +4,8 @@ makes of small programs.
 
 from __future__ import annotations
 
+import tempfile
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
 from toast_cli.ask_xla.compile import (
-    PROGRAM,
-    TEXT,
     CompilationTarget,
     collectives_after_partitioning,
     compile_for,
-    compile_task,
+    compile_here,
     virtual_devices,
 )
 from toast_cli.ask_xla.hlo_text import graphs, places
@@ -302,7 +300,6 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     def compile_ahead(_: bytes, devices: list[str], *, shardy: bool, options: dict[str, Any]) -> None:
         asked.update(devices=devices, shardy=shardy, passes=options["xla_dump_hlo_pass_re"])
         dumps = Path(options["xla_dump_to"])
-        dumps.mkdir()
         names = (
             "p.after_spmd-partitioning.before_x",
             "p.after_tpu-spmd-partitioning.before_y",
@@ -314,11 +311,10 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
         compiled.set()
 
     monkeypatch.setattr(xla, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(xla, "tpu_devices", lambda topology, megacore, slices: [topology, megacore, "a third"])
-    (tmp_path / PROGRAM).write_bytes(PRODUCT.replace(b"RESULT", b""))
     target = CompilationTarget("tpu", "v4:1x2x1", 2, megacore=True, partitions_only=True)
-    request = {"form": "stablehlo", "shardy": True, "target": asdict(target), "options": {}}
-    compile_task(request, tmp_path)
+    answer = compile_here(PRODUCT.replace(b"RESULT", b""), "stablehlo", target, True, {})
     assert not compiled.is_set()
     answered.set()
     assert asked == {
@@ -326,4 +322,4 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
         "shardy": True,
         "passes": "^(tpu-spmd-partitioning|pipeline-start)$",
     }
-    assert (tmp_path / TEXT).read_text() == "p.after_tpu-spmd-partitioning.before_y"
+    assert answer.hlo_text == "p.after_tpu-spmd-partitioning.before_y"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jax import lax
 from programs import arg
 
 from toast_cli import xla
-from toast_cli.ask_xla.numbers import ORIGINAL, PARTITIONED, ResultError, numbers_task, widened
+from toast_cli.ask_xla.numbers import ResultError, compare_here, widened
 
 BF16 = jnp.bfloat16
 MANY = np.linspace(-3, 3, 200).astype(BF16)
@@ -67,31 +66,28 @@ def test_who_looks_at_the_bits_of_a_narrow_number_is_left_alone() -> None:
     assert widened(module_of(lambda x: lax.bitcast_convert_type(x, jnp.int32), arg(8))) is not None
 
 
-def judged(whole: Any, split: Any, folder: Path) -> list[ResultError]:
-    shape = arg(64, 8, dtype=BF16)
-    for name, run in ((ORIGINAL, whole), (PARTITIONED, split)):
-        (folder / name).write_text(jax.jit(run).lower(shape).as_text())
-    answer = numbers_task({"form": "stablehlo", "devices": 1, "shardy": True, "seed": 0, "seconds": 60.0}, folder)
-    return [ResultError(**error) for error in answer["errors"]]
+def judged(whole: Any, split: Any) -> list[ResultError]:
+    texts = [jax.jit(run).lower(arg(64, 8, dtype=BF16)).as_text().encode() for run in (whole, split)]
+    return compare_here(*texts, 1, 0, "stablehlo", 60.0)
 
 
 def total(x: Any) -> Any:
     return jnp.sum(x, 0, dtype=BF16)
 
 
-def test_a_wrong_part_as_small_as_rounding_is_found(tmp_path: Path) -> None:
+def test_a_wrong_part_as_small_as_rounding_is_found() -> None:
     """One row of 64 twice: some two percent, where bf16 allows four."""
-    (error,) = judged(total, lambda x: total(x) + x[0] * jnp.asarray(0.1, BF16), tmp_path)
+    (error,) = judged(total, lambda x: total(x) + x[0] * jnp.asarray(0.1, BF16))
     assert error.wrong
     assert error.type == "bf16[8]"
 
 
-def test_sums_that_cancel_out_are_no_error(tmp_path: Path) -> None:
+def test_sums_that_cancel_out_are_no_error() -> None:
     """Partial sums far larger than their sum, each rounded to bf16, as devices do before they add up."""
 
     def in_parts(x: Any) -> Any:
         large = x[:32] + jnp.asarray(16.0, BF16)
         return (total(large) - jnp.asarray(512.0, BF16)) + total(x[32:])
 
-    (error,) = judged(lambda x: total(x.astype(jnp.float32)).astype(BF16), in_parts, tmp_path)
+    (error,) = judged(lambda x: total(x.astype(jnp.float32)).astype(BF16), in_parts)
     assert not error.wrong

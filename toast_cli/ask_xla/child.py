@@ -1,26 +1,24 @@
-"""Runs work that may abort the process in a child process.
+"""Runs a function that may abort its process in a child process.
 
-`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.ask_xla.child TASK FOLDER`, and
-reads the answer back. A child that reports an error, dies or does not end is returned as a `Failure`.
+`ask` runs `python -m toast_cli.ask_xla.child FOLDER`, which reads the function's name and arguments from stdin and
+writes what it returned to a file in the folder. A child that reports an error, dies or does not end is a `Failure`.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from toast_cli.base.children import end_with_parent
+from toast_cli.base.children import end_with_parent, function_named
 
-FAILED = 3
-REQUEST, ANSWER, ERROR = "request.json", "answer.json", "error.txt"
+ANSWER = "answer.pickle"
 LONGEST = 1e6  # longest wait for an answer in seconds; the system counts milliseconds in 31 bits
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|^F\d{4} (?!.*Check failed).*\] (.*)", re.MULTILINE)
 
@@ -33,61 +31,37 @@ class Failure:
     aborted: bool = False
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A child's answer: plain data, the folder's files by name, and its standard error."""
-
-    facts: dict[str, Any]
-    files: dict[str, bytes]
-    log: str = ""
-
-
-def ask(
-    task: str, request: dict[str, Any], files: dict[str, bytes], *, timeout_seconds: float = 600.0
-) -> Answer | Failure:
-    """Runs a task in a child process: the function `{task}_task` of `toast_cli.ask_xla.{task}`."""
-    with tempfile.TemporaryDirectory(prefix="toast-") as name:
-        folder = Path(name)
-        (folder / REQUEST).write_text(json.dumps(request))
-        for file, content in files.items():
-            (folder / file).write_bytes(content)
-        command = command_of(task, name)
+def ask(task: str, *arguments: Any, timeout_seconds: float = 600.0) -> tuple[Any, str] | Failure:
+    """Calls the function `task` ("package.module:function") with these arguments in a child process. Returns what it
+    returned, and the child's standard error. The child's temporary files are removed."""
+    with tempfile.TemporaryDirectory(prefix="toast-") as folder:
         try:
             child = subprocess.run(
-                command, env=environment(), capture_output=True, timeout=min(timeout_seconds, LONGEST), check=False
+                command_of(folder),
+                input=pickle.dumps((task, arguments)),
+                env=environment(folder),
+                capture_output=True,
+                timeout=min(timeout_seconds, LONGEST),
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return Failure(f"no answer within {timeout_seconds:g} seconds", aborted=True)
-        if child.returncode == FAILED:
-            return Failure((folder / ERROR).read_text())
-        if child.returncode != 0:
-            return Failure(abort_reason(child.returncode, child.stderr.decode("utf-8", "replace")), aborted=True)
-        written = {
-            path.name: path.read_bytes()
-            for path in folder.iterdir()
-            if path.is_file() and path.name not in (REQUEST, ANSWER, *files)
-        }
         log = child.stderr.decode("utf-8", "replace")
-        return Answer(json.loads((folder / ANSWER).read_text()), written, log)
+        if child.returncode != 0:
+            return Failure(abort_reason(child.returncode, log), aborted=True)
+        answer = pickle.loads((Path(folder) / ANSWER).read_bytes())
+        return answer if isinstance(answer, Failure) else (answer, log)
 
 
-def free_bytes() -> int:
-    """Free memory without swapping; all memory if the system does not report it."""
-    try:
-        found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def command_of(task: str, folder: str) -> list[str]:
+def command_of(folder: str) -> list[str]:
     """The command line that starts a child."""
-    return [sys.executable, "-P", "-m", "toast_cli.ask_xla.child", task, folder]
+    return [sys.executable, "-P", "-m", "toast_cli.ask_xla.child", folder]
 
 
-def environment() -> dict[str, str]:
-    """The parent's environment, without an accelerator, and with warnings on standard error."""
-    quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "1"}
+def environment(folder: str) -> dict[str, str]:
+    """The parent's environment, without an accelerator, with warnings on standard error, and with temporary files in
+    the folder."""
+    quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "1", "TMPDIR": folder}
     # By default libtpu asks a metadata server for the machine's type, and locks the chips.
     libtpu = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     return {**os.environ, **quiet, **libtpu}
@@ -102,23 +76,32 @@ def abort_reason(code: int, stderr: str) -> str:
     return lines[-1] if lines else f"the compiler ended with signal {-code}"
 
 
+def free_bytes() -> int:
+    """Free memory without swapping; all memory if the system does not report it."""
+    try:
+        found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 # -- in the child -----------------------------------------------------------------------------------------------------
 
 
-def work(task: str, folder: Path) -> int:
-    """Runs a task and writes its answer, or the reason why there is none; returns the exit code."""
+def work(request: bytes, folder: Path) -> None:
+    """Calls the function and writes what it returned, or the reason why there is nothing."""
     try:
-        run = getattr(import_module(f"toast_cli.ask_xla.{task}"), f"{task}_task")
-        facts = run(json.loads((folder / REQUEST).read_text()), folder)
+        task, arguments = pickle.loads(request)
+        answer = function_named(task)(*arguments)
     except Exception as error:  # any error of the compiler's bindings is the verdict
-        (folder / ERROR).write_text(str(error))
-        return FAILED
-    (folder / ANSWER).write_text(json.dumps(facts))
-    return 0
+        answer = Failure(str(error))
+    (folder / ANSWER).write_bytes(pickle.dumps(answer))
 
 
 if __name__ == "__main__":
+    from toast_cli.ask_xla import child  # under its own name, which is that of a pickled `Failure`
+
     end_with_parent()
-    code = work(sys.argv[1], Path(sys.argv[2]))
+    child.work(sys.stdin.buffer.read(), Path(sys.argv[1]))
     sys.stderr.flush()
-    os._exit(code)  # a compiler may still be at work in another thread
+    os._exit(0)  # a compiler may still be at work in another thread

@@ -11,10 +11,11 @@ before it propagates and partitions it, which can change the propagation: its ow
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from toast_cli.hardware import Spec, gpu_target_text
 
 Dialect = Literal["stablehlo", "hlo"]
 Platform = Literal["cpu", "tpu", "gpu"]
-PROGRAM, TEXT = "program", "compiled.txt"
+_TASK = "toast_cli.ask_xla.compile:compile_here"
 
 # Without a GPU no kernels can be timed: XLA takes its default tiles.
 GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
@@ -186,17 +187,15 @@ def compile_for(
         form: "any" is any of the formats that toast reads. shardy: whether Shardy or GSPMD propagates; None: by the
             format. options: XLA's own, by name.
     """
-    request = {
-        "form": form, "shardy": form != "hlo" if shardy is None else shardy, "target": asdict(target),
-        "options": options or {},
-    }  # fmt: skip
-    reply = ask("compile", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
+    given = (content, form, target, form != "hlo" if shardy is None else shardy)
+    options = options or {}
+    reply = ask(_TASK, *given, options, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure) and target.platform == "gpu" and _NO_TILES in reply.reason:
-        request["options"] = {**WITHOUT_TRITON, **(options or {})}
-        reply = ask("compile", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
+        reply = ask(_TASK, *given, {**WITHOUT_TRITON, **options}, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure):
         return without_tools(reply) if target.platform == "gpu" else reply
-    return Answer(reply.files[TEXT].decode(), log=reply.log, **reply.facts)
+    answer: Answer = reply[0]
+    return replace(answer, log=reply[1])
 
 
 def collectives_after_partitioning(
@@ -229,21 +228,22 @@ def without_tools(failure: Failure) -> Failure:
 # -- in the child -----------------------------------------------------------------------------------------------------
 
 
-def compile_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Writes the text of one device's program into the folder; returns the other facts of an `Answer`."""
+def compile_here(content: bytes, form: str, target: CompilationTarget, shardy: bool, options: dict[str, str]) -> Answer:
+    """The answer, in this process."""
     from toast_cli import xla
     from toast_cli.frontend.formats import parse_here
 
-    target, shardy = CompilationTarget(**request["target"]), request["shardy"]
-    program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])
-    if request["form"] == "any":
-        form, module = parse_here(program, "the program")
-        shardy = not form.startswith("hlo") or b"xla.sdy.meshes" in program  # HLO that Shardy is to propagate says so
+    program = as_stablehlo(content, form)
+    if form == "any":
+        written, module = parse_here(program, "the program")
+        shardy = (
+            not written.startswith("hlo") or b"xla.sdy.meshes" in program
+        )  # HLO that Shardy is to propagate says so
     else:
         module = xla.parse_module(xla.make_context(), program)
     state_trips(module)
     program, devices = xla.write_bytecode(module), target.find_devices()
-    options = {**(GPU_OPTIONS if target.platform == "gpu" else {}), **request["options"]}
+    options = {**(GPU_OPTIONS if target.platform == "gpu" else {}), **options}
 
     def compiled(more: dict[str, str | bool]) -> Any:
         if target.platform == "cpu":
@@ -252,27 +252,26 @@ def compile_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     if target.partitions_only:
         done = _TPU_PASS if target.platform == "tpu" else _PASS
-        (folder / TEXT).write_text(_after_pass(done, compiled, folder / "dumps"))
-        return {}
+        return Answer(_after_pass(done, compiled, Path(tempfile.mkdtemp())))
     start = time.monotonic()
     executable = compiled({})
     seconds = time.monotonic() - start
     text = xla.compiled_text(executable)
-    (folder / TEXT).write_text(text)
     memory = executable.get_compiled_memory_stats()
-    return {
-        "seconds": seconds,
-        "argument_bytes": memory.argument_size_in_bytes,
-        "output_bytes": memory.output_size_in_bytes,
-        "alias_bytes": memory.alias_size_in_bytes,
-        "temp_bytes": memory.temp_size_in_bytes,
-        "peak_bytes": memory.peak_memory_in_bytes,
-        "cycles": estimated_cycles(text),
-        "host_bytes": memory.host_argument_size_in_bytes
+    return Answer(
+        text,
+        seconds,
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.peak_memory_in_bytes,
+        estimated_cycles(text),
+        memory.host_argument_size_in_bytes
         + memory.host_output_size_in_bytes
         - memory.host_alias_size_in_bytes
         + memory.host_temp_size_in_bytes,
-    }
+    )
 
 
 def _after_pass(done: str, compiled: Callable[[dict[str, str | bool]], Any], dumps: Path) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from toast_cli.frontend import attributes as foreign
 from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE, RAGGED_DOT, RESHAPE, kind_of
 from toast_cli.xla import ir
 
-ORIGINAL, PARTITIONED = "original", "partitioned"
 RUNS = 2
 # Fraction of the free memory that both programs may use.
 _SHARE_OF_MEMORY = 0.8
@@ -73,45 +71,48 @@ def compare_once(
     original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, timeout_seconds: float
 ) -> list[ResultError] | Failure:
     """Compares on one set of inputs."""
-    request = {"form": form, "devices": devices, "shardy": form != "hlo", "seed": seed, "seconds": timeout_seconds}
-    files = {ORIGINAL: original, PARTITIONED: partitioned}
-    answer = ask("numbers", request, files, timeout_seconds=timeout_seconds)
-    if isinstance(answer, Failure):
-        return answer
-    return [ResultError(**{**error, "looks": tuple(error["looks"])}) for error in answer.facts["errors"]]
+    task = "toast_cli.ask_xla.numbers:compare_here"
+    reply = ask(task, original, partitioned, devices, seed, form, timeout_seconds, timeout_seconds=timeout_seconds)
+    if isinstance(reply, Failure):
+        return reply
+    errors: list[ResultError] = reply[0]
+    return errors
 
 
 # -- in the child -----------------------------------------------------------------------------------------------------
 
 
-def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Runs both programs and compares."""
+def compare_here(
+    original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, seconds: float
+) -> list[ResultError]:
+    """The comparison, in this process. seconds: it is refused if it would take longer."""
     from toast_cli import xla
 
-    given = xla.parse_module(xla.make_context(), (folder / ORIGINAL).read_bytes())
+    given = xla.parse_module(xla.make_context(), original)
     refuse_effects(given)
-    split = xla.parse_module(given.context, as_stablehlo((folder / PARTITIONED).read_bytes(), request["form"]))
+    split = xla.parse_module(given.context, as_stablehlo(partitioned, form))
     refuse_effects(split)
     module, split = for_cpu(given, split)
     types, shapes = result_types(module), [shape for shape, _ in result_types(module)]
-    original, partitioned = xla.write_bytecode(module), xla.write_bytecode(split)
-    programs = [(original, own_devices(module), True), (partitioned, request["devices"], request["shardy"])]
+    programs = [
+        (xla.write_bytecode(module), own_devices(module), True), (xla.write_bytecode(split), devices, form != "hlo")
+    ]  # fmt: skip
     loaded = []
     for program, count, shardy in programs:
-        devices = xla.cpu_devices(count)
-        loaded.append((xla.compile_program(program, devices, shardy=shardy), devices))
-    refuse_large([(executable, len(devices)) for executable, devices in loaded], request["seconds"])
-    inputs = input_sets(module, request["seed"], RUNS)
+        there = xla.cpu_devices(count)
+        loaded.append((xla.compile_program(program, there, shardy=shardy), there))
+    refuse_large([(executable, len(there)) for executable, there in loaded], seconds)
+    inputs = input_sets(module, seed, RUNS)
     narrowest, versions = narrowest_float(xla.element_types(module)), new_versions(module)
 
     def run(program: int, arrays: list[list[Any]]) -> Runs:
         results = [xla.execute(*loaded[program], one, shapes) for one in arrays]
         return Runs(results, {k: [arrays[0][number] for number in numbers] for k, numbers in versions.items()})
 
-    shaken = run(0, [shake(one, narrowest, request["seed"]) for one in inputs])
+    shaken = run(0, [shake(one, narrowest, seed) for one in inputs])
     errors = result_errors([type_name(*kind) for kind in types], narrowest, run(0, inputs), shaken, run(1, inputs))
     names = [type_name(*kind) for kind in result_types(given)]
-    return {"errors": [asdict(error) | {"type": name} for error, name in zip(errors, names, strict=True)]}
+    return [replace(error, type=name) for error, name in zip(errors, names, strict=True)]
 
 
 def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:

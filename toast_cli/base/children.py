@@ -174,7 +174,7 @@ def _forked(request: _Request, watched: int | None = None) -> _Ended:
     If the process that reads the pipe `watched` is gone, this kills the fork and ends this process.
     """
     # Imports what the function needs here, so that forks need not.
-    function = _function(request.task) if isinstance(request.task, str) else request.task
+    function = function_named(request.task) if isinstance(request.task, str) else request.task
     with _scratch() as answer, _scratch() as log:
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
@@ -285,9 +285,10 @@ def limit_memory(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
-def _function(task: str) -> Callable[..., bytes]:
+def function_named(task: str) -> Callable[..., Any]:
+    """The function "package.module:function"."""
     module, _, name = task.partition(":")
-    function: Callable[..., bytes] = getattr(import_module(module), name)
+    function: Callable[..., Any] = getattr(import_module(module), name)
     return function
 
 
