@@ -12,7 +12,7 @@
 * initial arrays of scatters (see `scatter_starts`), and copies of results while they are made (see
   `returned_products`);
 * buffers of results that are not made yet (see `waiting_results`), and arguments that are copied for convolutions (see
-  `convolved_arguments`);
+  `convolved_arguments`) or loops (see `narrowed_stacks`);
 * copies into tiles of rows while look-ups read them (see `row_copies`), and what a softmax reads (see
   `masked_softmaxes`);
 * the peak inside a manual region while it runs.
@@ -41,7 +41,7 @@ from toast_cli.program.values import in_transit, moved, on_host, readings, repla
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 STARTED = "started"  # the initial array of a scatter
 RETURNED = "returned"  # a result copied into other tiles
-CONVOLVED = "convolved"  # an argument copied for convolutions
+CONVOLVED = "convolved"  # an argument copied for convolutions or loops
 ROWS = "rows"  # a copy in tiles of its rows
 SPREAD = "spread"  # what a softmax reads and writes beside its scores
 WAITING = "waiting"  # the buffer of a result that is not made yet
@@ -103,7 +103,7 @@ class Buffers:
             if own < self._typical_bytes and not self._waiting_results.keys().isdisjoint(item.values):
                 yield WAITING, own
         copied = next((self._convolved[value] for value in item.values if value in self._convolved), None)
-        if copied is not None and item.tiling.dims:
+        if copied is not None and (item.tiling.dims or copied.images is None):
             yield CONVOLVED, self._layouts.convolved(item, copied, made)
         if self._waits_for_scatter(item, op_sharding):
             computed = op_sharding.computed[item.result]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toast_cli.hardware.model import Chip
 from toast_cli.price.compiled_collectives import Narrowing, early_values, late_values
-from toast_cli.price.convolutions import ConvolvedArgument, Images, convolved_arguments, space_to_batch
+from toast_cli.price.convolutions import CopiedArgument, Images, convolved_arguments, narrowed_stacks, space_to_batch
 from toast_cli.price.fusion import (
     MaskedSoftmax,
     expansions,
@@ -65,7 +65,7 @@ class Compilation:
             its bits that is written, see `written_parts`.
         early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
             `scatter_starts`. returned: by value, see `returned_products`. convolved: by value, see
-            `convolved_arguments`. row_copies: by value, see there.
+            `convolved_arguments` and `narrowed_stacks`. row_copies: by value, see there.
         needs: see `Narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [ticks] see `on_chip`.
     """
@@ -79,7 +79,7 @@ class Compilation:
     images: list[Images | None]
     started: dict[int, ScatterStart]
     returned: dict[int, Sides]
-    convolved: dict[int, ConvolvedArgument]
+    convolved: dict[int, CopiedArgument]
     row_copies: dict[int, tuple[RowCopy, ...]]
     softmaxes: dict[int, MaskedSoftmax]
     needs: Narrowing
@@ -114,7 +114,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         images=space_to_batch(program, stored, profile),
         started=scatter_starts(program, free, lives, profile),
         returned=returned_products(program, stored, profile),
-        convolved=convolved_arguments(program, stored, lives, profile),
+        convolved=convolved_arguments(program, stored, lives, profile) | narrowed_stacks(program, profile),
         row_copies=copied,
         softmaxes=masked_softmaxes(program, profile),
         needs=Narrowing(program, profile),

@@ -116,9 +116,7 @@ def _rates(mesh: MeshFacts) -> tuple[float, float]:
         return 0.0, 0.0
     spec = load_spec(mesh.name)
     links = sum(
-        one.bytes_per_second * (2 if one.kind == "ring" else 1)
-        for one in spec.dimensions
-        if one.kind != "network"
+        one.bytes_per_second * (2 if one.kind == "ring" else 1) for one in spec.dimensions if one.kind != "network"
     )
     return links, spec.preset.wires["network"].bytes_per_second if spec.preset else 0.0
 

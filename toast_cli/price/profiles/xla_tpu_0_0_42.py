@@ -77,7 +77,7 @@ PASSES = plain.PASSES | {
     "space-to-batch", "convolution-tiles", "swapped-convolutions", "returned-layouts", "gathered-pieces",
     "memory-space-assignment", "on-chip-reuse", "loop-residency", "resident-kernels",
     "accumulator-windows", "held-results", "convolved-arguments",
-    "unfilled-stacks",
+    "unfilled-stacks", "narrowed-stacks",
 }  # fmt: skip
 
 # Seen in loops and softmaxes compiled for each generation.
