@@ -13,7 +13,14 @@ from toast_cli.plan.partitioned import ConstraintFacts
 from toast_cli.program import quantities as text
 from toast_cli.report import terminal
 from toast_cli.report.arrays import together
-from toast_cli.report.model import AnalysisFacts, LiveValue, PlanFacts, Report
+from toast_cli.report.model import (
+    AnalysisFacts,
+    ConfirmationFacts,
+    ConfirmedPlanFacts,
+    LiveValue,
+    PlanFacts,
+    Report,
+)
 from toast_cli.report.terminal import one_line, print_report
 from toast_cli.report.words import LOOKED_UP, SUMS, scope_texts
 
@@ -384,6 +391,13 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
     assert "[bold]x[/bold] :smile: \\[y]" in shown(replace(make_report(), arguments=[strange]), 80)
 
 
+def answered(peak: int | None) -> ConfirmationFacts:
+    """A compiler's word on a plan. peak: what the plan needs; None if it is refused."""
+    outcome = "compiled" if peak else "out of memory"
+    row = ConfirmedPlanFacts("search", 0.02, 2**34, outcome, "", 0.02, 0.01, 0.01, peak, bool(peak))
+    return ConfirmationFacts("XLA:TPU", "search" if peak else None, [row], 1, 1.0, rejected=not peak)
+
+
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
@@ -395,6 +409,15 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
         (
             replace(make_report(TOO_LARGE), plan=PlanFacts([], "")),
             "tiny_train on v4-32: DOES NOT FIT, 23.4 ms a step, 45.2 GiB of 30.8 GiB; unsharded",
+        ),
+        (
+            replace(make_report(TOO_LARGE), plan=PlanFacts([], ""), confirmation=answered(29 * 2**30)),
+            "tiny_train on v4-32: 23.4 ms a step, 29.0 GiB of 30.8 GiB by XLA:TPU; unsharded",
+        ),
+        (
+            replace(make_report(TOO_LARGE), plan=PlanFacts([], ""), confirmation=answered(None)),
+            "tiny_train on v4-32: DOES NOT FIT, 23.4 ms a step, 45.2 GiB of 30.8 GiB predicted, and XLA:TPU refuses "
+            "it; unsharded",
         ),
     ],
 )

@@ -100,6 +100,16 @@ def test_who_is_asked_and_what_it_means(
     assert (report.fit, report.met, report.confirmation is not None) == (fit, fit != "no", asked)
 
 
+def test_quiet_runs_say_that_a_compiler_is_asked_and_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(ask_compiler, "compiler_for", lambda spec, name: lambda mesh: Says(3 * 2**20, 2**30))
+    assert run(["partition", TINY, "--mesh", "v5e-16", "--strategy", "fsdp:data", "--confirm", "1", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert "3.00 MiB of 15.0 GiB by XLA:TPU" in out and err.count("note: a compiler is asked") == 1
+
+
 @pytest.mark.parametrize(
     ("share", "code", "said"),
     [

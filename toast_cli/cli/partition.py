@@ -110,7 +110,7 @@ def partition(
     from toast_cli.report.model import to_bytes
 
     with progress_line(wanted=not quiet) as progress:
-        outcome = pipeline.partition(request, progress, None if quiet else say_confirmed)
+        outcome = pipeline.partition(request, _say_asked if quiet else progress, None if quiet else say_confirmed)
         report = outcome.report
         fits = report.met
         content = b""
@@ -144,6 +144,12 @@ def partition(
     if not fits:
         return DOES_NOT_FIT
     return OK if judge is None else verify_outcome(outcome, content, chosen, judge, to_stderr=taken, quiet=quiet)
+
+
+def _say_asked(stage: str, *_: object) -> None:
+    """Says that a compiler is at work, which is the one stage that may take minutes without a word."""
+    if stage == "confirm":
+        say("note", "a compiler is asked about the plan; --confirm 0 asks none")
 
 
 def _written(target: Target | None, chosen: Format, report: Report) -> str:

@@ -96,13 +96,20 @@ def render_report(report: Report, console: Console, *, verbose: bool = False) ->
 
 
 def one_line(report: Report) -> str:
-    """Program, mesh, step time, memory and strategy on one line."""
-    predicted = report.predicted
+    """Program, mesh, step time, memory and strategy on one line; memory by a compiler that was asked."""
+    predicted, confirmed = report.predicted, report.confirmation
     words = {NO: "DOES NOT FIT, ", UNSURE: "MAY NOT FIT, "}
     verdict = words.get(report.fit, "") if report.met or report.fit == NO else "BREAKS A BOUND, "
+    peak, by = float(predicted.peak_bytes), ""
+    if confirmed is not None and confirmed.rejected:
+        by = f" predicted, and {confirmed.compiler} refuses it"
+    elif confirmed is not None:
+        for row in confirmed.plans:
+            if row.name == confirmed.chosen and row.peak_bytes is not None:
+                peak, by = row.peak_bytes, f" by {confirmed.compiler}"
     return (
         f"{report.program.title} on {report.mesh.name}: {verdict}{format_seconds(predicted.step_seconds)} a step, "
-        f"{format_bytes(predicted.peak_bytes)} of {format_bytes(predicted.limit_bytes)}; "
+        f"{format_bytes(peak)} of {format_bytes(predicted.limit_bytes)}{by}; "
         f"{report.plan.summary or 'unsharded'}"
     )
 
