@@ -464,3 +464,18 @@ def test_an_update_of_a_slice_of_a_scanned_array_copies_the_slice_first() -> Non
     uses = evaluator_of(source_of(run, arg(8, 16384, 512), arg(8, 1, 512)), "v5e-8").kernels(())
     (update,) = (use for use in uses if use.name == DYNAMIC_UPDATE_SLICE)
     assert update.bytes == pytest.approx(2 * 8 * 16384 * 512 * 4, rel=0.01)
+
+
+def test_the_copy_counts_in_the_kernel_of_a_product_that_makes_the_new_row() -> None:
+    """The row alone would stay on the chip."""
+
+    def run(cache: Any, weights: Any, x: Any) -> Any:
+        def layer(x: Any, of: Any) -> Any:
+            own = lax.dynamic_update_slice(of[0], x @ of[1], (3, 0))
+            return jnp.tanh(x @ own.T @ own), None
+
+        return lax.scan(layer, x, (cache, weights))[0]
+
+    shapes = arg(8, 65536, 512), arg(8, 512, 512), arg(8, 512)
+    seconds = evaluator_of(source_of(run, *shapes), "v5e-8").cost(()).compute_seconds
+    assert seconds > 3 * 8 * 65536 * 512 * 4 / 819e9  # the slice is read and written, and read by products

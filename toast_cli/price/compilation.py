@@ -368,7 +368,7 @@ class _Grouping:
             size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
             if self._copies_first(op):  # which is copied, and the copy updated
                 whole = round(it.bytes * padding)
-                return Side(size + whole, elements, read=whole)
+                return Side(size + whole, elements, read=whole, passing=size, widest=whole)
             if op.name == SCATTER:
                 return Side(size + (scatter_start_bytes(program, op, self._free) if self._atomic else 0), elements)
             return Side(size, elements, passing=size, widest=it.bytes * padding, rows=self._rows_in(value, size))
