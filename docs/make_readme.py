@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 FIRST_RUN = ("partition", "sample_models/t2b_train.mlirbc.zst", "--mesh", "v4-32", "-o", "sharded.mlir")
-LEFT_OUT = "[…: collectives, arguments, sharding constraints, search, time]"
+LEFT_OUT = "[…: where the time goes, collectives, arguments, notes, search, time]"
 
 
 def first_run() -> str:
@@ -30,7 +30,7 @@ def first_run() -> str:
             encoding="utf-8",
         )
     shown = "\n".join(line.rstrip() for line in ran.stdout.strip().splitlines())
-    return shown[: shown.index("collectives, ")] + LEFT_OUT + shown[shown.rindex("\nwrote ") :]
+    return shown[: shown.index("where the time goes, ")] + LEFT_OUT + shown[shown.rindex("\nwrote ") :]
 
 
 def with_first_run(readme: str, shown: str) -> str:

@@ -24,7 +24,7 @@ from toast_cli.request import Request
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 make_readme = importlib.import_module("make_readme")
-LINE = "tiny_train on v4-32: 23.4 ms a step, 12.1 GiB of 30.8 GiB; batch over data; heads over model; "
+LINE = "tiny_train on v4-32: 23.4 ms a step, 12.1 GiB of 30.8 GiB; data (8): FSDP; model (2): tensor-parallel "
 
 
 @pytest.fixture

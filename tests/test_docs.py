@@ -160,7 +160,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    for said in ("data-parallel 8", "step 2: loss", "verdict of XLA"):
+    for said in ("data-parallel; weights", "step 2: loss", "verdict of XLA"):
         assert said in ran.stdout
     shown = blocks(page, "")[-1].splitlines()
     assert [line for line in shown if line not in ran.stdout] == [], "the decisions that the page shows"

@@ -65,7 +65,14 @@ def test_machines_made_from_names(name: str) -> None:
     assert load_spec(spec.name).mesh() == spec.mesh()
 
 
-SAME = [("h100:64", "h100-64"), ("v5litepod-16", "v5e-16"), ("1xV4-32", "v4-32"), ("A100:16", "a100-16")]
+SAME = [
+    ("h100:64", "h100-64"),
+    ("v5litepod-16", "v5e-16"),
+    ("1xV4-32", "v4-32"),
+    ("A100:16", "a100-16"),
+    ("v5p:64", "v5p-128"),
+]
+SAME += [("v4:16", "v4-32"), ("tpu7x:4", "tpu7x-8"), ("v5e:16", "v5e-16"), ("2xv5p:32", "2xv5p-64")]
 
 
 def test_exports_name_the_platform_of_the_chip() -> None:
@@ -104,7 +111,7 @@ WRONG = [
     ("h100:12", "12 GPUs do not fill hosts of 8", "nearest: h100-8, h100-16"),
     ("2xh100:12", "12 GPUs do not fill hosts of 8", "nearest: 2xh100-8, 2xh100-16"),
     ("h100:0", "0 GPUs do not fill hosts of 8", "nearest: h100-8"),
-    ("v5p:512", "TPU slices use Google Cloud's names", "write v5p-512"),
+    ("v5p:33", "v5p has no slice of that size", "nearest: v5p-64, v5p-128"),
     ("0xv5p-512", "a machine has 1 to", ""),
     ("9999999xh100:999999992", "a machine has 1 to", ""),
     ("h101:64", "neither a file nor a built-in one", 'did you mean "h100-64"?'),

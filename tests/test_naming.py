@@ -678,7 +678,7 @@ def test_the_summary_of_a_solver_says_what_is_split() -> None:
     """A program that only updates its state computes nothing else to speak of."""
     problem = make_problem(program := program_of(relaxed, arg(16, 64), donate=(0,)), analyse(program), MESH)
     groups = [problem.dimensions.class_group[c] for c in problem.dimensions.factor_classes[0]]
-    assert summary(problem, (Shard(groups[0], 0),)) == "x.0 over data; model not used"
+    assert summary(problem, (Shard(groups[0], 0),)) == "data (8): tensor-parallel (x.0); model (2): not used"
 
 
 def relaxed(x: Any) -> tuple[Any, Any]:

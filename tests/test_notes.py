@@ -125,3 +125,16 @@ def test_what_a_kernel_of_grouped_products_would_take_is_said(name: str, mesh: s
     text = f"module {{ {ragged_program(name)} }}"
     found = partition(Request("ragged.mlir", mesh, content=text.encode(), iterations=1)).report.analysis.notes
     assert any("a kernel of grouped products, such as Pallas' megablox, would take" in note for note in found) == masked
+
+
+@pytest.mark.parametrize(("batch", "is_small"), [(32, True), (65_536, False)])
+def test_a_program_too_small_to_gain_is_told_so(batch: int, is_small: bool) -> None:
+    lowered = jax.jit(train, donate_argnums=(0, 1)).lower(
+        *({"down": arg(64, 32), "up": arg(32, 64)},) * 2, arg(batch, 32)
+    )
+    report = partition(Request("m.mlir", "v4-32", iterations=30, content=lowered.as_text().encode())).report
+    said = [note for note in report.analysis.notes if note.startswith("too small to gain from 16 devices: ")]
+    assert len(said) == is_small == (report.plan.decisions == [])
+    for note in said:
+        assert re.search(r"at least [\d.]+× the work .* --strategy [\w -]+ shows it all the same", note)
+        assert not any("is not used" in other for other in report.analysis.notes)

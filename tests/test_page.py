@@ -77,6 +77,17 @@ def test_time_by_module_adds_up(outcome: Outcome, drawn: Pictures) -> None:
     assert any(name.startswith("decoder.py:") for name in layers.below["mlp"].below)
 
 
+def test_the_lines_that_take_longest_are_those_of_the_step(outcome: Outcome, drawn: Pictures) -> None:
+    rows, step = outcome.report.time_by_line, drawn.step
+    assert [row.seconds for row in rows] == sorted((row.seconds for row in rows), reverse=True)
+    mlp = next(row for row in rows if row.location.startswith("decoder.py") and row.module == "layer_*/mlp")
+    in_mlp = [one for one in step.slices if drawn.modules.of(one.op)[-1] == "mlp"]
+    members = [one for one in in_mlp if drawn.places[one.op] == mlp.location]
+    assert mlp.seconds == pytest.approx(sum(one.seconds for one in members), rel=0.01)
+    assert mlp.communication_seconds == pytest.approx(sum(one.seconds for one in members if one.lane), rel=0.01)
+    assert mlp.share == pytest.approx(mlp.seconds / step.seconds)
+
+
 def test_alive_at_the_peak_adds_up(outcome: Outcome, drawn: Pictures) -> None:
     live = outcome.report.predicted.live_at_peak
     assert drawn.alive.amount == pytest.approx(sum(one.bytes for one in live), rel=1e-3)

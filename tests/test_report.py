@@ -99,7 +99,7 @@ def test_shorten_location_without_a_pass() -> None:
 REPORT_80 = """\
 program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a step
 mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable per device
-strategy   batch over data; heads over model; weights sharded over data (ZeRO-3)
+strategy   data (8): FSDP; model (2): tensor-parallel (heads)
 
 decisions
      decision         over       size  count  array.dimension
@@ -112,7 +112,7 @@ decisions
 
 predicted, per device and step
   step time     23.4 ms  ██████▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
-                                     16.1 ms if all overlaps, 23.4 ms if nothing
+                                     nothing overlaps here; 16.1 ms if all did
   peak memory  12.1 GiB  ████░░░░░░  39.3% of 30.8 GiB, arguments 3.20 GiB
   MFU             51.2%  █████░░░░░  of the chips' peak arithmetic rate
 
@@ -121,6 +121,14 @@ compared with
   this plan        23.4 ms  1.00×     12.1 GiB  fits
   unsharded         301 ms  12.9×     98.0 GiB  does not fit
   data-parallel    31.2 ms  1.33×     21.0 GiB  fits
+
+where the time goes, compute and communication
+            time  line                   module
+  50.0%  11.7 ms  model.py:51 ffn        layer_*/mlp
+  24.8%  5.80 ms  model.py:47 attention  layer_*/attention
+   4.0%  1.00 ms  model.py:1             part_1
+   2.0%   500 µs  model.py:2             part_2
+   1.3%   333 µs  model.py:3             part_3
 
 collectives, 306 a step
      kind            axes                 time    result  caused by
@@ -162,7 +170,7 @@ def test_words_of_a_plan(found: str, expected: str) -> None:
 TOO_LARGE_120 = """\
 program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a step
 mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable per device
-strategy   batch over data; heads over model; weights sharded over data (ZeRO-3)
+strategy   data (8): FSDP; model (2): tensor-parallel (heads)
 
 ✗ does not fit: the smallest-memory plan found needs 45.2 GiB on each device, 14.4 GiB more than the limit of 30.8 GiB
 
@@ -175,7 +183,7 @@ decisions
 
 predicted, per device and step
   step time     23.4 ms  ████████████████████████████████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
-                                                                             16.1 ms if all overlaps, 23.4 ms if nothing
+                                                                             nothing overlaps here; 16.1 ms if all did
   peak memory  45.2 GiB  ██████████████████████████████████████████████████  147.0% of 30.8 GiB, arguments 3.20 GiB
   MFU             51.2%  ██████████████████████████░░░░░░░░░░░░░░░░░░░░░░░░  of the chips' peak arithmetic rate
 
@@ -189,6 +197,14 @@ alive at the peak (model.py:88 (fwd loss))
      bytes          role       type                array         from
    500 MiB  1.1%    temporary  bf16[8,1024,32000]  dot_general   model.py:88 (fwd loss/logits)
   8.00 MiB  0.0%    argument   f32[32000,512]      params/embed
+
+where the time goes, compute and communication
+            time  line                   module             mostly
+  50.0%  11.7 ms  model.py:51 ffn        layer_*/mlp        dot_general
+  24.8%  5.80 ms  model.py:47 attention  layer_*/attention  all-reduce over model
+   4.0%  1.00 ms  model.py:1             part_1             add
+   2.0%   500 µs  model.py:2             part_2             add
+   1.3%   333 µs  model.py:3             part_3             add
 
 collectives, 306 a step
      kind            axes                 time    result  caused by
@@ -260,24 +276,6 @@ def test_no_line_is_too_long_or_ends_in_spaces(width: int, verbose: bool) -> Non
     assert [line for line in lines if len(line) > width or line != line.rstrip()] == []
 
 
-CONSTRAINTS_100 = """\
-sharding constraints inside the program, 9 in all
-  ×3  model.py:7, bf16[8,1024]
-      with_sharding_constraint(x, P("data", None))
-      model.py:1, bf16[8,1024]
-      with_sharding_constraint(x, P("data", None))
-      model.py:2, bf16[8,1024]
-      with_sharding_constraint(x, P("data", None))
-      model.py:3, bf16[8,1024]
-      with_sharding_constraint(x, P("data", None))
-      model.py:4, bf16[8,1024]
-      with_sharding_constraint(x, P("data", None))
-      model.py:5, bf16[8,1024]
-      with_sharding_constraint(x, P("data", None))
-  and 1 more; --verbose lists all
-"""
-
-
 def constrained() -> Report:
     """Seven different constraints, the last of them three times."""
     line = 'x = jax.lax.with_sharding_constraint(x, P("data", None))'
@@ -288,30 +286,13 @@ def constrained() -> Report:
     return replace(make_report(), constraints=found)
 
 
-def test_constraints_are_listed_and_equal_ones_once() -> None:
-    assert CONSTRAINTS_100 in shown(constrained(), 100)
+def test_constraints_are_counted_and_with_verbose_listed() -> None:
+    counted = "9 sharding constraints inside the written program, nothing to do by hand; --verbose lists them\n"
+    assert counted in shown(constrained(), 100)
     verbose = shown(constrained(), 100, verbose=True)
     assert verbose.index("model.py:1, bf16") < verbose.index("×3  model.py:7, bf16"), "in the order of the program"
     assert all(len(line) <= 60 for line in shown(constrained(), 60).splitlines())
     assert "constraints" not in shown(make_report(), 100)
-
-
-def test_constraints_that_say_nothing_and_those_on_indices_come_last() -> None:
-    spec = "x = jax.lax.with_sharding_constraint(x, P({}))"
-    facts = [
-        ("i32[4096,4096]", '"data", None'),
-        ("f32[2048,2048]", "P.UNCONSTRAINED, P.UNCONSTRAINED"),
-        ("f32[]", ""),
-        ("f32[8,8]", "None, P.UNCONSTRAINED"),
-        ("f32[16,8]", '("data", "model"), None'),
-    ]
-    found = [
-        ConstraintFacts("use", f"m.py:{k}", kind, "", 1, spec.format(axes)) for k, (kind, axes) in enumerate(facts)
-    ]
-    lines = shown(replace(make_report(), constraints=found), 100).splitlines()
-    assert [line.strip()[:6] for line in lines if line.strip().startswith("m.py")] == [
-        "m.py:4", "m.py:3", "m.py:0", "m.py:1", "m.py:2"
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 120])
@@ -404,7 +385,7 @@ def answered(peak: int | None) -> ConfirmationFacts:
         (
             make_report(),
             "tiny_train on v4-32: 23.4 ms a step, 12.1 GiB of 30.8 GiB; "
-            "batch over data; heads over model; weights sharded over data (ZeRO-3)",
+            "data (8): FSDP; model (2): tensor-parallel (heads)",
         ),
         (
             replace(make_report(TOO_LARGE), plan=PlanFacts([], "")),

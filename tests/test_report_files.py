@@ -254,10 +254,9 @@ def sweep_rows() -> list[SweepRow]:
 
 SWEEP_72 = """\
    mesh   shape           step time  peak memory
-   v4-32  data=8,model=2    30.0 ms     12.1 GiB  batch over data; heads
-                                                  over model; weights
-                                                  sharded over data
-                                                  (ZeRO-3)
+   v4-32  data=8,model=2    30.0 ms     12.1 GiB  data (8): FSDP; model
+                                                  (2): tensor-parallel
+                                                  (heads)
 ★  v4-32  data=16           23.4 ms     12.1 GiB  batch over data
    v4-32  data=8,model=2    23.4 ms     45.2 GiB  does not fit in 30.8
                                                   GiB
@@ -276,7 +275,7 @@ def test_a_point_that_may_not_fit_is_marked_only_if_it_is_much_faster(step_secon
     near = replace(PREDICTED, peak_bytes=30 * 2**30, step_seconds=step_seconds, peak_error=0.07)
     rows = mark_best([row_of("tiny.mlir", "v4-32", make_report(one), 1.0) for one in (PREDICTED, near)])
     assert [(row.status, row.best) for row in rows] == [("fits", not best), ("unsure", best)]
-    assert "may not fit; batch over data" in render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
+    assert "may not fit; data (8): FSDP" in render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
 
 
 def test_sweep_tables_of_two_programs() -> None:

@@ -17,8 +17,11 @@ from random_programs import cases, plans
 
 from toast_cli.cli import main
 from toast_cli.errors import InputError
+from toast_cli.hardware import load_spec
+from toast_cli.pipeline import choose_meshes
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over, read_plan, save_plan
+from toast_cli.request import Request
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
 N, D, F = 8, 16, 64
@@ -194,6 +197,36 @@ def test_a_plan_goes_from_run_to_run(
     said = capsys.readouterr()
     assert said.out.count("\n") == 1
     assert said.err.startswith("note: p.json: decision 1 (experts over data) is left out: nothing here is like experts")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape", "expected"),
+    [
+        ("v4-32", None, {"data": 4, "model": 4}),
+        ("v4-32", "data=2,model=8", {"data": 2, "model": 8}),
+        ("v4.yaml", None, {"x": 16}),  # a file with axes
+        ("v4-64", None, {"data": 8, "model": 4}),  # more devices
+    ],
+)
+def test_a_plan_brings_its_mesh_shape_to_a_named_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mesh: str, shape: str | None, expected: dict[str, int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("v4.yaml").write_text("chip: v4\ntopology: {torus: [2, 2, 4]}\naxes: {x: 16}\n")
+    plan = SavedPlan("m", {"data": 4, "model": 4}, ())
+    (chosen,) = choose_meshes(load_spec(mesh), Request("m.mlir", mesh, shape), plan)
+    assert dict(zip(chosen.names, chosen.sizes, strict=True)) == expected
+
+
+def test_explain_says_what_of_a_plan_does_not_carry_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = str(SAMPLES / "mlp_tiny.mlir")
+    options = [program, "--mesh", "v4-32", "--quiet"]
+    assert main(["partition", *options, "--strategy", "data-parallel", "--save-plan", "p.json"]) == 0
+    assert main(["explain", *options, "--plan", "p.json", "--mesh-shape", "data=4,model=4"]) == 0
+    assert "note: p.json: mesh axis data was 8 devices and is 4\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -150,18 +150,21 @@ def problem(program: Callable[[], Program]) -> Problem:
     return make_problem(read, analyse(read), MESH)
 
 
-ZERO3 = "weights and state sharded over data (ZeRO-3)"
 SENTENCES: list[tuple[Callable[[], Program], str, str]] = [
-    (stack, "data-parallel:data", "data-parallel 4: batch over data; weights and state replicated; model not used"),
-    (stack, "fsdp:data", f"FSDP 4: batch over data; {ZERO3}; model not used"),
-    (stack, "zero2:data", "data-parallel 4: batch over data; state sharded over data (ZeRO-2); model not used"),
-    (stack, "fsdp:data+megatron:model", f"FSDP 4 × tensor 2: batch over data; ff_2 over model; {ZERO3}"),
-    (float8, "fsdp:data", f"FSDP 4: batch over data; {ZERO3}; model not used"),
-    (float8, "fsdp:data+megatron:model", f"FSDP 4 × tensor 2: batch over data; ff_2 over model; {ZERO3}"),
-    (spectral, "fsdp:data", f"FSDP 4: batch over data; {ZERO3}; model not used"),
-    (vocabulary_in_tiles, "fsdp:data", f"FSDP 4: batch over data; {ZERO3}; model not used"),
-    (circular_pipeline, "data-parallel:data", "data-parallel 4: batch over data; weights replicated; model not used"),
-    (decoder, "context:data", "context 4: seq over data; weights replicated; model not used"),
+    (stack, "data-parallel:data", "data (4): data-parallel; model (2): not used; weights and state replicated"),
+    (stack, "fsdp:data", "data (4): FSDP; model (2): not used"),
+    (
+        stack,
+        "zero2:data",
+        "data (4): data-parallel with sharded state (ZeRO-2); model (2): not used; weights replicated",
+    ),
+    (stack, "fsdp:data+megatron:model", "data (4): FSDP; model (2): tensor-parallel (ff_2)"),
+    (float8, "fsdp:data", "data (4): FSDP; model (2): not used"),
+    (float8, "fsdp:data+megatron:model", "data (4): FSDP; model (2): tensor-parallel (ff_2)"),
+    (spectral, "fsdp:data", "data (4): FSDP; model (2): not used"),
+    (vocabulary_in_tiles, "fsdp:data", "data (4): FSDP; model (2): not used"),
+    (circular_pipeline, "data-parallel:data", "data (4): data-parallel; model (2): not used; weights replicated"),
+    (decoder, "context:data", "data (4): context-parallel (seq); model (2): not used; weights replicated"),
 ]
 
 

@@ -411,7 +411,7 @@ def test_shapes_on_which_a_tactic_does_not_apply_are_left_out(capsys: pytest.Cap
         "megatron:model",
     ]
     assert run(["partition", str(SMALL["mlp_tiny"]), *options, "--iterations", "40", "--quiet"]) == 0
-    assert "batch over data" in capsys.readouterr().out
+    assert "data (8): data-parallel" in capsys.readouterr().out
 
 
 def test_tactics_says_what_applies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,10 +433,10 @@ def test_tactics_needs_program_and_mesh_together(capsys: pytest.CaptureFixture[s
 # strategy -> what the summary must say of weights and of axes left alone, and what it must not
 SAID: list[tuple[str, list[str], list[str]]] = [
     ("data-parallel", ["weights and state replicated"], ["not used", "ZeRO"]),
-    ("data-parallel:data", ["weights and state replicated", "model not used"], ["data not used"]),
-    ("fsdp", ["(ZeRO-3)"], ["replicated", "not used"]),
-    ("fsdp+megatron", ["(ZeRO-3)"], ["replicated", "not used"]),
-    ("megatron:model", ["data not used"], ["replicated"]),
+    ("data-parallel:data", ["weights and state replicated", "model (2): not used"], ["data (4): not used"]),
+    ("fsdp", ["data x model (8): FSDP"], ["replicated", "not used"]),
+    ("fsdp+megatron", ["data (4): FSDP"], ["replicated", "not used"]),
+    ("megatron:model", ["data (4): not used"], ["replicated"]),
 ]
 
 
@@ -462,30 +462,29 @@ def test_a_cache_that_rests_by_the_batch_is_used_as_it_rests() -> None:
     of = problem("itx_decode_tiny")
     for name in ("data-parallel", "megatron", "data-parallel x megatron"):
         assert "ZeRO" not in summary(of, strategy(of, name)), name
-    assert summary(of, strategy(of, "megatron")).startswith("tensor 8: ")
-    assert "weights sharded over data x model, gathered for their use" in summary(of, strategy(of, "fsdp"))
+    assert summary(of, strategy(of, "megatron")) == "data x model (8): tensor-parallel (heads, ff, vocab_2, vocab)"
+    assert summary(of, strategy(of, "fsdp")) == "data x model (8): FSDP"
 
 
 def test_strategies_are_called_as_people_call_them() -> None:
     of = problem("t2b_tiny")
-    named = {name: summary(of, strategy(of, name)).partition(":")[0] for name in STRATEGY_NAMES}
-    assert named == STRATEGY_NAMES
+    assert {name: summary(of, strategy(of, name)) for name in STRATEGY_NAMES} == STRATEGY_NAMES
 
 
-def test_two_kinds_over_the_same_devices_are_in_brackets() -> None:
-    """`a + b 4 × c 2` would read as a, and b over 4."""
+def test_all_kinds_over_an_axis_are_named() -> None:
     of = problem("t2b_tiny")
     number = {group.name: k for k, group in enumerate(of.dimensions.groups)}
     plan = Shard(number["ff"], 0), Shard(number["batch"], 0), Shard(number["heads"], 1)
-    assert summary(of, of.canonical(plan)).startswith("(data-parallel + tensor) 4 × tensor 2: ")
+    kinds = "data (4): data-parallel and tensor-parallel (ff); model (2): tensor-parallel (heads)"
+    assert summary(of, of.canonical(plan)) == kinds
 
 
 STRATEGY_NAMES = {
-    "data-parallel": "data-parallel 8",
-    "zero2": "data-parallel 8",
-    "fsdp": "FSDP 8",
-    "megatron": "tensor 8",
-    "context": "context 8",
-    "fsdp x megatron": "FSDP 4 × tensor 2",
-    "fsdp x context": "FSDP 4 × context 2",
+    "data-parallel": "data x model (8): data-parallel; weights and state replicated",
+    "zero2": "data x model (8): data-parallel with sharded state (ZeRO-2); weights replicated",
+    "fsdp": "data x model (8): FSDP",
+    "megatron": "data x model (8): tensor-parallel (heads, ff, vocab)",
+    "context": "data x model (8): context-parallel (seq); weights and state replicated",
+    "fsdp x megatron": "data (4): FSDP; model (2): tensor-parallel (heads, ff, vocab)",
+    "fsdp x context": "data (4): FSDP; model (2): context-parallel (seq)",
 }

@@ -282,13 +282,15 @@ def _is_refused(variant: Variant, confirmation: Confirmation) -> bool:
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:
-    """The mesh that the user asks for. Without a request, the mesh of a saved plan, or every sensible shape."""
+    """The mesh that the user asks for with `--mesh-shape` or in a file. Without a request, that of a saved plan, the
+    named machine's, or every sensible shape."""
     if request.mesh_shape not in (None, "auto"):
         return [spec.mesh(parse_shape(request.mesh_shape or ""), request.memory_limit)]
+    free = request.mesh_shape is None and (spec.named or not spec.axes)
+    if free and saved is not None and prod(saved.axes.values()) == spec.devices:
+        return [spec.mesh(saved.axes, request.memory_limit)]
     if request.mesh_shape is None and spec.axes:
         return [spec.mesh(None, request.memory_limit)]
-    if request.mesh_shape is None and saved is not None and prod(saved.axes.values()) == spec.devices:
-        return [spec.mesh(saved.axes, request.memory_limit)]
     return [spec.mesh(shape, request.memory_limit) for shape in spec.mesh_shapes()]
 
 

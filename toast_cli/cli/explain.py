@@ -10,7 +10,7 @@ import typer
 
 from toast_cli.base.files import Target, check_targets, read_whole_number, write_target
 from toast_cli.cli import options
-from toast_cli.cli.running import OK, progress_line
+from toast_cli.cli.running import OK, progress_line, say
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def explain(
             found = _annotated(study, outcome, request)
         else:
             found = _explanation(study, decision, collective, peak, request.pins)
+    for notice in outcome.notices:
+        say("note", notice)
     for target in targets:
         write_target(target, write_json(found.to_json()))
     if not any(target.is_stdout for target in targets):

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 # What the formats without a program lack.
-LEFT_OUT = "shardings of arguments and results only, the compiler finds the others; OUT.mlir has the whole plan"
+LEFT_OUT = (
+    "shardings of arguments and results only, the compiler finds the others; -o FILE.mlir writes the whole plan instead"
+)
 
 
 @options.with_options(

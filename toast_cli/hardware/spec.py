@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -41,12 +41,12 @@ def load_spec(name_or_path: str) -> Spec:
     built_in = _built_in_files()
     name = canonical(name_or_path.removesuffix(".yaml"))
     if name in built_in:
-        return parse_spec(built_in[name].read_text(encoding="utf-8"), built_in[name].name)
+        return replace(parse_spec(built_in[name].read_text(encoding="utf-8"), built_in[name].name), named=True)
     if path.name and _is_a_folder(path):
         raise SpecError("is a directory", where=name_or_path, hint="give a YAML file or a name from `toast mesh list`")
     text = generate(name_or_path)
     if text is not None:
-        return parse_spec(text, name)
+        return replace(parse_spec(text, name), named=True)
     raise SpecError(
         f'no mesh specification "{name_or_path}", neither a file nor a built-in one',
         hint=f"{nearest(path.name.removesuffix('.yaml'), available_specs())}; others by chip and number, {EXAMPLES}; "
@@ -131,6 +131,7 @@ class Spec:
         dimensions: physical, innermost first; dimensions of one device are left out.
         requests: the axes written in the specification, None if it leaves the choice to the tool.
         memory_fraction: part of the usable memory a plan may fill.
+        named: the user named the machine, so that the axes are toast's choice.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Spec:
     dimensions: tuple[Dimension, ...]
     requests: tuple[AxisRequest, ...] | None
     memory_fraction: float
+    named: bool = field(default=False, compare=False)
 
     @property
     def devices(self) -> int:
@@ -421,13 +423,17 @@ _CUBE = 64  # chips: a large slice of a 3-D torus is any number of cubes of 4x4x
 
 
 def canonical(name: str) -> str:
-    """The name that a report shows: `H100:64` is `h100-64`, `v5litepod-16` is `v5e-16`."""
+    """The name that a report shows: `H100:64` is `h100-64`, `v5litepod-16` is `v5e-16`. After a colon comes the number
+    of chips: `v5p:64` is `v5p-128`, as Google Cloud counts TensorCores."""
     matched = _NAME.fullmatch(name)
     if matched is None:
         return name
     chip = matched["chip"].lower()
     slices = f"{int(matched['slices'])}x" if int(matched["slices"] or 1) != 1 else ""
-    return f"{slices}{'v5e' if chip == 'v5litepod' else chip}-{int(matched['count'])}"
+    chip = "v5e" if chip == "v5litepod" else chip
+    preset = next((one for one in presets() if one.chip.name == chip and one.torus_rank), None)
+    cores = _cores(preset) if preset is not None and matched["joint"] == ":" else 1
+    return f"{slices}{chip}-{int(matched['count']) * cores}"
 
 
 def machine_name(kind: str, devices: int, slices: int) -> str | None:
@@ -443,14 +449,12 @@ def machine_name(kind: str, devices: int, slices: int) -> str | None:
 
 def generate(name: str) -> str | None:
     """YAML of the machine; None for other names. Raises SpecError for a number of chips that no slice has."""
-    matched = _NAME.fullmatch(name)
+    matched = _NAME.fullmatch(canonical(name))
     chip = matched["chip"].lower() if matched else ""
     preset = next((one for one in presets() if one.chip.name.lower() == _ALIASES.get(chip, chip)), None)
     if matched is None or preset is None:
         return None
     count, slices = int(matched["count"]), int(matched["slices"] or 1)
-    if preset.torus_rank and matched["joint"] == ":":
-        raise _error(name, "TPU slices use Google Cloud's names, with a dash", f"write {chip}-{count}")
     if not slices or count * slices > MOST_DEVICES:
         raise _error(name, f"a machine has 1 to {MOST_DEVICES:,} devices", "give other numbers")
     head = f"name: {canonical(name)}\nchip: {preset.chip.name}\n"

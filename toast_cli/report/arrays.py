@@ -30,6 +30,7 @@ from toast_cli.program.quantities import (
 )
 from toast_cli.report import style
 from toast_cli.report.model import ArgumentFacts, LiveValue, Report, ResultFacts
+from toast_cli.report.step import NOWHERE
 from toast_cli.report.words import look, rows_of
 
 # ---------------------------------------------------------------- shardings
@@ -86,7 +87,10 @@ def _folded(
         stacked += [pattern, style.indented(Text(" ").join([Text(f"{type_} {times}".strip()), sharding]))]
     hidden = len(folded) - len(largest)
     more = [Text(f"and {format_plural(hidden, 'smaller pattern')}; --verbose lists all", style.LABEL)] if hidden else []
-    body = [drawn] if width >= style.NARROW else stacked
+    wide = width >= style.NARROW and all(
+        len(line) <= room for one in facts for line in _broken(one[0], room).split("\n")
+    )
+    body = [drawn] if wide else stacked
     return style.section(f"{title}, {format_count(len(entries))} in all", *body, *more)
 
 
@@ -159,8 +163,23 @@ def _alike(one: LiveValue) -> NamedArray:
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
 _NUMBER_IN_PATH = re.compile(r"(?<=[/_])\d+")
+# Lines of the source that a report shows without --verbose.
+SHORT_LINES = 5
 # Prefix of the place of collectives in manual regions.
 BY_HAND = "manual: "
+
+
+def time_by_line(report: Report, width: int, verbose: bool) -> RenderableType | None:
+    """The modules and lines of the source that take longest."""
+    shown = report.time_by_line if verbose else report.time_by_line[:SHORT_LINES]
+    if not shown:
+        return None
+    columns = [("", "right"), ("time", "right"), ("line", "name"), ("module", "name"), ("mostly", "left")]
+    rows = [
+        [format_percent(one.share), format_seconds(one.seconds), one.location or NOWHERE, one.module, one.mostly]
+        for one in shown
+    ]
+    return style.section("where the time goes, compute and communication", style.fitted(columns, rows, width, [(4,)]))
 
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
@@ -228,28 +247,27 @@ def _shared_location(locations: Sequence[str]) -> str:
 # ---------------------------------------------------------------- constraints
 # The section of a terminal report about constraints: the lines to paste.
 
-# What a report shows without --verbose.
+# Lines of kernels that a report shows.
 SHORT_CONSTRAINTS = 6
 # Prefix of every line to paste; a report has no room for it.
 JAX = "x = jax.lax."
 KERNEL = "kernel"
-_INTEGERS = re.compile(r"u?i\d+\[")
 
 
 def constraints(report: Report, verbose: bool) -> RenderableType | None:
-    """The lines to paste for users who keep their own program, without duplicates. Without `verbose`, those of the
-    largest arrays."""
+    """The number of constraints in the written program; with `verbose`, the lines to paste for users who keep their own
+    program, without duplicates."""
     placed = [one for one in report.constraints if one.place != KERNEL]
     if not placed:
         return None
+    count = format_plural(len(placed), "sharding constraint")
+    if not verbose:
+        return Text(f"{count} inside the written program, nothing to do by hand; --verbose lists them", style.LABEL)
     alike = Counter((_place(one.location), one.type, one.line) for one in placed)
-    listed = list(alike.items()) if verbose else sorted(alike.items(), key=_weight, reverse=True)[:SHORT_CONSTRAINTS]
     drawn = style.table([("", "right"), ("", "fold")])
-    for (place, type_, line), count in listed:
-        drawn.add_row(f"×{format_count(count)}" if count > 1 else "", _line_to_paste(report, place, type_, line))
-    rest = len(placed) - sum(count for _, count in listed)
-    more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
-    return style.section(f"sharding constraints inside the program, {format_count(len(placed))} in all", drawn, *more)
+    for (place, type_, line), times in alike.items():
+        drawn.add_row(f"×{format_count(times)}" if times > 1 else "", _line_to_paste(report, place, type_, line))
+    return style.section(f"{count} inside the written program", drawn)
 
 
 def _place(location: str) -> str:
@@ -273,16 +291,3 @@ def kernels(report: Report) -> RenderableType | None:
     rest = len(found) - SHORT_CONSTRAINTS
     more = [Text(f"and {format_count(rest)} more; the JSON report lists all", style.LABEL)] if rest > 0 else []
     return style.section("hand-written kernels on parts, and the same in JAX", drawn, *more)
-
-
-def _weight(constraint: tuple[tuple[str, str, str], int]) -> tuple[bool, int]:
-    """Importance of a constraint: least if it leaves all dimensions to the compiler, or is of integers, which are
-    indices and masks; else by the bytes of its array."""
-    (_, type_, line), count = constraint
-    return _says_something(line) and not _INTEGERS.match(type_), type_bytes(type_) * count
-
-
-def _says_something(line: str) -> bool:
-    """True if a line states the sharding of some dimension."""
-    spec = line.partition("P(")[2].rstrip(")")
-    return any(entry.strip() not in ("", "P.UNCONSTRAINED") for entry in spec.split(","))

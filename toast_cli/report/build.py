@@ -21,7 +21,14 @@ from toast_cli.price.profiles import version_note
 from toast_cli.program.model import Program
 from toast_cli.program.names import slash_path
 from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, SCATTER
-from toast_cli.program.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
+from toast_cli.program.quantities import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_plural,
+    format_ratio,
+    format_seconds,
+)
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, undonated
 from toast_cli.program.values import recomputed_parts
 from toast_cli.report.model import (
@@ -42,10 +49,11 @@ from toast_cli.report.model import (
     ResultFacts,
     SearchFacts,
 )
+from toast_cli.report.step import step_of, time_by_line
 from toast_cli.report.words import decision_text, idle_axes, part_name, scope_name, side_texts, summary
 from toast_cli.search.incumbent import SearchResult, reader
 from toast_cli.tactics import PricedStrategy, priced_strategies
-from toast_cli.tactics.strategies import PAIRS, baselines, better
+from toast_cli.tactics.strategies import NO_EFFECT, PAIRS, baselines, better
 
 PRODUCTS = 3  # of pairs of tactics compared with, at most, if all strategies are
 FAR = 1.1  # times as slow as the plan found, or more
@@ -63,6 +71,7 @@ def build_report(
     """The facts of a run, without its timings. elsewhere: known strategies by name on the mesh shapes tried."""
     problem = evaluator.problem
     program, mesh = problem.program, problem.mesh
+    baselines = _baselines(evaluator, result.cost.step_seconds, elsewhere or {})
     parameters = sum(program.values[a.value].bytes for a in program.arguments)
     arguments, results = _shardings(problem, evaluator.lowered(result.plan))
     return Report(
@@ -94,14 +103,15 @@ def build_report(
             fixed=len(problem.fixed),
         ),
         _predicted(source, evaluator, result),
-        _baselines(evaluator, result.cost.step_seconds, elsewhere or {}),
+        baselines,
         collective_facts(source, evaluator, result.plan),
         arguments,
         results,
-        _analysis(source, evaluator, result),
+        _analysis(source, evaluator, result, _too_small(evaluator, result, baselines)),
         SearchFacts(algorithm, seed, result.seconds, result.evaluations, result.best_found_at, result.stopped),
         {},
         goal=goal_facts(problem, result.cost),
+        time_by_line=time_by_line(source, step_of(evaluator, result)),
     )
 
 
@@ -349,10 +359,10 @@ def _nameless(program: Program) -> list[str]:
 def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     """The fastest plan found, if a known strategy or a shorter plan that is nearly as fast was preferred."""
     plan, cost = result.fastest or (result.plan, result.cost)
-    if cost.step_seconds >= result.cost.step_seconds:
+    if cost.step_seconds >= (1 - NO_EFFECT) * result.cost.step_seconds:
         return []
     gain = format_percent(1 - cost.step_seconds / result.cost.step_seconds)
-    taken = result.known_as or format_plural(len(result.plan), "decision")
+    taken = result.known_as or f"this plan of {format_plural(len(result.plan), 'decision')}"
     return [
         f"toast prefers {taken} to a plan of {format_plural(len(plan), 'decision')} that is predicted {gain} faster "
         f"({format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}: {summary(problem, plan)}); "
@@ -375,7 +385,27 @@ def _grouped_products(evaluator: Evaluator, plan: Plan) -> list[str]:
     ]
 
 
-def _analysis(source: Source, evaluator: Evaluator, result: SearchResult) -> AnalysisFacts:
+def _too_small(evaluator: Evaluator, result: SearchResult, baselines: Mapping[str, BaselineFacts]) -> list[str]:
+    """A remark if everything is replicated since known strategies take longer: how to see one, and how much more work
+    is needed at least. More work takes the time of its arithmetic and memory traffic, of which devices save all but
+    their share; what kernels take to start, and gradients to be reduced, stays."""
+    whole, *strategies = baselines.items()
+    if result.plan or not strategies:
+        return []
+    mesh = evaluator.problem.mesh
+    name, best = min(strategies, key=lambda one: one[1].step_seconds)
+    flops, bytes_per_second = max(mesh.chip.matrix_flops.values()), mesh.chip.memory_bytes_per_second
+    work = sum(max(kernel.flops / flops, kernel.bytes / bytes_per_second) for kernel in evaluator.kernels(()))
+    saved = work * (1.0 - 1.0 / mesh.devices)
+    more = 1.0 + (best.step_seconds - whole[1].step_seconds) / saved if saved else inf
+    return [
+        f"too small to gain from {mesh.devices} devices: {name} takes {format_seconds(best.step_seconds)}, everything "
+        f"replicated {format_seconds(whole[1].step_seconds)}; it takes at least "
+        f"{format_ratio(more)} the work a step (a larger batch) to gain; --strategy {name} shows it all the same"
+    ]
+
+
+def _analysis(source: Source, evaluator: Evaluator, result: SearchResult, remarks: list[str]) -> AnalysisFacts:
     problem, lowered = evaluator.problem, evaluator.lowered(result.plan)
     dimensions = problem.dimensions
     groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
@@ -385,8 +415,9 @@ def _analysis(source: Source, evaluator: Evaluator, result: SearchResult) -> Ana
         if op.opaque and op.kernel is None  # notices cover kernels
     )
     notes = [
+        *remarks,
         *_passed_over(problem, result),
-        *(_idle(problem, result.plan, axis) for axis in idle_axes(problem, result.plan)),
+        *(_idle(problem, result.plan, axis) for axis in idle_axes(problem, result.plan) if not remarks),
         *padding_advice(problem),
         *_undonated(problem, lowered),
         *_grouped_products(evaluator, result.plan),

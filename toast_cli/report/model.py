@@ -171,6 +171,18 @@ class GroupFacts:
 
 
 @dataclass(frozen=True)
+class LineFacts:
+    """Time of one line of the source in one module, all layers together."""
+
+    module: str
+    location: str
+    seconds: float  # kernels and collectives
+    communication_seconds: float  # the collectives' part
+    mostly: str  # the kind of kernel or collective that takes most of it
+    share: float  # of all kernels and collectives of a step
+
+
+@dataclass(frozen=True)
 class AnalysisFacts:
     classes: int
     groups: int
@@ -280,6 +292,7 @@ class Report:
     goal: GoalFacts = field(default_factory=GoalFacts)
     confirmation: ConfirmationFacts | None = None
     alternatives: list[AlternativeFacts] = field(default_factory=list)  # the best first, where they were asked for
+    time_by_line: list[LineFacts] = field(default_factory=list)  # those that take longest
     schema: str = SCHEMA
 
     def __getitem__(self, key: str) -> Any:

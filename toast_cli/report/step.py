@@ -9,17 +9,25 @@ In: evaluator and search result. Out: a `Step`.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toast_cli.base.units import printable
+from toast_cli.frontend.places import common_start, folded, functions_of, pass_of, scopes_of
 from toast_cli.frontend.source import Source
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.timeline import ops_by_pattern, places_of
+from toast_cli.report.model import LineFacts
 from toast_cli.search.incumbent import SearchResult
 
+NOWHERE = "no place in the source"
+_LOWERED = re.compile(r"jit\((\w+)\)")
 COMPUTE = 0
 # Order within an op: collectives that it waits for, its kernel, collectives that complete its results.
 _BEFORE, _KERNEL, _AFTER = 0, 1, 2
@@ -95,6 +103,60 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
     return Step(lanes, tuple(slices), np.maximum.accumulate(begins))
 
 
+class Modules:
+    """Paths of the given ops of a program."""
+
+    def __init__(self, source: Source, ops: Iterable[int]) -> None:
+        numbers = sorted(set(ops))
+        stacks = {op: source.name_stack(op) for op in numbers}
+        scopes = {op: scopes_of(stack) for op, stack in stacks.items()}
+        first = common_start(path for path in scopes.values() if path)
+        self._passes = {op: pass_of(stack) for op, stack in stacks.items()}
+        self._paths = {op: scopes[op][first:] or _functions(source, op, stacks[op]) for op in numbers}
+
+    def of(self, op: int) -> tuple[str, ...]:
+        """The modules around an op, the outermost first."""
+        return self._paths[op]
+
+    def pass_of(self, op: int) -> str:
+        """`fwd`, `bwd`, `remat` or nothing."""
+        return self._passes[op]
+
+
+def _functions(source: Source, op: int, stack: str) -> tuple[str, ...]:
+    path = tuple(map(printable, functions_of(source.stack(op))))
+    lowered = _LOWERED.match(stack)
+    inside = path[path.index(lowered[1]) + 1 :] if lowered and lowered[1] in path else path
+    return inside or path[-1:] or (NOWHERE,)
+
+
+# Slices below this fraction of the step are not attributed to a line, and this many lines are listed.
+_LEAST, _LINES = 1e-4, 20
+
+
+def time_by_line(source: Source, step: Step) -> list[LineFacts]:
+    """The modules and lines that take longest, kernels and collectives together."""
+    slices = [one for one in step.slices if one.seconds > _LEAST * step.seconds]
+    modules = Modules(source, {one.op for one in slices})
+    places = {one.op: source.location(one.op).partition(" (")[0] for one in slices}
+    seconds: dict[tuple[str, str], Counter[tuple[str, bool]]] = defaultdict(Counter)
+    for one in slices:
+        row = "/".join(folded(modules.of(one.op))), places[one.op]
+        seconds[row][one.name, one.lane == COMPUTE] += one.seconds  # type: ignore[assignment]
+    rows = sorted(seconds.items(), key=lambda row: -sum(row[1].values()))[:_LINES]
+    return [
+        LineFacts(
+            module,
+            place,
+            sum(names.values()),
+            sum(amount for (_, computed), amount in names.items() if not computed),
+            names.most_common(1)[0][0][0],
+            sum(names.values()) / step.seconds,
+        )
+        for (module, place), names in rows
+    ]
+
+
 @dataclass
 class _Slice:
     """One level of the stack: `seconds` of all below it."""
@@ -154,7 +216,7 @@ def _slice(process: int, thread: int, name: str, start: float, length: float) ->
 def _stack(source: Source, op: int) -> list[str]:
     """The user's frames, the outermost first; without any, the op's location or a remark."""
     frames = [str(frame) for frame in reversed(source.stack(op)) if frame.is_users]
-    return frames or [source.location(op) or "no place in the source"]
+    return frames or [source.location(op) or NOWHERE]
 
 
 def _write(slice: _Slice, start: float, thread: int, events: list[dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ from toast_cli.program.quantities import (
     format_seconds,
 )
 from toast_cli.report import arrays, style
-from toast_cli.report.arrays import collectives, constraints, kernels, live_at_peak
+from toast_cli.report.arrays import collectives, constraints, kernels, live_at_peak, time_by_line
 from toast_cli.report.comparison import alternatives, confirmation
 from toast_cli.report.model import (
     BaselineFacts,
@@ -128,6 +128,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         alternatives(report),
         confirmation(report),
         live_at_peak(report, width, verbose) if verbose or not fits else None,
+        time_by_line(report, width, verbose),
         collectives(report, width, verbose),
         arrays.arguments(report, width, verbose),
         arrays.results(report, width) if verbose else None,
@@ -411,21 +412,23 @@ def _whereabouts(report: Report, room: int) -> list[str]:
     """[decisions] the arrays that have the dimension, at its first decision, as many as fit; the dimension chosen where
     an array has it twice, unless an earlier decision chose the same; and the decision's scope."""
     members = {group.name: group.members for group in report.analysis.group_list}
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     listed: set[tuple[str, str]] = set()
     found = []
-    for decision in report.plan.decisions:
+    for number, decision in enumerate(report.plan.decisions, start=1):
         words = []
         if decision.target not in seen and decision.kind == "shard":
             patterns = _patterns(members.get(decision.target, []))
-            words += [_as_many(patterns, room)] if patterns else []
+            words.append(_as_many(patterns, room) if patterns else "no argument, only inside the program")
         elif decision.kind != "shard":
             words.append(decision.text)
+        else:
+            words.append(f"as decision {seen[decision.target]}")
         choices = [choice for choice in dict.fromkeys(decision.choices) if (decision.target, choice) not in listed]
         words += [f"where it occurs twice: {', '.join(choices)}"] if choices else []
         listed.update((decision.target, choice) for choice in choices)
         words += scope_texts(decision.unless, decision.only)
-        seen.add(decision.target)
+        seen.setdefault(decision.target, number)
         found.append("; ".join(words))
     return found
 
@@ -477,6 +480,8 @@ def overlap_text(predicted: PredictedFacts) -> str:
     least, most = format_seconds(predicted.step_seconds_lower), format_seconds(predicted.step_seconds_upper)
     if not 0 < predicted.step_seconds_lower < predicted.step_seconds_upper or least == most:
         return ""
+    if format_seconds(predicted.step_seconds) == most:
+        return f"nothing overlaps here; {least} if all did"
     return f"{least} if all overlaps, {most} if nothing"
 
 

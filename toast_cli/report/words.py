@@ -1,4 +1,5 @@
-"""A plan in words: one sentence for the whole, one for each decision; and its strategy by name: "FSDP 8 × tensor 2"."""
+"""A plan in words: its strategy over each mesh axis, "data (8): FSDP; model (2): tensor-parallel (ff)", and a sentence
+for each decision."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from toast_cli.dimensions.model import FactorKind
 from toast_cli.frontend.source import Source
@@ -27,8 +29,8 @@ _NUMBERED = re.compile(r"_\d+$")
 
 
 def summary(problem: Problem, plan: Plan) -> str:
-    """E.g. "FSDP 8 × tensor 2: batch over data; heads, ff and vocab over model; weights sharded over data (ZeRO-3)".
-    It describes the partitioned program; decisions without effect are left out. What toast rewrote comes last.
+    """E.g. "data (8): FSDP; model (2): tensor-parallel (heads, ff)": the strategy of the partitioned program over each
+    mesh axis. Decisions without effect are left out. What toast rewrote comes last.
     """
     return "; ".join([_split_text(problem, plan), *problem.program.rewritten])
 
@@ -36,18 +38,21 @@ def summary(problem: Problem, plan: Plan) -> str:
 def _split_text(problem: Problem, plan: Plan) -> str:
     if not plan:
         return "everything replicated"
-    found = strategy_of(problem, plan)
-    over: dict[str, list[str]] = defaultdict(list)  # axes -> what is computed split over them
-    axes_of: dict[int, dict[int, None]] = defaultdict(dict)
-    for decision in plan:
-        if isinstance(decision, Shard) and (decision.group, decision.axis) in found.computed:
-            axes_of[decision.group][decision.axis] = None
-    for group, axes in axes_of.items():
-        over[" x ".join(problem.mesh.names[a] for a in axes)].append(problem.dimensions.groups[group].name)
-    parts = [f"{_join(names)} over {axes}" for axes, names in over.items()]
-    idle = [f"{problem.mesh.names[axis]} not used" for axis in idle_axes(problem, plan)]
-    sharded = "; ".join([*parts, *(_at_rest(problem, found) or _whole(problem, plan)), *idle])
-    return f"{found.name}: {sharded}" if found.name else sharded
+    mesh, idle = problem.mesh, idle_axes(problem, plan)
+    lowered = [problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))]
+    work = _work(problem, lowered)
+    used = _used(problem, work)
+    stored = {role: _stored(problem, lowered, role, used) for role in (WEIGHTS, STATE)}
+    axes_of: dict[str, list[int]] = defaultdict(list)
+    for axis in (axis for axis, size in enumerate(mesh.sizes) if size > 1):
+        decided = [problem.dimensions.groups[d.group].name for d in plan if isinstance(d, Shard) and d.axis == axis]
+        named = _axis_text(problem, work, stored, axis) or f"{_join(list(dict.fromkeys(decided)) or ['some'])} split"
+        axes_of["not used" if axis in idle else named].append(axis)
+    parts = [
+        f"{' x '.join(mesh.names[a] for a in axes)} ({prod(mesh.sizes[a] for a in axes)}): {text}"
+        for text, axes in axes_of.items()
+    ]
+    return "; ".join([*parts, *_whole(problem, lowered)])
 
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:
@@ -59,32 +64,15 @@ def idle_axes(problem: Problem, plan: Plan) -> list[int]:
     return [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1 and axis not in used]
 
 
-def _whole(problem: Problem, plan: Plan) -> list[str]:
+def _whole(problem: Problem, lowered: list[OpSharding]) -> list[str]:
     """A sentence that weights (and state) are replicated, if a plan splits none of them."""
     whole = []
     for role in (WEIGHTS, STATE):
         number = problem.roles.index(role)
         patterns = {problem.op_pattern[k] for k, of in enumerate(problem.argument_role) if of == number}
-        if patterns and not any(any(problem.op_sharding(p, plan).shardings[0]) for p in patterns):
+        if patterns and not any(any(lowered[pattern].shardings[0]) for pattern in patterns):
             whole.append(role)
     return [f"{' and '.join(whole)} replicated"] if WEIGHTS in whole else []
-
-
-def _at_rest(problem: Problem, found: Strategy) -> list[str]:
-    """Sentences about arguments that are stored sharded and not used so: ZeRO-3 if weights are gathered, ZeRO-2 if only
-    the state is split."""
-    roles = [role for role in (WEIGHTS, STATE) if problem.roles.index(role) in problem.argument_role]
-    over: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for axis, name in enumerate(problem.mesh.names):
-        split = [role for role in roles if axis in found.stored[role]]
-        if split:
-            over[tuple(split)].append(name)
-    stage = {
-        (WEIGHTS, STATE): "weights and state sharded over {} (ZeRO-3)",
-        (WEIGHTS,): "weights sharded over {}, gathered for their use",
-        (STATE,): "state sharded over {} (ZeRO-2)",
-    }
-    return [stage[split].format(" x ".join(names)) for split, names in over.items()]
 
 
 def decision_text(problem: Problem, decision: Decision) -> str:
@@ -246,44 +234,48 @@ def look(kind: str, over: Sequence[str], size: int, by_hand: bool, location: str
 
 
 # ---------------------------------------------------------------- strategies
-# Derives a plan's strategy over each mesh axis: the dimensions computed sharded, and the weights that are stored
-# sharded along others, so that they are gathered for their use. This determines the strategy's name: "FSDP 8 × tensor
-# 2".
+# Names a plan's strategy over each mesh axis: by the dimensions that most work is split along, and by the weights that
+# are stored sharded along others, so that they are gathered for their use.
 
-# Role of the dimension that most work is split along -> its usual name; weights' other dimensions are called tensor.
+# Role of the dimension that work is split along -> its usual name; weights' other dimensions are called tensor.
 _CALLED = {
-    "batch": "data-parallel", "seq": "context", "experts": "expert", "ensemble": "ensemble", "edges": "edge",
+    "batch": "data", "seq": "context", "experts": "expert", "ensemble": "ensemble", "edges": "edge",
     "nodes": "node", "height": "spatial", "width": "spatial", "layers": "pipeline",
     "vocab": "tensor", "heads": "tensor", "head_dim": "tensor", "ff": "tensor", "embed": "tensor", "channels": "tensor",
 }  # fmt: skip
-_FSDP, _DATA = "FSDP", "data-parallel"
-# Work, or bytes of weights, below this fraction of the total is not mentioned.
+_DATA = "data"
+# Work, or bytes of weights, below this fraction of the total is hardly mentioned.
 _SOME, _MOST = 0.2, 0.5
 _FEW = 0.05  # of the elements that are computed sharded over an axis
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """Attributes:
-    computed: (group, axis) of dimensions along which anything but an update of weights is computed sharded.
-    stored: role ("weights" or "state") -> axes over which most of its bytes are stored sharded along dimensions that
-        little is computed sharded along, so that they are gathered for their use; a cache sharded by the batch is used
-        in that sharding.
-    name: "data-parallel 8 × tensor 2"; empty if nothing is split.
-    """
-
-    computed: frozenset[tuple[int, int]]
-    stored: dict[str, frozenset[int]]
-    name: str
-
-
-def strategy_of(problem: Problem, plan: Plan) -> Strategy:
-    """The strategy of the program under a plan."""
-    lowered = [problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))]
-    work = _work(problem, lowered)
-    used = _used(problem, work)
-    stored = {role: _stored(problem, lowered, role, used) for role in (WEIGHTS, STATE)}
-    return Strategy(frozenset(work), stored, _name(problem, work, stored[WEIGHTS]))
+def _axis_text(
+    problem: Problem, work: dict[tuple[int, int], float], stored: dict[str, frozenset[int]], axis: int
+) -> str:
+    """`FSDP and tensor-parallel (vocab)`: the kinds of parallelism over an axis, by work, and what is only stored
+    sharded over it; empty if there is nothing."""
+    amounts: dict[str, float] = defaultdict(float)
+    members: dict[str, list[str]] = defaultdict(list)
+    for (group, over), amount in sorted(work.items(), key=lambda item: -item[1]):
+        if over == axis:
+            called = _called(problem, group)
+            amounts[called] += amount
+            members[called].append(problem.dimensions.groups[group].name)
+    total = sum(amounts.values())
+    gathered, state = axis in stored[WEIGHTS], axis in stored[STATE]
+    texts = []
+    for kind in sorted((kind for kind in amounts if amounts[kind] or not total), key=lambda kind: -amounts[kind]):
+        text = f"{kind}-parallel ({', '.join(name_list(members[kind]))})"
+        if kind == _DATA:
+            text = "FSDP" if gathered else "data-parallel"
+        elif members[kind] == [kind]:  # a dimension without a role
+            text = f"{kind} split"
+        texts.append(f"partly {text}" if amounts[kind] < _SOME * total else text)
+    if state and not gathered:
+        texts[-1:] = [f"{texts[-1]} with sharded state (ZeRO-2)" if texts else "state sharded (ZeRO-2)"]
+    elif gathered and _DATA not in amounts:
+        texts.append("weights stored sharded, gathered for their use")
+    return " and ".join(texts) if len(texts) < 3 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def _work(problem: Problem, lowered: list[OpSharding]) -> dict[tuple[int, int], float]:
@@ -339,23 +331,6 @@ def _stored(
         for axis in {axis for group, axis in parts if (group, axis) not in computed}:
             sizes[axis] += program.values[program.arguments[k].value].bytes
     return frozenset(axis for axis, size in sizes.items() if size > _MOST * total)
-
-
-def _name(problem: Problem, work: dict[tuple[int, int], float], gathered: frozenset[int]) -> str:
-    """The strategy's name; axes of one kind are multiplied, in the order in which the kinds first appear."""
-    factors: dict[str, int] = {}
-    for axis, size in enumerate(problem.mesh.sizes):
-        kinds: dict[str, float] = defaultdict(float)
-        for (group, over), amount in work.items():
-            if over == axis and size > 1:
-                kinds[_called(problem, group)] += amount
-        least = _SOME * sum(kinds.values())
-        called = sorted((kind for kind in kinds if kinds[kind] >= least > 0.0), key=lambda kind: -kinds[kind])
-        if called:
-            fully = _FSDP if axis in gathered else _DATA
-            kind = " + ".join(fully if one == _DATA else one for one in called)
-            factors[kind] = factors.get(kind, 1) * size
-    return " × ".join(f"({kind}) {count}" if " + " in kind else f"{kind} {count}" for kind, count in factors.items())
 
 
 def _called(problem: Problem, group: int) -> str:

@@ -5,7 +5,6 @@ In: source, evaluator and search result. Out: `Pictures`, plain numbers that `pa
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,16 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.base.units import printable
-from toast_cli.frontend.places import common_start, folded, functions_of, pass_of, scopes_of
+from toast_cli.frontend.places import folded
 from toast_cli.frontend.source import Source
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.names import slash_path
 from toast_cli.program.ops import ARGUMENT, CARRY
-from toast_cli.report.step import COMPUTE, Step, step_of
+from toast_cli.report.step import COMPUTE, Modules, Step, step_of
 from toast_cli.search.incumbent import SearchResult
-
-NOWHERE = "no place in the source"
-_LOWERED = re.compile(r"jit\((\w+)\)")
 
 # Parts smaller than this fraction of the whole are merged.
 _LEAST = 1e-3
@@ -45,33 +41,6 @@ ROLES = {
     "partial": "partial sums",
     "inside": "in manual regions",
 }
-
-
-class Modules:
-    """Paths of the given ops of a program."""
-
-    def __init__(self, source: Source, ops: Iterable[int]) -> None:
-        numbers = sorted(set(ops))
-        stacks = {op: source.name_stack(op) for op in numbers}
-        scopes = {op: scopes_of(stack) for op, stack in stacks.items()}
-        first = common_start(path for path in scopes.values() if path)
-        self._passes = {op: pass_of(stack) for op, stack in stacks.items()}
-        self._paths = {op: scopes[op][first:] or _functions(source, op, stacks[op]) for op in numbers}
-
-    def of(self, op: int) -> tuple[str, ...]:
-        """The modules around an op, the outermost first."""
-        return self._paths[op]
-
-    def pass_of(self, op: int) -> str:
-        """`fwd`, `bwd`, `remat` or nothing."""
-        return self._passes[op]
-
-
-def _functions(source: Source, op: int, stack: str) -> tuple[str, ...]:
-    path = tuple(map(printable, functions_of(source.stack(op))))
-    lowered = _LOWERED.match(stack)
-    inside = path[path.index(lowered[1]) + 1 :] if lowered and lowered[1] in path else path
-    return inside or path[-1:] or (NOWHERE,)
 
 
 @dataclass
