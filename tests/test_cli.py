@@ -138,7 +138,7 @@ def test_report_on_stdout(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 
 def test_options_reach_the_pipeline(pipeline: Pipeline) -> None:
     given = (
-        "--mesh-shape data=4,model=4 --effort low --budget 1.5s --iterations 9 --seed 3 "
+        "--mesh-shape data=4,model=4 --effort high --budget 1.5s --iterations 9 --seed 3 "
         "--memory-limit 28GiB --keep-shardings --pin .*/w=data,None --pin b=None"
     )
     assert partition(*given.split()) == 0
@@ -147,7 +147,7 @@ def test_options_reach_the_pipeline(pipeline: Pipeline) -> None:
             program="model.mlir",
             mesh="v4-32",
             mesh_shape="data=4,model=4",
-            effort="low",
+            effort="high",
             budget_seconds=1.5,
             iterations=9,
             seed=3,

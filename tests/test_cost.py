@@ -401,6 +401,7 @@ def test_memory_is_looked_at_wherever_a_search_would_not() -> None:
     for plan in ((), (case.shard("x.0", "data"),), (case.shard("x.1", "data"),)):
         exact = evaluator.exact_cost(plan)
         assert exact.peak_bytes == evaluator.memory_profile(plan).max()
+        evaluator.learn(plan)
         assert evaluator.cost(plan).peak_bytes == pytest.approx(exact.peak_bytes)
 
 

@@ -127,7 +127,7 @@ class Outcome:
 
     def _with(self, plan: Plan) -> Outcome:
         evaluator, search, before = self.evaluator, self.report.search, self.result
-        cost = evaluator.exact_cost(plan, learn=False)
+        cost = evaluator.exact_cost(plan)
         fits = Objective(self.problem, evaluator.cost(self.problem.fixed)).met(cost)
         result = replace(before, plan=plan, cost=cost, fits=fits)
         report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.strategies)

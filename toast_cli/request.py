@@ -14,7 +14,6 @@ from typing import Any
 class Effort(StrEnum):
     """Levels of effort: how many plans a search evaluates."""
 
-    low = "low"
     medium = "medium"
     high = "high"
 
@@ -137,7 +136,7 @@ class Request:
         Effort.medium.value,
         "--effort",
         Effort,
-        "How many plans the search looks at, at most: 2000, 10000 or 40000; fewer if nothing better turns up.",
+        "How many plans the search looks at, at most: 2000 or 10000; fewer if little better turns up.",
     )
     iterations: int | None = _option(
         None,

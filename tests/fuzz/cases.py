@@ -192,7 +192,7 @@ def command_case(rng: Random) -> Case:
         "*=data,None",
         "fsdp:data",
         "t.yaml:mine:data",
-        "low",
+        "medium",
         "json",
         "peak_memory",
         "step_time<=1s",

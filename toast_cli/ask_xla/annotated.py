@@ -115,7 +115,7 @@ def priced(found: Answer, mesh: Mesh, through: Collection[str] = ()) -> AsAnnota
     communication, uses = sum(seconds for _, seconds in timed), _uses(program, timed, mesh)
     elsewhere = communication - sum(use.seconds for use in uses)
     cost = replace(
-        evaluator.exact_cost((), learn=False),
+        evaluator.exact_cost(()),
         communication_seconds=communication,
         exposed_seconds=evaluator.exposed_beside((), uses) + elsewhere,
     )

@@ -117,11 +117,9 @@ def candidates(
 ) -> list[Candidate]:
     """The plans found, the best first, then every one of the strategies (`named`) that may fit."""
     limit = evaluator.problem.mesh.limit_bytes
-    listed = [
-        Candidate(name_of(place), plan, evaluator.exact_cost(plan, learn=False)) for place, plan in enumerate(found)
-    ]
+    listed = [Candidate(name_of(place), plan, evaluator.exact_cost(plan)) for place, plan in enumerate(found)]
     for name, plan in named.items():
-        cost = evaluator.exact_cost(plan, learn=False)
+        cost = evaluator.exact_cost(plan)
         if cost.peak_bytes <= _SURELY_TOO_LARGE * limit:
             listed.append(Candidate(name, plan, cost))
     return listed
@@ -132,7 +130,7 @@ def safer_plans(evaluator: Evaluator, result: SearchResult) -> list[Plan]:
     and the one with the lowest peak."""
     problem = evaluator.problem
     plans = dict.fromkeys((*result.seen, *strategies(problem).values()))
-    known = {plan: evaluator.exact_cost(plan, learn=False) for plan in plans}
+    known = {plan: evaluator.exact_cost(plan) for plan in plans}
     sure = surely_fitting_bytes(problem.program, problem.mesh)
     smaller = [plan for plan, cost in known.items() if cost.peak_bytes < result.cost.peak_bytes]
     safe = [plan for plan in smaller if known[plan].peak_bytes <= sure]

@@ -336,7 +336,7 @@ class Confirmer:
             if self._seconds_left() <= _LEAST_SECONDS:
                 break
             waiting = [
-                Candidate(f"corrected {k}", plan, self.evaluator.exact_cost(plan, learn=False))
+                Candidate(f"corrected {k}", plan, self.evaluator.exact_cost(plan))
                 for k, plan in enumerate(search_again(corrections), 1)
             ]
         rows = tuple(self._rows.values())

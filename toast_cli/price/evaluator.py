@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,7 @@ from toast_cli.price.memo import (
 from toast_cli.price.pricing import Lowered, Pricer
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.price.profiles import find_profile
-from toast_cli.price.timeline import Placed, Spans, Timeline, Windows
+from toast_cli.price.timeline import NEGLIGIBLE, Placed, Spans, Timeline, Windows
 
 # ---------------------------------------------------------------- shares of buckets
 # Contributions of buckets to a plan's cost, with a memo by item: many rows of a bucket are equal for most of its
@@ -363,12 +364,11 @@ class Listing:
         return [self._rows.row(view, steps) for view in self._rows.views]
 
 
+Rank = tuple[Any, ...]  # smaller is better
 GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
 
 MEMO_LIMIT = 400_000  # rows and shares in the memos before they are cleared
 MOST_PLACED = 500  # parts of plans in each bucket's memo of `Placed`, which are large
-# Share of a step below which communication that could overlap with compute is taken not to.
-NEGLIGIBLE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +418,7 @@ class Evaluator(Listing):
         self._state: _State | None = None
         self._before: _State | None = None
         self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last one requested
+        self._exact_costs: dict[Plan, tuple[Cost, int]] = {}
         self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
 
     def of(self, problem: Problem) -> Evaluator:
@@ -449,21 +450,39 @@ class Evaluator(Listing):
             return cost
         return replace(cost, exposed_seconds=self._added(self._placed(state.rows), communication))
 
-    def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
-        """`cost` with memory evaluated at every moment, and the lower bound of the step.
+    def exact_cost(self, plan: Plan) -> Cost:
+        """`cost` with memory evaluated at every moment, and the lower bound of the step."""
+        return self._exact(plan)[0]
 
-        learn: True to add the moment of the peak to the selected ones.
-        """
-        cost = self.cost(plan)
-        profile = self.memory_profile(plan)
-        place = int(profile.argmax()) if len(profile) else 0
-        peak = self._grown(float(profile[place]) if len(profile) else 0.0, cost.argument_bytes)
-        if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
+    def best(self, plans: Iterable[Plan], rank: Callable[[Plan, Cost], Rank]) -> tuple[Plan, Cost]:
+        """The plan with the least rank by its exact cost, and that cost; of equal ones, the first. An exact cost ranks
+        no better than a quick one, so that most plans need none."""
+        quick = sorted([(rank(plan, self.cost(plan)), k, plan) for k, plan in enumerate(plans)])
+        exact: list[tuple[Rank, int, Plan]] = []
+        for least, k, plan in quick:
+            if not exact or least <= min(exact)[0]:
+                exact.append((rank(plan, self.exact_cost(plan)), k, plan))
+        best = min(exact)[2]
+        return best, self.exact_cost(best)
+
+    def learn(self, plan: Plan) -> None:
+        """Adds the moment of a plan's peak to those that `cost` evaluates."""
+        if self.timeline.add(self._exact(plan)[1]):
             self._forget()
-        least = self._added(self._placed(self._evaluate(plan).rows), cost.communication_seconds, every=True)
-        # A schedule in which more collectives overlap is not always the shorter one.
-        least = min(least, cost.communication_seconds if cost.exposed_seconds is None else cost.exposed_seconds)
-        return replace(cost, peak_bytes=max(peak, cost.peak_bytes), least_exposed_seconds=least)
+
+    def _exact(self, plan: Plan) -> tuple[Cost, int]:
+        """(exact cost, candidate moment of the peak) of a plan; memoised."""
+        if plan not in self._exact_costs:
+            cost, profile = self.cost(plan), self.memory_profile(plan)
+            place = int(profile.argmax()) if len(profile) else 0
+            peak = self._grown(float(profile[place]) if len(profile) else 0.0, cost.argument_bytes)
+            placed = self._placed(self._evaluate(plan).rows)
+            least = self._added(placed, cost.communication_seconds, every=True)
+            # A schedule in which more collectives overlap is not always the shorter one.
+            least = min(least, cost.communication_seconds if cost.exposed_seconds is None else cost.exposed_seconds)
+            exact = replace(cost, peak_bytes=max(peak, cost.peak_bytes), least_exposed_seconds=least)
+            self._exact_costs[plan] = exact, place
+        return self._exact_costs[plan]
 
     def exposed_beside(self, plan: Plan, uses: Sequence[CollectiveUse]) -> float:
         """Seconds that other collectives add beside the kernels of `plan`, as the compiler overlaps them."""

@@ -22,6 +22,8 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 # ---------------------------------------------------------------- the expected step
 
 OUTSIDE = -1  # the number of no loop
+# Share of a step, or of a loop's trip, below which communication that could overlap with compute is taken not to.
+NEGLIGIBLE = 1e-4
 _BEFORE: frozenset[str] = frozenset({"reshard", "neighbours"})  # their results are read by an op
 _AFTER: frozenset[str] = frozenset({"partial", "pin"})  # they complete an op's result
 
@@ -211,8 +213,7 @@ class Windows:
         whole, waited = joined(placed), 0.0
         ready, sent = whole.free if every else whole.sent.ready, whole.sent
         for loop in set(whole.sent_in.tolist()):
-            of_loop, inside = np.flatnonzero(whole.sent_in == loop), np.flatnonzero(whole.loops == loop)
-            inside = inside[np.argsort(whole.moments[inside], kind="stable")]
+            of_loop, inside = whole.sent_in == loop, whole.loops == loop
             sent_there = Sent(ready[of_loop], sent.due[of_loop], sent.seconds[of_loop], sent.axes[of_loop])
             waited += self.runs[loop] * exposed_seconds(whole.moments[inside], whole.seconds[inside], sent_there)
         return waited
@@ -391,35 +392,61 @@ class Sent:
 def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float64], sent: Sent) -> float:
     """Seconds that the cores wait for collectives.
 
+    Only collectives that can overlap with something are followed one by one: the cores wait for the others in any case,
+    so these only count by how long they occupy which links between two events.
+
     Args:
-        moments: [kernels] when each kernel runs, ascending. kernel_seconds: [kernels]. A collective that is due at the
-            moment of a kernel is done before it, one that is ready at that moment starts before it.
+        moments: [kernels] when each kernel runs. kernel_seconds: [kernels]. A collective that is due at the moment of a
+            kernel is done before it, one that is ready at that moment starts before it.
     """
-    order = np.lexsort((sent.ready, sent.due))
+    overlaps = _overlapping(sent, kernel_seconds.sum())
+    order = np.flatnonzero(overlaps)
+    order = order[np.lexsort((sent.ready[order], sent.due[order]))]
+    exposed = float(sent.seconds[~overlaps].sum())
+    if not len(order):
+        return exposed
     ready, due = sent.ready[order], sent.due[order]
     axes, left = sent.axes[order].tolist(), sent.seconds[order].tolist()
     events = np.unique(np.concatenate([ready, due]))
-    computed = np.concatenate([[0.0], np.cumsum(kernel_seconds)])
-    moment = computed[np.searchsorted(moments, events, "left")].tolist()
-    waiting = np.argsort(-ready, kind="stable").tolist()
-    starts, ends = ready.tolist(), due.tolist()
+
+    def following(moments: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[float]:
+        """[events] seconds of what happens from each event to the next."""
+        place = np.searchsorted(events, moments, "right")
+        found: list[float] = np.bincount(place, seconds, len(events) + 1)[1:].tolist()
+        return found
+
+    computing = following(moments, kernel_seconds)
+    others = [(some, ~overlaps & (sent.axes == some)) for some in np.unique(sent.axes[~overlaps]).tolist()]
+    waiting_for = [(some, following(sent.due[which], sent.seconds[which])) for some, which in others]
+    starts = np.argsort(-ready, kind="stable").tolist()
+    ready_at, due_at = ready.tolist(), due.tolist()
     links = _Links(axes, left)
-    exposed, before, ending, count = 0.0, 0.0, 0, len(left)
-    for event, now in zip(events.tolist(), moment, strict=True):
-        if now > before:
-            links.carry(now - before)
-            before = now
-        while waiting and starts[waiting[-1]] <= event:
-            number = waiting.pop()
-            if ends[number] > event:
-                links.start(number)
-        while ending < count and ends[ending] <= event:
+    ending, count = 0, len(left)
+    for number, event in enumerate(events.tolist()):
+        while starts and ready_at[starts[-1]] <= event:
+            links.start(starts.pop())
+        while ending < count and due_at[ending] <= event:
             rest, left[ending] = left[ending], 0.0
             if rest > 0.0:
                 exposed += rest
                 links.carry(rest, axes[ending])
             ending += 1
+        if computing[number]:
+            links.carry(computing[number])
+        for some, seconds in waiting_for:
+            if seconds[number]:
+                links.carry(seconds[number], some)
     return exposed
+
+
+def _overlapping(sent: Sent, computing: float) -> NDArray[np.bool_]:
+    """[collectives] whether each can overlap with anything, but for the shortest: together `NEGLIGIBLE`."""
+    order = np.argsort(sent.seconds)
+    total = np.cumsum(sent.seconds[order])
+    found = sent.ready < sent.due
+    if len(order):
+        found[order[total <= NEGLIGIBLE * (computing + total[-1])]] = False
+    return found
 
 
 class _Links:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from toast_cli.program.model import Op, Program
+from toast_cli.program.model import Op, Program, once
 from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, GATHER, JOIN
 
 WEIGHTS, STATE, INPUTS = "weights", "state", "inputs"
@@ -57,6 +57,7 @@ _UPDATE_STEPS = 8
 _IMPURITY = 0.1
 
 
+@once
 def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """(role names, [arguments] number of each argument's role)."""
     sides = _sides_of_products(program)

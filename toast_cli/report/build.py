@@ -191,7 +191,7 @@ def _baselines(
 ) -> dict[str, BaselineFacts]:
     """The known strategies, each on the axes and mesh shape that suit it best; if all of them are far slower than
     the plan found, also the best few of the usual pairs, if they are faster."""
-    unsharded = PricedStrategy("unsharded", "", (), evaluator.exact_cost((), learn=False), evaluator.problem.mesh)
+    unsharded = PricedStrategy("unsharded", "", (), evaluator.exact_cost(()), evaluator.problem.mesh)
     found = {"unsharded": unsharded, **_best(evaluator, baselines(evaluator.problem), elsewhere)}
 
     def seconds(one: PricedStrategy) -> float:

@@ -135,7 +135,7 @@ def compare(
     reasons = {name: why for name, why in reasons.items() if name not in named}
 
     def here(name: str, plan: Plan) -> PricedStrategy:
-        return PricedStrategy(name, "", plan, evaluator.exact_cost(plan, learn=False), problem.mesh)
+        return PricedStrategy(name, "", plan, evaluator.exact_cost(plan), problem.mesh)
 
     searched = [(SEARCH, here(name_of(place), plan)) for place, plan in enumerate(found)]
     listed = [*searched, (UNSHARDED, here(UNSHARDED, ())), *((STRATEGY, one) for one in named.values())]

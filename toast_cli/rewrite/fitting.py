@@ -112,14 +112,13 @@ class Candidates:
         meshes = space.meshes
         if plans is not None:
             most, effort = request.iterations or PLANS[request.effort], PLANS[request.effort] / PLANS[Effort.medium]
-            meshes, plans = [like.evaluator.problem.mesh], min(int(max(1.0, effort) * plans), most)
+            meshes, plans = [like.evaluator.problem.mesh], min(int(effort * plans), most)
             request = replace(request, iterations=plans)
         variant = analysed(source, space.meshes)
         if source.program.parted and not request.even:
             variant = with_uneven_shards(variant, space.meshes)
-        few = plans is not None and plans <= _GLANCE
         start = saved_plan(like.evaluator.problem, like.result.plan)
-        space = SearchSpace(request, meshes, space.tactics, start=start, tree=not few)
+        space = SearchSpace(request, meshes, space.tactics, start=start)
         return search_variants([variant], space, self._tell)[0]
 
     def _made_to_fit(self) -> Variant:

@@ -20,7 +20,7 @@ from toast_cli.hardware import Mesh
 from toast_cli.plan.axis_assignment import installed_workarounds
 from toast_cli.plan.decisions import PEAK_MEMORY, Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
+from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over, saved_plan
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import peak_error
@@ -38,9 +38,11 @@ Progress = Callable[[str, float, float, int, float], None]
 # The relative gain that a plan for a rewritten program must have. Predictions for two programs differ by about as much
 # from what compilers make of them.
 PARTED = 0.03
+# Share of the budget for the program as written where there is a rewritten one too.
+WRITTEN = 0.75
 # Number of plans evaluated first for a rewritten program. The search continues only if the best of them is at most this
-# fraction slower than the best of as many plans for the user's program.
-GLANCE, PROMISING = 500, 0.01
+# fraction slower than the best plan for the user's program.
+GLANCE, PROMISING = 200, 0.01
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,7 @@ class SearchSpace:
 
     Attributes:
         meshes: the candidate mesh shapes. tactics: the tactics that the user asked for. saved: a saved plan. gives_up:
-            whether a search may end early where hardly any plan fits. start: a plan to try first. tree: whether a
-            search tree comes before local search.
+            whether a search may end early where hardly any plan fits. start: a plan to try first.
     """
 
     request: Request
@@ -59,7 +60,6 @@ class SearchSpace:
     saved: SavedPlan | None = None
     gives_up: bool = False
     start: SavedPlan | None = None
-    tree: bool = True
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ def _reordered(source: Source, meshes: list[Mesh]) -> Source | None:
 
 
 def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Variant]:
-    """Searches all variants of a program and returns them, the one with the best plan first. The second variant is
-    searched to the end only if it looks better after `GLANCE` plans. A limit on plans or seconds that the user sets is
-    shared; an effort level applies to each variant. Evaluation counts are totals over all variants."""
+    """Searches all variants of a program and returns them, the one with the best plan first. They share one budget. The
+    second variant begins with the best plan of the first, and is searched further only if it looks as good after
+    `GLANCE` plans. Evaluation counts are totals over all variants."""
     request = space.request
     count = len(variants[: request.iterations])
     settings = Settings(
@@ -206,37 +206,32 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
         request.effort,
         KEPT if request.wanted > 1 else 0,
         space.gives_up,
-        space.tree,
     )
-    if count > 1 and not (request.iterations is None and request.budget_seconds is None):
-        settings = settings.part(1.0 / count)
 
-    def searched(number: int, settings: Settings) -> Variant:
+    def searched(number: int, space: SearchSpace, settings: Settings) -> Variant:
         def said(stage: str, used: float, *figures: Any) -> None:
             tell(stage, (number + used) / count, *figures)
 
         return search_meshes(*variants[number], space, settings, said)
 
     try:
-        first = searched(0, settings)
+        first = searched(0, space, settings.part(WRITTEN) if count > 1 else settings)
     except UsageError:  # a strategy that does not apply to the program as it is written
         if count == 1:
             raise
-        return [searched(1, settings)]
+        return [searched(1, space, settings)]
     reference, found = first.evaluator.cost(()), [first]
 
-    def worth(variant: Variant, cost: Cost | None = None) -> float:
-        reward = variant.reward(variant.result.plan, cost or variant.result.cost, reference)
+    def worth(variant: Variant) -> float:
+        reward = variant.reward(variant.result.plan, variant.result.cost, reference)
         return reward - PARTED if variant.source.program.parted else reward
 
     if count > 1 and first.result.stopped != "interrupted":
-        plans = settings.budget().evaluations or inf
-        glance = plans > GLANCE
-        second = searched(1, replace(settings, evaluations=GLANCE) if glance else settings)
-        as_early = [cost for number, cost in first.result.trail if number <= GLANCE][-1]
-        promising = worth(second) + PARTED + PROMISING > worth(first, as_early)
-        if glance and second.result.stopped == "iterations" and promising:
-            second = searched(1, settings)
+        space = replace(space, start=saved_plan(first.evaluator.problem, first.result.plan))
+        rest = settings.part(1.0 - WRITTEN)
+        second = searched(1, space, replace(rest, evaluations=min(GLANCE, rest.evaluations or GLANCE)))
+        if second.result.stopped == "iterations" and worth(second) + PARTED + PROMISING > worth(first):
+            second = searched(1, space, rest)
         found = sorted([first, second], key=worth, reverse=True)
     evaluations, taken = sum(it.result.evaluations for it in found), sum(it.result.seconds for it in found)
     return [replace(it, result=replace(it.result, evaluations=evaluations, seconds=taken)) for it in found]

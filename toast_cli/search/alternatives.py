@@ -70,14 +70,14 @@ def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[
             continue
         known.append(meant[0])
         found.append(simplest(evaluator, plan))
-    exact = {plan: evaluator.exact_cost(plan, learn=False) for plan in found}
+    exact = {plan: evaluator.exact_cost(plan) for plan in found}
     return sorted(found, key=lambda plan: objective.rank(plan, exact[plan]))
 
 
 def compared(evaluator: Evaluator, taken: Plan, plan: Plan) -> Alternative:
     """The cost of `plan`, and its difference from the chosen plan."""
     problem, meant = evaluator.problem, spent(evaluator, taken)
-    cost = evaluator.exact_cost(plan, learn=False)
+    cost = evaluator.exact_cost(plan)
     exchanged = _exchanged(evaluator, plan, axis_swaps(problem.mesh))
     share = min(difference(spent(evaluator, other), meant) for other in exchanged)
     return Alternative(plan, cost, share, Objective(problem, evaluator.cost(problem.fixed)).met(cost))

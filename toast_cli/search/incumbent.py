@@ -24,8 +24,8 @@ from toast_cli.search.moves import DecisionSequence, suited
 SearchProgress = Callable[[float, int, float, float], None]
 
 
-# A search ends when this fraction of the evaluated plans, and at least this many, came after the best one.
-FLAT, LEAST_FLAT = 0.5, 3000
+# A search is on a plateau when the last plans, so many, improve the best one by less than a fraction.
+PLATEAU, LONG_PLATEAU, GAIN = 500, 3000, 0.01
 # A search that may give up does so after this many plans, if the best exceeds the bounds by more than this factor.
 PATIENCE, HOPELESS = 600, 1.5
 
@@ -34,7 +34,7 @@ PATIENCE, HOPELESS = 600, 1.5
 class Budget:
     """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound. asked:
     whether the user wants it to end. keep: number of best plans in the result. gives_up: whether to end early where
-    hardly any plan will fit (see `PATIENCE`). tree: whether a search tree comes before local search.
+    hardly any plan will fit (see `PATIENCE`).
     """
 
     evaluations: int | None = None
@@ -42,7 +42,6 @@ class Budget:
     asked: Callable[[], bool] = lambda: False
     keep: int = 0
     gives_up: bool = False
-    tree: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +112,9 @@ class Incumbent:
     def seconds(self) -> float:
         return time.monotonic() - self._start
 
-    @property
-    def grows_tree(self) -> bool:
-        """Whether a search tree comes before local search."""
-        return self._budget.tree
+    def allows(self, evaluations: int) -> bool:
+        """Whether the budget allows more than so many evaluations."""
+        return self._budget.evaluations is None or self._budget.evaluations > evaluations
 
     @property
     def used(self) -> float:
@@ -161,9 +159,9 @@ class Incumbent:
         """The exact cost of a plan, unless its quick cost exceeds the bounds already."""
         if not self.objective.met(cost):
             return cost
-        exact = self.evaluator.exact_cost(plan, learn=False)
+        exact = self.evaluator.exact_cost(plan)
         if not self.objective.met(exact) or self.objective.step_seconds(exact) > self.objective.step_seconds(cost):
-            self.evaluator.exact_cost(plan)  # learns the moment
+            self.evaluator.learn(plan)
         return exact
 
     def check(self) -> None:
@@ -173,9 +171,15 @@ class Incumbent:
         if self._budget.seconds is not None and self.seconds >= self._budget.seconds:
             raise OutOfBudget("budget")
 
-    def is_flat(self, begun: int) -> bool:
-        """Whether the search has reached a plateau (see `FLAT`). begun: evaluations before those that count."""
-        return len(self.seen) - max(begun, self.best_found_at) > max(LEAST_FLAT, FLAT * len(self.seen))
+    def is_flat(self, begun: int, last: int) -> bool:
+        """Whether the `last` evaluations improved the best plan by less than `GAIN`. begun: evaluations before those
+        that count."""
+        before = len(self.seen) - last
+        if before < begun:
+            return False
+        known = [cost for count, cost in self._trail if count <= before][-1]
+        best, earlier = (self.objective.reward((), cost) for cost in (self.best_cost, known))
+        return best - earlier < GAIN
 
     def extend(self, plan: Plan, move: DecisionSequence) -> Plan:
         """The plan with the move's decisions appended, in canonical order."""

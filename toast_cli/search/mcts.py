@@ -1,23 +1,25 @@
-"""Tree search over plans, then local search (automap, arXiv:2112.02958; TOAST, arXiv:2508.15010)."""
+"""Local search and tree search over plans (automap, arXiv:2112.02958; TOAST, arXiv:2508.15010)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
 import numpy as np
 
 from toast_cli.plan.decisions import Decision, Plan
-from toast_cli.search.incumbent import Incumbent, OutOfBudget, SearchResult
+from toast_cli.search.incumbent import LONG_PLATEAU, PLATEAU, Incumbent, OutOfBudget, SearchResult
 from toast_cli.search.moves import NEIGHBOURHOODS, DecisionSequence, Edit, Moves, results
 
 # ---------------------------------------------------------------- tree search
-# Monte Carlo Tree Search over plans, as in automap (arXiv:2112.02958) and TOAST (arXiv:2508.15010), then local search.
+# Monte Carlo Tree Search over plans, as in automap (arXiv:2112.02958) and TOAST (arXiv:2508.15010), and local search.
 #
-# The known strategies are evaluated first; then the tree grows; local search improves the best plan and restarts from
-# the best few, until a plateau (see `LocalSearch`). The budget only decides where the search ends, so a larger one
-# never leads to a worse plan.
+# The known strategies are evaluated first. Local search improves the best few of them, then the best plan so far, and
+# restarts from good ones, until a plateau: this much every search does (`BRIEF`). With a larger budget a tree then
+# grows, the other strategies are improved, and local search goes on until a longer plateau. The budget only decides
+# where the search ends, so a larger one never leads to a worse plan.
 #
 # A node is a plan in canonical order, so plans that are reached by different orders of equivalent decisions are one
 # node. Every node is a complete plan; an edge appends a move. A simulation selects (PUCT, Rosin 2011), expands, rolls
@@ -28,7 +30,8 @@ from toast_cli.search.moves import NEIGHBOURHOODS, DecisionSequence, Edit, Moves
 # The prior of a move is the best reward of a plan that held its decisions (as in AMAF, Gelly & Silver 2011). At first
 # every single move is tried at the root, which initialises the priors.
 
-TREE = 500  # evaluations after which the tree stops growing
+BRIEF = 2000  # evaluations after which only a larger budget goes on
+TREE = 500  # evaluations of the tree
 IDLE_SIMULATIONS = 30  # simulations in a row that lead to known plans only: the space is exhausted
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 DRAWS, DEPTH = 3, 10  # moves drawn at each step of a roll-out, and its steps at most
@@ -62,13 +65,18 @@ def _explore(incumbent: Incumbent, rng: np.random.Generator) -> None:
     """Improves the incumbent until a plateau; raises OutOfBudget when its budget ends before."""
     moves = Moves(incumbent.problem, incumbent.evaluator.seconds_between)
     local = LocalSearch(incumbent, moves, rng)
-    if incumbent.grows_tree:
-        tree, idle = TreeSearch(incumbent, moves, local, rng), 0
-        while len(incumbent.seen) < TREE and idle < IDLE_SIMULATIONS:
-            before = len(incumbent.seen)
-            tree.simulate()
-            idle = 0 if len(incumbent.seen) > before else idle + 1
-    local.run()
+    starts = sorted(incumbent.starts, key=lambda plan: (-incumbent.worth(plan), repr(plan)))
+    local.improve_each(starts[:FIRST])
+    local.run(PLATEAU, BRIEF)
+    if not incumbent.allows(BRIEF):
+        return
+    tree, idle, last = TreeSearch(incumbent, moves, local, rng), 0, len(incumbent.seen) + TREE
+    while len(incumbent.seen) < last and idle < IDLE_SIMULATIONS:
+        before = len(incumbent.seen)
+        tree.simulate()
+        idle = 0 if len(incumbent.seen) > before else idle + 1
+    local.improve_each(starts[FIRST:])
+    local.run(LONG_PLATEAU)
 
 
 class TreeSearch:
@@ -162,7 +170,8 @@ class TreeSearch:
 # by a few random edits and improves that: iterated local search (Lourenco, Martin, Stutzle 2003).
 
 LEAST_GAIN = 1e-9  # of reward (nats of step time): less is rounding
-DESCENT = 100  # evaluations to improve each start plan
+FIRST = 5  # start plans that are improved first
+DESCENT = 150  # evaluations to improve each start plan
 TURN = 150  # evaluations of a neighbourhood in one turn
 TRIAL = 100  # evaluations after a restart
 KICKS = 3  # random edits of a restart, at most
@@ -180,16 +189,20 @@ class LocalSearch:
         self._promise: dict[Edit, float] = {}  # gain of an edit when it was last tried
         self._optima: dict[Plan, float] = {}  # plans that a descent ended at -> reward
 
-    def run(self) -> None:
-        """Improves each start plan a little, then the incumbent until a plateau (see `Incumbent.is_flat`)."""
-        worth = self._incumbent.worth
-        for start in sorted(self._incumbent.starts, key=lambda one: (-worth(one), repr(one))):
+    def improve_each(self, starts: Sequence[Plan]) -> None:
+        """Improves each start plan a little."""
+        for start in starts:
             self._rates = _unknown()
             reached = self.improve(start, DESCENT)
-            self._optima[reached] = worth(reached)
+            self._optima[reached] = self._incumbent.worth(reached)
+
+    def run(self, plateau: int, evaluations: float = inf) -> None:
+        """Improves the incumbent until a plateau (see `Incumbent.is_flat`), or until so many evaluations in all."""
         stuck, idle, begun = set[str](), 0, len(self._incumbent.seen)
-        while not self._incumbent.is_flat(begun) and idle < IDLE_TURNS:
+        while not self._incumbent.is_flat(begun, plateau) and idle < IDLE_TURNS:
             plan, looked = self._incumbent.best, len(self._incumbent.seen)
+            if looked >= evaluations:
+                break
             name = self._next(stuck)
             if name == RESTART:
                 self._restart(plan)

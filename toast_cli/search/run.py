@@ -15,10 +15,9 @@ from toast_cli.plan.problem import Problem
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.request import Effort
 from toast_cli.search.incumbent import Budget, Incumbent, Objective, Rank, SearchProgress, SearchResult
-from toast_cli.search.mcts import mcts
+from toast_cli.search.mcts import BRIEF, mcts
 
-PLANS: dict[str, int] = {Effort.low: 2000, Effort.medium: 10_000, Effort.high: 40_000}  # evaluated, at most
-FINALISTS = 2  # mesh shapes that are searched to the end
+PLANS: dict[str, int] = {Effort.medium: BRIEF, Effort.high: 10_000}  # evaluated, at most
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Settings:
 
     Attributes:
         evaluations: plans to evaluate, at most; seconds: of wall time. If both are None, `effort` decides. keep: number
-            of best plans in the result. gives_up, tree: as in `Budget`.
+            of best plans in the result. gives_up: as in `Budget`.
     """
 
     seed: int = 0
@@ -36,12 +35,11 @@ class Settings:
     effort: str = Effort.medium
     keep: int = 0
     gives_up: bool = False
-    tree: bool = True
 
     def budget(self) -> Budget:
-        if self.evaluations is not None or self.seconds is not None:
-            return Budget(self.evaluations, self.seconds, keep=self.keep, gives_up=self.gives_up, tree=self.tree)
-        return Budget(PLANS[self.effort], None, keep=self.keep, gives_up=self.gives_up)
+        bounded = self.evaluations is not None or self.seconds is not None
+        evaluations = self.evaluations if bounded else PLANS[self.effort]
+        return Budget(evaluations, self.seconds, keep=self.keep, gives_up=self.gives_up)
 
     def part(self, share: float) -> Settings:
         """The same search with a fraction of the budget."""
@@ -70,9 +68,8 @@ def run_search(
     if result.fits and all(plan in incumbent.seen for plan in incumbent.starts):
         return result
     # Plans that exceed the bounds are compared by quick costs, and a search that ends early has not seen all starts.
-    costs = {plan: evaluator.exact_cost(plan, learn=False) for plan in (result.plan, *incumbent.starts)}
-    best = min(costs, key=lambda plan: incumbent.objective.rank(plan, costs[plan]))
-    return replace(result, plan=best, cost=costs[best], fits=incumbent.fits(costs[best]))
+    best, cost = evaluator.best((result.plan, *incumbent.starts), incumbent.objective.rank)
+    return replace(result, plan=best, cost=cost, fits=incumbent.fits(cost))
 
 
 def search_shapes(
@@ -84,8 +81,8 @@ def search_shapes(
 ) -> tuple[Evaluator, SearchResult]:
     """The best plan over all meshes, with its evaluator; evaluations and seconds are those of the whole search.
 
-    Half of the budget is spread evenly over all shapes, the other half goes to the best few: one round of successive
-    halving (Jamieson, Talwalkar 2016). With fewer evaluations than shapes, only that many shapes are tried.
+    Half of the budget is spread evenly over all shapes, the other half goes to the best one. With fewer evaluations
+    than shapes, only that many shapes are tried.
     """
     runs = _Runs(settings, starts_of, progress)
     with interruptible():
@@ -97,17 +94,15 @@ def search_shapes(
         for number, mesh in enumerate(meshes if total is None else meshes[: max(1, total)]):
             evaluator = evaluator_of(mesh)
             result = runs.run(evaluator, 0.5 / len(meshes))
-            found = sorted([*found, (_rank(evaluator, result), number, evaluator, result)])[:FINALISTS]
+            found = sorted([*found, (_rank(evaluator, result), number, evaluator, result)])[:1]
             if result.stopped == "interrupted":
                 break
-        for _, number, evaluator, before in list(found):
-            if before.stopped == "interrupted" or runs.is_spent():
-                break
-            result = runs.run(evaluator, 0.5 / FINALISTS)
-            seen = tuple(dict.fromkeys((*result.seen, *before.seen)))
-            found.append((_rank(evaluator, result), number, evaluator, replace(result, seen=seen)))
-    _, _, evaluator, result = min(found, key=lambda entry: entry[:2])
-    stopped = "interrupted" if found[-1][3].stopped == "interrupted" else result.stopped
+        stopped, (_, number, evaluator, before) = result.stopped, found[0]
+        if stopped != "interrupted" and not runs.is_spent():
+            result = runs.run(evaluator, 0.5, before)
+            stopped, result = result.stopped, replace(result, seen=tuple(dict.fromkeys((*result.seen, *before.seen))))
+            found.append((_rank(evaluator, result), number, evaluator, result))
+    result = min(found, key=lambda entry: entry[:2])[3]
     return evaluator, replace(result, evaluations=runs.evaluations, seconds=runs.seconds, stopped=stopped)
 
 
@@ -127,8 +122,8 @@ class _Runs:
         total = self._settings.budget().evaluations
         return total is not None and self.evaluations >= total
 
-    def run(self, evaluator: Evaluator, share: float) -> SearchResult:
-        """One search with this share of the budget."""
+    def run(self, evaluator: Evaluator, share: float, before: SearchResult | None = None) -> SearchResult:
+        """One search with this share of the budget. before: the same search with less, which it repeats and goes on."""
         begun, evaluations, seconds, leader = self._share, self.evaluations, self.seconds, self._best
 
         def tell(best: float, looked: int, elapsed: float, used: float) -> None:
@@ -136,8 +131,11 @@ class _Runs:
                 self._progress(min(best, leader), evaluations + looked, seconds + elapsed, begun + share * used)
 
         starts = tuple(self._starts_of(evaluator.problem))
-        result = run_search(evaluator, self._settings.part(share), starts, tell)
-        self.evaluations += result.evaluations
+        settings, known = self._settings.part(share), before.evaluations if before else 0
+        if settings.evaluations is not None:
+            settings = replace(settings, evaluations=settings.evaluations + known)
+        result = run_search(evaluator, settings, starts, tell)
+        self.evaluations += result.evaluations - known
         self.seconds += result.seconds
         self._share += share
         self._best = min(self._best, result.cost.step_seconds if result.fits else inf)

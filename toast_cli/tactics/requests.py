@@ -248,11 +248,12 @@ class PricedStrategy:
 
 def best_assignment(evaluator: Evaluator, name: str, plans: PlansByAxes) -> PricedStrategy:
     """The best of a strategy's plans, at least one; of equal ones, the first."""
-    found = [
-        PricedStrategy(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
-        for axes, plan in plans.items()
-    ]
-    return min(found, key=lambda one: one.rank)
+    mesh, axes = evaluator.problem.mesh, {plan: text for text, plan in plans.items()}
+
+    def priced(plan: Plan, cost: Cost) -> PricedStrategy:
+        return PricedStrategy(name, axes[plan], plan, cost, mesh)
+
+    return priced(*evaluator.best(axes, lambda plan, cost: priced(plan, cost).rank))
 
 
 def best_plan(problem: Problem, found: PlansByAxes, like: Evaluator | None = None) -> Plan:

@@ -161,7 +161,7 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     else:
         plan, name = shortened(evaluator, result, tolerance), ""
     plan = without_idle(evaluator, plan)
-    cost = evaluator.exact_cost(plan, learn=False)
+    cost = evaluator.exact_cost(plan)
     if plan == result.plan or not tolerance.allows(cost, result.cost):
         return result
     return replace(result, plan=plan, cost=cost, known_as=name, fastest=(result.plan, result.cost))
@@ -199,10 +199,10 @@ def shortened(evaluator: Evaluator, result: SearchResult, tolerance: _Tolerance)
 
 def without_idle(evaluator: Evaluator, plan: Plan) -> Plan:
     """The plan without decisions that have no effect on its cost, such as one that shards only small tables."""
-    cost, place = evaluator.exact_cost(plan, learn=False), len(evaluator.problem.fixed)
+    cost, place = evaluator.exact_cost(plan), len(evaluator.problem.fixed)
     while place < len(plan):
         shorter = evaluator.problem.canonical((*plan[:place], *plan[place + 1 :]))
-        other = evaluator.exact_cost(shorter, learn=False)
+        other = evaluator.exact_cost(shorter)
         same_step = isclose(other.step_seconds, cost.step_seconds, rel_tol=NO_EFFECT)
         if same_step and isclose(other.peak_bytes, cost.peak_bytes, rel_tol=NO_EFFECT) and len(shorter) < len(plan):
             plan = shorter
