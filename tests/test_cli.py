@@ -229,7 +229,7 @@ BAD_COMMANDS = [
     ("partition", "missing argument 'PROGRAM'", "toast partition --help"),
     ("partition model.mlir", "missing option '--mesh'", "toast partition --help"),
     ("partition model.mlir --mesh v4-32 --bugdet 3", "no such option: --bugdet", "toast partition --help"),
-    ("partition model.mlir --mesh v4-32 --effort best", '--effort: unknown word "best"', "choose from low"),
+    ("partition model.mlir --mesh v4-32 --effort best", '--effort: unknown word "best"', "choose from medium"),
     ("partition model.mlir --mesh v4-32 --effort hihg", '--effort: unknown word "hihg"', 'did you mean "high"?'),
     ("partition model.mlir --mesh v4-32 --iterations 0", "--iterations: 0 is too small", "give 1 or more"),
     ("partition model.mlir --mesh v4-32 --seed x", '--seed: "x" is not a whole number', "give 0 or more"),

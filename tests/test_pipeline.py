@@ -187,7 +187,7 @@ def test_one_device_needs_no_plan() -> None:
 
 # options, kind of error, what it says
 MISTAKES: list[tuple[dict[str, object], type[ToastError], str]] = [
-    ({"effort": "psychic"}, UsageError, "choose from low"),
+    ({"effort": "psychic"}, UsageError, "choose from medium"),
     ({"mesh": "v4-33"}, SpecError, "v4-32"),
     ({"mesh_shape": "data=3"}, SpecError, "16"),
     ({"pins": ("nobody=data",)}, UsageError, "no argument or result matches"),

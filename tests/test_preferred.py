@@ -86,7 +86,7 @@ def test_of_known_strategies_that_of_fewer_decisions_is_taken(
     known = {one.name: replace(one, cost=costs[one.plan]) for one in (longer, shorter)}
     monkeypatch.setattr(sys.modules[preferred.__module__], "priced_strategies", lambda _: (known, {}))
     monkeypatch.setattr(sys.modules[preferred.__module__], "without_idle", lambda _, plan: plan)
-    monkeypatch.setattr(evaluator, "exact_cost", lambda plan, learn: costs[plan])
+    monkeypatch.setattr(evaluator, "exact_cost", lambda plan: costs[plan])
     result = SearchResult((), costs[longer.plan], True, 100, 50, 1.0, "iterations")
     assert preferred(evaluator, result).known_as == ("fsdp" if is_taken else "zero2")
 
