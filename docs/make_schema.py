@@ -73,6 +73,7 @@ def mesh_spec() -> dict[str, Any]:
         "topology": _section(topology),
         "axes": {"type": "object", "additionalProperties": axis, "minProperties": 1},
         "memory_fraction": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "price": {"type": "number", "exclusiveMinimum": 0},
     }
     return {"$schema": DIALECT, "$id": "urn:toast:mesh-spec", "title": "Mesh specification", **_section(keys, "chip")}
 

@@ -25,6 +25,8 @@ class Pipeline:
     emitted: list[str] = field(default_factory=list)
     annotated: list[str] = field(default_factory=list)
     notices: tuple[str, ...] = ()
+    original: None = None
+    source: str = "the program that was read"
 
     def partition(
         self,

@@ -239,7 +239,7 @@ def test_the_page_of_a_sweep() -> None:
     ]
     content = pages.sweep_page(rows)
     read = Page(content)
-    assert read.headings[0] == "a.mlir"
+    assert read.headings[0] == "Points"
     assert [one["n"] for one in read.charts["points"]["points"]] == ["data=16", "data=8,model=2"]
     assert "img" not in read.tags
     assert content.count(b"<span class='bad'>does not fit in 16.0 GiB</span>") == 1

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from fake_pipeline import Pipeline, install
 from report_sample import TOO_LARGE, make_report
-from worker_jobs import job
+from worker_jobs import Counter, job
 
 from toast_cli import pipeline as pipeline_module
 from toast_cli.cli import main
 from toast_cli.cli import running as workers
 from toast_cli.cli import sweep as sweep_module
-from toast_cli.cli.sweep import open_log, parse_seeds, points_of
+from toast_cli.cli.sweep import open_log, parse_seeds, points_of, sizes_of
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.report import command_tables, style
-from toast_cli.report.command_tables import SweepRow, mark_best
+from toast_cli.report.command_tables import SweepRow, ranked
 from toast_cli.request import Request
 
 
@@ -45,10 +45,11 @@ def toast(*arguments: str) -> int:
 def sweep_pipeline(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     """A pipeline for sweeps, whose points run here instead of in worker processes."""
 
-    def run_here(points: Sequence[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[int, Any]]:
+    def run_here(points: Sequence[Any], work: Any, jobs: int, chains: Any) -> Iterator[tuple[int, Any]]:
+        runner = work()
         for number, point in enumerate(points):
             try:
-                yield number, work(point)
+                yield number, runner(point)
             except ToastError as error:
                 yield number, workers.failure_of(error)
 
@@ -80,10 +81,14 @@ def test_sweep_tabulates_all_shapes(sweep_pipeline: Pipeline, capsys: pytest.Cap
         "data=2,model=8",
     ]
     lines = capsys.readouterr().out.splitlines()
-    assert "failed: model.mlir: does not divide" in lines[1]
-    assert [line.startswith("★") for line in lines if "data=" in line] == [False, False, False, True]
+    shown = [line for line in lines if "data=" in line]
+    assert ["data=2,model=8" in shown[0], "data=4" in shown[1], "data=8" in shown[2], "data=16" in shown[3]] == [
+        True
+    ] * 4
+    assert [line.startswith("★") for line in shown] == [True, False, False, False]
+    assert "failed: model.mlir: does not divide" in shown[3]
     rows = Path("table.csv").read_text().splitlines()
-    assert len(rows) == 5 and [",true," in row for row in rows] == [False, False, False, False, True]
+    assert len(rows) == 5 and [",true," in row for row in rows] == [False, True, False, False, False]
 
 
 def test_sweep_over_programs_and_meshes(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +99,7 @@ def test_sweep_over_programs_and_meshes(sweep_pipeline: Pipeline, capsys: pytest
     points = json.loads(out)["points"]
     assert len(points) == 10 and err == ""
     assert [point["status"] for point in points].count("failed") == 4
-    assert [point["program"] for point in points if point["best"]] == ["model.mlir", "other.mlir"]
+    assert [point["program"] for point in points if point["best"]] == ["model.mlir"]
 
 
 def test_sweep_over_given_shapes_quietly(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +107,9 @@ def test_sweep_over_given_shapes_quietly(sweep_pipeline: Pipeline, capsys: pytes
         toast("sweep", "model.mlir", "--mesh", "v4-32", "--mesh-shape", "data=8,model=2; data=4,model=4", "--quiet")
         == 0
     )
-    assert capsys.readouterr().out.startswith("model.mlir: v4-32 data=4,model=4, 24.0 ms a step, 12.1 GiB; batch over")
+    assert capsys.readouterr().out.startswith(
+        "model.mlir: v4-32 data=4,model=4, 24.0 ms a step, 12.1 GiB; data (8): FSDP"
+    )
 
 
 def test_sweep_where_nothing_fits(sweep_pipeline: Pipeline) -> None:
@@ -119,8 +126,8 @@ def test_an_interrupted_sweep_keeps_what_is_done(
 ) -> None:
     run_here = sweep_module.run_all
 
-    def interrupted(points: Sequence[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[int, Any]]:
-        yield from run_here(points[1:3], work, jobs)
+    def interrupted(points: Sequence[Any], work: Any, jobs: int, chains: Any) -> Iterator[tuple[int, Any]]:
+        yield from run_here(points[1:3], work, jobs, chains)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep_module, "run_all", interrupted)
@@ -170,8 +177,8 @@ def test_limits_and_seeds_are_points_of_their_own(sweep_pipeline: Pipeline, caps
         (limit * 2**30, seed) for limit in (8, 16) for seed in range(3)
     ]
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == ["mesh", "shape", "seed", "step", "time", "peak", "memory", "of"]
-    assert [row.strip("★ ").split()[2] for row in rows if "data=8" in row] == list("012012")
+    assert head.split() == ["mesh", "seed", "step", "time", "peak", "memory", "of"]
+    assert [row.strip("★· ").split()[1] for row in rows[:6]] == list("012012")
 
 
 def test_equal_points_are_done_once(sweep_pipeline: Pipeline) -> None:
@@ -194,19 +201,100 @@ def test_a_program_for_which_nothing_fits(sweep_pipeline: Pipeline, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("by", "best"), [("step_time", 0), ("peak_memory", 1), ("communication", 2), ("device_time", 3)]
+    ("by", "best"),
+    [
+        (None, 0),
+        ("step_time", 0),
+        ("peak_memory", 1),
+        ("communication", 2),
+        ("device_time", 3),
+        ("price", 4),
+        ("tokens", 5),
+    ],
 )
-def test_the_best_by(by: str, best: int) -> None:
-    row = SweepRow("m", "v4-32", "data=16", "fits", devices=16)
+def test_the_best_by(by: str | None, best: int) -> None:
+    row = SweepRow("m", "v4-32", "data=16", "fits", devices=16, tokens_per_second=5.0, million_price=9.0)
     rows = [
         replace(row, step_seconds=1.0, peak_bytes=9, communication_seconds=0.5),
         replace(row, step_seconds=2.0, peak_bytes=1, communication_seconds=0.5),
         replace(row, step_seconds=2.0, peak_bytes=9, communication_seconds=0.1),
         replace(row, step_seconds=3.0, peak_bytes=9, communication_seconds=0.5, devices=4),
-        replace(row, step_seconds=0.1, peak_bytes=0, communication_seconds=0.0, status="does-not-fit"),
+        replace(row, step_seconds=4.0, peak_bytes=9, communication_seconds=0.5, million_price=2.0),
+        replace(row, step_seconds=4.0, peak_bytes=9, communication_seconds=0.5, tokens_per_second=7.0),
+        replace(row, step_seconds=0.1, peak_bytes=0, communication_seconds=0.0, devices=1, status="does-not-fit"),
+        replace(row, step_seconds=0.2, peak_bytes=0, communication_seconds=0.0, devices=1, status="unsure"),
         replace(row, step_seconds=None, status="failed", devices=None),
     ]
-    assert [row.best for row in mark_best(rows, by)].index(True) == best
+    found = ranked(rows, by)
+    assert [one.best for one in found] == [True] + [False] * 8
+    assert replace(found[0], best=False, front=False) == rows[best]
+    assert [one.status for one in found[-3:]] == ["unsure", "does-not-fit", "failed"]
+
+
+def test_a_program_is_read_once_and_a_search_begins_beside_another(sweep_pipeline: Pipeline) -> None:
+    """On the same machine, at other sizes; else on another machine, at these sizes."""
+    taken: list[tuple[Any, Any]] = []
+    partition = pipeline_module.partition
+
+    def watched(request: Request, source: Any = None, neighbour: Any = None, **more: Any) -> Any:
+        done = partition(request, **more)
+        done = replace(done, source=f"read for {request.dims}", notices=(f"{request.mesh} {request.dims}",))
+        taken.append((source, neighbour and neighbour.notices[0]))
+        return done
+
+    runner = sweep_module.PointRunner()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toast_cli.pipeline.partition", watched)
+        for mesh in ("v4-8", "v5e-4"):
+            for dims in sizes_of(["b=1,2"]):
+                runner(sweep_module.SweepPoint(Request("model.mlir", mesh, dims=dims)))
+    assert taken == [
+        (None, None),
+        (None, "v4-8 ('b=1',)"),
+        ("read for ('b=1',)", "v4-8 ('b=1',)"),
+        ("read for ('b=2',)", "v5e-4 ('b=1',)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ([], [()]),
+        (["b=8"], [("b=8",)]),
+        (["b=8, 16", "s=4"], [("b=8", "s=4"), ("b=16", "s=4")]),
+        (["b=1,2", "s=3,4"], [("b=1", "s=3"), ("b=1", "s=4"), ("b=2", "s=3"), ("b=2", "s=4")]),
+    ],
+)
+def test_sizes(given: list[str], sizes: list[tuple[str, ...]]) -> None:
+    assert sizes_of(given) == sizes
+
+
+def row_at(dims: str, seconds: float, peak: int, **more: Any) -> SweepRow:
+    return SweepRow("m", "v4-32", "data=16", "fits", step_seconds=seconds, peak_bytes=peak, dims=dims, **more)
+
+
+def test_the_front_is_time_and_price_or_time_and_memory() -> None:
+    rows = [row_at("", 1.0, 9), row_at("", 2.0, 5), row_at("", 3.0, 6), replace(row_at("", 0.5, 1), status="unsure")]
+    assert [row.front for row in ranked(rows)] == [True, True, False, False]
+    prices = [replace(row, step_price=price) for row, price in zip(rows, (2.0, 3.0, 1.0, 0.1), strict=True)]
+    assert [row.front for row in ranked(prices)] == [True, False, True, False]
+
+
+def test_where_sizes_differ_the_point_of_the_most_tokens_a_second_is_first() -> None:
+    rows = [row_at("b=1,s=4", 1.0, 9, tokens_per_second=4.0), row_at("b=8,s=4", 4.0, 9, tokens_per_second=8.0)]
+    first, second = ranked(rows)
+    assert first.dims == "b=8,s=4" and first.best and not second.front
+    text = style.render(command_tables.sweep_blocks([first, second], 120), style.make_console(io.StringIO(), 120))
+    head, *lines = text.splitlines()
+    assert head.split() == ["mesh", "shape", "sizes", "step", "time", "tokens/s", "peak", "memory"]
+    assert [line.replace("★", "").split()[2:7] for line in lines[:2]] == [
+        ["b=8", "4.00", "s", "8", "9"],
+        ["b=1", "1.00", "s", "0.25×", "4"],
+    ]
+
+
+def test_nothing_that_may_not_fit_is_the_best() -> None:
+    assert not any(row.best for row in ranked([replace(row_at("", 1.0, 9), status="unsure")]))
 
 
 # Results to go on from
@@ -226,8 +314,8 @@ def test_a_finished_point_is_not_done_again(sweep_pipeline: Pipeline, capsys: py
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [line["schema"] for line in lines] == ["toast.sweep.point/1"] * 2
     points = json.loads(Path("all.json").read_text())["points"]
-    assert [point["mesh_shape"] for point in points] == ["data=8,model=2", "data=4,model=4"]
-    assert [point["best"] for point in points] == [False, True]
+    assert [point["mesh_shape"] for point in points] == ["data=4,model=4", "data=8,model=2"]
+    assert [point["best"] for point in points] == [True, False]
     assert sweep_all("--jsonl", "out.jsonl", "--fresh") == 0
     assert len(sweep_pipeline.requests) == 4 and len(Path("out.jsonl").read_text().splitlines()) == 2
 
@@ -304,8 +392,8 @@ def test_lines_are_streamed(sweep_pipeline: Pipeline, monkeypatch: pytest.Monkey
     run_here = sweep_module.run_all
     seen = []
 
-    def watched(points: Sequence[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[int, Any]]:
-        for result in run_here(points, work, jobs):
+    def watched(points: Sequence[Any], work: Any, jobs: int, chains: Any) -> Iterator[tuple[int, Any]]:
+        for result in run_here(points, work, jobs, chains):
             seen.append([len(Path(name).read_text().splitlines()) for name in ("out.jsonl", "out.csv")])
             yield result
 
@@ -355,7 +443,7 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     again = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert f"note: {done} of 3 points are done already" in again.stderr
     assert out.read_bytes().startswith(first) and out.read_bytes().count(b"\n") == 3
-    assert again.stdout.count("v4-32") == 3 and again.stdout.count("★") == 1
+    assert again.stdout.count("v4-32") == 3 and again.stdout.count("\n★  ") == 1
 
 
 def test_workers_run_in_parallel_and_survive_each_other() -> None:
@@ -368,6 +456,18 @@ def test_workers_run_in_parallel_and_survive_each_other() -> None:
         workers.PointFailure("the process died (exit code 7)"),
         workers.PointFailure("the process died (SIGKILL)"),
         "TWO",
+    ]
+
+
+def test_a_process_works_on_a_chain_and_the_next_one_goes_on_where_it_dies() -> None:
+    items = ["one", "killed", "bad input", "two", "three"]
+    done = dict(workers.run_all(items, Counter, 2, chains=["a", "a", "a", "b", "a"]))
+    assert [done[number] for number in range(len(items))] == [
+        "ONE 1",
+        workers.PointFailure("the process died (SIGKILL)"),
+        workers.PointFailure("model.mlir: no such file"),
+        "TWO 1",
+        "THREE 2",
     ]
 
 
@@ -394,8 +494,8 @@ def test_figures_of_a_sweep_are_whole_at_any_width(width: int) -> None:
     )
     rows = [replace(row, mfu=0.512, summary=words), replace(row, mesh_shape="data=16", best=True)]
     console = style.make_console(io.StringIO(), width)
-    text = style.render(command_tables.sweep_tables(rows, width), console)
+    text = style.render(command_tables.sweep_blocks(rows, width), console)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     assert text.count("123 ms") == 2
-    assert ("communication" in text) == (width >= 120)
+    assert ("communication" in text) == (width >= 160)

@@ -24,3 +24,14 @@ def job(what: str) -> str:
         time.sleep(20)
         Path(what.removeprefix("slow ")).touch()
     return what.upper()
+
+
+class Counter:
+    """Numbers the items that one process has worked on."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __call__(self, item: str) -> str:
+        self.done += 1
+        return f"{job(item)} {self.done}"

@@ -537,7 +537,7 @@ def request_for(mesh: Any, options: dict[str, Any]) -> Request:
     if "names" in given:
         given["names"] = logical_names(given["names"])
     request = request_of_keywords("", os.fspath(mesh), given)
-    load_spec(request.mesh)
+    load_spec(request.mesh, request.prices)
     parse_tactics(request.tactics, request.strategy)
     return request
 

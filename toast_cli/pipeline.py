@@ -29,7 +29,7 @@ from toast_cli.hardware import Mesh, Spec, export_platform, load_spec, parse_sha
 from toast_cli.plan.axis_assignment import installed_workarounds
 from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
+from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 # A compiler is not asked (`--confirm auto`) about a plan that is predicted to need more than so many times the memory.
 _HOPELESS = 2.0
+# Part of the plans that a search looks at where it begins at the plan of a neighbouring point of a sweep.
+_SHORTER = 0.02
 
 
 @dataclass(frozen=True)
@@ -146,25 +148,40 @@ class Outcome:
 
 
 def partition(
-    request: Request, progress: Progress | None = None, on_answer: Tell | None = None, *, annotated: bool = True
+    request: Request,
+    progress: Progress | None = None,
+    on_answer: Tell | None = None,
+    *,
+    annotated: bool = True,
+    source: Source | None = None,
+    neighbour: Outcome | None = None,
 ) -> Outcome:
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error.
 
     Args:
         on_answer: called for each plan that a compiler has answered about (`Request.confirm`).
         annotated: True to price the program's own shardings with XLA.
+        source: the program, if it is read already. neighbour: the outcome for another machine or other sizes; a shorter
+            search then begins at its plan.
     """
     with without_cycle_collection():
-        return _partition(request, progress, on_answer, annotated)
+        return _partition(request, progress, on_answer, annotated, source, neighbour)
 
 
-def _partition(request: Request, progress: Progress | None, on_answer: Tell | None, annotated: bool) -> Outcome:
+def _partition(
+    request: Request,
+    progress: Progress | None,
+    on_answer: Tell | None,
+    annotated: bool,
+    source: Source | None,
+    neighbour: Outcome | None,
+) -> Outcome:
     if request.effort not in PLANS:
         raise UsageError(f"unknown effort {request.effort!r}", where="--effort", hint=f"choose from {', '.join(PLANS)}")
     timings: dict[str, float] = {}
     tell = progress or (lambda *_: None)
     with _timed("spec", timings, tell):
-        spec = load_spec(request.mesh)
+        spec = load_spec(request.mesh, request.prices)
         tactics = parse_tactics(request.tactics, request.strategy)
         saved = read_plan(request.plan) if request.plan is not None else None
         meshes = choose_meshes(spec, request, saved)
@@ -173,8 +190,8 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
         judge = _Judge(spec, request, on_answer)
     with _timed("load", timings, tell):
-        content = content_of(request.program, request.dims, request.content)
-        original = load(
+        content = content_of(request.program, request.dims, request.content) if source is None else b""
+        original = source or load(
             request.program,
             keep_shardings=request.keep_shardings,
             content=content,
@@ -188,7 +205,11 @@ def _partition(request: Request, progress: Progress | None, on_answer: Tell | No
     with _timed("analyse", timings, tell):
         variants = variants_of(original, request, meshes, saved)
     with _timed("search", timings, tell):
-        candidates = Candidates(variants, SearchSpace(request, meshes, tactics, saved), tell)
+        start = None if neighbour is None else saved_plan(neighbour.problem, neighbour.result.plan)
+        if start is not None and request.budget_seconds is None:
+            shorter = int(_SHORTER * (request.iterations or PLANS[request.effort]))
+            request = replace(request, iterations=max(1, shorter))
+        candidates = Candidates(variants, SearchSpace(request, meshes, tactics, saved, start=start), tell)
         best, others = candidates.best(judge.decides)
         free = request.strategy is None and (saved is None or request.complete)
         if free and not request.minimise:  # a known strategy is preferred to a plan that is hardly faster

@@ -125,6 +125,14 @@ class Request:
         "lists them); repeatable.",
         "NAME=SIZE",
     )
+    prices: tuple[str, ...] = _option(
+        (),
+        "--price",
+        OptionKind.TEXTS,
+        "What a chip costs an hour, e.g. v5p=4.2, in any currency (default: `price` in SPEC), for the price of a step "
+        "and of a million tokens; repeatable.",
+        "CHIP=PRICE",
+    )
     budget_seconds: float | None = _option(
         None,
         "--budget",

@@ -65,8 +65,8 @@ _TYPES: dict[Any, Any] = {OptionKind.WHOLE: int, OptionKind.FLAG: bool, OptionKi
 # Fields of `Request` whose options most commands have, in the order of their help.
 SEARCH = ("effort", "budget_seconds", "iterations")
 PLANNING = (
-    "mesh_shape", "dims", *SEARCH, "seed", "memory_limit", "keep_shardings", "as_written", "pins", "runs", "tactics",
-    "minimise", "subject_to",
+    "mesh_shape", "dims", "prices", *SEARCH, "seed", "memory_limit", "keep_shardings", "as_written", "pins", "runs",
+    "tactics", "minimise", "subject_to",
 )  # fmt: skip
 REWRITING = ("fit", "microbatches", "recompute", "offload")
 CONFIRMING = ("confirm", "confirm_with", "confirm_seconds")
@@ -148,6 +148,8 @@ class CheckFormat(StrEnum):
 
 class BestBy(StrEnum):
     step_time = "step_time"
+    tokens = "tokens"
+    price = "price"
     peak_memory = "peak_memory"
     communication = "communication"
     device_time = "device_time"

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
@@ -164,6 +165,8 @@ def _parser_message(error: Exception) -> tuple[str, str]:
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+# A function, or a class whose instances are called: what they remember is there for the next item.
+Work = Callable[[Task], Result] | Callable[[], Callable[[Task], Result]]
 
 _CHILD = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from toast_cli.cli.running import serve; serve()"
 
@@ -177,30 +180,52 @@ class PointFailure:
 
 
 def run_all(
-    items: Sequence[Task], work: Callable[[Task], Result], jobs: int
+    items: Sequence[Task], work: Work[Task, Result], jobs: int, chains: Sequence[Hashable] | None = None
 ) -> Iterator[tuple[int, Result | PointFailure]]:
-    """Runs `work` on every item, `jobs` at a time; yields (number of the item, its result) as each is done. If the
-    caller stops early, the workers are ended. See `run_alone`."""
+    """Runs `work` on every item, in `jobs` processes at a time; yields (number of the item, its result) as each is
+    done. If the caller stops early, the workers are ended. See `_answers`.
+
+    Args:
+        chains: one process works on the items of equal entries, one after the other; None: one for each item.
+    """
+    batches: dict[Hashable, list[int]] = {}
+    for number, chain in enumerate(range(len(items)) if chains is None else chains):
+        batches.setdefault(chain, []).append(number)
     children: set[subprocess.Popen[bytes]] = set()
+    done: SimpleQueue[tuple[int, Result | PointFailure]] = SimpleQueue()
+
+    def finish(numbers: list[int]) -> None:
+        while numbers:  # a process that dies leaves items for the next one
+            results = _answers([items[number] for number in numbers], work, children)
+            for count, result in enumerate(results, 1):
+                done.put((numbers[count - 1], result))
+            numbers = numbers[count:]
+
     with ThreadPoolExecutor(jobs) as pool:
-        numbers = {pool.submit(run_alone, item, work, children): number for number, item in enumerate(items)}
+        running = [pool.submit(finish, numbers) for numbers in batches.values()]
         try:
-            for done in as_completed(numbers):
-                yield numbers[done], done.result()
+            for _ in items:
+                yield done.get()
         finally:
-            for waiting in numbers:
+            for waiting in running:
                 waiting.cancel()
-            while wait(numbers, timeout=0.05).not_done:  # a process may begin just now
+            while wait(running, timeout=0.05).not_done:  # a process may begin just now
                 for child in list(children):
                     child.kill()
 
 
-def run_alone(
-    item: Task, work: Callable[[Task], Result], children: set[subprocess.Popen[bytes]] | None = None
-) -> Result | PointFailure:
-    """The result of `work` on one item, in a new process.
+def run_alone(item: Task, work: Work[Task, Result]) -> Result | PointFailure:
+    """The result of `work` on one item, in a new process."""
+    return next(_answers([item], work, set()))
 
-    `work` is a function of a module (the process imports it by name); item and result are picklable.
+
+def _answers(
+    items: Sequence[Task], work: Work[Task, Result], children: set[subprocess.Popen[bytes]]
+) -> Iterator[Result | PointFailure]:
+    """The results of `work` on items, in one new process, up to the item on which it dies.
+
+    `work` is a function of a module (the process imports it by name), or a class, of which the process makes one that
+    it calls; items and results are picklable.
 
     Args:
         children: holds the process while it runs.
@@ -208,38 +233,46 @@ def run_alone(
     environment = {"JAX_PLATFORMS": "cpu", **os.environ}
     command = [sys.executable, "-c", _CHILD, os.pathsep.join(sys.path), str(os.getpid())]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    running = set() if children is None else children
-    running.add(child)
+    children.add(child)
     try:
-        answer, _ = child.communicate(pickle.dumps((work, item)))
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with suppress(BrokenPipeError), child.stdin as tasks:
+            pickle.dump((work, list(items)), tasks)
+        for _ in items:
+            try:
+                yield pickle.load(child.stdout)
+            except (EOFError, pickle.UnpicklingError):
+                yield PointFailure(f"the process died ({_cause(child.wait())})")
+                return
     finally:
-        running.discard(child)
-    try:
-        result: Result | PointFailure = pickle.loads(answer)
-    except (EOFError, pickle.UnpicklingError):
-        return PointFailure(f"the process died ({_cause(child.returncode)})")
-    return result
+        with child:
+            child.kill()
+        children.discard(child)
 
 
 def serve() -> None:
-    """In the process: reads the task from stdin and writes its result to stdout. What the task prints goes to
+    """In the process: reads the task from stdin and writes its results to stdout. What the task prints goes to
     stderr."""
     # Ctrl-C reaches every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(sys.argv[2]))
     task, answers = sys.stdin.buffer.read(), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    work, item = pickle.loads(task)
-    try:
-        result: Any = work(item)
-    except ToastError as error:
-        result = failure_of(error)
-    except Exception as error:
-        if debug_wanted([]):
-            traceback.print_exc()
-        result = PointFailure(f"internal error: {type(error).__name__}: {error}")
+    work, items = pickle.loads(task)
+    work = work() if isinstance(work, type) else work
     with answers:
-        pickle.dump(result, answers)
+        for item in items:
+            try:
+                result: Any = work(item)
+            except ToastError as error:
+                result = failure_of(error)
+            except Exception as error:
+                if debug_wanted([]):
+                    traceback.print_exc()
+                result = PointFailure(f"internal error: {type(error).__name__}: {error}")
+            pickle.dump(result, answers)
+            answers.flush()
 
 
 def failure_of(error: ToastError) -> PointFailure:

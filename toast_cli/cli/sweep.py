@@ -1,5 +1,5 @@
-"""`toast sweep`: programs x specifications x shapes x limits x seeds, each point partitioned in a process of its own,
-in one table.
+"""`toast sweep`: programs x sizes x specifications x shapes x limits x seeds, in one table. A process reads a program
+once, and searches its points one after the other, each from the plan of a point beside it.
 
 Each point has a key by which its result is found in the file of those that are done, JSON lines, so that a killed
 sweep can resume. On a Dask or Ray cluster, programs and specifications travel with the points, so the workers need
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,14 +42,18 @@ from toast_cli.cli.options import BestBy
 from toast_cli.cli.running import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, PointFailure, run_all, run_alone, say
 from toast_cli.errors import InputError, MissingExtraError, ToastError, UsageError
 from toast_cli.option_values import bytes_or_none, whole_number
+from toast_cli.request import OPTIONS
 
 if TYPE_CHECKING:
+    from toast_cli.frontend import Source
+    from toast_cli.pipeline import Outcome
     from toast_cli.report.command_tables import SweepRow
     from toast_cli.request import Request
 
 
 @options.with_options(
     *(
+        "prices",
         *options.SEARCH,
         "keep_shardings",
         "as_written",
@@ -70,6 +75,14 @@ def sweep(
         list[str],
         options.spec("Hardware, as for `toast partition`; repeatable."),
     ],
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dim",
+            metavar="NAME=SIZE",
+            help=f"{OPTIONS['dims'].help.removesuffix('.')}; several sizes, b=64,128, are points of their own.",
+        ),
+    ] = None,
     mesh_shape: Annotated[
         str | None,
         typer.Option(
@@ -104,11 +117,14 @@ def sweep(
         options.file("Plot all points, time against memory, on a page of its own; - for stdout."),
     ] = None,
     best_by: Annotated[
-        BestBy,
+        BestBy | None,
         options.words(
-            BestBy, "--best-by", "Mark the point with the least of this; device_time is devices x step time."
+            BestBy,
+            "--best-by",
+            "Begin with the point that is best in this (default: step_time, or tokens a second if sizes differ); "
+            "price: of a million tokens or samples; device_time: devices x step time.",
         ),
-    ] = BestBy.step_time,
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -126,7 +142,7 @@ def sweep(
     quiet: options.Quiet = False,
     **given: Any,
 ) -> int:
-    """Plan every PROGRAM for every mesh SPEC, shape, memory limit and seed, and tabulate what each should cost.
+    """Plan every PROGRAM of all sizes for every mesh SPEC, shape, memory limit and seed, and tabulate the costs.
 
     Run again with the same --jsonl FILE, a sweep that was interrupted continues where it stopped. Exit code 0: all
     points are done and every program has one that fits; 3: a program has none; 2: a point failed (its row says why).
@@ -141,16 +157,26 @@ def sweep(
     check_targets(list(targets.values()), [*programs, *mesh])
     if cluster is not None:
         parse_address(cluster)
-    requests = [options.make_request(program, spec, given) for program in programs for spec in mesh]
+    requests = [
+        replace(options.make_request(program, spec, given), dims=dims)
+        for program in programs
+        for spec in mesh
+        for dims in sizes_of(dim or ())
+    ]
+    from toast_cli.hardware import load_spec
+
+    if best_by == BestBy.price and not any(load_spec(one, requests[0].prices).chip_price for one in mesh):
+        hint = "give it with --price CHIP=PRICE, e.g. --price v5p=4.2, or as `price` in SPEC"
+        raise UsageError("no chip has a price", where="--best-by price", hint=hint)
     limits = [bytes_or_none(text, "--memory-limit") for text in memory_limit or (None,)]
     points = points_of(requests, mesh_shape, limits, parse_seeds(seeds))
-
-    rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
 
     from toast_cli.report import command_tables
     from toast_cli.report.html import pages
 
-    rows = command_tables.mark_best(rows, best_by.value)
+    rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
+
+    rows = command_tables.ranked(rows, best_by.value if best_by is not None else None)
     for option, write in (
         ("--csv", command_tables.to_csv),
         ("--json", command_tables.to_json),
@@ -205,7 +231,10 @@ def _results(
 ) -> Iterator[tuple[int, SweepRow | PointFailure]]:
     """(index of the point, its result) as each is done, here or on the cluster."""
     if cluster is None:
-        yield from run_all(points, run_point, jobs or 1)
+        # Points of one machine are neighbours, too, if there are processes for several chains of them.
+        alone = (jobs or 1) > 1
+        keys = [(p.request.program, p.request.seed, p.request.mesh if alone else "") for p in points]
+        yield from run_all(points, PointRunner, jobs or 1, keys)
     elif points:
         yield from run_on_cluster(points, cluster, jobs)
 
@@ -221,6 +250,7 @@ def _finished_row(point: SweepPoint, result: SweepRow | PointFailure) -> SweepRo
         SweepRow(request.program, request.mesh, request.mesh_shape or "", FAILED, reason),
         seed=request.seed,
         key=point.key,
+        dims=",".join(request.dims),
     )
 
 
@@ -275,17 +305,17 @@ def _live(rows: list[SweepRow], total: int, *, wanted: bool) -> Iterator[Callabl
 
 
 def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
-    """Prints the table, or with --quiet a line for the best of each program and for its first failure.
+    """Prints the table, or with --quiet a line for the best point, and for the first failure of each program.
 
     to_stderr: stdout holds the CSV or JSON.
     """
-    from toast_cli.report.command_tables import best_line, sweep_tables
+    from toast_cli.report.command_tables import best_line, sweep_blocks
     from toast_cli.report.style import make_console, plain_text, render
 
     stream = sys.stderr if to_stderr else sys.stdout
     if not quiet:
         console = make_console(stream)
-        stream.write(render(sweep_tables(rows, console.width), console))
+        stream.write(render(sweep_blocks(rows, console.width), console))
     elif not to_stderr:
         failed: set[str] = set()
         for row in rows:
@@ -344,6 +374,20 @@ def points_of(
                     key = key_of(one, digests[one.program], digests[one.mesh])
                     found.setdefault(key, SweepPoint(one, key, point.error))
     return list(found.values())
+
+
+def sizes_of(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    """Sizes of symbolic dimensions: `b=64,128` and `s=4096` -> [("b=64", "s=4096"), ("b=128", "s=4096")].
+
+    Raises UsageError for what are no sizes.
+    """
+    from toast_cli.frontend.symbolic import parse_dims
+
+    named = [(name, sizes.split(",")) for name, _, sizes in (text.partition("=") for text in texts)]
+    found = [*product(*([f"{name.strip()}={size.strip()}" for size in sizes] for name, sizes in named))]
+    for dims in found:
+        parse_dims(dims)
+    return found
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -448,16 +492,27 @@ def _factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
                 yield (first, *rest)
 
 
-def run_point(point: SweepPoint) -> SweepRow:
-    """In a worker: partitions and returns the figures."""
-    from toast_cli.pipeline import partition
-    from toast_cli.report.command_tables import row_of
+class PointRunner:
+    """In a worker: partitions points, and returns their figures. A program of some sizes is read once, and a search
+    begins at the plan of the point before on the same machine, or else of the last one of the same sizes."""
 
-    if point.error:
-        raise UsageError(point.error)
-    began = time.perf_counter()
-    report = partition(point.request, annotated=False).report
-    return row_of(point.request.program, point.request.mesh, report, time.perf_counter() - began, point.key)
+    def __init__(self) -> None:
+        self._sources: dict[object, Source] = {}  # program and sizes -> the program
+        self._near: dict[object, Outcome] = {}  # machine, or sizes -> the last outcome
+
+    def __call__(self, point: SweepPoint) -> SweepRow:
+        from toast_cli.pipeline import partition
+        from toast_cli.report.command_tables import row_of
+
+        if point.error:
+            raise UsageError(point.error)
+        request, began = point.request, time.perf_counter()
+        read, machine = (request.program, request.dims), (request.program, request.mesh, request.mesh_shape)
+        near = self._near.get(machine) or self._near.get(read)
+        outcome = partition(request, annotated=False, source=self._sources.get(read), neighbour=near)
+        self._sources[read] = outcome.original or outcome.source
+        self._near[machine] = self._near[read] = outcome
+        return row_of(request.program, request.mesh, outcome.report, time.perf_counter() - began, point.key)
 
 
 class SweepLog:
@@ -497,7 +552,7 @@ def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
 def line_of(row: SweepRow) -> bytes:
     from toast_cli.report.command_tables import ROW_SCHEMA
 
-    facts = {key: value for key, value in asdict(row).items() if key != "best"}
+    facts = {key: value for key, value in asdict(row).items() if key not in ("best", "front")}
     return (json.dumps({"schema": ROW_SCHEMA, **facts}, ensure_ascii=False, allow_nan=False) + "\n").encode(
         "utf-8", "backslashreplace"
     )
@@ -623,7 +678,7 @@ def run_shipped(shipped: Shipped) -> tuple[int, SweepRow | PointFailure]:
         program = _unpacked(Path(folder, "program"), request.program, shipped.program)
         mesh = _unpacked(Path(folder, "mesh"), request.mesh, shipped.mesh)
         local = replace(shipped.point, request=replace(request, program=program, mesh=mesh))
-        result = run_alone(local, run_point)
+        result = run_alone(local, PointRunner)
     if isinstance(result, PointFailure):
         return shipped.number, replace(result, reason=result.reason.replace(program, request.program))
     return shipped.number, replace(result, program=request.program, mesh=request.mesh)

@@ -131,6 +131,8 @@ class Mesh:
     axes: tuple[Axis, ...]
     limit_bytes: int
     """Device memory a plan may use: (memory - reserved) x usable fraction, or what the user set."""
+    hour_price: float = 0.0
+    """Price of the whole machine by the hour, in the user's currency; 0 if it is not known."""
 
     @property
     def devices(self) -> int:

@@ -6,12 +6,12 @@ key by key.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from math import isqrt, prod
+from math import inf, isqrt, prod
 from pathlib import Path
 
 from toast_cli.base.files import TEXT_BYTES, read_file, read_whole_number, text_of
@@ -25,16 +25,50 @@ from toast_cli.hardware.topology import Dimension, divisors, lay_out, read_topol
 # ---------------------------------------------------------------- finding one
 # Finds specifications: a path or the name of a built-in one in, a `Spec` out.
 
+PRICE_OPTION = "--price"
 # Examples of names for which a specification is generated.
 EXAMPLES = "e.g. v5p-512, h100:64, 2xv5e-256"
 
 
-def load_spec(name_or_path: str) -> Spec:
+def load_spec(name_or_path: str, prices: Sequence[str] = ()) -> Spec:
     """The specification in that file, the built-in one of that name (`v4-32` or `v4-32.yaml`), or one generated from
     the name (`v5p-512`, `h100:64`, `2xv5p-512`).
 
     A file of that path has precedence. Raises SpecError for an unknown name or an invalid file.
+
+    Args:
+        prices: `v5p=4.2`, what a chip costs an hour; others than this machine's are passed over.
     """
+    spec = _load(name_or_path)
+    if not prices:
+        return spec
+    found = parse_prices(prices, spec.chip.name)
+    return replace(spec, chip_price=found.get(spec.chip.name, spec.chip_price))
+
+
+def parse_prices(texts: Sequence[str], own: str = "") -> dict[str, float]:
+    """`v5p=4.2` -> {"v5p": 4.2}, the price of a chip by the hour. own: the name of a chip that is no preset.
+
+    Raises UsageError for a chip that is not known, and for what is no price.
+    """
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, _, amount = (part.strip() for part in text.partition("="))
+        try:
+            chip = own if name == own else find_preset(name).chip.name
+            price = float(amount)
+        except SpecError as error:
+            raise UsageError(error.what, where=PRICE_OPTION, hint=error.hint) from None
+        except ValueError:
+            price = -1.0
+        if not 0 < price < inf:
+            hint = "write a chip and its price by the hour, e.g. v5p=4.2"
+            raise UsageError(f'"{text:.60}" is not the price of a chip', where=PRICE_OPTION, hint=hint)
+        prices[chip] = price
+    return prices
+
+
+def _load(name_or_path: str) -> Spec:
     path = Path(name_or_path)
     if _is_a_file(path):
         return parse_spec(_read(name_or_path), name_or_path)
@@ -130,7 +164,8 @@ class Spec:
         source: the file it was read from. description: one line, may be empty.
         dimensions: physical, innermost first; dimensions of one device are left out.
         requests: the axes written in the specification, None if it leaves the choice to the tool.
-        memory_fraction: part of the usable memory a plan may fill.
+        memory_fraction: part of the usable memory a plan may fill. chip_price: of a chip (not a device) by the hour, in
+            any currency; 0 if it is not known.
         named: the user named the machine, so that the axes are toast's choice.
     """
 
@@ -142,11 +177,17 @@ class Spec:
     dimensions: tuple[Dimension, ...]
     requests: tuple[AxisRequest, ...] | None
     memory_fraction: float
+    chip_price: float = 0.0
     named: bool = field(default=False, compare=False)
 
     @property
     def devices(self) -> int:
         return prod(dimension.size for dimension in self.dimensions)
+
+    @property
+    def hour_price(self) -> float:
+        """Price of the whole machine by the hour; 0 if it is not known."""
+        return self.chip_price * self.devices / (self.preset.devices_per_chip if self.preset else 1)
 
     @property
     def limit_bytes(self) -> int:
@@ -178,7 +219,8 @@ class Spec:
                 hint="leave out `over`, and toast maps them itself" if shape is None else "choose another shape",
             )
         axes = tuple(Axis(request.name, request.size, link) for request, link in zip(requests, links, strict=True))
-        return Mesh(self.name, self.chip, axes, self.limit_bytes if memory_limit is None else memory_limit)
+        limit = self.limit_bytes if memory_limit is None else memory_limit
+        return Mesh(self.name, self.chip, axes, limit, self.hour_price)
 
     def mesh_shapes(self, max_axes: int = 2) -> list[dict[str, int]]:
         """Every way to factor the devices into at most `max_axes` axes (up to 3) of two devices or more.
@@ -275,7 +317,7 @@ _MATRIX_TYPES = ("f64", "f32", "bf16", "f16", "f8", "i8")
 def parse_spec(text: str, source: str) -> Spec:
     """A specification from YAML text; `source` names it in errors. Raises SpecError at `source:line`."""
     top = read_yaml(text, source)
-    keys = top.section("name", "description", "chip", "topology", "axes", "memory_fraction")
+    keys = top.section("name", "description", "chip", "topology", "axes", "memory_fraction", "price")
     if "chip" not in keys:
         raise top.error("the specification names no chip", f"add e.g. chip: v4; presets: {', '.join(chip_names())}")
     chip, preset = _read_chip(keys["chip"])
@@ -288,6 +330,7 @@ def parse_spec(text: str, source: str) -> Spec:
         dimensions=read_topology(keys.get("topology"), preset),
         requests=None,
         memory_fraction=_read_fraction(keys.get("memory_fraction")),
+        chip_price=_read_price(keys.get("price")),
     )
     if spec.devices > MOST_DEVICES:
         raise keys["topology"].error(f"the topology has {spec.devices:,} devices; {MOST_DEVICES:,} are the most")
@@ -351,6 +394,19 @@ def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
             f"of {memory:.0f} MiB of memory nothing is left when {reserved:.0f} MiB are reserved", "set chip.reserved"
         )
     return new
+
+
+def _read_price(entry: YamlValue | None) -> float:
+    if entry is None:
+        return 0.0
+    text = entry.scalar("a number above 0")
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0 < price < inf:
+        raise entry.error(f'price is "{text}"', "write what a chip costs an hour, e.g. 4.2")
+    return price
 
 
 def _read_fraction(entry: YamlValue | None) -> float:

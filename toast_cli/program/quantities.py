@@ -68,6 +68,12 @@ def format_count(count: float) -> str:
     return f"{whole:,}" if whole and abs(count - whole) < 0.01 * count else f"{count:,.2g}"
 
 
+def format_price(amount: float) -> str:
+    """Three significant digits, in whatever currency: `0.0123`, `4.20`, `1,230`."""
+    digits = 2 - math.floor(math.log10(amount)) if amount > 0 else 0
+    return f"{round(amount, digits):,.{max(0, digits)}f}"
+
+
 def format_percent(fraction: float) -> str:
     """`51.2%` from 0.512; whole per cents from 10 times on."""
     if not math.isfinite(fraction):

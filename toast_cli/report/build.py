@@ -55,6 +55,7 @@ from toast_cli.search.incumbent import SearchResult, reader
 from toast_cli.tactics import PricedStrategy, priced_strategies
 from toast_cli.tactics.strategies import NO_EFFECT, PAIRS, baselines, better
 
+SECONDS_PER_HOUR, MILLION = 3600, 1_000_000
 PRODUCTS = 3  # of pairs of tactics compared with, at most, if all strategies are
 FAR = 1.1  # times as slow as the plan found, or more
 _LISTED = 400  # limit of live values listed: enough to recognise similar ones
@@ -96,6 +97,7 @@ def build_report(
             mesh.devices,
             dict(zip(mesh.names, mesh.sizes, strict=True)),
             {a.name: n for a in mesh.axes if (n := prod(k.size for k in a.links if k.kind == "network")) > 1},
+            mesh.hour_price,
         ),
         PlanFacts(
             [_decision(source, problem, d) for d in result.plan],
@@ -152,6 +154,8 @@ def _peak_seconds(program: Program, chip: Chip) -> tuple[float, float]:
 def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> PredictedFacts:
     problem, cost = evaluator.problem, result.cost
     mfu, hfu = utilisation(problem, cost.step_seconds)
+    tokens, price = tokens_of(problem), problem.mesh.hour_price * cost.step_seconds / SECONDS_PER_HOUR
+    counted = tokens or samples_of(problem)
     op, alive = evaluator.alive_at_peak(result.plan)
     op = min(op, len(problem.program.ops) - 1)
     return PredictedFacts(
@@ -166,12 +170,15 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         cost.least_seconds,
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
-        tokens_of(problem) / cost.step_seconds if cost.step_seconds > 0 else 0.0,
+        tokens / cost.step_seconds if cost.step_seconds > 0 else 0.0,
         round(evaluator.host_bytes(result.plan)),
         cost.transfer_seconds,
         peak_error(problem.program, problem.mesh),
         hfu,
         cost.most_seconds,
+        price,
+        price * MILLION / counted if counted else 0.0,
+        "" if not price or not counted else "tokens" if tokens else "samples",
     )
 
 
@@ -496,6 +503,14 @@ def tokens_of(problem: Problem) -> int:
         if problem.roles[problem.argument_role[number]] == INPUTS and _holds_tokens(problem, number)
     }
     return found.pop() if len(found) == 1 else 0
+
+
+def samples_of(problem: Problem) -> int:
+    """Elements along the batch, the largest of the inputs' dimensions of that role; 0 if there is none."""
+    groups = problem.dimensions.groups
+    inputs = [n for n in range(len(problem.program.arguments)) if problem.roles[problem.argument_role[n]] == INPUTS]
+    named = {group for n in inputs for group in problem.patterns[problem.op_pattern[n]].groups}
+    return max((groups[group].size for group in named if groups[group].role == "batch"), default=0)
 
 
 def _holds_tokens(problem: Problem, number: int) -> bool:

@@ -13,8 +13,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.price.memory_fit import RISK
-from toast_cli.program.quantities import format_bytes, format_count, format_percent, format_seconds, shorten_location
+from toast_cli.program.quantities import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_price,
+    format_ratio,
+    format_seconds,
+    shorten_location,
+)
 from toast_cli.report import style
 from toast_cli.report.explain.study import Change, Explanation, Item
 from toast_cli.report.model import Report, write_json
@@ -40,14 +47,16 @@ DOES_NOT_FIT: Literal["does-not-fit"] = "does-not-fit"
 BREAKS_BOUND: Literal["breaks-bound"] = "breaks-bound"
 FAILED: Literal["failed"] = "failed"
 Status = Literal["fits", "unsure", "does-not-fit", "breaks-bound", "failed"]
+ORDER: tuple[Status, ...] = (FITS, UNSURE, BREAKS_BOUND, DOES_NOT_FIT, FAILED)  # of the rows of a table
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One program on one mesh of one shape. Field names are the CSV's and JSON's; None if a point failed.
+    """One program of some sizes on one mesh of one shape. Field names are the CSV's and JSON's; None if a point failed.
 
-    `mesh_shape` is the one found or requested (`data=8,model=2`), `seconds` the wall time of the point, `key`
-    identifies the same point in a later sweep.
+    `mesh_shape` is the one found or requested (`data=8,model=2`), `dims` the sizes of symbolic dimensions
+    (`b=256,s=4096`), `seconds` the wall time of the point, `key` identifies the same point in a later sweep. Prices are
+    in the user's currency; None where the price of a chip is unknown, like tokens a second where the program has none.
     """
 
     program: str
@@ -68,16 +77,29 @@ class SweepRow:
     devices: int | None = None
     seed: int = 0
     key: str = ""
+    dims: str = ""
+    tokens_per_second: float | None = None
+    step_price: float | None = None
+    million_price: float | None = None
+    rewritten: str = ""
+    front: bool = False
 
     @property
     def device_seconds(self) -> float | None:
         """Device time of a step: seconds times devices."""
         return None if self.step_seconds is None or self.devices is None else self.step_seconds * self.devices
 
+    @property
+    def token_seconds(self) -> float | None:
+        """Seconds for a token of all; for a step where the number of tokens is unknown."""
+        return 1.0 / self.tokens_per_second if self.tokens_per_second else self.step_seconds
+
 
 # Criterion of the best point -> its figure, of which less is better.
 FIGURES: dict[str, Callable[[SweepRow], float | None]] = {
     "step_time": lambda row: row.step_seconds,
+    "tokens": lambda row: row.token_seconds,
+    "price": lambda row: row.million_price or row.step_price,
     "peak_memory": lambda row: row.peak_bytes,
     "communication": lambda row: row.communication_seconds,
     "device_time": lambda row: row.device_seconds,
@@ -105,22 +127,46 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
         devices=report.mesh.devices,
         seed=report.search.seed,
         key=key,
+        dims=",".join(f"{name}={size}" for name, size in report.program.dims.items()),
+        tokens_per_second=predicted.tokens_per_second or None,
+        step_price=predicted.step_price or None,
+        million_price=predicted.million_price or None,
+        rewritten="; ".join(report.program.rewritten),
     )
 
 
-def mark_best(rows: Sequence[SweepRow], by: str = "step_time") -> list[SweepRow]:
-    """The rows with `best` set, for each program, on the fitting one with the smallest figure; the first of equals. The
-    figure of one that may not fit counts as larger by `RISK`."""
-    figure = FIGURES[by]
-    least: dict[str, tuple[float, int]] = {}
-    for number, row in enumerate(rows):
+def ranked(rows: Sequence[SweepRow], by: str | None = None) -> list[SweepRow]:
+    """The rows, those that surely fit first, each kind from the smallest figure on; with the best and the front marked.
+
+    The front: no other row that surely fits is better in the time of a token (of a step) and as good in its price, or
+    the other way round; where prices are unknown, in time and memory.
+
+    Args:
+        by: the figure; None for the time of a step, or of a token where the sizes of symbolic dimensions differ.
+    """
+    figure = FIGURES[by or ("tokens" if len({row.dims for row in rows}) > 1 else "step_time")]
+    priced = any(row.step_price for row in rows)
+    cost = FIGURES["price" if priced else "peak_memory"]
+
+    def place(row: SweepRow) -> tuple[int, float]:
         value = figure(row)
-        if value is not None and row.status == UNSURE:
-            value *= 1.0 + RISK
-        if row.status in (FITS, UNSURE) and value is not None and value < least.get(row.program, (math.inf, 0))[0]:
-            least[row.program] = (value, number)
-    best = {number for _, number in least.values()}
-    return [replace(row, best=number in best) for number, row in enumerate(rows)]
+        return ORDER.index(row.status), math.inf if value is None else value
+
+    def pair(row: SweepRow) -> tuple[float, float]:
+        time, beside = row.token_seconds, cost(row)
+        return math.inf if time is None else time, math.inf if beside is None else beside
+
+    fitting = [pair(row) for row in rows if row.status == FITS]
+
+    def leads(row: SweepRow) -> bool:
+        time, beside = pair(row)
+        return not any(t <= time and c <= beside and (t, c) != (time, beside) for t, c in fitting)
+
+    marked = [replace(row, best=False, front=row.status == FITS and leads(row)) for row in rows]
+    found = sorted(marked, key=place)
+    if found and found[0].status == FITS and figure(found[0]) is not None:
+        found[0] = replace(found[0], best=True)
+    return found
 
 
 def to_csv(rows: Sequence[SweepRow], *, head: bool = True) -> bytes:
@@ -138,53 +184,95 @@ def to_json(rows: Sequence[SweepRow]) -> bytes:
     return write_json({"schema": SCHEMA, "points": [asdict(row) for row in rows]})
 
 
-def sweep_tables(rows: Sequence[SweepRow], width: int) -> list[RenderableType]:
-    """A table for each program, one row per point, the best marked; narrower screens show fewer figures."""
-    programs = list(dict.fromkeys(row.program for row in rows))
-    if len(programs) == 1:
-        return [rows_table(rows, width)]
-    return [
-        style.section(program, rows_table([row for row in rows if row.program == program], width))
-        for program in programs
-    ]
-
-
 def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
-    """One row per point; columns that are equal in all rows, the seed and the limit, are left out."""
-    seeds = len({row.seed for row in rows}) > 1
+    """One row per point, what does not fit greyed; narrower screens show fewer figures. Columns that are equal in all
+    rows (the program, sizes, the seed, the limit), and figures that no row has, are left out. Ratios are against the
+    first row."""
+    first = rows[0] if rows else None
+
+    def differs(values: Iterable[object]) -> bool:
+        return len(set(values)) > 1
+
+    def against(figure: Callable[[SweepRow], float | None]) -> Callable[[SweepRow], str]:
+        reference = figure(first) if first is not None else None
+
+        def ratio(row: SweepRow) -> str:
+            value = figure(row)
+            return "" if row is first or not reference or value is None else format_ratio(value / reference)
+
+        return ratio
+
     limits = len({row.limit_bytes for row in rows if row.limit_bytes is not None}) > len({row.mesh for row in rows})
-    columns = [
-        ("", "left"), ("mesh", "name"), ("shape", "left"), *([("seed", "right")] if seeds else []),
-        ("step time", "right"), ("compute", "right"), ("communication", "right"),
-        ("MFU", "right"), ("peak memory", "right"), *([("of", "right")] if limits else []), ("", "fold"),
-    ]  # fmt: skip
-    cells: list[list[str | Text]] = []
-    for row in rows:
-        axes = [part.partition("=")[0] for part in row.mesh_shape.split(",")]
-        cells.append(
-            [
-                Text("★" if row.best else "", style.GOOD),
-                row.mesh,
-                style.with_axes(row.mesh_shape or "-", axes),
-                *([str(row.seed)] if seeds else []),
-                Text(_seconds(row.step_seconds), style.TITLE if row.best else ""),
-                _seconds(row.compute_seconds),
-                _seconds(row.communication_seconds),
-                _percent(row.mfu),
-                "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
-                *(["" if row.limit_bytes is None else format_bytes(row.limit_bytes)] if limits else []),
-                _outcome(row, axes),
-            ]
-        )
-    time = 3 + seeds
-    return style.fitted(columns, cells, width - WORDS, spare=((time + 3,), (time + 1, time + 2)))
+    common = set.intersection(*(set(row.dims.split(",")) for row in rows)) if rows else set()
+    shapes = len({(row.mesh, row.mesh_shape) for row in rows}) > len({row.mesh for row in rows})
+    tokens, price = any(row.tokens_per_second for row in rows), any(row.step_price for row in rows)
+    several = len(rows) > 1
+    # Heading, kind, whether it is there, how expendable it is (0: always shown), text of a row.
+    columns: list[tuple[str, str, bool, int, Callable[[SweepRow], str | Text]]] = [
+        ("", "left", True, 0, lambda row: Text("★" if row.best else "·" if row.front else "", style.GOOD)),
+        ("program", "left", differs(row.program for row in rows), 0, lambda row: row.program),
+        ("mesh", "name", True, 0, lambda row: row.mesh),
+        (
+            "shape",
+            "left",
+            True,
+            0 if shapes or not several else 2,
+            lambda row: style.with_axes(row.mesh_shape or "-", _axes(row)),
+        ),
+        ("sizes", "left", differs(row.dims for row in rows), 0, lambda row: _sizes(row, common)),
+        ("seed", "right", differs(row.seed for row in rows), 0, lambda row: str(row.seed)),
+        ("step time", "right", True, 0, lambda row: Text(_seconds(row.step_seconds), style.TITLE if row.best else "")),
+        ("", "right", several, 1, against(lambda row: row.step_seconds)),
+        ("tokens/s", "right", tokens, 0, lambda row: _count(row.tokens_per_second)),
+        ("", "right", tokens and several, 1, against(lambda row: row.tokens_per_second)),
+        ("price a step", "right", price, 2, lambda row: _price(row.step_price)),
+        ("a million", "right", price, 0, lambda row: _price(row.million_price)),
+        ("", "right", price and several, 1, against(lambda row: row.million_price or row.step_price)),
+        ("compute", "right", True, 3, lambda row: _seconds(row.compute_seconds)),
+        ("communication", "right", True, 3, lambda row: _seconds(row.communication_seconds)),
+        ("MFU", "right", True, 4, lambda row: _percent(row.mfu)),
+        ("peak memory", "right", True, 0, lambda row: _bytes(row.peak_bytes)),
+        ("of", "right", limits, 0, lambda row: _bytes(row.limit_bytes)),
+        ("", "fold", True, 0, lambda row: _outcome(row, _axes(row))),
+    ]
+    there = [column for column in columns if column[2]]
+    cells = [[text(row) if kind == "fold" else _greyed(row, text(row)) for _, kind, *_, text in there] for row in rows]
+    spare = tuple(tuple(n for n, column in enumerate(there) if column[3] == rank) for rank in (4, 3, 2, 1))
+    return style.fitted([(head, kind) for head, kind, *_ in there], cells, width - WORDS, spare=spare)
+
+
+def sweep_blocks(rows: Sequence[SweepRow], width: int) -> list[RenderableType]:
+    """The table, and what its marks mean."""
+    beside = "price" if any(row.step_price for row in rows) else "memory"
+    front = (
+        f"· no other point that surely fits is better in both time and {beside}" if any(r.front for r in rows) else ""
+    )
+    ratios = "N× is against the first row" if len(rows) > 1 else ""
+    words = "; ".join(filter(None, ("★ best" if any(row.best for row in rows) else "", front, ratios)))
+    return [rows_table(rows, width), *([Text(words, style.LABEL)] if len(rows) > 1 and words else [])]
+
+
+def _greyed(row: SweepRow, cell: str | Text) -> str | Text:
+    """The cell of a row, grey if it does not surely fit."""
+    grey = row.status in (DOES_NOT_FIT, BREAKS_BOUND)
+    return Text(str(cell), style.LABEL) if grey else cell
+
+
+def _sizes(row: SweepRow, common: set[str]) -> str:
+    """The sizes of symbolic dimensions that are not the same in all rows."""
+    return ",".join(size for size in row.dims.split(",") if size not in common)
+
+
+def _axes(row: SweepRow) -> list[str]:
+    return [part.partition("=")[0] for part in row.mesh_shape.split(",")]
 
 
 def best_line(row: SweepRow) -> str:
-    """The best row of a program, on one line."""
+    """The best row, on one line."""
+    price = f", {format_price(row.step_price)} a step" if row.step_price else ""
     return (
-        f"{row.program}: {row.mesh} {row.mesh_shape}, {'MAY NOT FIT, ' * (row.status == UNSURE)}"
-        f"{_seconds(row.step_seconds)} a step, {format_bytes(row.peak_bytes or 0)}; {row.summary}"
+        f"{row.program}: {row.mesh} {row.mesh_shape}{f' with {row.dims}' * bool(row.dims)}, "
+        f"{_seconds(row.step_seconds)} a step{price}, {format_bytes(row.peak_bytes or 0)}; {row.summary}"
     )
 
 
@@ -200,6 +288,18 @@ def _outcome(row: SweepRow, axes: Sequence[str]) -> Text:
 
 def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else format_seconds(seconds)
+
+
+def _bytes(size: int | None) -> str:
+    return "" if size is None else format_bytes(size)
+
+
+def _count(number: float | None) -> str:
+    return "" if number is None else format_count(round(number))
+
+
+def _price(amount: float | None) -> str:
+    return "" if amount is None else format_price(amount)
 
 
 def _percent(fraction: float | None) -> str:

@@ -19,9 +19,16 @@ from toast_cli.plan.decisions import ASIDE, Decision, Plan, Replicate
 from toast_cli.plan.problem import Problem
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import NO, YES, fit_of
-from toast_cli.program.quantities import format_bytes, format_percent, format_plural, format_ratio, format_seconds
+from toast_cli.program.quantities import (
+    format_bytes,
+    format_percent,
+    format_plural,
+    format_price,
+    format_ratio,
+    format_seconds,
+)
 from toast_cli.report import style
-from toast_cli.report.build import goal_facts, other_shape
+from toast_cli.report.build import SECONDS_PER_HOUR, goal_facts, other_shape
 from toast_cli.report.model import (
     AlternativeFacts,
     BaselineFacts,
@@ -107,14 +114,19 @@ class Comparison:
     peak_error: float = 0.0  # see `PredictedFacts`
     schema: str = SCHEMA
 
+    def step_price(self, one: Contender) -> float:
+        """Price of a step of a contender; 0 if the price of a chip is unknown."""
+        return self.mesh.hour_price * one.step_seconds / SECONDS_PER_HOUR
+
     @property
     def best(self) -> Contender | None:
         return next((one for one in self.contenders if one.best), None)
 
     def to_json(self) -> dict[str, Any]:
         facts = asdict(self)
-        for one in facts["contenders"]:
+        for one, contender in zip(facts["contenders"], self.contenders, strict=True):
             del one["plan"]
+            one["step_price"] = self.step_price(contender)
         return {"schema": facts.pop("schema"), **facts}
 
 
@@ -252,8 +264,9 @@ def comparison_line(found: Comparison) -> str:
 def figures(found: Comparison, width: int) -> RenderableType:
     """The table of all plans: a row each."""
     compiled = [("compiled step", "right"), ("and peak", "right")] if found.compiler else []
+    priced = [("price a step", "right")] if found.mesh.hour_price else []
     columns = [
-        ("", "left"), ("plan", "name"), ("step time", "right"), ("", "right"),
+        ("", "left"), ("plan", "name"), ("step time", "right"), ("", "right"), *priced,
         ("compute", "right"), ("communication", "right"), ("peak memory", "right"), *compiled, ("", "left"),
     ]  # fmt: skip
     reference = found.contenders[0].step_seconds or 1.0
@@ -263,6 +276,7 @@ def figures(found: Comparison, width: int) -> RenderableType:
             Text(one.label, style.TITLE if one.name == SEARCH else ""),
             format_seconds(one.step_seconds),
             format_ratio(one.step_seconds / reference),
+            *([format_price(found.step_price(one))] if priced else []),
             format_seconds(one.compute_seconds),
             format_seconds(one.communication_seconds),
             format_bytes(one.peak_bytes),
@@ -271,7 +285,7 @@ def figures(found: Comparison, width: int) -> RenderableType:
         ]
         for one in found.contenders
     ]
-    rows = style.fitted(columns, cells, width, spare=((4, 5), (3,)))
+    rows = style.fitted(columns, cells, width, spare=((4 + len(priced), 5 + len(priced)), (3,)))
     shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
     by = f" compiled with {found.compiler}" if found.compiler else ""
     shown = f"{format_bytes(found.limit_bytes)} usable per device"

@@ -64,6 +64,7 @@ class MeshFacts:
     devices: int
     axes: dict[str, int]
     networks: dict[str, int] = field(default_factory=dict)  # axis -> slices or hosts that it runs across, if several
+    hour_price: float = 0.0  # of all chips, in the user's currency; 0 if it is unknown
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ class PredictedFacts:
     peak_error: float = 0.0  # nine of ten programs of this kind need at most this fraction more than `peak_bytes`
     hfu: float = 0.0  # as `mfu`, including rematerialisation
     step_seconds_upper: float = 0.0  # with nothing overlapped; 0: as `step_seconds`
+    step_price: float = 0.0  # in the user's currency; 0 if the price of a chip is unknown, as the next
+    million_price: float = 0.0  # of a million tokens, of samples where a program has no tokens; 0 if neither is known
+    priced: str = ""  # what a million of costs that: "tokens" or "samples"
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from toast_cli.program.quantities import (
     format_flops,
     format_percent,
     format_plural,
+    format_price,
     format_ratio,
     format_seconds,
 )
@@ -275,6 +276,11 @@ def prediction(report: Report, width: int) -> RenderableType:
     if predicted.tokens_per_second:
         figure = Text(format_count(round(predicted.tokens_per_second)), style.TITLE)
         rows.add_row("tokens/s", figure, "", "of all devices together")
+
+    if predicted.step_price:
+        million = f"{format_price(predicted.million_price)} a million {predicted.priced}"
+        figure = Text(format_price(predicted.step_price), style.TITLE)
+        rows.add_row("price", figure, "", f"a step{f', {million}' if predicted.priced else ''}")
 
     filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
     held = Text(

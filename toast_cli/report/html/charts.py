@@ -185,10 +185,17 @@ def plan_point(
     return {"x": peak, "y": seconds, "n": name, "k": kind, "bad": not fits, "lines": words}
 
 
+MEMORY_AXIS, TIME_AXIS = ("peak memory of a device", "B"), ("step time", "s")  # of a chart: words, unit
+
+
 def plans_chart(
-    points: Sequence[dict[str, Any]], limit: float, legend: list[list[str]], lines: Sequence[dict[str, Any]] = ()
+    points: Sequence[dict[str, Any]],
+    limit: float,
+    legend: list[list[str]],
+    lines: Sequence[dict[str, Any]] = (),
+    axes: tuple[tuple[str, str], tuple[str, str]] = (MEMORY_AXIS, TIME_AXIS),
 ) -> str:
-    """Plans by peak memory and step time, with the memory there is."""
+    """Plans by peak memory and step time, or by what `axes` says, with a limit of the first (0: none)."""
     seen = [point for point in points if point["x"] > 0 and point["y"] > 0]
     if not seen:
         return ""
@@ -196,8 +203,8 @@ def plans_chart(
     near = 0 < limit < _NEAR * max(point["x"] for point in seen)
     bound = {"n": "limit", "k": "limit", "at": [limit, max(times)],
              "points": [[limit, min(times) / _FAR], [limit, max(times) * _FAR]]}  # fmt: skip
-    data = {
-        "x": {"words": "peak memory of a device", "unit": "B"}, "y": {"words": "step time", "unit": "s"},
+    data: dict[str, Any] = {
+        **{name: {"words": words, "unit": unit} for name, (words, unit) in zip("xy", axes, strict=True)},
         "points": seen, "lines": [*lines, *([bound] if near else [])],
         "seen": [[limit, max(times)]] if near else [], "legend": legend,
     }  # fmt: skip

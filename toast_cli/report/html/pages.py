@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from html import escape
 
 from toast_cli.price.memory_fit import UNSURE, YES
-from toast_cli.program.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
+from toast_cli.program.quantities import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_plural,
+    format_price,
+    format_seconds,
+)
 from toast_cli.report.arrays import collectives, live_at_peak
 from toast_cli.report.command_tables import DOES_NOT_FIT, FITS, SweepRow, rows_table
 from toast_cli.report.comparison import ANNOTATED, Comparison, Contender, alternatives, confirmation, decisions, figures
 from toast_cli.report.html import charts
 from toast_cli.report.html.charts import (
+    MEMORY_AXIS,
+    TIME_AXIS,
     arguments,
     axis_badge,
     axis_colours,
@@ -190,34 +199,46 @@ _COLOURS = 8  # meshes with a colour of their own
 
 def sweep_page(rows: Sequence[SweepRow]) -> bytes:
     """UTF-8 HTML, scripts and styles inside."""
-    programs = list(dict.fromkeys(row.program for row in rows))
     meshes = list(dict.fromkeys(row.mesh for row in rows))
     colours = {mesh: f"k{number}" if number < _COLOURS else "others" for number, mesh in enumerate(meshes)}
-    parts = []
-    for program in programs:
-        own = [row for row in rows if row.program == program]
-        about = "Each point is one mesh shape; faster is lower, less memory is further left, a cross does not fit."
-        parts.append(
-            section(program, about, _sweep_chart(own, colours) + from_terminal(rows_table(own, WIDE), len(own)))
-        )
-    counted = f"{format_plural(len(programs), 'program')}, {format_plural(len(rows), 'point')}"
-    return frame("Sweep", counted, "\n".join(parts))
+    about = (
+        "Each point is a row of the table: the faster the lower, the cheaper the further left; a cross does not fit."
+    )
+    body = section("Points", about, _sweep_chart(rows, colours) + from_terminal(rows_table(rows, WIDE), len(rows)))
+    return frame("Sweep", format_plural(len(rows), "point"), body)
 
 
 def _sweep_chart(rows: Sequence[SweepRow], colours: dict[str, str]) -> str:
+    """Time against price, or against memory where prices are unknown; the time of a token where sizes differ."""
     done = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
+    priced, sized = any(row.step_price for row in done), len({row.dims for row in done}) > 1
+
+    def place(row: SweepRow) -> tuple[float, float]:
+        cost = row.million_price or row.step_price if priced else row.peak_bytes
+        return float(cost or 0), (row.token_seconds if sized else row.step_seconds) or 0.0
+
     points = [
         {
             **plan_point(
-                row.mesh_shape or row.mesh, row.peak_bytes or 0, row.step_seconds or 0.0, row.status != DOES_NOT_FIT,
-                colours[row.mesh], [row.mesh, row.summary],
+                " ".join(filter(None, (row.mesh_shape or row.mesh, row.dims))), row.peak_bytes or 0,
+                row.step_seconds or 0.0, row.status != DOES_NOT_FIT, colours[row.mesh], [row.mesh, *_figures_of(row)],
             ),
+            **dict(zip("xy", place(row), strict=True)),
             "big": row.best,
         }
         for row in done
     ]  # fmt: skip
     limits = {row.limit_bytes for row in done}
-    limit = limits.pop() or 0 if len(limits) == 1 else 0
-    front = front_line((row.peak_bytes or 0, row.step_seconds or 0.0) for row in done if row.status == FITS)
+    limit = limits.pop() or 0 if len(limits) == 1 and not priced else 0
+    front = front_line(place(row) for row in done if row.status == FITS)
     legend = [[mesh, colour] for mesh, colour in colours.items() if any(row.mesh == mesh for row in done)]
-    return plans_chart(points, limit, legend, front)
+    million = "a million tokens or samples" if any(row.million_price for row in done) else "a step"
+    axes = ((f"price of {million}", "") if priced else MEMORY_AXIS, ("time of a token", "s") if sized else TIME_AXIS)
+    return plans_chart(points, limit, legend, front, axes)
+
+
+def _figures_of(row: SweepRow) -> list[str]:
+    price = f"{format_price(row.step_price)} a step" if row.step_price else ""
+    return [
+        text for text in (row.program, f"{format_seconds(row.step_seconds or 0.0)} a step", price, row.summary) if text
+    ]
