@@ -10,7 +10,7 @@ import pytest
 from checking import toast
 from programs import source_of_text
 
-from toast_cli.ask_xla.confirm import Candidate, Compiled, Confirmation, ConfirmedRow, Confirmer, Limits, compiled_cost
+from toast_cli.ask_xla.confirm import Candidate, Compiled, Confirmation, ConfirmedRow, Confirmer, compiled_cost
 from toast_cli.base.files import DiskCache, key_of
 from toast_cli.dimensions import analyse
 from toast_cli.hardware import load_spec
@@ -151,7 +151,7 @@ def test_rounds_end_when_nothing_new_turns_up(evaluator: Evaluator) -> None:
 
 def test_no_time_left_is_said(evaluator: Evaluator) -> None:
     table = Table({A: took(1.0)})
-    found = confirmed(evaluator, table, limits=Limits(seconds=0.0))
+    found = confirmed(evaluator, table, seconds=0.0)
     assert (table.asked, found.chosen, found.rows) == ([], None, ())
 
 

@@ -9,12 +9,10 @@ from types import MappingProxyType
 
 from toast_cli.ask_xla.compile import target_of
 from toast_cli.ask_xla.confirm import (
-    NO_LIMITS,
     Candidate,
     Compiler,
     Confirmation,
     Confirmer,
-    Limits,
     Tell,
     compiled_cost,
     joined,
@@ -70,8 +68,8 @@ def judged(
                 starts = [candidate.plan for candidate in listed]
                 again = search_corrected(evaluator, request.seed, request.iterations, starts)
         spent = sum(answer.seconds for answer in answers)
-        limits = Limits(None if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent))
-        asked = confirmer(one.source, evaluator, compiler_of(evaluator.problem.mesh), limits, tell, screened=chooses)
+        seconds = inf if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent)
+        asked = confirmer(one.source, evaluator, compiler_of(evaluator.problem.mesh), seconds, tell, screened=chooses)
         answer = asked.confirm(listed, again)
         answers.append(answer)
         row = answer.row
@@ -101,7 +99,7 @@ def compile_plans(
 ) -> Confirmation:
     """Compiles plans and named strategies. It neither searches nor chooses."""
     compiler = compiler_for(load_spec(request.mesh), request.confirm_with)(evaluator.problem.mesh)
-    asked = confirmer(source, evaluator, compiler, Limits(request.confirm_seconds), tell)
+    asked = confirmer(source, evaluator, compiler, request.confirm_seconds or inf, tell)
     return asked.confirm(candidates(evaluator, plans, named))
 
 
@@ -166,7 +164,7 @@ def confirmer(
     source: Source,
     evaluator: Evaluator,
     compiler: Compiler,
-    limits: Limits = NO_LIMITS,
+    seconds: float = inf,
     tell: Tell | None = None,
     screened: bool = True,
 ) -> Confirmer:
@@ -177,4 +175,4 @@ def confirmer(
         return write(source, lower(evaluator.problem, plan), "bytecode", "minimal").content
 
     screen = compiler.partitioner if screened else None
-    return Confirmer(evaluator, emit, compiler, screen, limits, tell)
+    return Confirmer(evaluator, emit, compiler, screen, seconds, tell)

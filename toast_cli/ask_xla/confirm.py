@@ -284,32 +284,20 @@ SearchAgain = Callable[[Corrections], Sequence[Plan]]
 Tell = Callable[[int, int, ConfirmedRow], None]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """seconds: wall time for all compilations together, None for no bound; at_once: children that compile at one
-    time, None for as many as the machine's memory and cores allow."""
-
-    seconds: float | None = None
-    at_once: int | None = None
-
-
-NO_LIMITS = Limits()
-
-
 @dataclass
 class Confirmer:
     """Compiles candidates and chooses by the compiler's figures and the problem's goal.
 
     Attributes:
         emit: writes a plan as StableHLO bytecode. screen: a quick compiler that runs before `compiler`.
-        tell: is called with each answer of `compiler`.
+        seconds: wall time for all compilations together. tell: is called with each answer of `compiler`.
     """
 
     evaluator: Evaluator
     emit: Emit
     compiler: Compiler
     screen: Compiler | None = None
-    limits: Limits = NO_LIMITS
+    seconds: float = inf
     tell: Tell | None = None
     cache: DiskCache[Compiled] = field(default_factory=lambda: DiskCache(users_folder("compiled"), Compiled))
 
@@ -352,7 +340,7 @@ class Confirmer:
         )
 
     def _seconds_left(self) -> float:
-        return inf if self.limits.seconds is None else self.limits.seconds - (time.monotonic() - self._start)
+        return self.seconds - (time.monotonic() - self._start)
 
     def _round(self, candidates: Iterable[Candidate]) -> int:
         """Compiles the new ones among the candidates; returns their number."""
@@ -463,8 +451,7 @@ class Confirmer:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _at_once(self, waiting: int) -> int:
-        if self.limits.at_once is not None:
-            return max(1, self.limits.at_once)
+        """Number of children that compile at one time, as memory and cores allow."""
         return max(1, min(waiting, os.cpu_count() or 1, free_bytes() // _BYTES_OF_A_COMPILATION))
 
     def _best(self) -> str | None:
