@@ -178,7 +178,7 @@ def test_limits_and_seeds_are_points_of_their_own(sweep_pipeline: Pipeline, caps
     ]
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["mesh", "seed", "step", "time", "peak", "memory", "of"]
-    assert [row.strip("★· ").split()[1] for row in rows[:6]] == list("012012")
+    assert [row.strip("★· ").split()[1] for row in rows if "v4-32" in row] == list("012012")
 
 
 def test_equal_points_are_done_once(sweep_pipeline: Pipeline) -> None:
