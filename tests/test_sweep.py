@@ -293,6 +293,13 @@ def test_where_sizes_differ_the_point_of_the_most_tokens_a_second_is_first() -> 
     ]
 
 
+def test_where_there_are_no_tokens_samples_count() -> None:
+    rows = [row_at("b=1", 1.0, 9, samples_per_second=1.0), row_at("b=8", 4.0, 9, samples_per_second=2.0)]
+    assert [row.dims for row in ranked(rows)] == ["b=8", "b=1"]
+    console = style.make_console(io.StringIO(), 120)
+    assert "samples/s" in style.render(command_tables.sweep_blocks(ranked(rows), 120), console)
+
+
 def test_nothing_that_may_not_fit_is_the_best() -> None:
     assert not any(row.best for row in ranked([replace(row_at("", 1.0, 9), status="unsure")]))
 

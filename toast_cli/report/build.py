@@ -155,7 +155,8 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
     problem, cost = evaluator.problem, result.cost
     mfu, hfu = utilisation(problem, cost.step_seconds)
     tokens, price = tokens_of(problem), problem.mesh.hour_price * cost.step_seconds / SECONDS_PER_HOUR
-    counted = tokens or samples_of(problem)
+    samples = samples_of(problem)
+    counted = tokens or samples
     op, alive = evaluator.alive_at_peak(result.plan)
     op = min(op, len(problem.program.ops) - 1)
     return PredictedFacts(
@@ -179,6 +180,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         price,
         price * MILLION / counted if counted else 0.0,
         "" if not price or not counted else "tokens" if tokens else "samples",
+        samples / cost.step_seconds if cost.step_seconds > 0 else 0.0,
     )
 
 

@@ -83,6 +83,7 @@ class SweepRow:
     million_price: float | None = None
     rewritten: str = ""
     front: bool = False
+    samples_per_second: float | None = None
 
     @property
     def device_seconds(self) -> float | None:
@@ -91,8 +92,9 @@ class SweepRow:
 
     @property
     def token_seconds(self) -> float | None:
-        """Seconds for a token of all; for a step where the number of tokens is unknown."""
-        return 1.0 / self.tokens_per_second if self.tokens_per_second else self.step_seconds
+        """Seconds for a token of all; for a sample, or else a step, where the number of tokens is unknown."""
+        rate = self.tokens_per_second or self.samples_per_second
+        return 1.0 / rate if rate else self.step_seconds
 
 
 # Criterion of the best point -> its figure, of which less is better.
@@ -129,6 +131,7 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
         key=key,
         dims=",".join(f"{name}={size}" for name, size in report.program.dims.items()),
         tokens_per_second=predicted.tokens_per_second or None,
+        samples_per_second=predicted.samples_per_second or None,
         step_price=predicted.step_price or None,
         million_price=predicted.million_price or None,
         rewritten="; ".join(report.program.rewritten),
@@ -205,6 +208,7 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
     limits = len({row.limit_bytes for row in rows if row.limit_bytes is not None}) > len({row.mesh for row in rows})
     common = set.intersection(*(set(row.dims.split(",")) for row in rows)) if rows else set()
     shapes = len({(row.mesh, row.mesh_shape) for row in rows}) > len({row.mesh for row in rows})
+    sized = len({row.dims for row in rows}) > 1 and any(row.samples_per_second for row in rows)
     tokens, price = any(row.tokens_per_second for row in rows), any(row.step_price for row in rows)
     several = len(rows) > 1
     # Heading, kind, whether it is there, how expendable it is (0: always shown), text of a row.
@@ -224,6 +228,7 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
         ("step time", "right", True, 0, lambda row: Text(_seconds(row.step_seconds), style.TITLE if row.best else "")),
         ("", "right", several, 1, against(lambda row: row.step_seconds)),
         ("tokens/s", "right", tokens, 0, lambda row: _count(row.tokens_per_second)),
+        ("samples/s", "right", not tokens and sized, 0, lambda row: _count(row.samples_per_second)),
         ("", "right", tokens and several, 1, against(lambda row: row.tokens_per_second)),
         ("price a step", "right", price, 2, lambda row: _price(row.step_price)),
         ("a million", "right", price, 0, lambda row: _price(row.million_price)),

@@ -123,6 +123,7 @@ class PredictedFacts:
     step_price: float = 0.0  # in the user's currency; 0 if the price of a chip is unknown, as the next
     million_price: float = 0.0  # of a million tokens, of samples where a program has no tokens; 0 if neither is known
     priced: str = ""  # what a million of costs that: "tokens" or "samples"
+    samples_per_second: float = 0.0  # of all devices together; 0 if no input has a batch
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:
