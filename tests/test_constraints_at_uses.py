@@ -10,19 +10,17 @@ from emitted import by_hand
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
-from toast_cli.emit.minimal import Chooser
-from toast_cli.emit.shardy import numbered
-from toast_cli.plan.decisions import Plan
+from toast_cli.emit.annotations import Annotations
+from toast_cli.emit.minimal import choose_annotations
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.ops import CARRY, REDUCE
 
 
-def chooser_of(case: Case, plan: Plan) -> Chooser:
-    lowered = case.lowered(plan)
-    with numbered(case.source, lowered):
-        chooser = Chooser(case.source, lowered)
-        assert chooser.choose().unsettled == ()
-    return chooser
+def few(case: Case, lowered: PartitionedProgram) -> Annotations:
+    chosen = choose_annotations(case.source, lowered)
+    assert chosen.astray == []
+    return chosen.annotations
 
 
 def test_what_a_reduction_reads_a_piece_of_is_cut_in_front_of_it() -> None:
@@ -32,10 +30,7 @@ def test_what_a_reduction_reads_a_piece_of_is_cut_in_front_of_it() -> None:
     shardings: list[Sharding] = [((),) * len(value.shape) for value in case.program.values]
     shardings[case.program.ops[reduction].results[0]] = ((0,),)
     lowered = by_hand({"data": 4}, shardings, required={(reduction, 0): ((0,), ())})
-    with numbered(case.source, lowered):
-        chooser = Chooser(case.source, lowered)
-        assert chooser.choose().unsettled == ()
-    found = [(reshard.edges, case.text(reshard.sharding)) for reshard in chooser.reshards]
+    found = [(reshard.edges, case.text(reshard.sharding)) for reshard in few(case, lowered).reshards]
     assert (((reduction, 0),), "data|-") in found
 
 
@@ -51,7 +46,8 @@ def test_what_a_loop_carries_is_pinned_where_its_axes_come_in_another_order_else
         return lax.fori_loop(0, 4, lambda _, x: jnp.sin(x) * 2.0, x) @ w
 
     case = case_of(run, arg(16, 16), arg(16, 16), mesh=round_mesh(data=2, model=4))
-    chooser = chooser_of(case, tuple(case.shard(*decision.split(":")) for decision in decisions.split()))
+    plan = tuple(case.shard(*decision.split(":")) for decision in decisions.split())
     results = (op.results[0] for op in case.program.ops if op.name == CARRY)
-    carried = {value for value in results if case.program.values[value].shape}
-    assert bool(carried & chooser.constrained) is pinned
+    carried = {case.source.definitions[value] for value in results if case.program.values[value].shape}
+    constraints = few(case, case.lowered(plan)).constraints
+    assert any(constraint.handle in carried for constraint in constraints) is pinned

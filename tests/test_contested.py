@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import pytest
 from programs import problem_of, sample
 from sweeps import sweep
 
-from toast_cli.emit import shardy
-from toast_cli.emit.annotations import annotated
 from toast_cli.emit.minimal import choose_annotations, declining, reduced_behind_transposes
-from toast_cli.emit.shardy import NumberingNotation, Propagation, numbered, without_units
+from toast_cli.emit.shardy import QUICK, propagate, without_units
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -71,12 +67,8 @@ def test_the_order_of_propagation_does_not_matter(name: str) -> None:
 def strays_in_another_order(source: Source, lowered: PartitionedProgram) -> list[int]:
     """Values that lie elsewhere than planned when all kinds of ops are propagated through alike."""
     annotations = choose_annotations(source, lowered).annotations
-    with numbered(source, lowered):
-        notation = NumberingNotation(source, lowered, annotations)
-        with annotated(source.module, annotations, notation, prod(lowered.axis_sizes)):
-            copy = source.module.operation.clone()
-    passes = shardy.QUICK.replace("sdy-user-priority-propagate", "sdy-aggressive-propagate")
-    found = Propagation(source, lowered).propagate(copy, passes).values
+    passes = QUICK.replace("sdy-user-priority-propagate", "sdy-aggressive-propagate")
+    found = propagate(source, lowered, annotations, passes).values
     return [
         value
         for value, got in found.items()

@@ -13,7 +13,7 @@ from programs import Case, arg, case_of, round_mesh
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.emit import emit_shardy
-from toast_cli.emit.hlo import hlo_annotations
+from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.program.ops import SCATTER
 
@@ -157,7 +157,7 @@ def test_the_gradient_of_a_tied_table(split: bool, lookups: int) -> None:
     assert not isinstance(found, Failure)
     assert [(c.kind, c.axes, c.bytes) for c in found] == [expected[:3]]
     scatters = {case.source.definitions[op.results[0]] for op in case.source.program.ops if op.name == SCATTER}
-    for each in (choose_annotations(case.source, lowered).annotations, hlo_annotations(case.source, lowered)):
+    for each in (choose_annotations(case.source, lowered).annotations, full_annotations(case.source, lowered)):
         assert {pin.handle for pin in each.constraints} >= scatters  # in StableHLO, and in HLO
 
 

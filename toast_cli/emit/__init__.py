@@ -1,10 +1,10 @@
 """Writes the partitioned program: a `Source` and a `PartitionedProgram` go in, the bytes of a file come out.
 
-`emit.stablehlo` writes StableHLO with Shardy's shardings and reads it again, `emit.hlo` writes HLO text with GSPMD's,
-`emit.specs` PartitionSpecs as JSON and Python. `emit.minimal` chooses where the first needs shardings, `emit.hlo` where
-the second does, and `annotate` adds them to the module (in the notation of `emit.shardy` or `emit.hlo`) and removes
-them again. `emit.spmd.writer` writes the program of one device instead, which leaves nothing to a partitioner and needs
-no annotations. `emit.stablehlo` lists the constraints and kernels for people.
+`emit.stablehlo` writes StableHLO with Shardy's shardings and reads it again, `emit.hlo` has XLA convert that to HLO
+text with GSPMD's, and `emit.specs` writes PartitionSpecs as JSON and Python. `emit.minimal` chooses where few shardings
+suffice, `emit.annotations` lists one for every value, and `emit.shardy` adds them to the module and removes them again.
+`emit.spmd.writer` writes the program of one device instead, which leaves nothing to a partitioner and needs no
+annotations. `emit.stablehlo` lists the constraints and kernels for people.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Where to write shardings so that the compiler partitions as planned: constraints, reshards and barriers as plain
-data, and how they are written into a module and removed again.
+data.
 
 `docs/explanation/emitting.md` describes how each compiler treats a sharding on an operation, and why Shardy's form
 needs constraints.
@@ -8,20 +8,18 @@ needs constraints.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
-from toast_cli.frontend.known_numbers import CONDITIONALS
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partials import REDUCE_SCATTER
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import Stretch, stretches, waypoints
 from toast_cli.plan.sharding import Sharding, axes_of, refines
 from toast_cli.program.model import Program, Window
-from toast_cli.program.ops import ADD, BARRIER, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, RESULT, SCATTER, SLICE
-from toast_cli.program.values import readings, remade_values
-from toast_cli.xla import ir, main_function, outer_operands, walk_ops
+from toast_cli.program.ops import ADD, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, RESULT, SCATTER, SLICE
+from toast_cli.program.values import readings, remade_values, transposed
+from toast_cli.xla import ir
 
 Operand = tuple[Any, int]  # an operation, and which of its operands
 
@@ -44,14 +42,12 @@ class Annotations:
 
     Attributes:
         arguments, results: shardings of the entry function's arguments and results, in order.
-        recomputed: (operation, sharding of its result), of values that are recomputed for each use; HLO only.
         constraints, reshards: constraints after a definition or before a use.
         barriers: values with an optimization barrier behind their constraints (see `barriers`).
     """
 
     arguments: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
-    recomputed: tuple[tuple[Any, Sharding], ...] = ()
     constraints: tuple[Constraint, ...] = ()
     reshards: tuple[Reshard, ...] = ()
     barriers: tuple[Any, ...] = ()  # ir.Value
@@ -65,8 +61,11 @@ def boundary_annotations(source: Source, lowered: PartitionedProgram) -> Annotat
 
 def full_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
     """Arguments, results, a constraint on every value of the program and a reshard wherever a use needs another
-    sharding."""
+    sharding. Products that the partitioner scatters by itself are stated where they end: given the sharding that they
+    are computed in, it all-reduces over all axes."""
     boundary = boundary_annotations(source, lowered)
+    computed = {value: at for value, at in lowered.computed.items() if value not in lowered.found}
+    lowered = replace(lowered, computed=computed)
     reshards = tuple(all_reshards(source, lowered))
     return Annotations(
         boundary.arguments,
@@ -96,13 +95,16 @@ def all_constraints(source: Source, lowered: PartitionedProgram, reshards: tuple
 
     Values that are recomputed for each use take its sharding; arguments of the entry function, and results of Shardy's
     own operations, carry a sharding already. Unread values need no constraint, nor does a loop's argument that all
-    readers see resharded ahead of the loop.
+    readers see resharded ahead of the loop. XLA:TPU folds a transpose into the product that it alone reads, unless a
+    constraint is in between: the one behind the transpose suffices.
     """
     unneeded = unneeded_values(source)
     moved = {(use.operation, use.operand) for one in reshards if one.ahead for use in one.uses}
     for value in constrainable_values(source, lowered):
         handle = source.definitions[value]
-        if is_read(handle, unneeded):
+        behind = transposed(source.program, value)
+        folded = behind is not None and (behind.op, 0) not in lowered.required and len(lowered.path(value)) == 1
+        if is_read(handle, unneeded) and not folded:
             yield Constraint(handle, lowered.path(value))
     sharding_of = sharding_finder(source, lowered)
     for loop in loops(source):
@@ -186,161 +188,6 @@ def loops(source: Source) -> list[Any]:
     """The `while` operations of the program."""
     found = [source.use(number, 0).operation for number, op in enumerate(source.program.ops) if op.name == CARRY]
     return [loop for loop in dict.fromkeys(found) if loop.name == LOOP]  # others are in manual regions
-
-
-# ---------------------------------------------------------------- writing them
-# Writes annotations into a module and removes them again.
-#
-# Inside the `with` block the module carries them in one dialect or the other (`Notation`); after it, the module is as
-# before.
-
-Undo = list[Callable[[], None]]
-
-PARTITIONS = "mhlo.num_partitions"
-REPLICAS = "mhlo.num_replicas"
-ADDED_BARRIER = "kept as it is scattered"  # by its location a barrier is distinguished from those of the program
-
-
-class Notation(Protocol):
-    """The notation of shardings in one dialect."""
-
-    attribute: str
-    """Name of the attribute on operations, arguments and results."""
-
-    def prepare(self, module: Any, undo: Undo) -> None:
-        """Adds declarations to the module (a mesh) that the notation needs, if any."""
-
-    def of_value(self, sharding: Sharding) -> Any:
-        """The attribute of an argument or result of the entry function, or of an operation with one result."""
-
-    def constraint(
-        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
-    ) -> list[Any]:
-        """New operations at insertion point `where`; the last has one result, which is `value` with `sharding`.
-
-        Dimensions in `open` may be left open, if the notation can express that.
-        """
-
-
-@contextmanager
-def annotated(module: Any, annotations: Annotations, notation: Notation, devices: int) -> Iterator[None]:
-    """The module carries `annotations` and states that it runs on `devices` partitions while the block runs."""
-    undo: Undo = []
-    function = main_function(module)
-    try:
-        with module.context:
-            count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), devices)
-            one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
-            put(module.operation, PARTITIONS, count, undo)
-            put(module.operation, REPLICAS, one, undo)
-            notation.prepare(module, undo)
-            annotate_boundary(function.operation, "arg_attrs", annotations.arguments, notation, undo)
-            annotate_boundary(function.operation, "res_attrs", annotations.results, notation, undo)
-            for operation, sharding in annotations.recomputed:
-                put(operation, notation.attribute, notation.of_value(sharding), undo)
-            for value in annotations.barriers:
-                put_barrier(value, undo)
-            for constraint in annotations.constraints:
-                put_constraint(constraint, notation, undo)
-            for reshard in annotations.reshards:
-                put_reshard(reshard, notation, undo)
-        yield
-    finally:
-        for step in reversed(undo):
-            step()
-
-
-def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
-    """Sets an attribute and records how to restore it."""
-    attributes = operation.attributes
-    before = attributes.get(name)
-    attributes[name] = attribute
-
-    def restore() -> None:
-        if before is None:
-            del operation.attributes[name]
-        else:
-            operation.attributes[name] = before
-
-    undo.append(restore)
-
-
-def annotate_boundary(
-    function: Any, name: str, shardings: tuple[Sharding, ...], notation: Notation, undo: Undo
-) -> None:
-    """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; their other entries (donation, paths) stay."""
-    if not shardings:
-        return
-    attributes = function.attributes
-    present = list(attributes[name]) if name in attributes else [{}] * len(shardings)
-    marked = [
-        ir.DictAttr.get({**{item.name: item.attr for item in old}, notation.attribute: notation.of_value(sharding)})
-        for old, sharding in zip(present, shardings, strict=True)
-    ]
-    put(function, name, ir.ArrayAttr.get(marked), undo)
-
-
-def put_barrier(value: Any, undo: Undo) -> None:
-    """Puts a barrier right after the definition of an op's result and makes all uses read its result."""
-    owner = value.owner
-    location = ir.Location.name(ADDED_BARRIER, childLoc=owner.location)
-    where = ir.InsertionPoint.after(owner)
-    added = ir.Operation.create(BARRIER, results=[value.type], operands=[value], loc=location, ip=where)
-    value.replace_all_uses_except(added.results[0], added)
-    undo.append(lambda: remove([added], added.results[0], value))
-
-
-def is_added_barrier(operation: Any) -> bool:
-    """True if an operation of the file is a barrier that toast added."""
-    return operation.name == BARRIER and ADDED_BARRIER in str(operation.location)
-
-
-def put_constraint(constraint: Constraint, notation: Notation, undo: Undo) -> None:
-    """Puts constraints right after the definition and makes all uses read the last one, except a loop that passes an
-    argument on unchanged."""
-    value = constraint.handle
-    if isinstance(value, ir.BlockArgument):
-        where, location = ir.InsertionPoint.at_block_begin(value.owner), value.owner.owner.location
-    else:
-        where, location = ir.InsertionPoint.after(value.owner), value.owner.location
-    added: list[Any] = []
-    for sharding in constraint.shardings:
-        added += notation.constraint(value, sharding, location, where)
-        value = added[-1].results[0]
-    untouched = [
-        use.owner.operation for use in constraint.handle.uses if hands_on(constraint.handle, use.owner.operation)
-    ]
-    constraint.handle.replace_all_uses_except(value, [added[0], *untouched])
-    undo.append(lambda: remove(added, value, constraint.handle))
-
-
-def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
-    """Puts constraints before the anchor and makes these uses, and no others, read the last one."""
-    value = reshard.read.operation.operands[reshard.read.operand]
-    anchor, where = reshard.anchor, ir.InsertionPoint(reshard.anchor)
-    added: list[Any] = []
-    outcome = value
-    for sharding, open in reshard.steps:
-        added += notation.constraint(outcome, sharding, anchor.location, where, open)
-        outcome = added[-1].results[0]
-    before = [use.operation.operands[use.operand] for use in reshard.uses]
-    for use in reshard.uses:
-        use.operation.operands[use.operand] = outcome
-
-    def put_back() -> None:
-        for use, handle in zip(reshard.uses, before, strict=True):
-            use.operation.operands[use.operand] = handle
-        for operation in reversed(added):
-            operation.erase()
-
-    undo.append(put_back)
-
-
-def remove(added: list[Any], outcome: Any, value: Any) -> None:
-    """Removes constraints: users of their `outcome` read `value` again."""
-    outcome.replace_all_uses_with(value)
-    for operation in reversed(added):
-        operation.erase()
 
 
 # ---------------------------------------------------------------- reshards
@@ -509,8 +356,6 @@ def ancestor_in(operation: Any, block: Any) -> Any | None:
 # loop and fails a check at the conversion (`while_loop_all_reduce_code_motion.cc`, libtpu 0.0.42.1). A barrier
 # prevents that.
 
-CONSTANT = "stablehlo.constant"  # goes into the branch on the way to HLO
-
 
 def held(program: Program, lowered: PartitionedProgram) -> list[int]:
     """Values that are reduce-scattered at their definition, and of which some reader takes a part, or which a loop adds
@@ -576,39 +421,3 @@ def _takes_parts(program: Program, number: int) -> bool:
 def _cuts_off(window: Window) -> bool:
     """True if a pad removes elements of its operand, in front or behind."""
     return window.low < 0 or window.outputs < window.low + (window.inputs - 1) * window.dilation + 1
-
-
-def keep_branch_operands(module: Any) -> None:
-    """Keeps GSPMD from giving a branch's operands the shardings of its conditional's results.
-
-    GSPMD passes the operands of a branch as a tuple. If its arrays have the shapes of the results, they get the
-    shardings of the results, or of constraints in the branch: they are resharded before the conditional in every run,
-    and back in the branch. A barrier in the branch that also takes the branch index gives the tuple other shapes; it
-    costs nothing, since XLA does not fuse across a conditional's boundary.
-    """
-    for conditional in walk_ops(module, *CONDITIONALS):
-        given = sorted(map(shape_of, conditional.results))
-        for region in conditional.regions:
-            body = [view.operation for view in region.blocks[0].operations]
-            reads = [read for read in outer_operands(body) if not is_constant(read[2])]
-            read = list(dict.fromkeys(value for _, _, value in reads))
-            if read and sorted(map(shape_of, read)) == given:
-                put_behind_barrier(read[0], conditional.operands[0], region, reads)
-
-
-def is_constant(value: Any) -> bool:
-    return not isinstance(value, ir.BlockArgument) and bool(value.owner.name == CONSTANT)
-
-
-def shape_of(value: Any) -> tuple[int, ...]:
-    return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
-
-
-def put_behind_barrier(value: Any, number: Any, region: Any, reads: list[tuple[Any, int, Any]]) -> None:
-    """Makes a region read `value` from a barrier that also takes `number`."""
-    where = ir.InsertionPoint.at_block_begin(region.blocks[0])
-    types = [value.type, number.type]
-    barrier = ir.Operation.create(BARRIER, results=types, operands=[value, number], loc=value.location, ip=where)
-    for reader, k, read in reads:
-        if read == value:
-            reader.operands[k] = barrier.results[0]

@@ -1,7 +1,8 @@
 """HLO text with GSPMD's shardings, for XLA without Shardy: annotated, or the program of one device.
 
-The text is parsed again; every parameter has a sharding, and XLA reads each of them. `Sharding` custom calls stand
-where Shardy's form has constraints with `--annotate full`: behind every value.
+XLA's own converter writes the module with a Shardy constraint on every value as HLO that has both notations; Shardy's
+is removed from the text. Before that, what the converter cannot say without Shardy is said with GSPMD's custom calls.
+The text is parsed again.
 """
 
 from __future__ import annotations
@@ -13,38 +14,30 @@ from math import prod
 from typing import Any, NamedTuple
 
 from toast_cli import xla
-from toast_cli.emit.annotations import (
-    Annotations,
-    Reshard,
-    Undo,
-    annotate_boundary,
-    annotated,
-    full_annotations,
-    keep_branch_operands,
-)
+from toast_cli.emit.annotations import Constraint, Reshard, full_annotations
 from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions, shardings_at
-from toast_cli.emit.shardy import check_manual_regions, read_sharding
+from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, check_manual_regions, read_sharding
 from toast_cli.emit.spmd.rules import group_bounds
-from toast_cli.emit.spmd.writer import manual_region, refuse_bound
-from toast_cli.errors import ToastError, UsageError
+from toast_cli.emit.spmd.writer import refuse_bound, spmd_module
+from toast_cli.errors import UsageError
 from toast_cli.frontend.constraints import manual_axes
 from toast_cli.frontend.known_numbers import CONDITIONALS
 from toast_cli.frontend.rules import RaggedDot, general_ragged_dot, ragged_dot
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding, axes_of, replicated, without
+from toast_cli.plan.sharding import Sharding, replicated, without
+from toast_cli.program.model import Program
 from toast_cli.program.ops import BLOCK_SCALED_DOT, BROADCAST_IN_DIM, CUSTOM_CALL, RAGGED_DOT
-from toast_cli.program.values import on_host, remade_values, transposed
-from toast_cli.xla import ir, main_function
+from toast_cli.program.values import on_host, remade_values
+from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder
 
 REGION = "sdy.manual_computation"
 CONSTANT = "stablehlo.constant"
-CONSTRAINT_TARGET = "Sharding"
 ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
-# A mesh of one device, as Shardy prints it.
-ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
+RESULT = "xla.sdy.FuncResultSharding"
+ATTRIBUTE = r'[\w.\-]+=(?:"(?:[^"\\]|\\.)*"|\{[^{}]*\})'
 
 # Collectives that crash it in partially manual regions ("sharding.IsManualSubgroup()").
 NOT_OVER_SOME_AXES = ("stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.collective_broadcast")
@@ -56,33 +49,74 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     Raises `UsageError` for programs that only Shardy can partition.
     """
     refuse_shardy_only(source, lowered)
-    devices = prod(lowered.axis_sizes)
-    notation = GspmdNotation(source, lowered.axis_sizes)
+    lowered, whole = with_whole_constants(source.program, lowered)
     with in_regions(source, lowered, sums_too=False) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered, narrow_too=True)
-        annotations = hlo_annotations(source, lowered)
-        with annotated(source.module, annotations, notation, devices):
-            text = xla.stablehlo_to_hlo_text(without_shardy(source, lowered))
-    text = with_host_memory(with_partitions(text, devices), source)
-    check_arrival(text, annotations, notation)
+        notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
+        annotations = full_annotations(source, lowered)
+        outside = [value for value in whole if lowered.shardings[value]]  # of regions
+        constants = [Constraint(source.definitions[value], (lowered.shardings[value],)) for value in outside]
+        annotations = replace(
+            annotations,
+            constraints=(*constants, *annotations.constraints),
+            reshards=(*branch_entrances(source, lowered), *annotations.reshards),
+        )
+        with annotated(source.module, annotations, notation), source.module.context, ir.Location.unknown():
+            # Here, since an operation's hash changes with its operands.
+            numbers = {source.operations[n]: n for n, op in enumerate(source.program.ops) if op.region is not None}
+            regions = xla.walk_ops(source.module, REGION)
+            boundaries = [boundary(region, source, lowered, numbers.get(region)) for region in regions]
+            return converted(source.module.operation.clone(), boundaries, source, lowered)
+
+
+def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
+    """The program of each device as HLO text.
+
+    Raises `UsageError` for programs with manual regions of their own, with host callbacks, and with ops that only XLA
+    with Shardy accepts.
+    """
+    refuse_bound(source)
+    refuse_shardy_only(source, lowered)
+    module = spmd_module(source, lowered)
+    with source.module.context, ir.Location.unknown():
+        boundaries = [boundary(region, source, lowered, None) for region in xla.walk_ops(module, REGION)]
+        return converted(module, boundaries, source, lowered)
+
+
+def converted(module: Any, boundaries: list[Boundary], source: Source, lowered: PartitionedProgram) -> bytes:
+    """HLO text of a module with Shardy's shardings, which is changed. boundaries: of its manual regions, in order."""
+    devices = prod(lowered.axis_sizes)
+    write_out_ragged(module)
+    outside = constants_outside(module)
+    for region, at in zip(xla.walk_ops(module, REGION), boundaries, strict=True):
+        flatten(region, at, lowered.axis_sizes, outside)
+    text = without_shardy(xla.stablehlo_to_hlo_text(xla.write_bytecode(module)))
+    if devices > 1:  # as XLA prints it
+        text = re.sub(r"\AHloModule [^,\n]+", rf"\g<0>, num_partitions={devices}", text)
+    text = with_host_memory(text, source)
     xla.hlo_text_to_proto(text)
     return text.encode()
 
 
-def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
-    """The module as bytecode, with the bodies of manual regions between custom calls."""
-    with source.module.context, ir.Location.unknown():
-        numbers = {source.operations[n]: n for n, op in enumerate(source.program.ops) if op.region is not None}
-        found = xla.walk_ops(source.module, REGION)
-        boundaries = [boundary(region, source, lowered, numbers.get(region)) for region in found]
-        module = source.module.operation.clone()
-        write_out_ragged(module)
-        keep_branch_operands(module)
-        regions = dict(zip(xla.walk_ops(module, REGION), boundaries, strict=True))
-        replicate_shared_splats(module, {region: at.manual for region, at in regions.items()}, lowered.axis_sizes)
-        for region, at in regions.items():
-            flatten(region, at, lowered.axis_sizes)
-        return bare_bytecode(module)
+def without_shardy(text: str) -> str:
+    """The text without attributes for Shardy, and without the calls that mark results for it."""
+    marked: dict[str, str] = {}  # such a call -> the result itself
+
+    def left_out(call: re.Match[str]) -> str:
+        marked[call[1]] = call[2]
+        return ""
+
+    def of_others(attributes: re.Match[str]) -> str:
+        kept = [entry[0] for entry in re.finditer(ATTRIBUTE, attributes[1]) if not entry[0].startswith("xla.sdy.")]
+        return f", frontend_attributes={{{','.join(kept)}}}" if kept else ""
+
+    text = re.sub(rf'\n +(\S+) = \S+ custom-call\((\S+)\), custom_call_target="{RESULT}".*', left_out, text)
+    text = re.sub(rf", frontend_attributes=\{{((?:{ATTRIBUTE},?)*)\}}", of_others, text)
+
+    def unmarked(read: re.Match[str]) -> str:
+        return re.sub(r"[\w.\-]+", lambda name: marked.get(name[0], name[0]), read[0])
+
+    return re.sub(r"(reshape|tuple)\([^()]*\)", unmarked, text) if marked else text
 
 
 class Boundary(NamedTuple):
@@ -106,137 +140,102 @@ def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: i
     return Boundary(in_shardings, out_shardings, manual)
 
 
-def replicate_shared_splats(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[int, ...]) -> None:
-    """Writes shardings of constants so that they survive the conversion to HLO.
+def with_whole_constants(program: Program, lowered: PartitionedProgram) -> tuple[PartitionedProgram, list[int]]:
+    """The plan in which arrays that are made of scalars alone are replicated, so that each reader takes its shard for
+    free; and these arrays. What is computed from them is replicated as well if its readers differ.
 
-    The conversion turns a splat into a constant and merges equal ones, dropping their shardings. If these differ, XLA's
-    propagation chooses one that suits some readers, and the partitioner takes the others' ops to have it as well (a
-    gather's gradient that is added to zeros). So such splats are replicated, and each reader slices its shard for free.
-    One that is read both in a manual region and outside enters the region like any other replicated array. manual:
-    region -> its axes.
+    XLA merges equal ones. GSPMD would give them a sharding that suits some readers, and the partitioner takes the
+    others' ops to have it as well (a gather's gradient that is added to zeros).
     """
-    alike: dict[tuple[str, str], list[Any]] = {}
-    outside: set[tuple[str, str]] = set()
-    local: list[tuple[tuple[str, str], Any]] = []
-
-    for operation in xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT, inner_first=True):
-        number = the_one_number(operation)
-        if number is not None:
-            array = number, str(operation.results[0].type)
-            if operation.parent.operation.name == REGION:
-                local.append((array, operation))
-            else:
-                outside.add(array)
-            if operation.results[0].type.rank and GspmdNotation.attribute in operation.attributes:
-                alike.setdefault(array, []).append(operation)
-    for array, operation in local:
-        if array in outside:
-            piece = operation.results[0]
-            whole = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, piece, piece.type, REPLICATED)
-            inside = gspmd_string(replicated(piece.type.rank), sizes, manual[operation.parent.operation])
-            there = call(ir.InsertionPoint.after(whole.owner), ENTRANCE, whole, piece.type, inside)
-            piece.replace_all_uses_except(there, [whole.owner.operation, *spread_by(piece)])
-    for operations in alike.values():
-        explicit = {operation: operation.attributes[GspmdNotation.attribute].value for operation in operations}
-        if len(set(explicit.values())) > 1:
-            for operation, sharding in explicit.items():
-                array = operation.results[0]
-                first = there = call(
-                    ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, REPLICATED
-                )
-                if sharding != REPLICATED:
-                    there = call(ir.InsertionPoint.after(first.owner), CONSTRAINT_TARGET, first, array.type, sharding)
-                array.replace_all_uses_except(there, [first.owner.operation, *spread_by(array)])
-
-
-def spread_by(value: Any) -> list[Any]:
-    """The broadcasts of a constant."""
-    return [one for use in value.uses if (one := use.owner.operation).name == BROADCAST_IN_DIM]
+    remade = remade_values(program)
+    shardings, required = list(lowered.shardings), dict(lowered.required)
+    whole: set[int] = set()
+    for op in reversed(program.ops):
+        for value in op.results:
+            uses = program.users[value]
+            if not (uses and remade[value] and program.values[value].shape):
+                continue
+            first = not any(program.values[operand].shape for operand in op.operands)
+            wanted = {required.get(use, shardings[value]) for use in uses}
+            if first or len(wanted) > 1 or any(not whole.isdisjoint(program.ops[use].results) for use, _ in uses):
+                whole.add(value)
+    for value in whole:
+        own, shardings[value] = shardings[value], replicated(len(program.values[value].shape))
+        for use in program.users[value]:
+            want = required.pop(use, own)
+            if want != shardings[value] and whole.isdisjoint(program.ops[use[0]].results):
+                required[use] = want
+    return replace(lowered, shardings=shardings, required=required), sorted(whole)
 
 
 def the_one_number(operation: Any) -> str | None:
-    """The value of a splat constant, as text; None for other operations."""
+    """The value of a splat constant, or of a broadcast of one, as text; None for other operations."""
     while operation.name == BROADCAST_IN_DIM and not isinstance(operation.operands[0], ir.BlockArgument):
         operation = operation.operands[0].owner
     return xla.constant_number(operation) if operation.name == CONSTANT else None
 
 
-def flatten(region: Any, at: Boundary, sizes: tuple[int, ...]) -> None:
+def in_region(operation: Any) -> bool:
+    """True for what is in a manual region."""
+    while operation.name not in (REGION, "func.func"):
+        operation = operation.parent.operation
+    return bool(operation.name == REGION)
+
+
+def constants_outside(module: Any) -> set[tuple[str, str]]:
+    """Number and type of the constants of one number outside of manual regions."""
+    constants = [op for op in xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT) if not in_region(op)]
+    return {(number, str(op.results[0].type)) for op in constants if (number := the_one_number(op))}
+
+
+def flatten(region: Any, at: Boundary, sizes: tuple[int, ...], outside: set[tuple[str, str]]) -> None:
     """Moves the body of a manual region between custom calls: `SPMDFullToShardShape` behind a constraint makes a shard
-    of each operand that is read, `SPMDShardToFullShape` makes whole arrays from the shards of results."""
-    block = region.regions[0].blocks[0]
-    for statement in xla.walk_ops(region, "sdy.sharding_constraint"):
+    of each operand that is read, `SPMDShardToFullShape` makes whole arrays from the shards of results.
+
+    A constant that is in `outside`, with which XLA merges it, enters the region like any other replicated array.
+    """
+    block, where = region.regions[0].blocks[0], ir.InsertionPoint(region)
+
+    def call(target: str, value: Any, kind: Any, sharding: Sharding, manual: frozenset[int] = frozenset()) -> Any:
+        """The result of a custom call on a value, with a sharding."""
+        names = {"call_target_name": target, "mhlo.sharding": gspmd_string(sharding, sizes, manual)}
+        attributes = {name: ir.StringAttr.get(text) for name, text in names.items()}
+        return ir.Operation.create(CUSTOM_CALL, [kind], [value], attributes, loc=value.location, ip=where).results[0]
+
+    for statement in xla.walk_ops(region, CONSTRAINT):
         statement.results[0].replace_all_uses_with(statement.operands[0])
         statement.erase()
-    where = ir.InsertionPoint(region)
     for operand, argument, sharding in zip(list(region.operands), block.arguments, at.in_shardings, strict=True):
-        if not list(argument.uses):
-            continue
-        whole = call(where, CONSTRAINT_TARGET, operand, operand.type, gspmd_string(sharding, sizes))
-        inside = gspmd_string(sharding, sizes, at.manual)
-        argument.replace_all_uses_with(call(where, ENTRANCE, whole, argument.type, inside))
+        if list(argument.uses):
+            whole = call("Sharding", operand, operand.type, sharding)
+            argument.replace_all_uses_with(call(ENTRANCE, whole, argument.type, sharding, at.manual))
     *body, last = [op.operation for op in block.operations]
     for operation in body:
         operation.move_before(region)
+        number = the_one_number(operation)
+        if number is not None and (number, str(operation.results[0].type)) in outside:
+            constant, whole = operation.results[0], replicated(operation.results[0].type.rank)
+            there = call("Sharding", constant, constant.type, whole)
+            spread = [use.owner.operation for use in constant.uses if use.owner.name == BROADCAST_IN_DIM]
+            readers = [there.owner.operation, *spread]
+            constant.replace_all_uses_except(call(ENTRANCE, there, constant.type, whole, at.manual), readers)
     for piece, result, sharding in zip(list(last.operands), list(region.results), at.out_shardings, strict=True):
-        local = call(where, CONSTRAINT_TARGET, piece, piece.type, gspmd_string(sharding, sizes, at.manual))
-        result.replace_all_uses_with(call(where, EXIT, local, result.type, gspmd_string(sharding, sizes)))
+        local = call("Sharding", piece, piece.type, sharding, at.manual)
+        result.replace_all_uses_with(call(EXIT, local, result.type, sharding))
     region.erase()
 
 
-def call(where: Any, target: str, value: Any, kind: Any, sharding: str, location: Any = None) -> Any:
-    """The result of a custom call on a value, with a sharding; at the value's location if none is given."""
-    made = ir.Operation.create(
-        CUSTOM_CALL,
-        results=[kind],
-        operands=[value],
-        attributes={
-            "call_target_name": ir.StringAttr.get(target, value.context),
-            GspmdNotation.attribute: ir.StringAttr.get(sharding, value.context),
-        },
-        loc=location or value.location,
-        ip=where,
-    )
-    return made.results[0]
+def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...], manual: frozenset[int] = frozenset()) -> str:
+    """GSPMD's text of `sharding` on a mesh with these axis sizes, devices in row-major order, as XLA itself prints it.
 
-
-def bare_bytecode(module: Any) -> bytes:
-    """The module without its `sdy.mesh` declarations, which would become attributes in the HLO.
-
-    An operation that is bound to one device (a host callback) refers to a mesh of that device; it gets a GSPMD sharding
-    instead.
+    Args:
+        manual: manual axes of the region that the array is in; they are left out of `sharding`.
     """
-    if not any(op.operation.name == "sdy.mesh" for op in module.body.operations):
-        return xla.write_bytecode(module)
-    clone = module.operation.clone()
-    body = clone.regions[0].blocks[0].operations
-    meshes = {op.attributes["sym_name"].value: op for op in list(body) if op.operation.name == "sdy.mesh"}
-    devices = {
-        name: found[1] for name, op in meshes.items() if (found := ONE_DEVICE.search(str(op.attributes["mesh"])))
-    }
-
-    for operation in xla.operations_in(clone):
-        if "sdy.sharding" in operation.attributes:
-            mesh = re.search(r"@(\w+)", str(operation.attributes["sdy.sharding"]))
-            if mesh and mesh[1] in devices:
-                bind(operation, devices[mesh[1]])
-            del operation.attributes["sdy.sharding"]
-    for op in meshes.values():
-        op.operation.erase()
-    return xla.write_bytecode(clone)
-
-
-def bind(operation: Any, device: str) -> None:
-    """Binds the operation to this device."""
-    one = f"{{maximal device={device}}}"
-    count = len(operation.results)
-    text = one if count < 2 else "{" + ", ".join([one] * count) + "}"
-    operation.attributes[GspmdNotation.attribute] = ir.StringAttr.get(text, operation.context)
-
-
-def with_partitions(text: str, devices: int) -> str:
-    """Adds the number of devices to the header, as XLA prints it for more than one."""
-    return re.sub(r"\AHloModule [^,\n]+", rf"\g<0>, num_partitions={devices}", text) if devices > 1 else text
+    sharding = without(sharding, manual)
+    split = [axis for axes in sharding for axis in axes]
+    unused = [axis for axis in range(len(axis_sizes)) if axis not in split and axis not in manual]
+    tiles = [prod(axis_sizes[axis] for axis in axes) for axes in (*sharding, sorted(manual), unused)]
+    return xla.mesh_sharding(tiles, axis_sizes, [*split, *sorted(manual), *unused])
 
 
 def with_host_memory(text: str, source: Source) -> str:
@@ -255,74 +254,21 @@ def with_host_memory(text: str, source: Source) -> str:
     return text[:start] + re.sub(r"(\w+\[[\d,<=]*\])(?:\{([\d,]*)\})?", placed, text[start:end]) + text[end:]
 
 
-def check_arrival(text: str, annotations: Annotations, notation: GspmdNotation) -> None:
-    """Raises `ToastError` for shardings that the conversion to HLO drops silently because XLA cannot read them.
-    Constraints may be missing: XLA folds choices that depend on constants alone, and drops the other branch."""
-    entry = text[text.index("\nENTRY ") :]
-    parameters = len(re.findall(r" parameter\(\d+\), sharding=", entry))
-    unread = [sharding for sharding in sorted(notation.written) if not xla.reads_sharding(sharding)]
-    if parameters != len(annotations.arguments) or unread:
-        raise ToastError(
-            f"shardings were lost on the way to HLO: {parameters} of {len(annotations.arguments)} parameters have one"
-            + (f", XLA cannot read {unread[0]}" if unread else ""),
-            hint="write the program with --format stablehlo, and report this as a bug",
-        )
-
-
-class GspmdNotation:
-    """Shardings as strings. `written` has the different ones that were used."""
-
-    attribute = "mhlo.sharding"
-
-    def __init__(self, source: Source, axis_sizes: tuple[int, ...]) -> None:
-        self._context = source.module.context
-        self._axis_sizes = axis_sizes
-        remade = remade_values(source.program)
-        self._remade = {handle for value, handle in enumerate(source.definitions) if remade[value]}
-        self._strings: dict[Sharding, str] = {}
-        self.written: set[str] = set()
-
-    def prepare(self, module: Any, undo: Undo) -> None:
-        """Declares nothing: the strings refer to device numbers. The device count goes into the header."""
-
-    def _text(self, sharding: Sharding) -> str:
-        if sharding not in self._strings:
-            self._strings[sharding] = gspmd_string(sharding, self._axis_sizes)
-        return self._strings[sharding]
-
-    def of_value(self, sharding: Sharding) -> Any:
-        self.written.add(self._text(sharding))
-        return ir.StringAttr.get(self._text(sharding), self._context)
-
-    def constraint(
-        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
-    ) -> list[Any]:
-        """A `Sharding` custom call; a value made from constants is recomputed in the sharding instead."""
-        if value in self._remade:
-            return self._made_again(value, sharding, where)
-        self.written.add(self._text(sharding))
-        return [call(where, CONSTRAINT_TARGET, value, value.type, self._text(sharding), location).owner.operation]
-
-    def _made_again(self, value: Any, sharding: Sharding, where: Any) -> list[Any]:
-        copies: dict[Any, Any] = {}
-        added: list[Any] = []
-
-        def copy(handle: Any) -> Any:
-            if handle not in self._remade or not handle.type.rank:
-                return handle
-            if handle not in copies:
-                operation = handle.owner.operation
-                operands = [copy(operand) for operand in operation.operands]
-                clone = operation.clone(ip=where)
-                for k, operand in enumerate(operands):
-                    clone.operands[k] = operand
-                added.append(clone.operation)
-                copies[handle] = clone.results[0]
-            return copies[handle]
-
-        copy(value)
-        added[-1].attributes[self.attribute] = ir.StringAttr.get(self._text(sharding), self._context)
-        return added
+def branch_entrances(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:
+    """A constraint at the start of each branch on every array from outside: in HLO they are the arguments of a
+    computation, and GSPMD would propagate the sharding that a reader in one branch needs to all of them."""
+    remade = remade_values(source.program)
+    for conditional in xla.walk_ops(source.module, *CONDITIONALS):
+        for region in conditional.regions:
+            body = [view.operation for view in region.blocks[0].operations]
+            reads: dict[int, list[Use]] = {}
+            for operation, operand, handle in xla.outer_operands(body):
+                value = source.numbers.get(handle)
+                if value is not None and lowered.shardings[value] and not remade[value]:
+                    reads.setdefault(value, []).append(Use(operation, operand))
+            for value, uses in reads.items():
+                sharding = lowered.shardings[value]
+                yield Reshard(value, sharding, sharding, body[0], uses[0], tuple(uses), ())
 
 
 def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:
@@ -345,159 +291,6 @@ def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:
                 where=source.location(number),
                 hint="write it with --format stablehlo or specs",
             )
-
-
-# ---------------------------------------------------------------- the program of one device
-# Writes the program of one device as HLO text, for XLA without Shardy.
-
-
-def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
-    """The program of each device as HLO text.
-
-    Raises `UsageError` for programs with manual regions of their own, with host callbacks, and with ops that only XLA
-    with Shardy accepts.
-    """
-    refuse_bound(source)
-    refuse_shardy_only(source, lowered)
-    with source.module.context, ir.Location.unknown():
-        module = source.module.operation.clone()
-        function = main_function(module)
-        region, in_shardings, out_shardings = manual_region(source, lowered, function)
-        read = sum(bool(list(argument.uses)) for argument in region.regions[0].blocks[0].arguments)
-        write_out_ragged(module)
-        every_axis = frozenset(range(len(lowered.axis_sizes)))
-        flatten(region, Boundary(in_shardings, out_shardings, every_axis), lowered.axis_sizes)
-        notation = GspmdNotation(source, lowered.axis_sizes)
-        annotate_boundary(function.operation, "arg_attrs", in_shardings, notation, [])
-        annotate_boundary(function.operation, "res_attrs", out_shardings, notation, [])
-        module.verify()
-        text = xla.stablehlo_to_hlo_text(bare_bytecode(module))
-    entrances, exits = text.count(f'"{ENTRANCE}"'), text.count(f'"{EXIT}"')
-    if entrances > read or exits != len(out_shardings):  # XLA drops readers in branches that constants rule out
-        raise ToastError(
-            f"boundaries were lost on the way to HLO: {(entrances, exits)} of {(read, len(out_shardings))} are there",
-            hint="write the program with --format spmd, and report this as a bug",
-        )
-    text = with_host_memory(with_partitions(text, prod(lowered.axis_sizes)), source)
-    xla.hlo_text_to_proto(text)
-    return text.encode()
-
-
-# ---------------------------------------------------------------- where shardings stand
-# Chooses the shardings of HLO text: constraints behind every value and at the start of branches.
-
-
-def hlo_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
-    """A constraint on every value: GSPMD's propagation goes further than Shardy's, so fewer do not give the plan.
-
-    Products that are scattered over some axes and reduced over others are computed in their final sharding if the
-    partitioner finds the collectives by itself: given the computed sharding, it all-reduces over all axes. Values that
-    are recomputed for each use have a sharding of their own: the conversion to HLO merges equal constants, and GSPMD
-    would propagate shardings from the readers of one to those of the other.
-    """
-    computed = {
-        value: sharding
-        for value, sharding in lowered.computed.items()
-        if value not in lowered.found
-        or axes_of(lowered.shardings[value]) - axes_of(sharding) >= {*lowered.partial.get(value, ())}
-    }
-    program, remade = source.program, remade_values(source.program)
-    recomputed = tuple(
-        (handle.owner.operation, sharding)
-        for value, (handle, sharding) in enumerate(zip(source.definitions, lowered.shardings, strict=True))
-        if remade[value] and sharding and program.producer[value] >= 0
-    )
-    found = full_annotations(source, replace(lowered, computed=computed))
-    constraints = tuple(one for one in found.constraints if not is_folded(source, lowered, one.handle))
-    entrances = tuple(branch_entrances(source, lowered))
-    return replace(found, constraints=constraints, recomputed=recomputed, reshards=(*entrances, *found.reshards))
-
-
-def branch_entrances(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:
-    """A constraint at the start of each branch on every array from outside: in HLO they are the arguments of a
-    computation, and GSPMD would propagate the sharding that a reader in one branch needs to all of them."""
-    remade = remade_values(source.program)
-    for conditional in xla.walk_ops(source.module, *CONDITIONALS):
-        for region in conditional.regions:
-            body = [view.operation for view in region.blocks[0].operations]
-            reads: dict[int, list[Use]] = {}
-            for operation, operand, handle in xla.outer_operands(body):
-                value = source.numbers.get(handle)
-                if value is not None and lowered.shardings[value] and not remade[value]:
-                    reads.setdefault(value, []).append(Use(operation, operand))
-            for value, uses in reads.items():
-                sharding = lowered.shardings[value]
-                yield Reshard(value, sharding, sharding, body[0], uses[0], tuple(uses), ())
-
-
-def is_folded(source: Source, lowered: PartitionedProgram, handle: Any) -> bool:
-    """True if only a transpose reads a value: XLA:TPU folds it into the product that makes the value, unless a
-    constraint is in between. The one behind the transpose suffices."""
-    value = source.numbers.get(handle)
-    if value is None:
-        return False
-    behind = transposed(source.program, value)
-    return behind is not None and (behind.op, 0) not in lowered.required and len(lowered.path(value)) == 1
-
-
-# ---------------------------------------------------------------- GSPMD's notation
-# Writes shardings in GSPMD's notation.
-#
-# `{devices=[4,1,2]<=[8] last_tile_dim_replicate}` means: dimension 0 in four parts, dimension 1 whole, two copies of
-# each part; devices 0 to 7 in row-major order. `<=[4,2]T(1,0)` numbers them through a 4 x 2 grid column by column.
-# Notation: xla/hlo/ir/hlo_sharding.h and tile_assignment.h.
-
-REPLICATED, MANUAL = "{replicated}", "{manual}"
-
-
-def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...], manual: frozenset[int] = frozenset()) -> str:
-    """GSPMD's text of `sharding` on a mesh with these axis sizes, devices in row-major order, as XLA itself prints it.
-
-    Args:
-        manual: manual axes of the region that the array is in; they are left out of `sharding`.
-    """
-    by_hand = [axis for axis in sorted(manual) if axis_sizes[axis] > 1]
-    if manual and all(size == 1 or axis in manual for axis, size in enumerate(axis_sizes)):
-        return MANUAL
-    sharding = without(sharding, manual)
-    tiles = [prod(axis_sizes[axis] for axis in axes) for axes in sharding]
-    if prod(tiles) == 1 and not by_hand:
-        return REPLICATED
-    used = [axis for axes in sharding for axis in axes] + by_hand
-    unused = [axis for axis in range(len(axis_sizes)) if axis not in used]
-    copies = prod(axis_sizes[axis] for axis in unused)
-    last = " last_tile_dim_replicate" if copies > 1 else ""
-    if by_hand:
-        tiles.append(prod(axis_sizes[axis] for axis in by_hand))
-        last = f" last_tile_dims={{manual{', replicated' if copies > 1 else ''}}}"
-    if copies > 1:
-        tiles.append(copies)
-    dimensions, order = merged([axis for axis in used + unused if axis_sizes[axis] > 1], axis_sizes)
-    grid = f"[{commas(dimensions)}]"
-    if len(dimensions) > 1:
-        grid += f"T({commas(order)})"
-    return "{" + f"devices=[{commas(tiles)}]<={grid}" + last + "}"
-
-
-def merged(order: list[int], axis_sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Grid and transposition that list the devices with mesh axes in `order`, in the fewest dimensions.
-
-    Axes that are adjacent both on the mesh and in `order` are merged; axes of size 1 are left out.
-    """
-    present = sorted(order)
-    runs: list[list[int]] = []
-    for axis in order:
-        if runs and present.index(axis) == present.index(runs[-1][-1]) + 1:
-            runs[-1].append(axis)
-        else:
-            runs.append([axis])
-    by_mesh = sorted(range(len(runs)), key=lambda k: runs[k][0])
-    dimensions = [prod(axis_sizes[axis] for axis in runs[k]) for k in by_mesh]
-    return dimensions, [by_mesh.index(k) for k in range(len(runs))]
-
-
-def commas(numbers: list[int]) -> str:
-    return ",".join(map(str, numbers))
 
 
 # ---------------------------------------------------------------- dense forms of products

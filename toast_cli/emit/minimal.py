@@ -1,21 +1,20 @@
-"""Finds few constraints under which Shardy's propagation reproduces the plan.
+"""Chooses few constraints under which Shardy's propagation reproduces the plan.
 
-In: a `Source` and a `PartitionedProgram`. Out: `ChosenAnnotations`, and the values whose sharding still differs, if
-any.
+In: a `Source` and a `PartitionedProgram`. Out: `ChosenAnnotations`.
 
-A use that needs another sharding than its value's gets a constraint, unless the operation's own sharding implies it.
-Values for which some constraint or op offers more axes than planned are constrained (`contested_values`), so that the
-outcome does not depend on the order in which ops are visited. Then propagation runs; of each connected group of values
-with a wrong sharding, the first is constrained; and this repeats. In later rounds, similar values are constrained as
-well, since similar layers go wrong one after another.
+One pass decides where constraints stand. A use that needs another sharding than its value's gets one, unless the
+operation's own sharding implies it. Values for which some constraint or op offers more axes than planned get one
+(`contested_values`), so that the outcome does not depend on the order in which ops are visited; so do values whose
+sharding no neighbour offers, and those at the edges of loops. Then Shardy's propagation runs once. If it gives some
+value another sharding than planned, every value gets a constraint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from math import ceil, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from toast_cli.emit.annotations import (
     Annotations,
@@ -26,6 +25,7 @@ from toast_cli.emit.annotations import (
     barriers,
     boundary_annotations,
     constrainable_values,
+    full_annotations,
     hands_on,
     is_read,
     loops,
@@ -33,7 +33,7 @@ from toast_cli.emit.annotations import (
     sharding_finder,
     unneeded_values,
 )
-from toast_cli.emit.shardy import Propagated, Propagation, numbered, without_units
+from toast_cli.emit.shardy import propagate, without_units
 from toast_cli.emit.spmd.site import factor_axes
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -44,174 +44,93 @@ from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, CUSTOM_CALL, JOIN, P
 from toast_cli.program.values import Transposed, remade_values, transposed
 from toast_cli.xla import attributes_of
 
-MAX_ROUNDS = 10
-# From this round on, values similar to a constrained one are constrained with it.
-ALIKE_FROM_ROUND = 1
-# From this round on, all wrong values are constrained, not only the first of each group; earlier only if at most this
-# share of the operations is wrong: fixing them one by one costs a round each.
-EVERYTHING_FROM_ROUND = 6
-FEW = 1 / 1000
-
 # Ops that XLA does not merge with another of their kind.
 _UNEQUAL = frozenset({ARGUMENT, BARRIER, CARRY, CUSTOM_CALL, JOIN, RESULT, RNG})
 
 Axes = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ChosenAnnotations:
-    """Annotations to write; `unsettled` are values whose sharding still differs after propagation; `rounds` of
-    propagation run; `values` are the shardings after propagation from these annotations (empty if some differ)."""
+class ChosenAnnotations(NamedTuple):
+    """Annotations to write: few, or one on every value if `astray` is not empty: ops that few leave with another
+    sharding than planned (see `ops_astray`)."""
 
     annotations: Annotations
-    unsettled: tuple[int, ...]
-    rounds: int
-    values: dict[int, Sharding]
+    astray: list[int]
 
 
 def choose_annotations(source: Source, lowered: PartitionedProgram) -> ChosenAnnotations:
-    """Chooses a small sufficient set of annotations."""
-    with numbered(source, lowered):
-        return Chooser(source, lowered).choose()
+    """Chooses annotations, with one propagation. Raises `ir.MLIRError` if Shardy's passes refuse the program."""
+    few = few_annotations(source, lowered)
+    astray = ops_astray(source, lowered, few)
+    return ChosenAnnotations(full_annotations(source, lowered) if astray else few, astray)
 
 
-class Chooser:
-    """One choice; used once.
+def ops_astray(source: Source, lowered: PartitionedProgram, annotations: Annotations) -> list[int]:
+    """Ops, in program order, whose result has another sharding after propagation than in `lowered`, or that read an
+    operand in another one than in `annotations`; once for each value."""
+    propagated = propagate(source, lowered, annotations)
+    producer, sizes = source.program.producer, lowered.axis_sizes
+    computed = {constraint.handle: constraint.shardings[0] for constraint in annotations.constraints}
+    astray, unneeded = list[int](), unneeded_values(source)
+    for value in constrainable_values(source, lowered):
+        handle = source.definitions[value]
+        want = without_units(computed.get(handle, lowered.shardings[value]), sizes)
+        if is_read(handle, unneeded) and propagated.values.get(value, want) != want:
+            astray.append(producer[value])
+    for k, reshard in enumerate(annotations.reshards):
+        if propagated.reshards.get(k) != without_units(reshard.sharding, sizes):
+            astray.append(reshard.edges[0][0])
+    return sorted(astray)
 
-    `constrained` are the values constrained so far, `reshards` the constraints at uses. `_twofold` values are computed
-    in one sharding and continue in another, which only a constraint can express.
-    """
 
-    def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
-        self._source, self._lowered = source, lowered
-        self._program = source.program
-        self._propagation = Propagation(source, lowered)
-        self._boundary = boundary_annotations(source, lowered)
-        self._barriers = barriers(source, lowered)
-        self._unneeded = unneeded_values(source)
-        readable = constrainable_values(source, lowered)
-        self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
-        remade = remade_values(self._program)
-        reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
-        # XLA compares the constraints at the ends of branches, so these leave no dimension open.
-        ends = [any(self._program.ops[number].name == JOIN for number, _ in r.edges) for r in reshards]
-        self.reshards = [r if end else opened(r) for r, end in zip(reshards, ends, strict=True)]
-        self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
+def few_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
+    """Constraints where propagation would not find the plan by itself."""
+    program, remade, unneeded = source.program, remade_values(source.program), unneeded_values(source)
+    movable = {v for v in constrainable_values(source, lowered) if is_read(source.definitions[v], unneeded)}
+    all_of_them = list(all_reshards(source, lowered))
+    reshards = [r for r in all_of_them if is_needed(r, source, lowered, remade)]
+    implied = {edge for r in all_of_them for edge in r.edges}.difference(*(r.edges for r in reshards))
+    # XLA compares the constraints at the ends of branches, so these leave no dimension open.
+    ends = [any(program.ops[number].name == JOIN for number, _ in r.edges) for r in reshards]
+    reshards = [r if end else opened(r) for r, end in zip(reshards, ends, strict=True)]
+
+    def is_carried(value: int) -> bool:
+        return program.ops[program.producer[value]].name == CARRY
+
+    # Values that are computed in one sharding and continue in another.
+    twofold = {v for v in lowered.computed if v in movable and v not in lowered.found}
+    constrained = {
+        *twofold,
+        *contested_values(program, lowered, reshards, twofold, remade),
+        *unoffered_values(program, lowered, implied),
+        *scattered_terms(program, lowered),
+        *merged_values(source, lowered, remade),
         # XLA removes unread loop results before it propagates: then less constrains values resharded ahead of loops.
-        beside = {one.value for one in self.reshards if one.ahead}
-        beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold, remade)}
-        beside |= {*scattered_terms(self._program, lowered), *merged_values(source, lowered, remade)}
-        self.constrained = self._twofold | {v for v in beside if v in self._movable}
-        # Shardy takes a fully specified constraint at one use of a loop-carried value to hold for later uses, too.
-        self.constrained |= {
-            one.value for one in self.reshards if not (one.open or one.ahead) and self._is_carried(one.value)
-        }
-        self._passed = tuple(passed_constraints(source, lowered, self.reshards, self._unneeded))
-        self.rounds = 0
+        *(r.value for r in reshards if r.ahead),
+    } & movable
+    # Shardy takes a fully specified constraint at one use for a statement about the value, and so about other uses.
+    constrained |= {r.value for r in reshards if not (r.steps[0][1] or r.ahead)}
+    constraints: list[Constraint] = []
+    for value in sorted(constrained):
+        sharding, handle = lowered.shardings[value], source.definitions[value]
+        if value in movable:
+            constraints.append(Constraint(handle, lowered.path(value) if value in twofold else (sharding,)))
+        if is_carried(value):  # it has one inside the loop as well
+            constraints += argument_constraints(handle.owner.operation, handle.result_number, sharding, unneeded)
+    constraints += passed_constraints(source, lowered, reshards, unneeded)
+    boundary = boundary_annotations(source, lowered)
+    return replace(
+        boundary, constraints=tuple(constraints), reshards=tuple(reshards), barriers=barriers(source, lowered)
+    )
 
-    def choose(self) -> ChosenAnnotations:
-        wrong, values = list[int](), dict[int, Sharding]()
-        for attempt in range(MAX_ROUNDS):
-            found = self._propagate(self.constrained)
-            wrong, wrong_reshards = self._wrong(found)
-            if not wrong and not wrong_reshards:
-                values = found.values
-                break
-            for k in wrong_reshards:
-                self.reshards[k] = self._closed(self.reshards[k])
-            fresh = [v for v in wrong if v not in self.constrained]
-            if attempt < EVERYTHING_FROM_ROUND and len(fresh) > FEW * len(self._program.ops):
-                starts = self._starts(fresh)
-                fresh = starts if attempt < ALIKE_FROM_ROUND else self._alike(starts, fresh)
-            self.constrained.update(map(self._behind_transpose, fresh))
-        return ChosenAnnotations(self._marks(self.constrained), tuple(wrong), self.rounds, values)
 
-    def _closed(self, reshard: Reshard) -> Reshard:
-        """The reshard without open dimensions. Shardy takes that for a statement about the operand. So if the operand
-        enters a loop from outside, its sharding there is stated first, or it would be resharded before the loop;
-        likewise for a loop-carried operand, or all its other readers would be resharded with this use, and back."""
-        program, value = self._program, reshard.value
-        reader, maker = program.ops[reshard.edges[0][0]], program.ops[program.producer[value]]
-        restated = (reader.loop != maker.loop or maker.name == CARRY) and not reshard.ahead
-        through = reshard.through or ((reshard.start,) if restated else ())
-        return replace(reshard, open=frozenset(), through=through)
-
-    def _marks(self, constrained: Iterable[int]) -> Annotations:
-        constraints = tuple(constraint for value in sorted(constrained) for constraint in self._constraints(value))
-        constraints += self._passed
-        return replace(self._boundary, constraints=constraints, reshards=tuple(self.reshards), barriers=self._barriers)
-
-    def _constraints(self, value: int) -> Iterator[Constraint]:
-        """A value's own constraint; a carried value has one inside the loop as well."""
-        sharding, handle = self._lowered.shardings[value], self._source.definitions[value]
-        if value in self._movable:
-            yield Constraint(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
-        if self._is_carried(value):
-            yield from argument_constraints(handle.owner.operation, handle.result_number, sharding, self._unneeded)
-
-    def _is_carried(self, value: int) -> bool:
-        return self._program.ops[self._program.producer[value]].name == CARRY
-
-    def _propagate(self, constrained: Iterable[int]) -> Propagated:
-        self.rounds += 1
-        return self._propagation.run(self._marks(constrained))
-
-    def _wrong(self, found: Propagated) -> tuple[list[int], list[int]]:
-        """Values, and reshards, whose propagated sharding differs from the plan."""
-        lowered = self._lowered
-
-        def differs(got: Sharding, want: Sharding) -> bool:
-            return got != without_units(want, lowered.axis_sizes)
-
-        def wanted(value: int) -> Sharding:
-            return lowered.path(value)[0] if value in self._twofold else lowered.shardings[value]
-
-        values = [v for v in self._movable if v in found.values and differs(found.values[v], wanted(v))]
-        return sorted(values), [k for k, got in found.reshards.items() if differs(got, self.reshards[k].sharding)]
-
-    def _starts(self, wrong: list[int]) -> list[int]:
-        """The first of each group of wrong values that operations, and not reshards, connect."""
-        parents = {value: value for value in wrong}
-
-        def root(value: int) -> int:
-            while parents[value] != value:
-                parents[value] = value = parents[parents[value]]
-            return value
-
-        for value in wrong:
-            for neighbour in self._neighbours(value):
-                if neighbour in parents:
-                    low, high = sorted((root(value), root(neighbour)))
-                    parents[high] = low
-        return sorted({root(value) for value in wrong})
-
-    def _alike(self, values: list[int], wrong: list[int]) -> list[int]:
-        """Wrong values with the same maker, sharding and readers as one of `values`."""
-        program, shardings = self._program, self._lowered.shardings
-
-        def look(value: int) -> tuple[object, ...]:
-            readers = sorted(program.ops[op].name for op, _ in program.users[value])
-            return program.ops[program.producer[value]].name, program.values[value], shardings[value], tuple(readers)
-
-        wanted = {look(value) for value in values}
-        return [value for value in wrong if look(value) in wanted]
-
-    def _behind_transpose(self, value: int) -> int:
-        """The transposed value, if it is the only reader of `value` and not constrained yet: XLA then folds the
-        transpose into the op that makes it."""
-        behind = transposed(self._program, value)
-        if behind is None or (behind.op, 0) in self._lowered.required or behind.value in self.constrained:
-            return value
-        same = behind.value in self._movable and keeps_sharding(self._lowered, value, behind)
-        return behind.value if same else value
-
-    def _neighbours(self, value: int) -> Iterator[int]:
-        program, required = self._program, self._lowered.required
-        numbers = [program.producer[value], *(op for op, k in program.users[value] if (op, k) not in required)]
-        for number in numbers:
-            op = program.ops[number]
-            yield from op.results
-            yield from (v for k, v in enumerate(op.operands) if (number, k) not in required)
+def unoffered_values(program: Program, lowered: PartitionedProgram, implied: set[tuple[int, int]]) -> Iterator[int]:
+    """Results of ops that an operand follows (a use in `implied`, which has no constraint), where every reader needs
+    another sharding: nobody offers them their own."""
+    for number, _ in implied:
+        for value in program.ops[number].results:
+            if all(use in lowered.required for use in program.users[value]):
+                yield value
 
 
 def passed_constraints(

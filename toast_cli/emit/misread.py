@@ -44,8 +44,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
-from toast_cli.emit.annotations import Undo
-from toast_cli.emit.shardy import ShardyNotation, replace_by_region
+from toast_cli.emit.shardy import ShardyNotation, Undo, replace_by_region
 from toast_cli.emit.spmd.moves import Devices, Mover, Piece
 from toast_cli.emit.spmd.rules import rule_of
 from toast_cli.emit.spmd.site import Site, align, body_reducer

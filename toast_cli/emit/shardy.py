@@ -6,20 +6,27 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
-from toast_cli.emit.annotations import Annotations, Undo, annotated, constrainable_values
+from toast_cli.emit.annotations import Annotations, Constraint, Reshard, constrainable_values, hands_on
 from toast_cli.errors import UsageError
 from toast_cli.frontend.attributes import is_placed
 from toast_cli.frontend.constraints import quoted
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in, run_passes, sdy, write_bytecode
+from toast_cli.program.ops import BARRIER
+from toast_cli.xla import declare_mesh, free_symbol, ir, main_function, operations_in, run_passes, sdy, write_bytecode
+
+SHARDING = "sdy.sharding"  # the attribute of arguments and results
+CONSTRAINT = "sdy.sharding_constraint"
+
+Undo = list[Callable[[], None]]
 
 
 def write_shardy(
@@ -28,7 +35,7 @@ def write_shardy(
     """The program with these annotations; the module of `source` is unchanged afterwards."""
     check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
-    with annotated(source.module, annotations, notation, prod(lowered.axis_sizes)):
+    with annotated(source.module, annotations, notation):
         # A copy: operations that regions replace (see `misread`) are detached and still read values of the module, and
         # MLIR's bytecode writer, which sorts the users of each value, crashes on a detached user.
         return written(source.module.operation.clone() if binary else source.module, binary=binary)
@@ -45,10 +52,9 @@ def written(module: Any, *, binary: bool) -> bytes:
 class ShardyNotation:
     """Shardings over one mesh symbol; each different sharding is built once."""
 
-    attribute = "sdy.sharding"
-
     def __init__(self, module: Any, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> None:
         self._context = module.context
+        self.devices = prod(axis_sizes)
         self._axis_names = axis_names
         self._mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes_text(axis_names, axis_sizes)}]>", self._context)
         meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
@@ -105,7 +111,7 @@ class ShardyNotation:
         added: list[Any] = []
         for left in steps:
             one = ir.Operation.create(
-                "sdy.sharding_constraint",
+                CONSTRAINT,
                 results=[value.type],
                 operands=[value],
                 attributes={"sharding": self.of_value(sharding, left)},
@@ -159,6 +165,134 @@ def replace_by_region(operation: Any, read: Sequence[Any], region: Any, undo: Un
     undo.append(put_back)
 
 
+# ---------------------------------------------------------------- writing them
+# Writes annotations into a module and removes them again.
+#
+# Inside the `with` block the module carries them; after it, the module is as before.
+
+PARTITIONS = "mhlo.num_partitions"
+REPLICAS = "mhlo.num_replicas"
+
+
+@contextmanager
+def annotated(
+    module: Any, annotations: Annotations, notation: ShardyNotation, *, numbered: bool = False
+) -> Iterator[None]:
+    """The module carries `annotations` and states the number of partitions that it runs on while the block runs.
+    numbered: constraints at uses carry the number of their reshard, see `propagate`."""
+    undo: Undo = []
+    function = main_function(module)
+    try:
+        with module.context:
+            count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), notation.devices)
+            one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+            put(module.operation, PARTITIONS, count, undo)
+            put(module.operation, REPLICAS, one, undo)
+            notation.prepare(module, undo)
+            annotate_boundary(function.operation, "arg_attrs", annotations.arguments, notation, undo)
+            annotate_boundary(function.operation, "res_attrs", annotations.results, notation, undo)
+            for value in annotations.barriers:
+                put_barrier(value, undo)
+            for constraint in annotations.constraints:
+                put_constraint(constraint, notation, undo)
+            for number, reshard in enumerate(annotations.reshards):
+                last = put_reshard(reshard, notation, undo)
+                if numbered:
+                    last.attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
+    """Sets an attribute and records how to restore it."""
+    attributes = operation.attributes
+    before = attributes.get(name)
+    attributes[name] = attribute
+
+    def restore() -> None:
+        if before is None:
+            del operation.attributes[name]
+        else:
+            operation.attributes[name] = before
+
+    undo.append(restore)
+
+
+def annotate_boundary(
+    function: Any, name: str, shardings: tuple[Sharding, ...], notation: ShardyNotation, undo: Undo
+) -> None:
+    """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; their other entries (donation, paths) stay."""
+    if not shardings:
+        return
+    attributes = function.attributes
+    present = list(attributes[name]) if name in attributes else [{}] * len(shardings)
+    marked = [
+        ir.DictAttr.get({**{item.name: item.attr for item in old}, SHARDING: notation.of_value(sharding)})
+        for old, sharding in zip(present, shardings, strict=True)
+    ]
+    put(function, name, ir.ArrayAttr.get(marked), undo)
+
+
+def put_barrier(value: Any, undo: Undo) -> None:
+    """Puts a barrier right after the definition of an op's result and makes all uses read its result."""
+    owner = value.owner
+    where = ir.InsertionPoint.after(owner)
+    added = ir.Operation.create(BARRIER, results=[value.type], operands=[value], loc=owner.location, ip=where)
+    value.replace_all_uses_except(added.results[0], added)
+    undo.append(lambda: remove([added], added.results[0], value))
+
+
+def put_constraint(constraint: Constraint, notation: ShardyNotation, undo: Undo) -> None:
+    """Puts constraints right after the definition and makes all uses read the last one, except a loop that passes an
+    argument on unchanged."""
+    value = constraint.handle
+    if isinstance(value, ir.BlockArgument):
+        where, location = ir.InsertionPoint.at_block_begin(value.owner), value.owner.owner.location
+    else:
+        where, location = ir.InsertionPoint.after(value.owner), value.owner.location
+    added: list[Any] = []
+    for sharding in constraint.shardings:
+        added += notation.constraint(value, sharding, location, where)
+        value = added[-1].results[0]
+    untouched = [
+        use.owner.operation for use in constraint.handle.uses if hands_on(constraint.handle, use.owner.operation)
+    ]
+    constraint.handle.replace_all_uses_except(value, [added[0], *untouched])
+    undo.append(lambda: remove(added, value, constraint.handle))
+
+
+def put_reshard(reshard: Reshard, notation: ShardyNotation, undo: Undo) -> Any:
+    """Puts constraints before the anchor and makes these uses, and no others, read the last one; returns that."""
+    value = reshard.read.operation.operands[reshard.read.operand]
+    anchor, where = reshard.anchor, ir.InsertionPoint(reshard.anchor)
+    added: list[Any] = []
+    outcome = value
+    for sharding, open in reshard.steps:
+        added += notation.constraint(outcome, sharding, anchor.location, where, open)
+        outcome = added[-1].results[0]
+    before = [use.operation.operands[use.operand] for use in reshard.uses]
+    for use in reshard.uses:
+        use.operation.operands[use.operand] = outcome
+
+    def put_back() -> None:
+        for use, handle in zip(reshard.uses, before, strict=True):
+            use.operation.operands[use.operand] = handle
+        for operation in reversed(added):
+            operation.erase()
+
+    undo.append(put_back)
+    return added[-1]
+
+
+def remove(added: list[Any], outcome: Any, value: Any) -> None:
+    """Removes constraints: users of their `outcome` read `value` again."""
+    outcome.replace_all_uses_with(value)
+    for operation in reversed(added):
+        operation.erase()
+
+
 # ---------------------------------------------------------------- propagation
 # Runs Shardy's own propagation in-process on a copy of the module.
 
@@ -186,87 +320,47 @@ class Propagated:
     reshards: dict[int, Sharding]
 
 
-class Propagation:
-    """Runs propagation on copies of one module; use inside `numbered`."""
+def propagate(
+    source: Source, lowered: PartitionedProgram, annotations: Annotations, pipeline: str = QUICK
+) -> Propagated:
+    """All shardings after propagation from these annotations, on a copy of the module."""
+    notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
+    with numbered(source, lowered), annotated(source.module, annotations, notation, numbered=True):
+        module = source.module.operation.clone()
+    run_passes(module, pipeline)
 
-    def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
-        self._source = source
-        self._lowered = lowered
-        self._shardings: dict[Any, tuple[Sharding, ...]] = {}
-        self._numbers: dict[Any, tuple[int, ...]] = {}
-
-    def run(self, annotations: Annotations, pipeline: str = QUICK) -> Propagated:
-        """All shardings after propagation from these annotations."""
-        source, lowered = self._source, self._lowered
-        notation = NumberingNotation(source, lowered, annotations)
-        with annotated(source.module, annotations, notation, prod(lowered.axis_sizes)):
-            copy = source.module.operation.clone()
-        return self.propagate(copy, pipeline)
-
-    def propagate(self, module: Any, pipeline: str = QUICK) -> Propagated:
-        """All shardings after propagation in a module whose operations are numbered; the module is changed."""
-        run_passes(module, pipeline)
-        values: dict[int, Sharding] = {}
-        reshards: dict[int, Sharding] = {}
-
-        for operation in operations_in(module):
-            attributes = operation.attributes
-            if (numbers := attributes.get(VALUES)) is not None:
-                values.update(self._value_shardings(numbers, attributes.get("sdy.sharding")))
-            elif (number := attributes.get(RESHARD)) is not None:
-                (reshards[ir.IntegerAttr(number).value],) = self._read(attributes["sharding"])
-        return Propagated(values, reshards)
-
-    def _value_shardings(self, attribute: Any, sharding: Any) -> Iterator[tuple[int, Sharding]]:
-        numbers = self._numbers.get(attribute)
-        if numbers is None:
-            numbers = self._numbers[attribute] = tuple(ir.DenseI64ArrayAttr(attribute))
-        found = self._read(sharding) if sharding is not None else None
-        for k, number in enumerate(numbers):
-            if number >= 0:
-                yield number, found[k] if found else ((),) * len(self._lowered.shardings[number])
-
-    def _read(self, attribute: Any) -> tuple[Sharding, ...]:
+    @cache
+    def read(attribute: Any) -> tuple[Sharding, ...]:
         """The shardings in a sharding of one or of several values, without axes of size 1."""
-        if attribute not in self._shardings:
-            several = sdy.TensorShardingPerValueAttr.isinstance(attribute)
-            parts = sdy.TensorShardingPerValueAttr(attribute).shardings if several else [attribute]
-            names, sizes = self._lowered.axis_names, self._lowered.axis_sizes
-            self._shardings[attribute] = tuple(without_units(read_sharding(part, names), sizes) for part in parts)
-        return self._shardings[attribute]
+        several = sdy.TensorShardingPerValueAttr.isinstance(attribute)
+        parts = sdy.TensorShardingPerValueAttr(attribute).shardings if several else [attribute]
+        return tuple(without_units(read_sharding(part, lowered.axis_names), lowered.axis_sizes) for part in parts)
 
-
-class NumberingNotation(ShardyNotation):
-    """Shardy's notation with a number on every reshard."""
-
-    def __init__(self, source: Source, lowered: PartitionedProgram, annotations: Annotations) -> None:
-        super().__init__(source.module, lowered.axis_names, lowered.axis_sizes)
-        self._numbers = constraint_numbers(annotations)
-
-    def constraint(
-        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
-    ) -> list[Any]:
-        added = super().constraint(value, sharding, location, where, open)
-        number = next(self._numbers)
-        if number >= 0:
-            added[-1].attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
-        return added
-
-
-def constraint_numbers(annotations: Annotations) -> Iterator[int]:
-    """For each constraint in the order of writing, the number of the reshard that it ends; -1 for constraints and for
-    intermediate shardings."""
-    for constraint in annotations.constraints:
-        yield from [-1] * len(constraint.shardings)
-    for number, reshard in enumerate(annotations.reshards):
-        yield from [-1] * len(reshard.through)
-        yield number
+    values: dict[int, Sharding] = {}
+    reshards: dict[int, Sharding] = {}
+    for operation in operations_in(module):
+        attributes = operation.attributes
+        if (numbers := attributes.get(VALUES)) is not None:
+            sharding = attributes.get(SHARDING)
+            for k, number in enumerate(ir.DenseI64ArrayAttr(numbers)):
+                if number >= 0:
+                    replicated = ((),) * len(lowered.shardings[number])
+                    values[number] = read(sharding)[k] if sharding is not None else replicated
+        elif (number := attributes.get(RESHARD)) is not None:
+            (reshards[ir.IntegerAttr(number).value],) = read(attributes["sharding"])
+    return Propagated(values, reshards)
 
 
 @contextmanager
 def numbered(source: Source, lowered: PartitionedProgram) -> Iterator[None]:
-    """While the block runs, each operation carries the value numbers of its results (see `value_numbers`)."""
-    operations = value_numbers(source, lowered)
+    """While the block runs, each operation carries the value number of each of its results (-1: none), for values whose
+    sharding the plan decides; others propagate freely."""
+    operations: dict[Any, list[int]] = defaultdict(list)
+    for value in constrainable_values(source, lowered):
+        handle = source.definitions[value]
+        numbers = operations[handle.owner.operation]
+        numbers += [-1] * (handle.result_number + 1 - len(numbers))
+        numbers[handle.result_number] = value
     with source.module.context:
         for operation, numbers in operations.items():
             operation.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers)
@@ -275,18 +369,6 @@ def numbered(source: Source, lowered: PartitionedProgram) -> Iterator[None]:
     finally:
         for operation in operations:
             del operation.attributes[VALUES]
-
-
-def value_numbers(source: Source, lowered: PartitionedProgram) -> dict[Any, list[int]]:
-    """Operation -> the value number of each of its results (-1: none), for values whose sharding the plan decides;
-    others propagate freely."""
-    operations: dict[Any, list[int]] = defaultdict(list)
-    for value in constrainable_values(source, lowered):
-        handle = source.definitions[value]
-        numbers = operations[handle.owner.operation]
-        numbers += [-1] * (handle.result_number + 1 - len(numbers))
-        numbers[handle.result_number] = value
-    return operations
 
 
 def read_sharding(attribute: Any, axis_names: tuple[str, ...]) -> Sharding:

@@ -58,7 +58,7 @@ from toast_cli.xla.running import hlo_proto_to_stablehlo as hlo_proto_to_stableh
 from toast_cli.xla.running import hlo_sharding_devices as hlo_sharding_devices
 from toast_cli.xla.running import hlo_text_to_proto as hlo_text_to_proto
 from toast_cli.xla.running import kept_arguments as kept_arguments
-from toast_cli.xla.running import reads_sharding as reads_sharding
+from toast_cli.xla.running import mesh_sharding as mesh_sharding
 from toast_cli.xla.running import refine_shapes as refine_shapes
 from toast_cli.xla.running import register_lapack as register_lapack
 from toast_cli.xla.running import run_program as run_program

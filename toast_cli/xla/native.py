@@ -79,7 +79,9 @@ _ARTIFACTS = ("deserialize_portable_artifact", "get_current_version", "register_
 _SHARDY = ("DimMappingAttr", "OpShardingRuleAttr", "TensorMappingAttr", "TensorShardingAttr", "register_dialect")
 _CONVERSIONS = ("hlo_to_stablehlo", "mlir_module_to_xla_computation", "refine_polymorphic_shapes")
 _RUNNING = ("CompileOptions", "DeviceAssignment.create", "DeviceList", "get_tfrt_cpu_client")
-_HLO = ("HloSharding.from_string", "XlaComputation", "hlo_module_from_text")
+_HLO = (
+    "HloSharding.from_string", "HloSharding.iota_tile", "OpSharding.Type", "XlaComputation", "hlo_module_from_text",
+)  # fmt: skip
 
 with uninterrupted():  # an exception while a native module is loaded ends the process: std::terminate
     ir = needed("jaxlib.mlir.ir", "DenseResourceElementsAttr", "Module.parse", "WalkResult")

@@ -211,9 +211,10 @@ def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
 
 @refusing
 def stablehlo_to_hlo_text(bytecode: bytes) -> str:
-    """HLO text, constants in full, of a StableHLO module whose `mhlo.sharding` strings become GSPMD shardings.
+    """HLO text, constants in full, of a StableHLO module, with GSPMD's shardings beside Shardy's, and those that
+    `mhlo.sharding` strings state.
 
-    Raises RuntimeError for what HLO cannot hold. A sharding that does not parse is dropped without a word.
+    Raises RuntimeError for what HLO cannot hold. A string that does not parse is dropped without a word.
     """
     computation = jax_native.mlir.mlir_module_to_xla_computation(bytecode, use_tuple_args=False, return_tuple=False)
     return str(computation.as_hlo_text(print_large_constants=True))
@@ -265,13 +266,11 @@ def sharding_devices(text: str) -> int:
     return max(1, len(hlo.HloSharding.from_string(text).tile_assignment_devices()))
 
 
-def reads_sharding(text: str) -> bool:
-    """True if XLA can parse a GSPMD sharding string."""
-    try:
-        hlo.HloSharding.from_string(text)
-    except RuntimeError:
-        return False
-    return True
+def mesh_sharding(tiles: list[int], axis_sizes: tuple[int, ...], order: list[int]) -> str:
+    """A GSPMD sharding string, as XLA prints it. tiles: shards of each dimension, then devices along axes that are
+    manual, and along those that are not used. order: the mesh's axes as the tiles use them."""
+    kinds = [hlo.OpSharding.Type.MANUAL, hlo.OpSharding.Type.REPLICATED]
+    return str(hlo.HloSharding.iota_tile(tiles, axis_sizes, order, kinds))
 
 
 def hlo_sharding_devices(text: str) -> tuple[list[int], list[int], bool]:

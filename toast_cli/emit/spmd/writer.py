@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from toast_cli.emit.annotations import PARTITIONS, REPLICAS, Undo, annotate_boundary
-from toast_cli.emit.shardy import ShardyNotation, written
+from toast_cli.emit.shardy import PARTITIONS, REPLICAS, ShardyNotation, Undo, annotate_boundary, written
 from toast_cli.emit.spmd.moves import Devices, Piece
 from toast_cli.emit.spmd.values import Values
 from toast_cli.errors import UsageError
