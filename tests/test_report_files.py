@@ -16,7 +16,7 @@ from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 from toast_cli.errors import InputError, UsageError
 from toast_cli.report import model
 from toast_cli.report.checks import CheckLimits, judge, plan_drift, refuse_other_mesh
-from toast_cli.report.command_tables import SweepRow, mark_best, row_of, sweep_tables, to_csv, to_json
+from toast_cli.report.command_tables import SweepRow, ranked, row_of, rows_table, to_csv, to_json
 from toast_cli.report.model import BoundFacts, PlanFacts, read_report, same_facts, to_bytes
 from toast_cli.report.style import make_console, render
 
@@ -242,7 +242,7 @@ def sweep_rows() -> list[SweepRow]:
     report = make_report()
     slower = replace(report, predicted=replace(PREDICTED, step_seconds=0.03))
     other = replace(report, mesh=replace(report.mesh, axes={"data": 16}))
-    return mark_best(
+    return ranked(
         [
             row_of("tiny.mlir", "v4-32", slower, 1.5),
             row_of("tiny.mlir", "v4-32", replace(other, plan=PlanFacts([], "batch over data")), 1.25),
@@ -254,10 +254,10 @@ def sweep_rows() -> list[SweepRow]:
 
 SWEEP_72 = """\
    mesh   shape           step time  peak memory
+★  v4-32  data=16           23.4 ms     12.1 GiB  batch over data
    v4-32  data=8,model=2    30.0 ms     12.1 GiB  data (8): FSDP; model
                                                   (2): tensor-parallel
                                                   (heads)
-★  v4-32  data=16           23.4 ms     12.1 GiB  batch over data
    v4-32  data=8,model=2    23.4 ms     45.2 GiB  does not fit in 30.8
                                                   GiB
    v4-33  -                                       failed: no mesh
@@ -267,34 +267,33 @@ SWEEP_72 = """\
 
 def test_sweep_table() -> None:
     console = make_console(io.StringIO(), 72)
-    assert render(sweep_tables(sweep_rows(), 72), console) == SWEEP_72
+    assert render([rows_table(sweep_rows(), 72)], console) == SWEEP_72
 
 
-@pytest.mark.parametrize(("step_seconds", "best"), [(0.0230, False), (0.0210, True)])
-def test_a_point_that_may_not_fit_is_marked_only_if_it_is_much_faster(step_seconds: float, best: bool) -> None:
-    near = replace(PREDICTED, peak_bytes=30 * 2**30, step_seconds=step_seconds, peak_error=0.07)
-    rows = mark_best([row_of("tiny.mlir", "v4-32", make_report(one), 1.0) for one in (PREDICTED, near)])
-    assert [(row.status, row.best) for row in rows] == [("fits", not best), ("unsure", best)]
-    assert "may not fit; data (8): FSDP" in render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
+def test_a_point_that_may_not_fit_is_never_marked() -> None:
+    near = replace(PREDICTED, peak_bytes=30 * 2**30, step_seconds=0.001, peak_error=0.07)
+    rows = ranked([row_of("tiny.mlir", "v4-32", make_report(one), 1.0) for one in (near, PREDICTED)])
+    assert [(row.status, row.best) for row in rows] == [("fits", True), ("unsure", False)]
+    assert "may not fit; data (8): FSDP" in render([rows_table(rows, 160)], make_console(io.StringIO(), 160))
 
 
-def test_sweep_tables_of_two_programs() -> None:
+def test_a_sweep_of_two_programs_is_one_table() -> None:
     rows = [*sweep_rows(), SweepRow("other.mlir", "v4-32", "data=16", "failed", "no such file")]
-    found = render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
-    assert found.startswith("tiny.mlir\n") and "\nother.mlir\n" in found
-    assert "23.4 ms  15.2 ms        8.20 ms  51.2%" in found
+    found = render([rows_table(rows, 160)], make_console(io.StringIO(), 160))
+    assert found.count("step time") == 1
+    assert "tiny.mlir" in found and "other.mlir" in found
 
 
 def test_sweep_csv() -> None:
     head, first, second, *_, failed = to_csv(sweep_rows()).decode().splitlines()
     assert head.startswith("program,mesh,mesh_shape,status,error,step_seconds,")
-    assert first.startswith('tiny.mlir,v4-32,"data=8,model=2",fits,,0.03,') and ",1.5,false,16,0," in first
-    assert ",1.25,true,16,0," in second
-    assert failed == "tiny.mlir,v4-33,,failed,no mesh specification,,,,,,,,,,false,,0,"
+    assert ",1.25,true,16,0," in first
+    assert second.startswith('tiny.mlir,v4-32,"data=8,model=2",fits,,0.03,') and ",1.5,false,16,0," in second
+    assert failed.startswith("tiny.mlir,v4-33,,failed,no mesh specification,,,,,,,,,,false,,0,")
 
 
 def test_sweep_json() -> None:
     facts = json.loads(to_json(sweep_rows()))
     assert facts["schema"] == "toast.sweep/1"
-    assert [point["best"] for point in facts["points"]] == [False, True, False, False]
+    assert [point["best"] for point in facts["points"]] == [True, False, False, False]
     assert facts["points"][3]["step_seconds"] is None

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 # A compiler is not asked (`--confirm auto`) about a plan that is predicted to need more than so many times the memory.
 _HOPELESS = 2.0
 # Part of the plans that a search looks at where it begins at the plan of a neighbouring point of a sweep.
-_SHORTER = 0.02
+_SHORTER = 0.1
 
 
 @dataclass(frozen=True)
