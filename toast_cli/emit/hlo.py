@@ -28,7 +28,7 @@ from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated, without
 from toast_cli.program.model import Program
-from toast_cli.program.ops import BLOCK_SCALED_DOT, BROADCAST_IN_DIM, CUSTOM_CALL, RAGGED_DOT
+from toast_cli.program.ops import BARRIER, BLOCK_SCALED_DOT, BROADCAST_IN_DIM, CUSTOM_CALL, RAGGED_DOT
 from toast_cli.program.values import on_host, remade_values
 from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder
@@ -66,7 +66,9 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
             numbers = {source.operations[n]: n for n, op in enumerate(source.program.ops) if op.region is not None}
             regions = xla.walk_ops(source.module, REGION)
             boundaries = [boundary(region, source, lowered, numbers.get(region)) for region in regions]
-            return converted(source.module.operation.clone(), boundaries, source, lowered)
+            module = source.module.operation.clone()
+            keep_branch_operands(module)
+            return converted(module, boundaries, source, lowered)
 
 
 def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
@@ -269,6 +271,42 @@ def branch_entrances(source: Source, lowered: PartitionedProgram) -> Iterator[Re
             for value, uses in reads.items():
                 sharding = lowered.shardings[value]
                 yield Reshard(value, sharding, sharding, body[0], uses[0], tuple(uses), ())
+
+
+def keep_branch_operands(module: Any) -> None:
+    """Keeps GSPMD from giving a branch's operands the shardings of its conditional's results.
+
+    GSPMD passes the operands of a branch as a tuple. If its arrays have the shapes of the results, they get the
+    shardings of the results, or of constraints in the branch: they are resharded before the conditional in every run,
+    and back in the branch. A barrier in the branch that also takes the branch index gives the tuple other shapes; it
+    costs nothing, since XLA does not fuse across a conditional's boundary.
+    """
+    for conditional in xla.walk_ops(module, *CONDITIONALS):
+        given = sorted(map(shape_of, conditional.results))
+        for region in conditional.regions:
+            body = [view.operation for view in region.blocks[0].operations]
+            reads = [read for read in xla.outer_operands(body) if not is_constant(read[2])]
+            read = list(dict.fromkeys(value for _, _, value in reads))
+            if read and sorted(map(shape_of, read)) == given:
+                put_behind_barrier(read[0], conditional.operands[0], region, reads)
+
+
+def is_constant(value: Any) -> bool:
+    return not isinstance(value, ir.BlockArgument) and bool(value.owner.name == CONSTANT)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
+
+
+def put_behind_barrier(value: Any, number: Any, region: Any, reads: list[tuple[Any, int, Any]]) -> None:
+    """Makes a region read `value` from a barrier that also takes `number`."""
+    where = ir.InsertionPoint.at_block_begin(region.blocks[0])
+    types = [value.type, number.type]
+    barrier = ir.Operation.create(BARRIER, results=types, operands=[value, number], loc=value.location, ip=where)
+    for reader, k, read in reads:
+        if read == value:
+            reader.operands[k] = barrier.results[0]
 
 
 def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:
