@@ -450,7 +450,7 @@ def test_what_users_say(tmp_path: Path) -> None:
         ("kernels:\n- name: my_*\n  rule: ([b], [b])->([b])\n", "kernels.yaml:2: kernel my_attention_ffi has an array"),
         ("kernels:\n- name: my_*\n  rule: ([b, h, d])->([b, h, d])\n", "has 2 operands and 1 results"),
         ("kernels:\n- name: my_*\n  rule: b->b\n", "kernels.yaml:3: the rule cannot be read"),
-        ("kernels:\n- name: my_*\n  flops: 2**9\n", "kernels.yaml:3: flops:"),
+        ("kernels:\n- name: my_*\n  flops: 2 << 9\n", "kernels.yaml:3: flops:"),
         ("kernels:\n- name: my_*\n  flops: __import__('os')\n", "is not known here"),
         ("kernel: 3\n", 'unknown key "kernel"'),
         ("- rule: ([b])->([b])\n", "a kernel needs a name"),

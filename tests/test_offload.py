@@ -16,7 +16,6 @@ from jax import lax
 from programs import arg, evaluator_of, source_of
 from test_recompute import ALL, DENSE, PROGRAMS, TOKENS, WEIGHTS, decoder, rewritten, same_numbers, step
 
-from toast_cli import pipeline
 from toast_cli.frontend import Source
 from toast_cli.hardware import load_spec
 from toast_cli.program.roles import optimizer_state
@@ -213,7 +212,7 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytes
         trials += offloads
         return [replace(it, result=replace(it.result, stopped="interrupted")) for it in found] if offloads else found
 
-    monkeypatch.setattr(pipeline, "search_variants", interrupted)
+    monkeypatch.setattr("toast_cli.rewrite.fitting.search_variants", interrupted)
     toast(*options, "--memory-limit", f"{peak // 2}B")
     assert trials == 1
 
