@@ -404,7 +404,7 @@ LOWER = (
 
 
 EXPORT_AGAIN = "export the program again with JAX 0.7 or newer, whose partitioner is Shardy"
-GSPMD_BOUNDARY = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
+GSPMD_BOUNDARY = frozenset({b"SPMDFullToShardShape", b"SPMDShardToFullShape"})
 UNREGISTERED = "unregistered dialect"
 
 
@@ -478,10 +478,15 @@ def refuse_foreign(module: Any, path: str) -> None:
             what, hint = f"{name} is not StableHLO", LOWER
         elif name.startswith("mhlo.") and module.context.is_registered_operation(name.replace("mhlo", "stablehlo", 1)):
             what = f"{name} is MHLO, the predecessor of StableHLO"
-        elif name == CUSTOM_CALL and str(operation.attributes["call_target_name"]).strip('"') in GSPMD_BOUNDARY:
+        elif name == CUSTOM_CALL and _target(operation) in GSPMD_BOUNDARY:
             what = "a manual region (shard_map) in GSPMD's form"
         if what:
             raise InputError(what, where=place_of(operation, path), hint=hint)
+
+
+def _target(call: Any) -> bytes:
+    """The target of a custom call, which need not be UTF-8."""
+    return bytes(ir.StringAttr(call.attributes["call_target_name"]).value_bytes)
 
 
 def is_known(name: str) -> bool:

@@ -252,7 +252,8 @@ def _value_at(place: tuple[int, int, int], operations: list[Any]) -> Any:
 def parsed_here(data: bytes, where: str) -> bytes:
     """A program's format and bytecode, serialised."""
     form, module = _located(where, lambda: parse_here(data, where))
-    return _message({"format": form, "symbols": symbols_of(data, module)}, xla.write_bytecode(module))
+    symbols = _located(where, lambda: symbols_of(data, module))
+    return _message({"format": form, "symbols": symbols}, xla.write_bytecode(module))
 
 
 def sized_here(data: bytes, where: str, dims: tuple[str, ...]) -> bytes:
@@ -268,7 +269,7 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
     operations if a name is not valid UTF-8.
     """
     form, module = _located(where, lambda: parse_here(data, where))
-    refuse_symbols(data, module, where)
+    _located(where, lambda: refuse_symbols(data, module, where))
     if b"reduce_window" in data:
         _refuse_windows_of_arrays(module, where)
     outcome = _located(where, lambda: normalise(module, where, keep_shardings, kernels))
