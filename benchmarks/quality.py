@@ -17,7 +17,7 @@ from statistics import geometric_mean, median
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import Row, choose, markdown_table, note, put_between, show, write_json
+from benchmarks.common import Row, choose, note, put_between, show, write_json
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
@@ -95,22 +95,14 @@ def best_expert(problem: Problem) -> tuple[str, float]:
 
 
 def page(rows: list[Row]) -> list[str]:
-    """What the rows say in sentences, and a Markdown table of speed-ups: programs down, meshes across."""
+    """What the rows say in sentences."""
     fitting = [row for row in rows if row["expert_ms"] < float("inf")]
     gains = [row["speed_up"] for row in fitting]
     agreeing = sum(row["spread"] <= 1 for row in fitting)
-    meshes = list(dict.fromkeys(row["mesh"] for row in rows))
-    table: dict[str, Row] = {}
-    for row in rows:
-        cell = f"{row['speed_up']:.3f}" if row in fitting else "none fits"
-        table.setdefault(row["program"], {"program": row["program"]})[row["mesh"]] = cell
-    columns = {"program": "{program}"} | {mesh: f"{{{mesh}}}" for mesh in meshes}
     return [
         f"In {len(rows) - len(fitting)} of {len(rows)} cases no known strategy fits. In the others the search is more "
         f"than 2 % better in {sum(gain > 1.02 for gain in gains)}; the median speed-up is {median(gains):.2f}, the "
         f"geometric mean {geometric_mean(gains):.2f}. Seeds agree within 1 % in {agreeing}.",
-        "",
-        *markdown_table(columns, list(table.values())),
     ]
 
 

@@ -16,7 +16,7 @@ from benchmarks.published.runs import RUNS, Run
 from benchmarks.published.step import lowered
 from toast_cli.pipeline import partition
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.request import Request
+from toast_cli.request import Fit, Request
 
 COLUMNS = {
     "model": "{name}", "slice": "{mesh}", "batch × length": "{batch} × {seq}", "kept": "{kept}",
@@ -47,7 +47,9 @@ def predicted(run: Run) -> Row:
     """A run, measured and predicted with the published mesh. expected: with what the run's compiler flags let overlap.
     error: how far it is from the measured step."""
     content = lowered(run).encode()
-    request = Request("step.mlir", run.mesh, mesh_shape=run.axes, strategy=run.strategy, content=content)
+    request = Request(
+        "step.mlir", run.mesh, mesh_shape=run.axes, strategy=run.strategy, content=content, fit=Fit.as_written
+    )
     outcome = partition(request)
     facts = outcome.report.predicted
     flagged = replace(outcome.evaluator.profile, asynchronous=run.asynchronous)
