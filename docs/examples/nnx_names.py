@@ -31,13 +31,14 @@ def train_step(params, batch):
 batch = {"x": jnp.ones((512, 256)), "y": jnp.zeros((512, 256))}
 lowered = jax.jit(train_step, donate_argnums=0).lower(params, batch)
 names = nnx.get_partition_spec(params)
-plan = toast.partition(lowered, "h100-8", mesh_shape="data=4,model=2", memory_limit="4MiB", names=names)
+plan = toast.partition(lowered, "h100-8", mesh_shape="data=4,model=2", strategy="fsdp+megatron", names=names)
 print(plan.summary)
-print(plan.maxtext_rules({"embed": ["embed", "activation_embed"]}))
+rules = plan.maxtext_rules({"embed": ["embed", "activation_embed"]})
+print(rules)
 
 ins, outs = plan.in_shardings(), plan.out_shardings()
 step = jax.jit(train_step, donate_argnums=0, in_shardings=ins, out_shardings=outs)
 params, batch = jax.device_put((params, batch), ins)
 for _ in range(3):
     params, loss = step(params, batch)
-assert "mlp" in plan.summary and not params["up"]["kernel"][...].is_fully_replicated
+assert '"mlp"' in rules and not params["up"]["kernel"][...].is_fully_replicated
