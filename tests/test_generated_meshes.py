@@ -111,7 +111,7 @@ WRONG = [
     ("h100:12", "12 GPUs do not fill hosts of 8", "nearest: h100-8, h100-16"),
     ("2xh100:12", "12 GPUs do not fill hosts of 8", "nearest: 2xh100-8, 2xh100-16"),
     ("h100:0", "0 GPUs do not fill hosts of 8", "nearest: h100-8"),
-    ("v5p:33", "v5p has no slice of that size", "nearest: v5p-64, v5p-128"),
+    ("v5p:33", "v5p has no slice of that size (the number counts chips)", "nearest: v5p:32, v5p:64"),
     ("0xv5p-512", "a machine has 1 to", ""),
     ("9999999xh100:999999992", "a machine has 1 to", ""),
     ("h101:64", "neither a file nor a built-in one", 'did you mean "h100-64"?'),

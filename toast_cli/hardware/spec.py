@@ -524,8 +524,9 @@ def _tpu(name: str, preset: Preset, count: int, slices: int) -> str:
     sizes = _slice_chips(preset)
     if count % cores or chips not in sizes:
         near = [max((n for n in sizes if n <= chips), default=0), min((n for n in sizes if n > chips), default=0)]
-        unit = "TensorCores, two a chip" if cores == 2 else "chips"
-        nearest = ", ".join(f"{preset.chip.name}-{n * cores}" for n in near if n)
+        joint, each = (":", 1) if ":" in name else ("-", cores)
+        unit = "TensorCores, two a chip" if each == 2 else "chips"
+        nearest = ", ".join(f"{preset.chip.name}{joint}{n * each}" for n in near if n)
         raise _error(
             name, f"{preset.chip.name} has no slice of that size (the number counts {unit})", f"nearest: {nearest}"
         )
