@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +16,7 @@ from toast_cli.pipeline import Outcome, partition
 from toast_cli.report.command_tables import DOES_NOT_FIT, FAILED, FITS, SweepRow
 from toast_cli.report.comparison import compare
 from toast_cli.report.html import pages
-from toast_cli.report.html.charts import front_line, mesh_grid, step_chart, tile
+from toast_cli.report.html.charts import front_line, step_chart
 from toast_cli.report.html.frame import chart
 from toast_cli.report.html.pages import run_page
 from toast_cli.report.html.pictures import OTHERS, Branch, Pictures, memory_bands, pictures, plain
@@ -25,7 +24,6 @@ from toast_cli.report.model import AlternativeFacts, ConfirmationFacts, Confirme
 from toast_cli.request import Request
 
 ROOT = Path(__file__).resolve().parents[1]
-AXES = {"data": 4, "model": 2}
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
 
@@ -95,21 +93,6 @@ def test_alive_at_the_peak_adds_up(outcome: Outcome, drawn: Pictures) -> None:
     assert drawn.alive.below["arguments"].amount == pytest.approx(arguments, rel=1e-3)
 
 
-def test_kernels_stay_under_the_ceilings(drawn: Pictures) -> None:
-    for kernel in drawn.kernels:
-        assert kernel.flops / kernel.seconds <= 1.001 * drawn.ceilings.matrix_flops
-        assert kernel.bytes / kernel.seconds <= 1.001 * drawn.ceilings.memory_bytes
-    assert 0 < drawn.ceilings.vector_flops < drawn.ceilings.matrix_flops
-
-
-def test_the_trail_ends_at_the_plan(outcome: Outcome, drawn: Pictures) -> None:
-    numbers = [number for number, *_ in drawn.trail]
-    assert numbers == sorted(numbers)
-    assert drawn.trail[0][0] == 0
-    assert drawn.trail[-1][3] == outcome.report.predicted.fits
-    assert drawn.trail[-1][1] == pytest.approx(outcome.report.predicted.step_seconds)
-
-
 class Page(HTMLParser):
     """Collects whatever a browser would fetch, the charts with their numbers, headings and tags."""
 
@@ -144,8 +127,8 @@ def test_the_page_stands_alone_and_is_small(outcome: Outcome, drawn: Pictures) -
     assert b"@import" not in content
     assert b"url(http" not in content
     assert len(content) < 300_000
-    assert read.charts.keys() == {"step", "icicle", "treemap", "points", "trail"}
-    assert {"Plan", "One step", "Arguments", "Search"} <= set(read.headings)
+    assert read.charts.keys() == {"step", "icicle", "treemap", "points"}
+    assert {"Plan", "One step", "Arguments"} <= set(read.headings)
 
 
 def test_the_numbers_of_the_step_fit_each_other(outcome: Outcome, drawn: Pictures) -> None:
@@ -157,18 +140,6 @@ def test_the_numbers_of_the_step_fit_each_other(outcome: Outcome, drawn: Picture
     assert max(columns["module"]) < len(step["modules"]) == len(step["bands"]) == len(step["tops"])
     for view in step["memory"]["views"].values():
         assert {len(one["v"]) for one in view.values()} == {len(step["memory"]["moments"])}
-
-
-def test_the_search_is_shown_to_its_end(outcome: Outcome, drawn: Pictures) -> None:
-    trail = Page(run_page(outcome.report, drawn)).charts["trail"]
-    assert trail["total"] == outcome.report.search.evaluations > trail["trail"][-1][0]
-
-
-def test_arrays_that_are_whole_have_no_drawing(outcome: Outcome, drawn: Pictures) -> None:
-    text = run_page(outcome.report, drawn).decode()
-    arguments = text[text.index("<h2>Arguments") : text.index("<h2>Collectives")]
-    rows = arguments.split("<tr><td>")[1:]
-    assert {("<svg" in row, ">whole<" in row) for row in rows} == {(True, False), (False, True)}
 
 
 def test_names_are_escaped_everywhere(outcome: Outcome, drawn: Pictures) -> None:
@@ -243,27 +214,6 @@ def test_the_page_of_a_sweep() -> None:
     assert [one["n"] for one in read.charts["points"]["points"]] == ["data=16", "data=8,model=2"]
     assert "img" not in read.tags
     assert content.count(b"<span class='bad'>does not fit in 16.0 GiB</span>") == 1
-
-
-# shape, sharding -> cuts to the right, cuts downwards
-TILES = [
-    ([16, 8], [[], []], 0, 0), ([16, 8], [["data"], []], 0, 3), ([16, 8], [[], ["data"]], 3, 0),
-    ([16, 8], [["data"], ["model"]], 1, 3), ([16], [["data", "model"]], 7, 0), ([], [], 0, 0),
-    ([2, 16, 8], [["model"], ["data"], []], 3, 1), ([4, 4, 4], [["data"], [], []], 0, 3),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("shape", "sharding", "right", "down"), TILES)
-def test_tiles_have_a_cut_between_neighbouring_pieces(
-    shape: list[int], sharding: list[list[str]], right: int, down: int
-) -> None:
-    lines = re.findall(r'<line (x1="[\d.]+" x2|y1="[\d.]+" y2)', tile(shape, sharding, AXES))
-    assert (sum(line[0] == "x" for line in lines), sum(line[0] == "y" for line in lines)) == (right, down)
-
-
-def test_the_mesh_has_a_cell_per_device() -> None:
-    assert mesh_grid(AXES).count("<rect") == 8
-    assert mesh_grid({"x": 2, "y": 3, "z": 5}).count("<rect") == 30
 
 
 @pytest.mark.parametrize(

@@ -44,15 +44,15 @@ SHORT_LIVE = 10
 _NUMBER = re.compile(r"\d+")
 
 
-def arguments(report: Report, width: int, verbose: bool) -> RenderableType:
-    """Shardings of the stored arguments: the largest ones, folded by pattern, or all with `verbose`."""
+def arguments(report: Report, width: int, verbose: bool = False, shown: int = SHORT_ARGUMENTS) -> RenderableType:
+    """Shardings of the stored arguments: the `shown` largest ones, folded by pattern, or all with `verbose`."""
     if verbose:
         rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
         for one in report.arguments:
             donated = "donated" if one.donated else ""
             rows.add_row(str(one.index), slash_path(one.name), one.type, donated, _sharding(one, report))
         return style.section("arguments", rows)
-    return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report, width)
+    return _folded("arguments", report.arguments, shown, report, width)
 
 
 def results(report: Report, width: int) -> RenderableType:

@@ -50,9 +50,9 @@ class SearchResult:
     that exceeds them least).
 
     evaluations: distinct plans evaluated. best_found_at: the evaluation that found the plan. stopped: "budget",
-    "iterations", "plateau", "interrupted" or "hopeless". trail: (evaluation, cost) of each successive best plan. seen:
-    the best plans evaluated, `Budget.keep` of them. fastest: the plan that the search found, with its cost, if another
-    plan was preferred (see `tactics.strategies`). known_as: the strategy that was preferred, if it is one.
+    "iterations", "plateau", "interrupted" or "hopeless". seen: the best plans evaluated, `Budget.keep` of them.
+    fastest: the plan that the search found, with its cost, if another plan was preferred (see `tactics.strategies`).
+    known_as: the strategy that was preferred, if it is one.
     """
 
     plan: Plan
@@ -62,7 +62,6 @@ class SearchResult:
     best_found_at: int
     seconds: float
     stopped: str
-    trail: tuple[tuple[int, Cost], ...] = ()
     seen: tuple[Plan, ...] = ()
     fastest: tuple[Plan, Cost] | None = None
     known_as: str = ""
@@ -225,7 +224,6 @@ class Incumbent:
             self.best_found_at,
             self.seconds,
             stopped,
-            tuple(self._trail),
             self._kept(),
         )
 

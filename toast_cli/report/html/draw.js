@@ -22,8 +22,6 @@ function block(name, className, parent, text) {
 const UNITS = {
   s: [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]],
   B: [[2 ** 50, "PiB"], [2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]],
-  "FLOP/s": [[1e18, "EFLOP/s"], [1e15, "PFLOP/s"], [1e12, "TFLOP/s"], [1e9, "GFLOP/s"], [1e6, "MFLOP/s"],
-    [1e3, "kFLOP/s"], [1, "FLOP/s"]],
   "": [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]],
 };
 const unitFor = (value, unit) => UNITS[unit].find(([size]) => Math.abs(value) >= 0.9995 * size) || UNITS[unit].at(-1);

@@ -14,21 +14,11 @@ from toast_cli.program.quantities import (
     format_price,
     format_seconds,
 )
-from toast_cli.report.arrays import collectives, live_at_peak
+from toast_cli.report.arrays import arguments, collectives, live_at_peak
 from toast_cli.report.command_tables import DOES_NOT_FIT, FITS, SweepRow, rows_table
 from toast_cli.report.comparison import ANNOTATED, Comparison, Contender, alternatives, confirmation, decisions, figures
 from toast_cli.report.html import charts
-from toast_cli.report.html.charts import (
-    MEMORY_AXIS,
-    TIME_AXIS,
-    arguments,
-    axis_badge,
-    axis_colours,
-    front_line,
-    mesh_grid,
-    plan_point,
-    plans_chart,
-)
+from toast_cli.report.html.charts import MEMORY_AXIS, TIME_AXIS, front_line, plan_point, plans_chart
 from toast_cli.report.html.frame import WIDE, fold, frame, from_terminal, section, table
 from toast_cli.report.html.pictures import Pictures
 from toast_cli.report.model import Report
@@ -42,12 +32,12 @@ def run_page(report: Report, drawn: Pictures) -> bytes:
     """UTF-8 HTML, scripts and styles inside."""
     mesh, search = report.mesh, report.search
     shape = " × ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
+    looked = f"{search.algorithm}, {format_plural(search.evaluations, 'plan')} in {format_seconds(search.seconds)}"
     about = (
         f"{format_count(report.program.ops)} operations, {format_count(report.program.arguments)} arguments; "
-        f"{mesh.name}: {mesh.devices} {mesh.chip}, {shape}"
+        f"{mesh.name}: {mesh.devices} {mesh.chip}, {shape}; {looked}"
     )
     peak = report.predicted.peak_location or "the peak"
-    looked = f"{format_plural(search.evaluations, 'plan')} in {format_seconds(search.seconds)}"
     alive = from_terminal(live_at_peak(report, WIDE, verbose=True), 20)
     traffic = from_terminal(collectives(report, WIDE, verbose=True)) if mesh.devices > 1 else ""
     sections = [
@@ -74,13 +64,12 @@ def run_page(report: Report, drawn: Pictures) -> bytes:
             f"At {peak}. Click to go in.",
             charts.alive_chart(drawn) and charts.alive_chart(drawn) + fold("as a table", alive),
         ),
-        section("Arguments", "How each is sharded between steps, the largest first.", arguments(report)),
-        section("Collectives", "The ones that take longest, and what causes them.", traffic),
         section(
-            "Arithmetic and memory traffic",
-            "Each dot is one kind of kernel; the lines are what the chip can do at most.",
-            charts.roofline_chart(drawn),
+            "Arguments",
+            "How each is sharded between steps.",
+            from_terminal(arguments(report, WIDE, shown=len(report.arguments)), 16),
         ),
+        section("Collectives", "The ones that take longest, and what causes them.", traffic),
         section(
             "Compared with known strategies",
             "Faster is lower, less memory is further left; a cross does not fit.",
@@ -96,7 +85,6 @@ def run_page(report: Report, drawn: Pictures) -> bytes:
             report.confirmation.compiler if report.confirmation else "",
             from_terminal(confirmation(report)),
         ),
-        section("Search", f"{search.algorithm}, seed {search.seed}: {looked}.", charts.search_chart(report, drawn)),
         section("Notes", "", "".join(f"<p>{escape(note)}</p>" for note in report.analysis.notes)),
     ]
     return frame(f"{report.program.title} on {mesh.name}", about, "\n".join(filter(None, sections)))
@@ -124,19 +112,14 @@ def _figures(report: Report) -> str:
 
 
 def _plan(report: Report) -> str:
-    axes = report.mesh.axes
-    colours = axis_colours(axes)
     rows = [
-        f"<tr><td class='n'>{number}</td><td>{axis_badge(one.axis, colours)}</td><td>{escape(decision_name(one))}</td>"
+        f"<tr><td class='n'>{number}</td><td>{escape(one.axis)}</td><td>{escape(decision_name(one))}</td>"
         f"<td class='text'>{escape(one.text)}</td></tr>"
         for number, one in enumerate(report.plan.decisions, 1)
     ]
-    idle = [name for name in axes if all(one.axis != name for one in report.plan.decisions)]
-    rows += [
-        f"<tr><td></td><td>{axis_badge(name, colours)}</td><td class='faint'>not used</td><td></td></tr>"
-        for name in idle
-    ]
-    return f"<div class='mesh'>{mesh_grid(axes)}{table((), rows)}</div>"
+    idle = [name for name in report.mesh.axes if all(one.axis != name for one in report.plan.decisions)]
+    rows += [f"<tr><td></td><td>{escape(name)}</td><td class='faint'>not used</td><td></td></tr>" for name in idle]
+    return table((), rows)
 
 
 # ---------------------------------------------------------------- a comparison

@@ -1,4 +1,4 @@
-"""The data that only charts show: one step in order, its memory, time and memory by module, kernels, the search.
+"""The data that only charts show: one step in order, its memory, and time and memory by module.
 
 In: source, evaluator and search result. Out: `Pictures`, plain numbers that `pages` draws.
 """
@@ -27,7 +27,6 @@ _CHILDREN = 40
 
 _MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
 _BANDS = 8  # most groups of modules with their own band in memory over the step
-_KERNELS = 300
 _SEEN = 0.01  # of the peak: smaller ones get no band
 _FINE = 0.25  # of the peak: smaller ones are not split further
 OTHERS = "others"
@@ -92,18 +91,6 @@ def plain(branch: Branch, whole: float | None = None) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class KernelPoint:
-    """Kernels of one kind: FLOPs, bytes and seconds of all runs together, on each device."""
-
-    location: str
-    name: str
-    runs: float
-    flops: float
-    bytes: float
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Memory:
     """Bytes alive on a device. moments: [moments] seconds into the step.
 
@@ -116,21 +103,9 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Ceilings:
-    """One device's peak rates per second: FLOPs of its matrix and its vector unit, bytes from and to its memory."""
-
-    matrix_flops: float
-    vector_flops: float
-    memory_bytes: float
-
-
-@dataclass(frozen=True)
 class Pictures:
     """modules, places: of the ops in the step. time: seconds by module and place. alive: bytes at the peak by role and
-    module.
-
-    trail: (evaluation, step seconds, peak bytes, fits) of each best plan so far.
-    """
+    module."""
 
     step: Step
     modules: Modules
@@ -138,24 +113,15 @@ class Pictures:
     memory: Memory
     time: Branch
     alive: Branch
-    kernels: list[KernelPoint]
-    trail: list[tuple[int, float, float, bool]]
-    ceilings: Ceilings
 
 
 def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pictures:
     """The data of a page's charts."""
-    chip, limit = evaluator.problem.mesh.chip, evaluator.problem.mesh.limit_bytes
     step = step_of(evaluator, result)
     producer = evaluator.problem.program.producer
     makers = {producer[value] for item in evaluator.items.arrays if item.costs for value in item.values}
     modules = Modules(source, makers | {one.op for one in step.slices})
     places = {op: source.location(op).partition(" (")[0] for op in {one.op for one in step.slices}}
-    kernels = [
-        KernelPoint(source.location(use.op), use.name, use.runs, use.flops, use.bytes, use.seconds)
-        for use in evaluator.kernels(result.plan)[:_KERNELS]
-        if use.bytes and use.flops
-    ]
     return Pictures(
         step,
         modules,
@@ -163,13 +129,6 @@ def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pict
         _memory(evaluator, result, step, modules),
         _time(step, modules, places),
         _alive(evaluator, result, modules),
-        kernels,
-        [(found, cost.step_seconds, cost.peak_bytes, cost.peak_bytes <= limit) for found, cost in result.trail],
-        Ceilings(
-            chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values()),
-            chip.vector_flops,
-            chip.memory_bytes_per_second,
-        ),
     )
 
 

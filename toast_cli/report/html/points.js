@@ -1,7 +1,7 @@
 "use strict";
-// Points with names between logarithmic axes, and steps of a figure that only gets better.
+// Points with names between logarithmic axes.
 
-// data: x, y: {words, unit}; points: [{x, y, n, lines, k, big, bad, size}]; seen: [[x, y], ...] that are to be in the
+// data: x, y: {words, unit}; points: [{x, y, n, lines, k, big, bad}]; seen: [[x, y], ...] that are to be in the
 // picture as well; lines: [{n, k, points: [[x, y], ...], at: a point with its name beside it}].
 charts.points = (figure, data) => {
   const holder = block("div", "", figure);
@@ -40,10 +40,9 @@ charts.points = (figure, data) => {
         if (straight) lines.push([Math.min(from[0], to[0]), Math.min(from[1], to[1]), Math.max(from[0], to[0]), Math.max(from[1], to[1])]);
       });
     }
-    const longest = Math.max(...data.points.map((one) => one.size || 0), 1e-30);
     for (const one of data.points) {
       const [cx, cy] = [x.to(one.x), y.to(one.y)];
-      const r = one.size === undefined ? (one.big ? 7 : 5) : 3 + 12 * Math.sqrt(one.size / longest);
+      const r = one.big ? 7 : 5;
       const mark = one.bad
         ? element("path", { d: `M${cx - 5} ${cy - 5}l10 10m0 -10l-10 10`, class: `cross ${one.k}` }, inside)
         : element("circle", { cx, cy, r, class: `dot ${one.k}` }, inside);
@@ -100,31 +99,3 @@ function spread(values) {
   const room = Math.max(high / low, 2) ** 0.08;
   return [low / room, high * room];
 }
-
-// data: total: plans looked at; trail: [[number, seconds, fits], ...].
-charts.trail = (figure, data) => {
-  const holder = block("div", "", figure);
-  return (width) => {
-    holder.replaceChildren();
-    legend(holder, [["fits", "good"], ["does not fit", "bad"]].filter(([, k]) => data.trail.some((one) => one[2] === (k === "good"))));
-    const height = 240;
-    const svg = element("svg", { width, height }, holder);
-    const [low, high] = spread(data.trail.map((one) => one[1]));
-    const log = high > 10 * low;
-    const probe = scaleOf(log ? low : 0, high, 0, 1, log);
-    const box = { left: leftOf(probe, 5, "s"), right: width - 14, top: 26, bottom: height - 40 };
-    const x = scaleOf(0, Math.max(data.total, 1), box.left, box.right, false);
-    const y = scaleOf(log ? low : 0, high, box.bottom, box.top, log);
-    axes(svg, box, x, y, { x: "plans looked at", xUnit: "", y: "step time of the best plan so far", yUnit: "s" });
-    data.trail.forEach(([number, seconds, fits], k) => {
-      const next = data.trail[k + 1];
-      const end = x.to(next ? next[0] : data.total);
-      const down = next ? `V${y.to(next[1])}` : "";
-      const kind = fits ? "good" : "bad";
-      element("path", { d: `M${x.to(number)} ${y.to(seconds)}H${end}${down}`, class: `line ${kind}` }, svg);
-      const dot = element("circle", { cx: x.to(number), cy: y.to(seconds), r: 4, class: `dot ${kind}` }, svg);
-      told(dot, () => [quantity(seconds, "s"), `plan ${number.toLocaleString("en")} of ${data.total.toLocaleString("en")}`,
-        fits ? "fits" : "does not fit"]);
-    });
-  };
-};
