@@ -32,6 +32,7 @@ ORDER = [
     "rewrite",
     "ask_xla",
     "report",
+    "largest_size",
     "pipeline",
     "api",
     "compiled",

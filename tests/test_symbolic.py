@@ -12,7 +12,10 @@ import pytest
 
 import toast_cli as toast
 from toast_cli.cli import main
+from toast_cli.errors import InputError
 from toast_cli.frontend import content_of, load, symbols_in
+from toast_cli.largest_size import chosen_sizes, sizes_in, split_dims, try_sizes
+from toast_cli.report.model import TriedSizeFacts
 
 ITERATIONS = ("--iterations", "100")
 MESH = ("--mesh", "v4-8")
@@ -118,7 +121,7 @@ def test_arguments_that_the_function_does_not_use_and_several_platforms() -> Non
     (b,) = jax.export.symbolic_shape("b")
     made = jax.export.export(jax.jit(lambda unused, x: x * 2), platforms=["cpu", "tpu"])
     content = bytes(made(array(3), array(4, b)).serialize())
-    assert symbols_in("x", content) == {"b": ["x[1]"]}
+    assert symbols_in("x", content) == ({"b": ["x[1]"]}, [])
     source = load("x", content=content_of("x", ("b=6",), content))
     assert [source.program.values[one.value].shape for one in source.program.arguments][-1] == (4, 6)
 
@@ -190,6 +193,116 @@ def test_commands_that_read_programs_take_sizes(symbolic: str, capsys: pytest.Ca
         assert main([command, symbolic, *MESH, "--iterations", "10", *sizes, *more, "--quiet"]) == 0, command
     assert main(["tactics", symbolic, *MESH, *sizes]) == 0
     assert "batch" in capsys.readouterr().out
+
+
+RANGES = (
+    # --dim's values, constraints, devices; the first and the last size to try, and their number
+    ("b=max", (), 8, (1, 2**30), 31),
+    ("b=max", ("b >= 8", "b <= 4096"), 8, (8, 4096), 10),
+    ("b=max", (), 24, (3, 3 * 2**29), 30),
+    ("b=max", ("mod(b, 48) == 0",), 8, (48, 48 * 2**25), 26),
+    ("b=max s=4", ("s^2 <= b",), 8, (16, 2**30), 27),
+    ("b=64..4096*2", (), 8, (64, 4096), 7),
+    ("b=64..100", (), 8, (64, 64), 1),
+    ("b=64..4096+64", ("mod(b, 128) == 0", "f(b) == 3"), 8, (128, 4096), 32),
+)
+
+
+@pytest.mark.parametrize(("dims", "constraints", "devices", "ends", "count"), RANGES)
+def test_sizes_to_try(dims: str, constraints: tuple[str, ...], devices: int, ends: tuple[int, int], count: int) -> None:
+    given, wanted = split_dims(dims.split())
+    assert wanted is not None
+    sizes = sizes_in(wanted, given, constraints, devices)
+    assert ((sizes[0], sizes[-1]), len(sizes)) == (ends, count)
+
+
+NO_RANGES = (
+    # --dim's values; what the error says, and what it suggests
+    ("b=max s=max", "the largest size of both b and s", "all but one"),
+    ("b=max b=8", "both b=8 and b=max are given", "give one"),
+    ("b=8..4*2 s=128", '"b=8..4*2" is not a range of sizes', "b=64..4096*2"),
+    ("b=8..64*1 s=128", "is not a range of sizes", "b=64..4096+64"),
+    ("b=1..2000000000+1 s=128", "is not a range of sizes", "b=64..4096*2"),
+    ("b=1..7*2 s=128", "no size of b=1..7*2 keeps the constraints that the file states: b >= 8", "b=96..9600+96"),
+    ("b=max", "no size for symbolic dimensions of the program: s", "--dim s=SIZE"),
+    ("c=max b=8 s=128", 'no symbolic dimension "c"', "allowed: b, s"),
+    ("b=max s=2147483648", "too large", "2147483647"),
+)
+
+
+@pytest.mark.parametrize(("dims", "what", "hint"), NO_RANGES)
+def test_no_sizes_to_try(symbolic: str, dims: str, what: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [word for size in dims.split() for word in ("--dim", size)]
+    assert main(["partition", symbolic, *MESH, *given]) == 2
+    error, suggestion = capsys.readouterr().err.splitlines()
+    assert what in error
+    assert hint in suggestion
+
+
+def rate_of(size: int) -> float:
+    return float(min(size, 100))
+
+
+TRIALS = (
+    # sizes, the largest that fits and the largest that the program can have; the sizes that are tried
+    ([1, 2, 4, 8, 16, 32, 64], 10, 99, [4, 8, 16, 32]),
+    ([1, 2, 4, 8, 16, 32, 64], 99, 99, [8, 32, 64]),
+    ([1, 2, 4, 8, 16, 32, 64], 0, 99, [1, 2, 8]),
+    ([1, 2, 4, 8, 16, 32, 64], 4, 6, [2, 4, 8]),
+    ([1, 2, 4, 8, 16, 32, 64], 40, 99, [8, 16, 32, 64]),
+)
+
+
+@pytest.mark.parametrize(("sizes", "largest", "possible", "expected"), TRIALS)
+def test_sizes_are_tried_by_bisection(sizes: list[int], largest: int, possible: int, expected: list[int]) -> None:
+    def attempt(size: int) -> TriedSizeFacts:
+        if size > possible:
+            raise InputError("shapes do not fit together")
+        return TriedSizeFacts(size, rate=rate_of(size), why="" if size <= largest else "needs more")
+
+    tried = try_sizes(sizes, attempt)
+    assert [one.size for one in tried] == expected
+    _, wanted = split_dims(["b=max"])
+    assert wanted is not None
+    assert chosen_sizes(wanted, tried).size == max((n for n in sizes if n <= largest), default=1)
+
+
+def test_a_program_that_cannot_have_the_smallest_size() -> None:
+    def attempt(size: int) -> TriedSizeFacts:
+        raise InputError("is damaged")
+
+    with pytest.raises(InputError, match="is damaged"):
+        try_sizes([1, 2, 4], attempt)
+
+
+def test_the_fastest_size_is_told_beside_the_largest() -> None:
+    rates = {1: 10.0, 2: 40.0, 4: 30.0, 8: 20.0, 16: 50.0}
+    tried = try_sizes([*rates], lambda size: TriedSizeFacts(size, rate=rates[size], why="is large" * (size > 8)))
+    _, wanted = split_dims(["b=1..16*2"])
+    assert wanted is not None
+    assert [one.size for one in tried] == [1, 2, 4, 8, 16]
+    assert chosen_sizes(wanted, tried).text == (
+        "b=8 is the largest of b=1..16*2 that surely fits: b=16 is large; with b=2, 40 a second are 100.0% more"
+    )
+
+
+def test_the_largest_size_of_a_program(symbolic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is the one for that size; the next one breaks the limit, or the bound."""
+    options = ("--dim", "b=max", "--dim", "s=128", "--memory-limit", "40MiB")
+    found = report_of(symbolic, tmp_path / "max.json", *options)
+    size = found["program"]["dims"]["b"]
+    assert found["sizes"]["size"] == size and found["predicted"]["fit"] == "yes"
+    assert f"b={2 * size} needs" in found["sizes"]["beyond"]
+    alone = report_of(symbolic, tmp_path / "alone.json", "--dim", f"b={size}", *options[2:])
+    assert found["predicted"]["step_seconds"] <= alone["predicted"]["step_seconds"]
+    seconds = next(one["step_seconds"] for one in found["sizes"]["tried"] if one["size"] == size)
+    bound = ("--subject-to", f"step_time<={0.9 * seconds * 1e6:.0f}us")
+    assert main(["partition", symbolic, *MESH, *ITERATIONS, *options, *bound]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"b={size // 2} is the largest size that surely fits: b={size} has step_time" in shown
+    assert main(["sweep", symbolic, *MESH, "--mesh", "v5e-4", *ITERATIONS, *options, "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["points"]
+    assert [row["beyond"].partition(" ")[0] for row in rows] == [f"b={2 * int(row['dims'][2:-6])}" for row in rows]
 
 
 def test_from_python(exported: Any) -> None:

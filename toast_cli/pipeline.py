@@ -23,9 +23,11 @@ from toast_cli.ask_xla import begin
 from toast_cli.base.children import in_fork, without_cycle_collection
 from toast_cli.dimensions import analyse
 from toast_cli.errors import ToastError, UsageError
-from toast_cli.frontend import Source, content_of, load, program_pins
+from toast_cli.frontend import Source, content_of, load, program_pins, symbols_in
 from toast_cli.frontend.formats import read_bytes
+from toast_cli.frontend.symbolic import parse_dims
 from toast_cli.hardware import Mesh, Spec, export_platform, load_spec, parse_shape
+from toast_cli.largest_size import chosen_sizes, sizes_in, split_dims, tried_size, try_sizes
 from toast_cli.plan.axis_assignment import installed_workarounds
 from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
@@ -34,8 +36,8 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.comparison import alternative_facts, with_confirmation, with_row
-from toast_cli.report.model import Report
-from toast_cli.request import AUTO, CompilerName
+from toast_cli.report.model import YES, Report, TriedSizeFacts
+from toast_cli.request import AUTO, CompilerName, Fit
 from toast_cli.request import Request as Request
 from toast_cli.rewrite.fitting import ATTEMPTS, Candidates
 from toast_cli.rewrite.variants import Progress as Progress
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 
 # A compiler is not asked (`--confirm auto`) about a plan that is predicted to need more than so many times the memory.
 _HOPELESS = 2.0
-# Part of the plans that a search looks at where it begins at the plan of a neighbouring point of a sweep.
+# Part of the plans that a short search looks at.
 _SHORTER = 0.1
 
 
@@ -153,29 +155,75 @@ def partition(
     on_answer: Tell | None = None,
     *,
     annotated: bool = True,
-    source: Source | None = None,
-    neighbour: Outcome | None = None,
 ) -> Outcome:
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error.
 
     Args:
         on_answer: called for each plan that a compiler has answered about (`Request.confirm`).
         annotated: True to price the program's own shardings with XLA.
-        source: the program, if it is read already. neighbour: the outcome for another machine or other sizes; a shorter
-            search then begins at its plan.
     """
+
+    def planned(request: Request, neighbour: Outcome | None) -> Outcome:
+        return plan_given(request, progress, on_answer, annotated, None, neighbour)
+
     with without_cycle_collection():
-        return _partition(request, progress, on_answer, annotated, source, neighbour)
+        return sized(request, planned)
 
 
-def _partition(
+def briefly(request: Request) -> Request:
+    """The request with a short search, unless the user says how long it takes."""
+    if request.budget_seconds is not None:
+        return request
+    return replace(request, iterations=max(1, int(_SHORTER * (request.iterations or PLANS[request.effort]))))
+
+
+def sized(request: Request, planned: Callable[[Request, Outcome | None], Outcome]) -> Outcome:
+    """The outcome of a request; with the largest size that surely fits where it asks for that (`--dim b=max`), as a
+    short search for each size tells, and then a full one for the size chosen. Programs are not rewritten to fit a size:
+    a batch of any size does in enough microbatches.
+
+    Args:
+        planned: plans a request, from the plan of an outcome on.
+    """
+    given, wanted = split_dims(request.dims)
+    if wanted is None:
+        return planned(request, None)
+    content = request.content or read_bytes(request.program)
+    symbols, constraints = symbols_in(request.program, content)
+    if symbols.keys() != {wanted.name, *parse_dims(given)}:  # an error
+        content_of(request.program, (f"{wanted.name}={wanted.first}", *given), content)
+    devices = load_spec(request.mesh).devices
+    asked = briefly(replace(request, content=content, fit=Fit.as_written.value, confirm=0, top=1, budget_seconds=None))
+    outcomes: dict[int, Outcome] = {}
+
+    def attempt(size: int) -> TriedSizeFacts | None:
+        last = [*outcomes.values()][-1] if outcomes else None
+        outcomes[size] = planned(replace(asked, dims=(f"{wanted.name}={size}", *given)), last)
+        interrupted = outcomes[size].result.stopped == "interrupted"
+        return None if interrupted else tried_size(size, outcomes[size].report)
+
+    facts = chosen_sizes(wanted, try_sizes(sizes_in(wanted, given, constraints, devices), attempt))
+    before = outcomes[facts.size]
+    outcome = planned(replace(request, content=content, dims=(f"{wanted.name}={facts.size}", *given)), before)
+    if before.report.fit == YES and outcome.report.fit != YES:  # faster, by a plan that may not fit
+        outcome = before
+    return replace(outcome, report=replace(outcome.report, sizes=facts))
+
+
+def plan_given(
     request: Request,
-    progress: Progress | None,
-    on_answer: Tell | None,
-    annotated: bool,
-    source: Source | None,
-    neighbour: Outcome | None,
+    progress: Progress | None = None,
+    on_answer: Tell | None = None,
+    annotated: bool = False,
+    source: Source | None = None,
+    neighbour: Outcome | None = None,
 ) -> Outcome:
+    """As `partition`, for a request that states the size of each symbolic dimension.
+
+    Args:
+        source: the program, if it is read already. neighbour: the outcome for another machine or other sizes, at whose
+            plan the search begins.
+    """
     if request.effort not in PLANS:
         raise UsageError(f"unknown effort {request.effort!r}", where="--effort", hint=f"choose from {', '.join(PLANS)}")
     timings: dict[str, float] = {}
@@ -206,9 +254,6 @@ def _partition(
         variants = variants_of(original, request, meshes, saved)
     with _timed("search", timings, tell):
         start = None if neighbour is None else saved_plan(neighbour.problem, neighbour.result.plan)
-        if start is not None and request.budget_seconds is None:
-            shorter = int(_SHORTER * (request.iterations or PLANS[request.effort]))
-            request = replace(request, iterations=max(1, shorter))
         candidates = Candidates(variants, SearchSpace(request, meshes, tactics, saved, start=start), tell)
         best, others = candidates.best(judge.decides)
         free = request.strategy is None and (saved is None or request.complete)

@@ -122,7 +122,8 @@ class Request:
         "--dim",
         OptionKind.TEXTS,
         "The size of a symbolic dimension, e.g. b=256, in a jax.export file with symbolic shapes (`toast inspect` "
-        "lists them); repeatable.",
+        "lists them); b=max: the largest power of two that surely fits and keeps each --subject-to, without changes to "
+        "the program; b=64..4096*2 or b=64..4096+64: the largest of these; repeatable.",
         "NAME=SIZE",
     )
     prices: tuple[str, ...] = _option(

@@ -32,11 +32,16 @@ def inspect(
     from toast_cli.report.model import write_json
 
     dims, content = given["dim"] or (), read_bytes(program)
-    symbols = symbols_in(program, content)
+    symbols, constraints = symbols_in(program, content)
     if symbols and not dims:
         listed = symbol_facts(symbols, {})
-        facts = {"schema": SCHEMA, "path": program, "symbols": [asdict(one) for one in listed]}
-        shown = [symbol_table(listed)]
+        facts = {
+            "schema": SCHEMA,
+            "path": program,
+            "symbols": [asdict(one) for one in listed],
+            "constraints": constraints,
+        }
+        shown = [symbol_table(listed, constraints)]
     else:
         source = load(program, content=content_of(program, dims, content), dims=dims)
         found = inspect_program(source, analyse(source.program), symbols)

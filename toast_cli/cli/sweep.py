@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -39,7 +39,17 @@ from toast_cli.base.files import (
 )
 from toast_cli.cli import options
 from toast_cli.cli.options import BestBy
-from toast_cli.cli.running import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, PointFailure, run_all, run_alone, say
+from toast_cli.cli.running import (
+    BAD_INPUT,
+    DOES_NOT_FIT,
+    INTERRUPTED,
+    OK,
+    PointFailure,
+    counted,
+    run_all,
+    run_alone,
+    say,
+)
 from toast_cli.errors import InputError, MissingExtraError, ToastError, UsageError
 from toast_cli.option_values import bytes_or_none, whole_number
 from toast_cli.request import OPTIONS
@@ -110,7 +120,7 @@ def sweep(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Empty --jsonl's FILE first, and compute every point.")
     ] = False,
-    csv: Annotated[str | None, options.file("Write the table as CSV, also line by line; - for stdout.")] = None,
+    csv: Annotated[str | None, options.file("Write the table as CSV; - for stdout.")] = None,
     json: Annotated[str | None, options.file("Write the table as JSON; - for stdout.")] = None,
     html: Annotated[
         str | None,
@@ -210,8 +220,7 @@ def _run(
         if done and not quiet:
             say("note", f"{len(done)} of {len(points)} points are done already")
         left = [number for number in range(len(points)) if number not in done]
-        add_to_csv = _csv_lines(targets.get("--csv"), list(done.values()))
-        show = stack.enter_context(_live(list(done.values()), len(points), wanted=not quiet))
+        advance = stack.enter_context(counted(len(left), "points", wanted=not quiet))
         try:
             for place, result in _results([points[number] for number in left], jobs, cluster):
                 number = left[place]
@@ -219,8 +228,7 @@ def _run(
                 done[number] = row
                 if log is not None:
                     log.append(row)
-                add_to_csv(row)
-                show(row)
+                advance()
         except KeyboardInterrupt:
             interrupted = True
     return [done[number] for number in sorted(done)], interrupted
@@ -252,56 +260,6 @@ def _finished_row(point: SweepPoint, result: SweepRow | PointFailure) -> SweepRo
         key=point.key,
         dims=",".join(request.dims),
     )
-
-
-def _csv_lines(target: Target | None, rows: list[SweepRow]) -> Callable[[SweepRow], None]:
-    """Writes the finished rows; returns a function that appends one.
-
-    The whole table, with the best marked, replaces this in the end.
-    """
-    if target is None or target.is_stdout or Path(target.path).suffix in (".gz", ".zst"):
-        return lambda row: None
-    from toast_cli.report.command_tables import to_csv
-
-    write_target(target, to_csv(rows))
-
-    def add(row: SweepRow) -> None:
-        with Path(target.path).open("ab") as file:
-            file.write(to_csv([row], head=False))
-
-    return add
-
-
-@contextmanager
-def _live(rows: list[SweepRow], total: int, *, wanted: bool) -> Iterator[Callable[[SweepRow], None]]:
-    """A bar and a table of the latest rows on stderr, if that is a terminal; yields a function that adds a row."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda row: None
-        return
-    from rich.console import Group
-    from rich.live import Live
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from toast_cli.report.command_tables import rows_table
-    from toast_cli.report.style import make_console
-
-    console = make_console(sys.stderr)
-    bar = Progress(TextColumn("points"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
-    task = bar.add_task("points", total=total, completed=len(rows))
-    shown = list(rows)
-
-    def picture() -> Group:
-        latest = shown[-max(1, console.height - 4) :]
-        return Group(*([rows_table(latest, console.width)] if latest else []), bar)
-
-    with Live(picture(), console=console, transient=True, vertical_overflow="crop") as live:
-
-        def add(row: SweepRow) -> None:
-            shown.append(row)
-            bar.advance(task)
-            live.update(picture())
-
-        yield add
 
 
 def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
@@ -381,12 +339,12 @@ def sizes_of(texts: Sequence[str]) -> list[tuple[str, ...]]:
 
     Raises UsageError for what are no sizes.
     """
-    from toast_cli.frontend.symbolic import parse_dims
+    from toast_cli.largest_size import split_dims
 
     named = [(name, sizes.split(",")) for name, _, sizes in (text.partition("=") for text in texts)]
     found = [*product(*([f"{name.strip()}={size.strip()}" for size in sizes] for name, sizes in named))]
     for dims in found:
-        parse_dims(dims)
+        split_dims(dims)
     return found
 
 
@@ -474,22 +432,15 @@ def fill_in(sizes: dict[str, int | None], devices: int) -> list[dict[str, int]]:
     open_axes = [name for name, size in sizes.items() if size is None]
     if devices % fixed:
         return []
+    from toast_cli.hardware.topology import divisors
+
+    left = devices // fixed
     return [
         {name: chosen[name] if size is None else size for name, size in sizes.items()}
-        for factors in _factors(devices // fixed, len(open_axes))
+        for factors in product(reversed(divisors(left)), repeat=len(open_axes))
+        if prod(factors) == left
         for chosen in [dict(zip(open_axes, factors, strict=True))]
     ]
-
-
-def _factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every ordered way to write `count` as a product of `parts` factors of one or more."""
-    if parts == 1:
-        yield (count,)
-        return
-    for first in range(count, 0, -1):
-        if count % first == 0:
-            for rest in _factors(count // first, parts - 1):
-                yield (first, *rest)
 
 
 class PointRunner:
@@ -501,18 +452,26 @@ class PointRunner:
         self._near: dict[object, Outcome] = {}  # machine, or sizes -> the last outcome
 
     def __call__(self, point: SweepPoint) -> SweepRow:
-        from toast_cli.pipeline import partition
+        from toast_cli.pipeline import sized
         from toast_cli.report.command_tables import row_of
 
         if point.error:
             raise UsageError(point.error)
         request, began = point.request, time.perf_counter()
+        outcome = sized(request, self._planned)
+        return row_of(request.program, request.mesh, outcome.report, time.perf_counter() - began, point.key)
+
+    def _planned(self, request: Request, near: Outcome | None) -> Outcome:
+        from toast_cli.pipeline import briefly, plan_given
+
         read, machine = (request.program, request.dims), (request.program, request.mesh, request.mesh_shape)
-        near = self._near.get(machine) or self._near.get(read)
-        outcome = partition(request, annotated=False, source=self._sources.get(read), neighbour=near)
+        beside = self._near.get(machine) or self._near.get(read)
+        if near is None and beside is not None:
+            near, request = beside, briefly(request)
+        outcome = plan_given(request, source=self._sources.get(read), neighbour=near)
         self._sources[read] = outcome.original or outcome.source
         self._near[machine] = self._near[read] = outcome
-        return row_of(request.program, request.mesh, outcome.report, time.perf_counter() - began, point.key)
+        return outcome
 
 
 class SweepLog:

@@ -28,7 +28,7 @@ from toast_cli.frontend.normalise import Normalised, normalise
 from toast_cli.frontend.places import TEXT, place_text, scope_parts
 from toast_cli.frontend.shardings import AnnotatedSharding, Kept
 from toast_cli.frontend.source import TEXT_FORMATS, Source, read_source
-from toast_cli.frontend.symbolic import Symbols, parse_dims, refuse_symbols, symbols_of, with_sizes
+from toast_cli.frontend.symbolic import Symbols, constraints_of, parse_dims, refuse_symbols, symbols_of, with_sizes
 from toast_cli.frontend.trips import state_runs
 from toast_cli.kernels.table import Table
 from toast_cli.program.model import Program
@@ -194,12 +194,13 @@ def content_of(path: str, dims: Sequence[str], content: bytes | None = None) -> 
     return xla.write_bytecode(_ask("sized_here", data, source_name(path), tuple(dims))[1]) if dims else data
 
 
-def symbols_in(path: str, content: bytes) -> Symbols:
-    """The symbolic dimensions of a program, and where they stand in its arguments; empty if it has none."""
+def symbols_in(path: str, content: bytes) -> tuple[Symbols, list[str]]:
+    """A program's symbolic dimensions with their places in its arguments, and the file's constraints; empty if
+    it has none."""
     if recognise(content) != "jax.export":
-        return {}
-    found: Symbols = _ask("parsed_here", content, source_name(path))[0]["symbols"]
-    return found
+        return {}, []
+    facts = _ask("parsed_here", content, source_name(path))[0]
+    return facts["symbols"], facts["constraints"]
 
 
 def parse(data: bytes, where: str) -> tuple[str, Any]:
@@ -253,7 +254,8 @@ def parsed_here(data: bytes, where: str) -> bytes:
     """A program's format and bytecode, serialised."""
     form, module = _located(where, lambda: parse_here(data, where))
     symbols = _located(where, lambda: symbols_of(data, module))
-    return _message({"format": form, "symbols": symbols}, xla.write_bytecode(module))
+    facts = {"format": form, "symbols": symbols, "constraints": constraints_of(module) if symbols else []}
+    return _message(facts, xla.write_bytecode(module))
 
 
 def sized_here(data: bytes, where: str, dims: tuple[str, ...]) -> bytes:

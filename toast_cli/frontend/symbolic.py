@@ -9,6 +9,7 @@ https://docs.jax.dev/en/latest/export/shape_poly.html
 
 from __future__ import annotations
 
+import operator
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ _TYPES, _KEPT, _DISTINCT, _NUMBERS, _SHAPE = 3, 15, 19, 22, 1
 # Programs with symbolic shapes compute sizes in integers of 32 bits.
 LARGEST = 2**31 - 1
 _SYMBOL = re.compile(r"[A-Za-z_]\w*(?![\w(])")
+_STATED = re.compile(r"symbolic shape constraint (.+?)\.(?: |$)")
+_COMPARISONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}
 _BROKEN = re.compile(r"error: .*?Input shapes do not match the (?:symbolic shape constraint|[\w ]+\.) (.+?)\.(?: |$)")
 
 # Symbol -> where it stands in arguments: `x[0]`, or `x[0] = 2*b` where it is not the dimension by itself.
@@ -65,6 +68,27 @@ def symbols_of(data: bytes, module: Any) -> Symbols:
                 place = f"{name}[{dimension}]"
                 found.setdefault(symbol, []).append(place if text == symbol else f"{place} = {text}")
     return found
+
+
+def constraints_of(module: Any) -> list[str]:
+    """The constraints on symbols that a jax.export file states: `b >= 8`, `mod(s, 128) == 0`."""
+    texts = [
+        str(op.attributes["error_message"])
+        for op in walk_ops(module, "stablehlo.custom_call")
+        if "error_message" in op.attributes
+    ]
+    return list(dict.fromkeys(text for message in texts for text in _STATED.findall(message)))
+
+
+def keeps(constraint: str, sizes: Mapping[str, int]) -> bool:
+    """Whether sizes keep a constraint; True for one that cannot be worked out here: `with_sizes` decides."""
+    left, sign, right = re.split(r"(==|>=|<=|$)", constraint, maxsplit=1)
+    try:
+        return not sign or bool(
+            _COMPARISONS[sign](*(evaluate(text.replace("^", "**"), dict(sizes)) for text in (left, right)))
+        )
+    except ValueError:
+        return True
 
 
 def refuse_symbols(data: bytes, module: Any, where: str) -> None:

@@ -57,6 +57,7 @@ class SweepRow:
     `mesh_shape` is the one found or requested (`data=8,model=2`), `dims` the sizes of symbolic dimensions
     (`b=256,s=4096`), `seconds` the wall time of the point, `key` identifies the same point in a later sweep. Prices are
     in the user's currency; None where the price of a chip is unknown, like tokens a second where the program has none.
+    `beyond`: where the largest size was asked for, the next one and why it does not fit.
     """
 
     program: str
@@ -84,6 +85,7 @@ class SweepRow:
     rewritten: str = ""
     front: bool = False
     samples_per_second: float | None = None
+    beyond: str = ""
 
     @property
     def device_seconds(self) -> float | None:
@@ -135,6 +137,7 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
         step_price=predicted.step_price or None,
         million_price=predicted.million_price or None,
         rewritten="; ".join(report.program.rewritten),
+        beyond=report.sizes.beyond if report.sizes is not None else "",
     )
 
 
@@ -172,12 +175,11 @@ def ranked(rows: Sequence[SweepRow], by: str | None = None) -> list[SweepRow]:
     return found
 
 
-def to_csv(rows: Sequence[SweepRow], *, head: bool = True) -> bytes:
-    """UTF-8 CSV, with a head line if `head`; empty cells for missing figures."""
+def to_csv(rows: Sequence[SweepRow]) -> bytes:
+    """UTF-8 CSV with a head line; empty cells for missing figures."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(SweepRow)], lineterminator="\n")
-    if head:
-        writer.writeheader()
+    writer.writeheader()
     for row in rows:
         writer.writerow({**asdict(row), "best": str(row.best).lower()})
     return text.getvalue().encode("utf-8", "backslashreplace")
@@ -205,6 +207,13 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
 
         return ratio
 
+    def shown(name: str, write: Callable[[float], str]) -> Callable[[SweepRow], str]:
+        return lambda row: "" if getattr(row, name) is None else write(getattr(row, name))
+
+    def rate(number: float) -> str:
+        return format_count(round(number))
+
+    seconds = shown("step_seconds", format_seconds)
     limits = len({row.limit_bytes for row in rows if row.limit_bytes is not None}) > len({row.mesh for row in rows})
     common = set.intersection(*(set(row.dims.split(",")) for row in rows)) if rows else set()
     shapes = len({(row.mesh, row.mesh_shape) for row in rows}) > len({row.mesh for row in rows})
@@ -225,19 +234,19 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
         ),
         ("sizes", "left", differs(row.dims for row in rows), 0, lambda row: _sizes(row, common)),
         ("seed", "right", differs(row.seed for row in rows), 0, lambda row: str(row.seed)),
-        ("step time", "right", True, 0, lambda row: Text(_seconds(row.step_seconds), style.TITLE if row.best else "")),
+        ("step time", "right", True, 0, lambda row: Text(seconds(row), style.TITLE if row.best else "")),
         ("", "right", several, 1, against(lambda row: row.step_seconds)),
-        ("tokens/s", "right", tokens, 0, lambda row: _count(row.tokens_per_second)),
-        ("samples/s", "right", not tokens and sized, 0, lambda row: _count(row.samples_per_second)),
+        ("tokens/s", "right", tokens, 0, shown("tokens_per_second", rate)),
+        ("samples/s", "right", not tokens and sized, 0, shown("samples_per_second", rate)),
         ("", "right", tokens and several, 1, against(lambda row: row.tokens_per_second)),
-        ("price a step", "right", price, 2, lambda row: _price(row.step_price)),
-        ("a million", "right", price, 0, lambda row: _price(row.million_price)),
+        ("price a step", "right", price, 2, shown("step_price", format_price)),
+        ("a million", "right", price, 0, shown("million_price", format_price)),
         ("", "right", price and several, 1, against(lambda row: row.million_price or row.step_price)),
-        ("compute", "right", True, 3, lambda row: _seconds(row.compute_seconds)),
-        ("communication", "right", True, 3, lambda row: _seconds(row.communication_seconds)),
-        ("MFU", "right", True, 4, lambda row: _percent(row.mfu)),
-        ("peak memory", "right", True, 0, lambda row: _bytes(row.peak_bytes)),
-        ("of", "right", limits, 0, lambda row: _bytes(row.limit_bytes)),
+        ("compute", "right", True, 3, shown("compute_seconds", format_seconds)),
+        ("communication", "right", True, 3, shown("communication_seconds", format_seconds)),
+        ("MFU", "right", True, 4, shown("mfu", format_percent)),
+        ("peak memory", "right", True, 0, shown("peak_bytes", format_bytes)),
+        ("of", "right", limits, 0, shown("limit_bytes", format_bytes)),
         ("", "fold", True, 0, lambda row: _outcome(row, _axes(row))),
     ]
     there = [column for column in columns if column[2]]
@@ -277,7 +286,7 @@ def best_line(row: SweepRow) -> str:
     price = f", {format_price(row.step_price)} a step" if row.step_price else ""
     return (
         f"{row.program}: {row.mesh} {row.mesh_shape}{f' with {row.dims}' * bool(row.dims)}, "
-        f"{_seconds(row.step_seconds)} a step{price}, {format_bytes(row.peak_bytes or 0)}; {row.summary}"
+        f"{format_seconds(row.step_seconds or 0.0)} a step{price}, {format_bytes(row.peak_bytes or 0)}; {row.summary}"
     )
 
 
@@ -288,27 +297,8 @@ def _outcome(row: SweepRow, axes: Sequence[str]) -> Text:
         return Text(f"does not fit in {format_bytes(row.limit_bytes or 0)}", style.BAD)
     if row.status == BREAKS_BOUND:
         return Text("breaks a bound", style.BAD)
-    return style.with_axes("may not fit; " * (row.status == UNSURE) + row.summary, axes)
-
-
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else format_seconds(seconds)
-
-
-def _bytes(size: int | None) -> str:
-    return "" if size is None else format_bytes(size)
-
-
-def _count(number: float | None) -> str:
-    return "" if number is None else format_count(round(number))
-
-
-def _price(amount: float | None) -> str:
-    return "" if amount is None else format_price(amount)
-
-
-def _percent(fraction: float | None) -> str:
-    return "" if fraction is None else format_percent(fraction)
+    words = filter(None, ("may not fit" * (row.status == UNSURE), row.summary, row.beyond))
+    return style.with_axes("; ".join(words), axes)
 
 
 # ---------------------------------------------------------------- tactics

@@ -228,15 +228,15 @@ def blocks(found: Inspection, width: int, verbose: bool) -> list[RenderableType]
     return [head, *(block for one in sections if one is not None for block in (Text(), one))]
 
 
-def symbol_table(symbols: Sequence[SymbolFacts]) -> RenderableType:
-    """The symbolic dimensions, their sizes and their places; how to give a size, where one has none."""
+def symbol_table(symbols: Sequence[SymbolFacts], constraints: Sequence[str] = ()) -> RenderableType:
+    """The symbolic dimensions with their sizes and places, the file's constraints, and how to give missing sizes."""
     rows = style.table([("", "left"), ("size", "right"), ("argument[dimension]", "fold")])
     for one in symbols:
         rows.add_row(one.name, f"{one.size:,}" if one.size else "-", ", ".join(map(slash_path, one.places)))
     give = " ".join(f"--dim {one.name}=SIZE" for one in symbols if not one.size)
-    return style.section(
-        "symbolic dimensions", rows, *([Text(f"give each a size: {give}", style.LABEL)] if give else [])
-    )
+    said = [f"the file's constraints: {', '.join(constraints)}"] if constraints else []
+    said += [f"give each a size: {give}"] if give else []
+    return style.section("symbolic dimensions", rows, *(Text(line, style.LABEL) for line in said))
 
 
 def _op_table(found: Inspection, limit: int | None) -> RenderableType:

@@ -279,6 +279,28 @@ class ConfirmationFacts:
 
 
 @dataclass(frozen=True)
+class TriedSizeFacts:
+    """A size of a symbolic dimension, with the figures of a short search's plan; 0 where there is no plan."""
+
+    size: int
+    step_seconds: float = 0.0
+    peak_bytes: int = 0
+    rate: float = 0.0  # tokens a second of all devices together, or samples where a program has no tokens
+    why: str = ""  # why it does not surely fit, or breaks a bound; empty if neither
+
+
+@dataclass(frozen=True)
+class SizesFacts:
+    """The largest size of a symbolic dimension that surely fits (`--dim b=max`)."""
+
+    symbol: str
+    size: int
+    text: str  # in words, with the next size and why it does not fit
+    beyond: str  # that part alone: `b=256 needs 33.9 GiB of 29.7 GiB`
+    tried: list[TriedSizeFacts]
+
+
+@dataclass(frozen=True)
 class Report:
     program: ProgramFacts
     mesh: MeshFacts
@@ -298,6 +320,7 @@ class Report:
     confirmation: ConfirmationFacts | None = None
     alternatives: list[AlternativeFacts] = field(default_factory=list)  # the best first, where they were asked for
     time_by_line: list[LineFacts] = field(default_factory=list)  # those that take longest
+    sizes: SizesFacts | None = None  # where the largest size of a symbolic dimension was asked for
     schema: str = SCHEMA
 
     def __getitem__(self, key: str) -> Any:

@@ -57,6 +57,27 @@ def goal(report: Report) -> RenderableType | None:
     return style.section("goal", rows)
 
 
+def sizes(report: Report) -> RenderableType | None:
+    """The sizes of a symbolic dimension that were tried for the largest that surely fits; None where that was not asked
+    for."""
+    found = report.sizes
+    if found is None:
+        return None
+    columns = [
+        (found.symbol, "right"),
+        ("step time", "right"),
+        ("a second", "right"),
+        ("peak memory", "right"),
+        ("", "fold"),
+    ]
+    rows = style.table(columns)
+    for one in found.tried:
+        fit = Text(one.why, style.BAD) if one.why else Text("surely fits", style.GOOD)
+        figures = (format_seconds(one.step_seconds), format_count(round(one.rate)), format_bytes(one.peak_bytes))
+        rows.add_row(f"{one.size:,}", *(figures if one.step_seconds else ("",) * 3), fit)
+    return style.section(f"sizes of {found.symbol}", rows, Text(found.text, style.LABEL))
+
+
 def bound_text(bound: BoundFacts) -> str:
     """`communication[data] 12.0 ms, at most 20.0 ms`, and by how much it is exceeded if it is."""
     value, limit = written(bound)
@@ -125,6 +146,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         decisions(report, width),
         prediction(report, width),
         goal(report),
+        sizes(report),
         comparison(report, width) if report.baselines else None,
         alternatives(report),
         confirmation(report),
