@@ -105,8 +105,8 @@ def _option(
 
 @dataclass(frozen=True)
 class Request:
-    """A user's request. `content` is the program's bytes if it is not in a file; `parted`: True to split fused products
-    and reorder merged dimensions, False not to (None: the better of both); `even`: no uneven shards."""
+    """A user's request. `content` is the program's bytes if it is not in a file; `parted`: True to split fused
+    products, False not to (None: the better of both); `even`: no uneven shards."""
 
     program: str
     mesh: str
@@ -293,8 +293,7 @@ class Request:
         False,
         "--as-written",
         OptionKind.FLAG,
-        "Do not split fused projections (QKV, gate+up), reorder merged dimensions or use uneven shards (--fit "
-        "as-written differs).",
+        "Do not split fused projections (QKV, gate+up) or use uneven shards (--fit as-written differs).",
     )
     fit: str = _option(
         Fit.auto.value,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
 from math import prod
@@ -14,7 +14,6 @@ from math import prod
 from toast_cli.dimensions.model import Dimensions
 from toast_cli.program.model import Op, Program, Rule, ValueFactors
 from toast_cli.program.ops import (
-    ARGUMENT,
     CARRY,
     DOT_GENERAL,
     DYNAMIC_SLICE,
@@ -23,20 +22,15 @@ from toast_cli.program.ops import (
     REDUCE,
     REDUCERS,
     RESHAPE,
-    RESULT,
     SCATTER,
 )
-from toast_cli.program.roles import WEIGHTS, argument_roles
 
 # ---------------------------------------------------------------- merged dimensions
 # Merged dimensions that a mesh can hardly split, such as 65 steps of a batch of 256 in one of 16,640.
 #
 # A dimension that a reshape merges from several is split along its major part first. If no mesh axis divides that
-# part, no op between the reshapes can be split along it, though most of them compute each row independently. There are
-# two remedies. The parts can be merged in another order, with a divisible one first: this permutes the rows, and sums
-# over them do not change. Or the merged dimension is split regardless of its parts, and gathered where a reshape
-# splits it. The first is free unless arguments or results of the program have the merged dimension: their rows have to
-# be permuted.
+# part, no op between the reshapes can be split along it, though most of them compute each row independently. The merged
+# dimension is then split regardless of its parts, and gathered where a reshape merges or splits it.
 
 Place = tuple[int, int]  # value, dimension
 Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension
@@ -50,55 +44,16 @@ _WORTH = 4
 _BY_ROWS = frozenset([CARRY, JOIN, "stablehlo.sort", "chlo.top_k", "stablehlo.cholesky", "stablehlo.triangular_solve"])
 
 
-@dataclass(frozen=True)
-class Merge:
-    """A merged dimension of many arrays.
-
-    Attributes:
-        places: the arrays' dimensions that are this one, linked by ops that compute each row independently.
-        sizes: of its parts, major to minor. first: number of the part to put first.
-        ends: bytes of arguments and results that have it. regrouped: bytes of the arrays that reshapes merge from its
-            parts, or split.
-    """
-
-    places: frozenset[Place]
-    sizes: tuple[int, ...]
-    first: int
-    ends: int
-    regrouped: int
-
-
-def reorderable(program: Program, dimensions: Dimensions, meshes: Meshes) -> list[Merge]:
-    """Merged dimensions that can be split further, or along the batch, with another part first; not those of weights,
-    whose parts are heads and the like."""
-    weights: set[int] = set()
-
-    def first(parts: tuple[int, ...]) -> int:
-        if not weights:
-            roles, of = argument_roles(program)
-            weights.update(c for k, n in enumerate(of) if roles[n] == WEIGHTS for c in dimensions.factor_classes[k])
-        if weights.intersection(parts):
-            return 0
-        sizes = [dimensions.class_sizes[c] for c in parts]
-        worth = [
-            (most_shards((size, *sizes[:k], *sizes[k + 1 :]), meshes), _role(dimensions, parts[k]) == "batch", -k)
-            for k, size in enumerate(sizes)
-        ]
-        return -max(worth)[2] if max(worth)[:2] > worth[0][:2] else 0
-
-    return [merge for merge in _merges(program, dimensions, first) if merge.ends <= merge.regrouped]
-
-
 def set_apart(program: Program, dimensions: Dimensions, meshes: Meshes) -> Program:
     """The program with merged dimensions that mesh axes divide, unlike their parts, made independent of these: the
     reshapes that merge and split them need them whole."""
 
-    def first(parts: tuple[int, ...]) -> int:
+    def gains(parts: tuple[int, ...]) -> bool:
         sizes = tuple(dimensions.class_sizes[c] for c in parts)
         before, after = most_shards(sizes, meshes), most_shards((prod(sizes),), meshes)
-        return -1 if after > before and (before == 1 or (before == 2 and after >= _WORTH * before)) else 0
+        return after > before and (before == 1 or (before == 2 and after >= _WORTH * before))
 
-    apart = {place for merge in _merges(program, dimensions, first) for place in merge.places}
+    apart = _merges(program, dimensions, gains)
     if not apart:
         return program
     ops = [
@@ -110,7 +65,7 @@ def set_apart(program: Program, dimensions: Dimensions, meshes: Meshes) -> Progr
     return replace(program, ops=tuple(ops))
 
 
-def row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ...]]:
+def _row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, ...]]:
     """Position of a dimension along which an op computes each row independently, or sums over rows -> all positions of
     that dimension."""
     kind, rule = op.kind, op.rule
@@ -157,23 +112,20 @@ def _windowed(op: Op) -> set[int]:
 # -- finding merged dimensions -----------------------------------------------------------------------------------------
 
 
-def _merges(program: Program, dimensions: Dimensions, first: Callable[[tuple[int, ...]], int]) -> list[Merge]:
-    """Every merged dimension to change, if any of them is involved in enough of the work. first: maps its parts
-    (classes) to the number of the part to put first; 0 to leave it unchanged."""
-    chosen = lru_cache(maxsize=None)(first)
-    known: set[Place] = set()
-    found, most = [], 0.0
+def _merges(program: Program, dimensions: Dimensions, gains: Callable[[tuple[int, ...]], bool]) -> set[Place]:
+    """The arrays' dimensions that are merged from parts (classes) and gain by being split regardless of them, with all
+    that are linked to them by ops that compute each row independently; empty if little of the work involves them."""
+    chosen = lru_cache(maxsize=None)(gains)
+    apart, most = set[Place](), 0.0
     for number, op in enumerate(program.ops):
         for array, dim in _products(op) if op.name == RESHAPE else ():
             place, parts = _place(op, (array, dim)), _parts(dimensions, number, (array, dim))
-            if place in known or len(parts) < 2 or not chosen(parts):
+            if place in apart or len(parts) < 2 or not chosen(parts):
                 continue
             places, touched = _linked(program, place)
-            known |= places
+            apart |= places
             most = max(most, sum(_work(program, program.ops[n]) for n in touched))
-            sizes = tuple(dimensions.class_sizes[c] for c in parts)
-            found.append(Merge(places, sizes, chosen(parts), *_bytes(program, places, touched)))
-    return found if most and most >= _LEAST_WORK * sum(_work(program, op) for op in program.ops) else []
+    return apart if most and most >= _LEAST_WORK * sum(_work(program, op) for op in program.ops) else set()
 
 
 def _products(op: Op) -> list[Position]:
@@ -204,7 +156,7 @@ def _linked(program: Program, start: Place) -> tuple[frozenset[Place], set[int]]
         for number in (program.producer[value], *(user for user, _ in program.users[value])):
             op = program.ops[number]
             touched.add(number)
-            along = row_positions(op, program)
+            along = _row_positions(op, program)
             for array, it in enumerate(op.operands + op.results):
                 for position in along.get((array, dim), ()) if it == value else ():
                     if (place := _place(op, position)) not in places:
@@ -213,25 +165,8 @@ def _linked(program: Program, start: Place) -> tuple[frozenset[Place], set[int]]
     return frozenset(places), touched
 
 
-def _bytes(program: Program, places: frozenset[Place], touched: set[int]) -> tuple[int, int]:
-    """(bytes of arguments and results, bytes of reshaped arrays) that have these dimensions."""
-    ends = regrouped = 0
-    for op in (program.ops[number] for number in touched):
-        if op.name in (ARGUMENT, RESULT):
-            ends += program.values[(op.operands + op.results)[0]].bytes
-        elif op.name == RESHAPE:
-            regrouped += sum(
-                program.values[v].bytes for v, d in {_place(op, p) for p in _products(op)} if (v, d) in places
-            )
-    return ends, regrouped
-
-
 def _work(program: Program, op: Op) -> float:
     return (op.flops + sum(program.values[v].elements for v in op.results)) * op.trips
-
-
-def _role(dimensions: Dimensions, number: int) -> str:
-    return dimensions.groups[dimensions.class_group[number]].role
 
 
 def most_shards(parts: tuple[int, ...], meshes: Meshes) -> int:

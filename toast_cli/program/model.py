@@ -308,8 +308,8 @@ class Program:
     """A whole program; see the module docstring for how control flow is written.
 
     Attributes:
-        parted: it differs from the user's program: fused products are split (see `rewrite.fused_products`), dimensions
-            merged in another order (see `dimensions.merged`), or sizes padded (see `dimensions.merged`).
+        parted: it differs from the user's program: fused products are split (see `rewrite.fused_products`), or
+            sizes padded (see `dimensions.merged`).
         microbatches: number of parts of its batch (see `microbatches`); 1 as the user wrote it. recompute: values that
         its backward pass rematerialises and the user's does not, a `request.Recompute`. offload: what it keeps in host
         memory and the user's does not, a `request.Offload`.

@@ -3,7 +3,7 @@
 * `recompute`: values that the forward pass saves are computed again in the backward pass, or the other way round.
 * `microbatches`: the batch runs in microbatches, one after the other.
 * `offload`: residuals or optimizer state are in host memory while they are not needed.
-* `fused_products`: fused products are parted, and merged dimensions reordered.
+* `fused_products`: fused products are parted.
 
 The new program has the same arguments and results. It is analysed, searched and written like the user's own, so
 nothing behind a rewrite knows of it. `fitting` chooses rewrites where no plan fits in memory (`--fit auto`), or also

@@ -1,6 +1,5 @@
 """Chooses the variants of a program to search, and searches them on every candidate mesh. The variants are the program
-as written and a rewritten one, if it has fused products, merges dimensions in an order that splits badly, or has sizes
-that do not divide.
+as written and a rewritten one, if it has fused products or sizes that do not divide.
 
 In: a `Source`, the meshes, and the `Request`. Out: a `Variant` for each variant searched, the best first.
 """
@@ -13,7 +12,7 @@ from math import inf
 from typing import Any
 
 from toast_cli.dimensions import Dimensions, analyse
-from toast_cli.dimensions.merged import reorderable, row_positions, set_apart, with_uneven
+from toast_cli.dimensions.merged import set_apart, with_uneven
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
@@ -26,7 +25,7 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import peak_error
 from toast_cli.request import Offload, Recompute, Request
 from toast_cli.rewrite import with_microbatches, with_offload, with_recompute
-from toast_cli.rewrite.fused_products import NewOrder, with_order, with_parts
+from toast_cli.rewrite.fused_products import with_parts
 from toast_cli.search.alternatives import KEPT
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import Settings, search_shapes
@@ -107,9 +106,9 @@ class Variant:
 def variants_of(
     source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
 ) -> list[tuple[Source, Dimensions]]:
-    """The variants to search: the program as written, and rewritten if it has fused products, merges dimensions in an
-    order that splits badly, or has sizes that do not divide. A saved plan selects one of the two. Both are
-    rematerialised and microbatched as the user or the plan says, and analysed for these meshes.
+    """The variants to search: the program as written, and rewritten if it has fused products or sizes that do not
+    divide. A saved plan selects one of the two. Both are rematerialised and microbatched as the user or the plan says,
+    and analysed for these meshes.
 
     Raises `UsageError` if the program cannot be run so.
     """
@@ -131,8 +130,7 @@ def variants_of(
     written = analysed(fitted(source), meshes)
     if wanted is False:
         return [written]
-    reordered = _reordered(source, meshes)
-    rewritten = with_parts(reordered or source) or reordered
+    rewritten = with_parts(source)
     other = written if rewritten is None else analysed(fitted(rewritten), meshes)
     other = other if request.even else with_uneven_shards(other, meshes)
     if not other[0].program.parted:
@@ -183,14 +181,6 @@ def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
             hint="run the batch as a whole with --microbatches 1" if saved else "try another number, or leave it out",
         )
     return found
-
-
-def _reordered(source: Source, meshes: list[Mesh]) -> Source | None:
-    """The program with dimensions merged in the order that these meshes split best; None if that is its order."""
-    program = source.program
-    merges = reorderable(program, analyse(program), [mesh.sizes for mesh in meshes])
-    orders = {place: NewOrder(merge.sizes, merge.first) for merge in merges for place in merge.places}
-    return with_order(source, orders, lambda op: row_positions(op, program).keys()) if orders else None
 
 
 def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Variant]:
