@@ -28,7 +28,6 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Way, copy_of, route, steps_ahead, ways_of
 from toast_cli.plan.sharding import OpSharding, Sharding, lay_out
 from toast_cli.price.arrays import ArrayItem
-from toast_cli.price.cost import NO_CORRECTIONS
 from toast_cli.price.items import Items, NeighbourItem, NeighbourReader, SumItem, WorkItem, make_items
 from toast_cli.price.kernel_pricing import WorkPricer
 from toast_cli.price.pricing import Pricer
@@ -161,7 +160,7 @@ class _Selection:
         profile = find_profile(self.problem.mesh.chip)
         self.items: Items = make_items(self.problem, profile)
         self.pricer, self.work = (
-            Pricer(self.problem, self.items, NO_CORRECTIONS, {}),
+            Pricer(self.problem, self.items, {}),
             WorkPricer(self.problem, profile, {}),
         )
         self.work_of: dict[int, list[WorkItem]] = defaultdict(list)

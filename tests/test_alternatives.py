@@ -184,7 +184,7 @@ def test_the_compiler_names_the_best() -> None:
     rows = []
     for one in found.contenders[:3]:
         plan: Plan = one.plan
-        answer = Compiled("compiled", "", 1.0 - 0.1 * len(rows), 0.0, 0.0, 10, {})
+        answer = Compiled("compiled", "", 1.0 - 0.1 * len(rows), 0.0, 0.0, 10)
         rows.append(ConfirmedRow(Candidate(one.name, plan, of.evaluator.exact_cost(plan)), answer))
     by_word = with_compiled(of.evaluator, found, Confirmation("tpu", tuple(rows), 2, 2**30))
     assert by_word.best is not None

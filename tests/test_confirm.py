@@ -1,4 +1,4 @@
-"""The compiler has the last word: who is asked, who is chosen, what is kept, what is corrected."""
+"""The compiler has the last word: who is asked, who is chosen, what is kept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from toast_cli.dimensions import analyse
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem
-from toast_cli.price.cost import Corrections, Cost
+from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.price.timeline import Windows
 
 TEXT = """
 func.func @main(%x: tensor<64x32xf32>, %w: tensor<32x64xf32>) -> tensor<64x64xf32> {
@@ -47,7 +46,7 @@ class Table:
 
 
 def took(compute: float, exposed: float = 0.0, peak: int = 10) -> Compiled:
-    return Compiled("compiled", "", compute, exposed, exposed, peak, {"all-reduce": exposed} if exposed else {})
+    return Compiled("compiled", "", compute, exposed, exposed, peak)
 
 
 TOO_LARGE, REFUSED = Compiled("out of memory", "exceeds"), Compiled("refused", "Check failed")
@@ -68,9 +67,8 @@ def confirmed(
     evaluator: Evaluator, table: Table, cache: DiskCache[Compiled] | None = None, **options: object
 ) -> Confirmation:
     listed = options.pop("listed", None) or [candidate(f"plan {k}", plan) for k, plan in enumerate(table.answers)]
-    again = options.pop("search_again", None)
     asked = Confirmer(evaluator, lambda p: repr(p).encode(), table, cache=cache or DiskCache(None, Compiled), **options)  # type: ignore[arg-type]
-    return asked.confirm(listed, again)  # type: ignore[arg-type]
+    return asked.confirm(listed)  # type: ignore[arg-type]
 
 
 # what the compiler says of A, B and C -> which is taken
@@ -127,28 +125,6 @@ def test_what_was_set_aside_is_compiled_where_the_model_was_wrong_about_the_best
     assert "10.00 times as slow" in found.rows[2].why
 
 
-def test_another_search_follows_with_the_model_corrected(evaluator: Evaluator) -> None:
-    seen: list[Corrections] = []
-
-    def again(corrections: Corrections) -> list[Plan]:
-        seen.append(corrections)
-        return [D]
-
-    table = Table({A: took(2.0, peak=15), B: took(2.0, peak=15), D: took(0.5)})
-    found = confirmed(evaluator, table, listed=[candidate("search", A), candidate("search 2", B)], search_again=again)
-    assert seen[0].compute == 2.0
-    assert seen[0].memory == 2.0  # 10 bytes of temporaries where 5 were predicted
-    assert table.asked == [A, B, D]
-    assert found.taken is not None
-    assert found.taken.plan == D
-
-
-def test_rounds_end_when_nothing_new_turns_up(evaluator: Evaluator) -> None:
-    table = Table({A: took(1.0), B: took(2.0)})
-    found = confirmed(evaluator, table, search_again=lambda _: [A])
-    assert (found.rounds, table.asked) == (2, [A, B])
-
-
 def test_no_time_left_is_said(evaluator: Evaluator) -> None:
     table = Table({A: took(1.0)})
     found = confirmed(evaluator, table, seconds=0.0)
@@ -182,49 +158,14 @@ def test_a_compilation_that_ran_out_of_time_is_asked_again(evaluator: Evaluator,
     assert table.asked == [A, A]
 
 
-def test_corrections_change_what_is_predicted(evaluator: Evaluator) -> None:
-    plan = next((d,) for d in evaluator.problem.decisions.choices if evaluator.collectives((d,)))
-    kind = evaluator.collectives(plan)[0].kind
-    before = evaluator.exact_cost(plan)
-    corrected = Evaluator(evaluator.problem, corrections=Corrections(3.0, 2.0, {kind: 5.0})).exact_cost(plan)
-    assert corrected.compute_seconds == pytest.approx(3.0 * before.compute_seconds)
-    assert corrected.communication_seconds == pytest.approx(5.0 * before.communication_seconds, rel=1e-3)
-    temporaries = before.peak_bytes - before.argument_bytes
-    assert corrected.peak_bytes == pytest.approx(before.argument_bytes + 2.0 * temporaries)
-
-
 def test_overlap_is_predicted_where_the_compiler_has_no_cycles() -> None:
     """It lists 2 s of collectives where 4 s were predicted, a quarter of them exposed: 0.5 s beside 1 s of compute."""
     thought = Candidate("search", A, Cost(1.0, 4.0, 10.0, 5.0, exposed_seconds=1.0))
-    row = ConfirmedRow(thought, Compiled("compiled", "", None, 2.0, 2.0, None, {"all-reduce": 2.0}))
+    row = ConfirmedRow(thought, Compiled("compiled", "", None, 2.0, 2.0, None))
     assert (row.exposed_seconds, row.step_seconds) == (0.5, 1.5)
     assert compiled_cost(row).step_seconds == 1.5
-    scheduled = ConfirmedRow(thought, Compiled("compiled", "", 3.0, 2.0, 0.25, None, {"all-reduce": 2.0}))
+    scheduled = ConfirmedRow(thought, Compiled("compiled", "", 3.0, 2.0, 0.25, None))
     assert scheduled.step_seconds == 3.25
-
-
-def test_corrections_leave_overlap_to_the_model(evaluator: Evaluator) -> None:
-    """Collectives that take twice as long as predicted, all beside compute, are corrected by 2, not by 0."""
-    plan = next((d,) for d in evaluator.problem.decisions.choices if evaluator.collectives((d,)))
-    by_kind: dict[str, float] = {}
-    for use in evaluator.collectives(plan):
-        by_kind[use.kind] = by_kind.get(use.kind, 0.0) + 2.0 * use.seconds
-    answer = Compiled("compiled", "", 1.0, sum(by_kind.values()), 0.0, 10, by_kind)
-    seen: list[Corrections] = []
-
-    def again(corrections: Corrections) -> list[Plan]:
-        seen.append(corrections)
-        return []
-
-    confirmed(evaluator, Table({plan: answer}), search_again=again)
-    assert seen[0].collectives == pytest.approx(dict.fromkeys(by_kind, 2.0))
-
-
-def test_corrected_kernels_overlap_with_more(evaluator: Evaluator) -> None:
-    problem, lives, kernels = evaluator.problem, evaluator.items.lives, evaluator.kernels(())
-    once, thrice = (Windows(problem, lives, slowdown).placed(kernels, (), ()) for slowdown in (1.0, 3.0))
-    assert once.seconds.sum() > 0.0
-    assert thrice.seconds.sum() == pytest.approx(3.0 * once.seconds.sum())
 
 
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

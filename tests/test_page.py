@@ -234,7 +234,7 @@ def test_the_pages_say_what_a_compiler_and_other_plans_are(outcome: Outcome, dra
     refused = replace(
         row, name="fsdp", outcome="refused", reason=HOSTILE, step_seconds=None, peak_bytes=None, fits=None
     )
-    told = ConfirmationFacts("XLA:TPU", HOSTILE, [row, refused], 1, 3.0)
+    told = ConfirmationFacts("XLA:TPU", HOSTILE, [row, refused], 3.0)
     other = AlternativeFacts("search 2", 0.3, 0.2, 0.1, 2**30, False, 0.25, HOSTILE, [], [], [])
     content = run_page(replace(outcome.report, confirmation=told, alternatives=[other]), drawn)
     read = Page(content)

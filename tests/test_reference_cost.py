@@ -13,7 +13,6 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.loops import LOOP_EDGES, edges, held_over
 from toast_cli.plan.problem import Problem
 from toast_cli.price.buffers import Buffers
-from toast_cli.price.cost import NO_CORRECTIONS
 from toast_cli.price.items import make_items
 from toast_cli.price.kernel_pricing import WorkPricer
 from toast_cli.price.pricing import Pricer
@@ -25,7 +24,7 @@ def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[f
     nothing remembered.
     """
     items = make_items(problem, profile)
-    pricer, working = Pricer(problem, items, NO_CORRECTIONS, {}), WorkPricer(problem, profile, {})
+    pricer, working = Pricer(problem, items, {}), WorkPricer(problem, profile, {})
     holdings = Buffers(problem, items, pricer)
     lowered = {number: problem.op_sharding(number, plan) for number in range(len(problem.patterns))}
     lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))

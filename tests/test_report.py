@@ -376,7 +376,7 @@ def answered(peak: int | None) -> ConfirmationFacts:
     """A compiler's word on a plan. peak: what the plan needs; None if it is refused."""
     outcome = "compiled" if peak else "out of memory"
     row = ConfirmedPlanFacts("search", 0.02, 2**34, outcome, "", 0.02, 0.01, 0.01, peak, bool(peak))
-    return ConfirmationFacts("XLA:TPU", "search" if peak else None, [row], 1, 1.0, rejected=not peak)
+    return ConfirmationFacts("XLA:TPU", "search" if peak else None, [row], 1.0, rejected=not peak)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_stored_report_is_read_back(tmp_path: Path) -> None:
     row = model.ConfirmedPlanFacts("search", 0.2, GIB, "refused", "why", None, None, None, None, None)
     report = replace(
         make_report(),
-        confirmation=model.ConfirmationFacts("XLA:TPU", None, [row], 1, 3.0, {"compute": 1.5}, True),
+        confirmation=model.ConfirmationFacts("XLA:TPU", None, [row], 3.0, True),
         goal=model.GoalFacts(["step_time"], [BoundFacts("peak_memory", 13 * GIB, 12 * GIB, True)]),
         alternatives=[model.AlternativeFacts("search 2", 0.3, 0.2, 0.1, GIB, False, 0.25, "", [], ["a"], [])],
         constraints=[model.ConstraintFacts("use", "model.py:3", "f32[8]", "", 2, "x = x")],

@@ -12,7 +12,6 @@ from programs import arg, case_of, problem_of, round_mesh, source_of
 from toast_cli.plan.problem import Problem
 from toast_cli.price.buffers import REDUCED, Buffers, HandedOn
 from toast_cli.price.compilation import Compilation, compile_program
-from toast_cli.price.cost import NO_CORRECTIONS
 from toast_cli.price.pricing import Pricer
 from toast_cli.price.profiles.plain import PROFILES
 from toast_cli.program.ops import SCATTER
@@ -94,7 +93,7 @@ def test_what_is_reduced_and_then_copied_is_there_until_it_is_copied() -> None:
 
     case = case_of(run, arg(64, 256), arg(256, 64), mesh=round_mesh(data=4, model=2), profile=PLAIN)
     items = case.evaluator.items
-    pricer = Pricer(case.problem, items, NO_CORRECTIONS, {})
+    pricer = Pricer(case.problem, items, {})
     holdings = Buffers(case.problem, items, pricer)
     plan = (case.shard("x.1", "data"), case.shard("x.0", "data"))
     lowered = {number: case.problem.op_sharding(number, plan) for number in range(len(case.problem.patterns))}

@@ -50,7 +50,7 @@ def test_the_error_of_an_unmeasured_chip() -> None:
 
 def test_a_compiler_that_knows_no_memory_leaves_the_verdict_to_the_prediction() -> None:
     row = ConfirmedPlanFacts("search", 0.02, 2**34, "compiled", "", 0.02, 0.01, 0.01, None, None)
-    confirmed = ConfirmationFacts("cpu", "search", [row], 1, 1.0)
+    confirmed = ConfirmationFacts("cpu", "search", [row], 1.0)
     assert replace(make_report(TOO_LARGE), confirmation=confirmed).fit == "no"
     known = replace(confirmed, plans=[replace(row, peak_bytes=2**30)])
     assert replace(make_report(TOO_LARGE), confirmation=known).fit == "yes"

@@ -21,14 +21,12 @@ from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec, load_spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
-from toast_cli.price.cost import Corrections
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import surely_fitting_bytes
 from toast_cli.request import Request
 from toast_cli.rewrite.variants import Variant
 from toast_cli.search.alternatives import different_plans, name_of, simplest
 from toast_cli.search.incumbent import SearchResult
-from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import EVERY, baselines, priced_strategies
 
@@ -46,8 +44,8 @@ def judged(
     """The variant with the plan that the compiler finds best, and its answers; unchanged if it accepts none.
 
     `--confirm 1` compiles the best of `plans`, and plans that need less memory. With a larger number all `plans`, known
-    strategies, what a search with a corrected model finds, and the best plan of each other variant are compiled. A plan
-    that the user has fixed is compiled as it is.
+    strategies, and the best plan of each other variant are compiled. A plan that the user has fixed is compiled as it
+    is.
     """
     is_free = request.strategy is None and (request.plan is None or request.complete)
     chooses = request.confirm > 1
@@ -56,7 +54,7 @@ def judged(
     rewards: list[float] = []
     variants = (variant, *others) if chooses else (variant,)
     for one in variants:
-        evaluator, again = one.evaluator, None
+        evaluator = one.evaluator
         if one is not variant:
             listed = candidates(evaluator, [one.result.plan])
         elif not chooses:
@@ -64,13 +62,10 @@ def judged(
         else:
             found = plans[: request.confirm]
             listed = candidates(evaluator, found, known_strategies(evaluator, found))
-            if is_free:
-                starts = [candidate.plan for candidate in listed]
-                again = search_corrected(evaluator, request.seed, request.iterations, starts)
         spent = sum(answer.seconds for answer in answers)
         seconds = inf if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent)
         asked = confirmer(one.source, evaluator, compiler_of(evaluator.problem.mesh), seconds, tell, screened=chooses)
-        answer = asked.confirm(listed, again)
+        answer = asked.confirm(listed)
         answers.append(answer)
         row = answer.row
         rewards.append(-inf if row is None else one.reward(row.candidate.plan, compiled_cost(row), reference))
@@ -145,19 +140,6 @@ def known_strategies(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, P
     names = {simplest(evaluator, plan): name for name, plan in others.items()}
     further = different_plans(evaluator, [*found, *usual.values()], names, len(found))
     return {**usual, **{names[plan]: plan for plan in further}}
-
-
-def search_corrected(
-    evaluator: Evaluator, seed: int, iterations: int | None, starts: Sequence[Plan]
-) -> Callable[[Corrections], list[Plan]]:
-    """A function that searches again with a corrected model, from the same seed and the plans known so far."""
-
-    def again(corrections: Corrections) -> list[Plan]:
-        problem = evaluator.problem
-        corrected = Evaluator(problem, strategies(problem).values(), evaluator, corrections)
-        return [run_search(corrected, Settings(seed=seed, evaluations=iterations), list(starts)).plan]
-
-    return again
 
 
 def confirmer(

@@ -3,21 +3,20 @@
 A round handles the candidates in two steps. XLA's partitioner, which takes seconds, lists the collectives of each
 written program; candidates that are then clearly slower than the best are deferred. The others are compiled for the
 real chips, several at once if memory allows. Deferred candidates are compiled as well if they could be faster, if the
-model is as wrong about them as about the best one. The ratios between compiled and predicted figures correct the
-model; another search runs with them and its plans form the next round, until nothing new is found or the time is up.
+model is as wrong about them as about the best one.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from math import inf, prod
-from statistics import median
 from typing import Literal
 
 from toast_cli.ask_xla.child import Failure, free_bytes
@@ -30,7 +29,7 @@ from toast_cli.hardware import Axis, Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.price.collectives import KINDS, collective_seconds
 from toast_cli.price.compiled_collectives import latency_part
-from toast_cli.price.cost import NO_CORRECTIONS, Corrections, Cost
+from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.profiles import find_profile
 from toast_cli.search.incumbent import Objective
@@ -84,11 +83,9 @@ class Compiler:
         if isinstance(answer, Failure):
             return _failed(answer, seconds, timeout_seconds)
         if self.target.partitions_only:
-            by_kind: dict[str, float] = {}
-            for one in partitioned_collectives(answer.hlo_text, self.mesh.names, self.mesh.sizes):
-                by_kind[one.kind] = by_kind.get(one.kind, 0.0) + collective_time(self.mesh, one)
-            total = sum(by_kind.values())
-            return Compiled("compiled", "", None, total, total, None, by_kind, seconds)
+            sent = partitioned_collectives(answer.hlo_text, self.mesh.names, self.mesh.sizes)
+            total = sum(collective_time(self.mesh, collective) for collective in sent)
+            return Compiled("compiled", "", None, total, total, None, seconds)
         mesh = _split_at_networks(self.mesh) if self.target.slices > 1 else self.mesh
         clock = mesh.chip.clock_hertz if answer.cycles else 0.0
         time_ = scheduled_time(answer.hlo_text, mesh.names, mesh.sizes, clock, partial(seconds_on, mesh))
@@ -100,7 +97,6 @@ class Compiler:
             # Without cycles, the overlap of communication and compute is unknown.
             time_.exposed_seconds if clock else time_.communication_seconds,
             answer.device_bytes,
-            time_.by_kind,
             seconds,
         )
 
@@ -180,7 +176,6 @@ class Compiled:
         exposed_seconds: the part of it that does not overlap with compute in the compiled schedule; all of it from
             compilers that estimate no cycles, see `ConfirmedRow.exposed_seconds`.
         peak_bytes: device memory needed; None if the compiler is not that of the real chip.
-        by_kind: kind of collective -> seconds, all runs.
         compile_seconds: duration of the compilation; `cached`: the answer is from an earlier run.
     """
 
@@ -190,7 +185,6 @@ class Compiled:
     communication_seconds: float = 0.0
     exposed_seconds: float = 0.0
     peak_bytes: int | None = None
-    by_kind: dict[str, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
     cached: bool = False
 
@@ -241,15 +235,12 @@ class Confirmation:
 
     Attributes:
         compiler: its name, e.g. "tpu v4:2x2x4". chosen: index of the best in `rows`, None if no compiled program fits.
-        rounds: searches whose plans were compiled. corrections: factors that corrected the model in the last search.
     """
 
     compiler: str
     rows: tuple[ConfirmedRow, ...]
     chosen: int | None
     limit_bytes: int
-    rounds: int = 1
-    corrections: Corrections = NO_CORRECTIONS
     seconds: float = 0.0
 
     @property
@@ -271,15 +262,12 @@ class Confirmation:
 
 # A candidate is deferred if its collectives after partitioning make it slower than the best one by this factor.
 SCREENED_OUT = 1.25
-MOST_ROUNDS = 3
-_LARGEST_FACTOR = 4.0  # a larger factor is an error in reading the figures, not a correction
 _BYTES_OF_A_COMPILATION = 6 * 2**30
 _LEAST_SECONDS = 1.0
-_FORMAT = "1"  # of stored answers
+_FORMAT = "2"  # of stored answers
 _EQUAL = 1.001  # steps within this ratio count as equal
 
 Emit = Callable[[Plan], bytes]
-SearchAgain = Callable[[Corrections], Sequence[Plan]]
 # number among those compiled (from 1), how many there are, the row
 Tell = Callable[[int, int, ConfirmedRow], None]
 
@@ -301,49 +289,29 @@ class Confirmer:
     tell: Tell | None = None
     cache: DiskCache[Compiled] = field(default_factory=lambda: DiskCache(users_folder("compiled"), Compiled))
 
-    def confirm(self, candidates: Sequence[Candidate], search_again: SearchAgain | None = None) -> Confirmation:
-        """Compiles candidates, the search's plan first; plans with identical programs are compiled once.
-
-        search_again: returns plans found with a corrected model; None for one round.
-        """
+    def confirm(self, candidates: Sequence[Candidate]) -> Confirmation:
+        """Compiles candidates, the search's plan first; plans with identical programs are compiled once."""
         self._start = time.monotonic()
         self._rows: dict[str, ConfirmedRow] = {}  # by written program, in order of arrival
         problem = self.evaluator.problem
         self._objective = Objective(problem, self.evaluator.cost(problem.fixed), compiled=self.compiler.knows_memory)
-        rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
-        while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:
-            best = self._best()
-            rounds += 1
-            try:
-                added = self._round(waiting)
-            except KeyboardInterrupt:  # answers so far count
-                break
-            if not added or (rounds > 1 and self._best() == best) or search_again is None:
-                break
-            corrections = self.corrections()
-            if self._seconds_left() <= _LEAST_SECONDS:
-                break
-            waiting = [
-                Candidate(f"corrected {k}", plan, self.evaluator.exact_cost(plan))
-                for k, plan in enumerate(search_again(corrections), 1)
-            ]
-        rows = tuple(self._rows.values())
+        if self._seconds_left() > _LEAST_SECONDS:
+            with suppress(KeyboardInterrupt):  # answers so far count
+                self._compile_all(candidates)
         chosen = self._best()
         return Confirmation(
             self.compiler.label,
-            rows,
+            tuple(self._rows.values()),
             None if chosen is None else list(self._rows).index(chosen),
-            self.evaluator.problem.mesh.limit_bytes,
-            max(1, rounds),
-            corrections,
+            problem.mesh.limit_bytes,
             time.monotonic() - self._start,
         )
 
     def _seconds_left(self) -> float:
         return self.seconds - (time.monotonic() - self._start)
 
-    def _round(self, candidates: Iterable[Candidate]) -> int:
-        """Compiles the new ones among the candidates; returns their number."""
+    def _compile_all(self, candidates: Sequence[Candidate]) -> None:
+        """Compiles the candidates, but those that are clearly slower than the best once they are partitioned."""
         contents: dict[str, bytes] = {}
         for candidate in candidates:
             content = self.emit(candidate.plan)
@@ -362,7 +330,6 @@ class Confirmer:
             for key in keys:
                 del aside[key]
                 self._rows[key] = replace(self._rows[key], why="")
-        return len(contents)
 
     def _bound(self) -> float:
         """Upper bound on the predicted step seconds of a deferred candidate that could be as fast as the best compiled
@@ -470,28 +437,6 @@ class Confirmer:
             return best
         return next(key for key, cost in met.items() if cost.step_seconds <= _EQUAL * met[best].step_seconds)
 
-    def corrections(self) -> Corrections:
-        """Factors by which the model is off, from all rows compiled so far."""
-        rows = [row for row in self._rows.values() if row.compiled and row.compiled.outcome == "compiled"]
-        compute = [
-            row.compute_seconds / row.candidate.cost.compute_seconds
-            for row in rows
-            if row.candidate.cost.compute_seconds
-        ]
-        memory = [factor for row in rows if (factor := _memory_factor(row)) is not None]
-        predicted: dict[str, float] = {}
-        compiled: dict[str, float] = {}
-        for row in rows:
-            assert row.compiled is not None
-            for kind, seconds in row.compiled.by_kind.items():
-                compiled[kind] = compiled.get(kind, 0.0) + seconds
-            for use in self.evaluator.collectives(row.candidate.plan):
-                predicted[use.kind] = predicted.get(use.kind, 0.0) + use.seconds
-        kinds = {kind: _bounded(compiled[kind] / s) for kind, s in predicted.items() if s and kind in compiled}
-        return Corrections(
-            _bounded(median(compute)) if compute else 1.0, _bounded(median(memory)) if memory else 1.0, kinds
-        )
-
 
 def compiled_cost(row: ConfirmedRow) -> Cost:
     """The row's figures as a `Cost`, with the compiler's figures if it gives them."""
@@ -520,16 +465,3 @@ def joined(answers: Sequence[Confirmation], names: Sequence[str], taken: int) ->
         ]
     seconds = sum(answer.seconds for answer in answers)
     return replace(first, rows=tuple(rows), chosen=chosen, seconds=seconds)
-
-
-def _memory_factor(row: ConfirmedRow) -> float | None:
-    """Ratio of compiled to predicted temporaries; the size of arguments is exact."""
-    cost = row.candidate.cost
-    predicted = cost.peak_bytes - cost.argument_bytes
-    if row.compiled is None or row.compiled.peak_bytes is None or predicted <= 0:
-        return None
-    return max(0.0, row.compiled.peak_bytes - cost.argument_bytes) / predicted
-
-
-def _bounded(factor: float) -> float:
-    return min(_LARGEST_FACTOR, max(1.0 / _LARGEST_FACTOR, factor))

@@ -47,14 +47,12 @@ class ScheduledTime:
 
     Attributes:
         compute_seconds: compute by the compiler's estimate. communication_seconds: all collectives, one after the
-            other. exposed_seconds: the part of the communication for which the cores wait. by_kind: the kind of a
-            collective -> seconds of all its runs.
+            other. exposed_seconds: the part of the communication for which the cores wait.
     """
 
     compute_seconds: float
     communication_seconds: float
     exposed_seconds: float
-    by_kind: dict[str, float] = field(default_factory=dict)
 
     @property
     def step_seconds(self) -> float:
@@ -115,13 +113,10 @@ class _Total:
 
     compute: float = 0.0
     communication: float = 0.0
-    by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, part: ScheduledTime, times: float) -> None:
         self.compute += times * part.compute_seconds
         self.communication += times * part.communication_seconds
-        for kind, seconds in part.by_kind.items():
-            self.by_kind[kind] += times * seconds
 
 
 @dataclass
@@ -181,14 +176,12 @@ class _Walk:
             total.compute,
             total.communication,
             max(0.0, end - total.compute),
-            dict(total.by_kind),
         )
 
     def _send(self, collective: _Collective, clocks: _Clocks, total: _Total) -> float:
         """Adds a collective to the total and occupies its links; returns the time when it ends."""
         kind, axes, sizes = collective
         seconds = self.seconds_of(kind, sum(sizes), axes)  # arrays that are sent together share the latency
-        total.by_kind[kind] += seconds
         total.communication += seconds
         return clocks.send(axes, seconds)
 

@@ -1,10 +1,10 @@
 """The results of the cost model for one plan, and the formulas for one kernel: a roofline for its local shape, the use
-of the matrix unit, and corrections measured by compiling.
+of the matrix unit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, hypot, inf, prod
 from typing import Final, Literal
 
@@ -294,29 +294,3 @@ def shared_out(count: int, batch: float, rows: float, columns: float, depth: flo
 
 def _padded(size: float, tile: int) -> float:
     return ceil(size / tile) * tile
-
-
-# ---------------------------------------------------------------- corrections
-# Correction factors of the cost model for one program, measured by compiling it.
-
-
-@dataclass(frozen=True)
-class Corrections:
-    """Factors by which predictions are multiplied; 1 where nothing is known.
-
-    Attributes:
-        compute, memory: of compute seconds, and of peak bytes. collectives: kind of collective -> factor of its
-            seconds.
-    """
-
-    compute: float = 1.0
-    memory: float = 1.0
-    collectives: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def nothing(self) -> bool:
-        """Whether the model was right."""
-        return self.compute == self.memory == 1.0 and all(factor == 1.0 for factor in self.collectives.values())
-
-
-NO_CORRECTIONS = Corrections()

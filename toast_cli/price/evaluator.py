@@ -27,7 +27,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import OpSharding, Sharding
 from toast_cli.price.arrays import ArrayItem, ArrayKernels
 from toast_cli.price.buffers import Buffers, CountedBuffers, Kind
-from toast_cli.price.cost import NO_CORRECTIONS, Alive, CollectiveUse, Corrections, Cost, KernelUse
+from toast_cli.price.cost import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.price.gpu_libraries import temporary_growth
 from toast_cli.price.items import Items, NeighbourItem, SumItem, WorkItem, make_items
 from toast_cli.price.kernel_pricing import WorkPricer, most_moments
@@ -241,17 +241,15 @@ class Listing:
         self,
         problem: Problem,
         like: Listing | None = None,
-        corrections: Corrections = NO_CORRECTIONS,
         profile: CompilerProfile | None = None,
     ) -> None:
         self.problem = problem
-        self._corrections = corrections
         self.profile = profile or find_profile(problem.mesh.chip)
         known = like.items.compilation if like and like.serves(problem) and like.profile == self.profile else None
         self.items: Items = make_items(problem, self.profile, known)
         self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
-        self._regions = region_prices(problem, self.profile, corrections)
-        self._pricer = Pricer(problem, self.items, corrections, self._regions)
+        self._regions = region_prices(problem, self.profile)
+        self._pricer = Pricer(problem, self.items, self._regions)
         self._work = WorkPricer(problem, self.profile, self._regions)
         self._arrays = ArrayKernels(problem, self.profile)
         self._holdings = Buffers(problem, self.items, self._pricer)
@@ -401,10 +399,9 @@ class Evaluator(Listing):
         problem: Problem,
         references: Iterable[Plan] = (),
         like: Evaluator | None = None,
-        corrections: Corrections = NO_CORRECTIONS,
         profile: CompilerProfile | None = None,
     ) -> None:
-        super().__init__(problem, like, corrections, profile)
+        super().__init__(problem, like, profile)
         self.evaluations = 0
         self._sharing = ShareMemo(
             self._pricer, self._work, self._arrays, self._holdings, self.timeline, self.profile.asynchronous
@@ -423,7 +420,7 @@ class Evaluator(Listing):
 
     def of(self, problem: Problem) -> Evaluator:
         """An evaluator with the same prices for another problem of the same program and chip."""
-        return Evaluator(problem, (), self, self._corrections, self.profile)
+        return Evaluator(problem, (), self, self.profile)
 
     def lowered(self, plan: Plan) -> PartitionedProgram:
         """`plan` lowered to every op, value and use. Memoises the last plan, which a report and a file both ask for."""
@@ -442,7 +439,7 @@ class Evaluator(Listing):
         state = self._evaluate(plan)
         arguments = float(state.arguments)
         peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
-        compute = state.compute * QUANTUM * self._corrections.compute
+        compute = state.compute * QUANTUM
         communication, transfers = state.communication * QUANTUM, state.transfers * QUANTUM
         cost = Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows), transfers)
         overlapping = state.overlapping * QUANTUM
@@ -496,8 +493,7 @@ class Evaluator(Listing):
 
     def _grown(self, alive: float, arguments: float) -> float:
         """Peak bytes with the growth of temporaries by the chip's compiler; arguments keep their size."""
-        growth = self._growth * self._corrections.memory
-        return alive if growth == 1.0 else arguments + growth * (alive - arguments)
+        return alive if self._growth == 1.0 else arguments + self._growth * (alive - arguments)
 
     def unlearn(self) -> None:
         """Resets the selected moments to the initial ones."""
@@ -589,7 +585,7 @@ class Evaluator(Listing):
 
     @cached_property
     def _windows(self) -> Windows:
-        return Windows(self.problem, self.items.lives, self._corrections.compute, most_moments(self._regions))
+        return Windows(self.problem, self.items.lives, most_moments(self._regions))
 
     # -- buckets -------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from toast_cli.plan.sharding import FactorAxes, OpPattern, Sharding, shards
 from toast_cli.price.arrays import ArrayKernels
 from toast_cli.price.buffers import Buffers, CountedBuffers
 from toast_cli.price.collectives import collective_seconds
-from toast_cli.price.cost import BY_HAND, INSIDE, NO_CORRECTIONS, CollectiveUse, Corrections, KernelUse
+from toast_cli.price.cost import BY_HAND, INSIDE, CollectiveUse, KernelUse
 from toast_cli.price.items import Items, make_items
 from toast_cli.price.kernel_pricing import RegionPrice, RegionPrices, WorkPricer, most_moments
 from toast_cli.price.memo import Bucket
@@ -33,9 +33,7 @@ from toast_cli.price.timeline import InRegion, Timeline, Windows
 from toast_cli.program.model import Exchange, ManualRegion, Program, once
 
 
-def region_prices(
-    problem: Problem, profile: CompilerProfile, corrections: Corrections = NO_CORRECTIONS
-) -> RegionPrices:
+def region_prices(problem: Problem, profile: CompilerProfile) -> RegionPrices:
     """Op number -> price of that manual region."""
     known: dict[object, _Region] = {}  # layers have equal regions
     found = {}
@@ -44,7 +42,7 @@ def region_prices(
             pattern = problem.patterns[problem.op_pattern[number]]
             key = _meaning(op.region), pattern.form, pattern.closed
             if key not in known:
-                known[key] = _Region(op.region, pattern, problem.mesh, profile, corrections)
+                known[key] = _Region(op.region, pattern, problem.mesh, profile)
             found[number] = _At(known[key], number, (*op.results, *op.operands, -1)[0])
     return found
 
@@ -94,19 +92,17 @@ class _At:
 class _Region:
     """Equal regions of a problem."""
 
-    def __init__(
-        self, region: ManualRegion, pattern: OpPattern, mesh: Mesh, profile: CompilerProfile, corrections: Corrections
-    ) -> None:
-        self._region, self._mesh, self._corrections = region, mesh, corrections
+    def __init__(self, region: ManualRegion, pattern: OpPattern, mesh: Mesh, profile: CompilerProfile) -> None:
+        self._region, self._mesh = region, mesh
         # The partitioner splits nothing over manual axes.
         axes = [replace(axis, size=1, links=()) if k in pattern.closed else axis for k, axis in enumerate(mesh.axes)]
         self._problem = make_problem(region.body, _dimensions(region.body), replace(mesh, axes=tuple(axes)))
-        self._within = region_prices(replace(self._problem, mesh=mesh), profile, corrections)
+        self._within = region_prices(replace(self._problem, mesh=mesh), profile)
         self._items = make_items(self._problem, profile)
-        self._pricer = Pricer(self._problem, self._items, corrections, self._within)
+        self._pricer = Pricer(self._problem, self._items, self._within)
         self._kernels = WorkPricer(self._problem, profile, self._within)
         self._asynchronous = profile.asynchronous
-        self.windows = Windows(self._problem, self._items.lives, corrections.compute, most_moments(self._within))
+        self.windows = Windows(self._problem, self._items.lives, most_moments(self._within))
         self._arrays = ArrayKernels(self._problem, profile)
         self._groups = _groups(self._problem, pattern)
         self._known: dict[Plan, RegionPrice] = {}
@@ -154,7 +150,6 @@ class _Region:
             # A reduce-scatter in smaller groups sums up less.
             part = alone / prod(sizes[axis] for axis in axes) if alone and exchange.kind == "reduce-scatter" else 1.0
             seconds = collective_seconds(self._mesh, exchange.kind, size * part, axes)
-            seconds *= self._corrections.collectives.get(exchange.kind, 1.0)
             yield CollectiveUse(
                 exchange.kind,
                 axes,

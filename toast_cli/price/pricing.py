@@ -46,7 +46,7 @@ from toast_cli.price.compiled_collectives import (
     stays_gather,
     stays_slice_gather,
 )
-from toast_cli.price.cost import CollectiveUse, Corrections
+from toast_cli.price.cost import CollectiveUse
 from toast_cli.price.items import Carried, Items, NeighbourItem, SumItem, WorkItem, op_sharding_finder, reduced
 from toast_cli.price.kernel_pricing import RegionPrices
 from toast_cli.price.memo import Bucket
@@ -76,10 +76,9 @@ class _Reduced(NamedTuple):
 class Pricer:
     """Prices items of one problem."""
 
-    def __init__(self, problem: Problem, items: Items, corrections: Corrections, regions: RegionPrices) -> None:
+    def __init__(self, problem: Problem, items: Items, regions: RegionPrices) -> None:
         self._problem = problem
         self._regions = regions
-        self._corrections = corrections.collectives
         self._items = items
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], float], float] = {}
@@ -313,5 +312,5 @@ class Pricer:
         if seconds is None:
             part = latency_part(kind, size, share, self._profile)
             seconds = collective_seconds(self._problem.mesh, kind, size, axes, latency_part=part)
-            seconds = self._seconds[key] = seconds * self._corrections.get(kind, 1.0)
+            self._seconds[key] = seconds
         return seconds

@@ -67,9 +67,9 @@ class InRegion:
 class Windows:
     """The window of moments in which each collective of a program can run."""
 
-    def __init__(self, problem: Problem, lives: Lives, slowdown: float = 1.0, longest_region: int = 0) -> None:
-        """slowdown: factor on the seconds of all kernels. longest_region: the last moment of any manual region."""
-        self._problem, self._program, self._slowdown = problem, problem.program, slowdown
+    def __init__(self, problem: Problem, lives: Lives, longest_region: int = 0) -> None:
+        """longest_region: the last moment of any manual region."""
+        self._problem, self._program = problem, problem.program
         self._alike = ops_by_pattern(problem)
         program = problem.program
         # Moments in a tick: collectives before a kernel, then the kernel, or all of a manual region.
@@ -111,7 +111,7 @@ class Windows:
             if kernel.inside and kernel.op in inlined:
                 continue
             members += kernel.ops
-            each += [self._slowdown * kernel.seconds * part for part in self._trips(kernel.ops)]
+            each += [kernel.seconds * part for part in self._trips(kernel.ops)]
         rows = [
             (loop, ready if use.kind in kinds else due, due, ready, use.seconds * part, _bits(use.axes))
             for use in uses

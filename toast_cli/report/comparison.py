@@ -426,15 +426,12 @@ def with_confirmation(report: Report, problem: Problem, confirmation: Confirmati
 
 def confirmation_facts(confirmation: Confirmation) -> ConfirmationFacts:
     """The facts of a confirmation, without the plans themselves."""
-    corrections = confirmation.corrections
     chosen = None if confirmation.chosen is None else confirmation.rows[confirmation.chosen].candidate.name
     return ConfirmationFacts(
         confirmation.compiler,
         chosen,
         [_row(row, confirmation.limit_bytes) for row in confirmation.rows],
-        confirmation.rounds,
         confirmation.seconds,
-        {"compute": corrections.compute, "memory": corrections.memory, **corrections.collectives},
         confirmation.rejected,
     )
 

@@ -253,7 +253,7 @@ class AlternativeFacts:
 class ConfirmedPlanFacts:
     """One compiled plan. Compiled figures are null if there is no compiled program."""
 
-    name: str  # "search", "search 2", "corrected 1", or a strategy
+    name: str  # "search", "search 2", or a strategy
     predicted_step_seconds: float
     predicted_peak_bytes: int
     outcome: str  # "compiled", "out of memory", "refused", "timed out", "not compiled"
@@ -272,9 +272,7 @@ class ConfirmationFacts:
     compiler: str
     chosen: str | None  # name of the plan taken; null where no compiled plan fits
     plans: list[ConfirmedPlanFacts]
-    rounds: int
     seconds: float
-    corrections: dict[str, float] = field(default_factory=dict)  # the model's correction factors in the last round
     rejected: bool = False  # no compiled program fits, so that none is written
 
 
