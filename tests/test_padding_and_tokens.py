@@ -76,7 +76,7 @@ TOKENS = {
     "moe_tiny": 32 * 48,
     "long_tiny": 128,
     "itx_prefill_tiny": 32 * 40,
-    "itx_decode_tiny": 0,  # one id for each sequence
+    "itx_decode_tiny": 32,  # one id for each sequence
     "vit_tiny": 0,
     "gns_tiny": 0,
     "mlp_tiny": 0,
@@ -117,3 +117,16 @@ def test_tokens_per_second_beside_the_step_time() -> None:
     assert report.predicted.tokens_per_second == pytest.approx(512 / seconds)
     rows = " ".join(render([prediction(report, 100)], make_console(None)).split())
     assert f"tokens/s {512 / seconds:,.0f} of all devices together" in rows
+
+
+def test_the_cache_of_a_decode() -> None:
+    """Two layers' keys and values of 8 heads of 24, in bf16; the heads are split over 4 devices."""
+    predicted = partition(Request("sample_models/itx_decode_tiny.mlir", "v4-8", strategy="megatron")).report.predicted
+    assert predicted.cache_token_bytes == 2 * 2 * (8 / 4) * 24 * 2
+    cache_bytes = 32 * 48 * predicted.cache_token_bytes
+    others = predicted.argument_bytes - cache_bytes
+    room = predicted.limit_bytes / (1 + predicted.peak_error) - others
+    assert predicted.sequences == int(32 * room / (predicted.peak_bytes - others))
+    assert (
+        partition(Request("sample_models/t2b_tiny.mlirbc.zst", "v4-8", strategy="fsdp")).report.predicted.sequences == 0
+    )

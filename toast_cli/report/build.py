@@ -16,7 +16,7 @@ from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.price.cost import BY_HAND, Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.kernel import ragged_growth
-from toast_cli.price.memory_fit import peak_error
+from toast_cli.price.memory_fit import peak_error, surely_fitting_bytes
 from toast_cli.price.profiles import version_note
 from toast_cli.program.model import Program
 from toast_cli.program.names import slash_path
@@ -181,6 +181,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         price * MILLION / counted if counted else 0.0,
         "" if not price or not counted else "tokens" if tokens else "samples",
         samples / cost.step_seconds if cost.step_seconds > 0 else 0.0,
+        *_cache_facts(evaluator, result.plan, cost),
     )
 
 
@@ -497,14 +498,40 @@ _CHANGED = frozenset({CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, SCATTER})
 
 
 def tokens_of(problem: Problem) -> int:
-    """Elements of the integer inputs over batch and sequence (token ids, targets); 0 if there is no such input, or they
-    differ in size (encoders and decoders)."""
+    """Elements of the integer inputs over batch and sequence (token ids, targets); one for each sequence in a step that
+    decodes with a cache; 0 if there is neither, or inputs differ in size (encoders and decoders)."""
     found = {
         problem.program.values[argument.value].elements
         for number, argument in enumerate(problem.program.arguments)
         if problem.roles[problem.argument_role[number]] == INPUTS and _holds_tokens(problem, number)
     }
+    if not found and caches_of(problem):
+        return samples_of(problem)
     return found.pop() if len(found) == 1 else 0
+
+
+def caches_of(problem: Problem) -> dict[int, int]:
+    """Arguments that hold keys and values (state over batch and sequence): value -> positions of a sequence."""
+    found = {}
+    for number, argument in enumerate(problem.program.arguments):
+        groups = [problem.dimensions.groups[group] for group in problem.patterns[problem.op_pattern[number]].groups]
+        sizes = {group.role: group.size for group in groups}
+        if problem.roles[problem.argument_role[number]] == STATE and {"batch", "seq"} <= sizes.keys():
+            found[argument.value] = sizes["seq"]
+    return found
+
+
+def _cache_facts(evaluator: Evaluator, plan: Plan, cost: Cost) -> tuple[float, int]:
+    """(bytes of caches on a device for each token of all sequences, number of sequences that about fit); zeros without
+    caches. All but other arguments is taken to grow with the number of sequences."""
+    problem, caches, sequences = evaluator.problem, caches_of(evaluator.problem), samples_of(evaluator.problem)
+    if not caches or not sequences:
+        return 0.0, 0
+    program, mesh, shardings = problem.program, problem.mesh, evaluator.lowered(plan).shardings
+    local = sum(program.values[value].bytes / shards(shardings[value], mesh.sizes) for value in caches)
+    others = cost.argument_bytes - local
+    room = (surely_fitting_bytes(program, mesh) - others) / (cost.peak_bytes - others)
+    return local / (sequences * max(caches.values())), max(0, int(sequences * room))
 
 
 def samples_of(problem: Problem) -> int:

@@ -124,6 +124,8 @@ class PredictedFacts:
     million_price: float = 0.0  # of a million tokens, of samples where a program has no tokens; 0 if neither is known
     priced: str = ""  # what a million of costs that: "tokens" or "samples"
     samples_per_second: float = 0.0  # of all devices together; 0 if no input has a batch
+    cache_token_bytes: float = 0.0  # of caches of keys and values on a device, for each token of all sequences
+    sequences: int = 0  # about how many sequences surely fit with such caches; 0 without caches
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:

@@ -297,7 +297,8 @@ def prediction(report: Report, width: int) -> RenderableType:
 
     if predicted.tokens_per_second:
         figure = Text(format_count(round(predicted.tokens_per_second)), style.TITLE)
-        rows.add_row("tokens/s", figure, "", "of all devices together")
+        each = format_count(round(predicted.tokens_per_second / report.mesh.devices))
+        rows.add_row("tokens/s", figure, "", f"of all devices together, {each} a device")
 
     if predicted.step_price:
         million = f"{format_price(predicted.million_price)} a million {predicted.priced}"
@@ -311,6 +312,11 @@ def prediction(report: Report, width: int) -> RenderableType:
     held.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
     memory = TextPart(filled, "█", style.MEMORY if predicted.fits else style.BAD)
     add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
+
+    if predicted.cache_token_bytes:
+        figure = format_bytes(round(predicted.cache_token_bytes))
+        fit = format_plural(predicted.sequences, "sequence")
+        rows.add_row("KV cache", figure, "", f"a token and device; memory is enough for about {fit}")
 
     if predicted.host_bytes:
         moved = f"transfers {format_seconds(predicted.transfer_seconds)}, which overlap with compute"
