@@ -300,6 +300,14 @@ def test_where_there_are_no_tokens_samples_count() -> None:
     assert "samples/s" in style.render(command_tables.sweep_blocks(ranked(rows), 120), console)
 
 
+@pytest.mark.parametrize(("width", "ratios"), [(80, False), (160, True)])
+def test_ratios_are_explained_where_there_is_room_for_them(width: int, ratios: bool) -> None:
+    rows = [row_at(f"b={n}", 1.0, 9, tokens_per_second=4.0 * n, step_price=n, million_price=n) for n in (1, 2)]
+    console = style.make_console(None, width=width)
+    shown = style.render(command_tables.sweep_blocks(ranked(rows), width), console)
+    assert ("0.50×" in shown, "N× is against the first row" in shown) == (ratios, ratios)
+
+
 def test_nothing_that_may_not_fit_is_the_best() -> None:
     assert not any(row.best for row in ranked([replace(row_at("", 1.0, 9), status="unsure")]))
 

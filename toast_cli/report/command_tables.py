@@ -189,7 +189,7 @@ def to_json(rows: Sequence[SweepRow]) -> bytes:
     return write_json({"schema": SCHEMA, "points": [asdict(row) for row in rows]})
 
 
-def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
+def rows_table(rows: Sequence[SweepRow], width: int) -> Table:
     """One row per point, what does not fit greyed; narrower screens show fewer figures. Columns that are equal in all
     rows (the program, sizes, the seed, the limit), and figures that no row has, are left out. Ratios are against the
     first row."""
@@ -261,9 +261,11 @@ def sweep_blocks(rows: Sequence[SweepRow], width: int) -> list[RenderableType]:
     front = (
         f"· no other point that surely fits is better in both time and {beside}" if any(r.front for r in rows) else ""
     )
-    ratios = "N× is against the first row" if len(rows) > 1 else ""
+    drawn = rows_table(rows, width)
+    there = any(column.justify == "right" and not column.header for column in drawn.columns)
+    ratios = "N× is against the first row" if there else ""  # narrow screens have none
     words = "; ".join(filter(None, ("★ best" if any(row.best for row in rows) else "", front, ratios)))
-    return [rows_table(rows, width), *([Text(words, style.LABEL)] if len(rows) > 1 and words else [])]
+    return [drawn, *([Text(words, style.LABEL)] if len(rows) > 1 and words else [])]
 
 
 def _greyed(row: SweepRow, cell: str | Text) -> str | Text:

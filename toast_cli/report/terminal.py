@@ -314,9 +314,9 @@ def prediction(report: Report, width: int) -> RenderableType:
     add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
 
     if predicted.cache_token_bytes:
-        figure = format_bytes(round(predicted.cache_token_bytes))
+        held_text = format_bytes(round(predicted.cache_token_bytes))
         fit = format_plural(predicted.sequences, "sequence")
-        rows.add_row("KV cache", figure, "", f"a token and device; memory is enough for about {fit}")
+        rows.add_row("KV cache", held_text, "", f"a token and device; memory is enough for about {fit}")
 
     if predicted.host_bytes:
         moved = f"transfers {format_seconds(predicted.transfer_seconds)}, which overlap with compute"
