@@ -35,7 +35,7 @@ from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
-from toast_cli.report.comparison import alternative_facts, with_confirmation, with_row
+from toast_cli.report.comparison import PIPELINE, alternative_facts, with_confirmation, with_pipeline, with_row
 from toast_cli.report.model import YES, Report, TriedSizeFacts
 from toast_cli.request import AUTO, CompilerName, Fit
 from toast_cli.request import Request as Request
@@ -46,6 +46,7 @@ from toast_cli.search.alternatives import different_plans
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import PLANS
 from toast_cli.tactics import PricedStrategy, parse_tactics
+from toast_cli.tactics.stages import PricedPipeline, best_pipeline, parse_stages
 from toast_cli.tactics.strategies import preferred
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Outcome:
     strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)  # see `Variant.strategies`
     original: Source | None = None  # the user's program, if `source` is a rewritten one
     annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
+    pipeline: PricedPipeline | None = None  # the best pipeline, if the user asks for one or the mesh has a network
 
     @property
     def problem(self) -> Problem:
@@ -142,6 +144,7 @@ class Outcome:
             alternatives=alternative_facts(evaluator, plan, self.plans),
         )
         report = with_row(report, self.annotated, self.problem.mesh)
+        report = with_pipeline(report, self.pipeline, PIPELINE in self.report.baselines)
         return replace(self, report=report, result=result)
 
     def saved_plan(self) -> bytes:
@@ -231,6 +234,7 @@ def plan_given(
     with _timed("spec", timings, tell):
         spec = load_spec(request.mesh, request.prices)
         tactics = parse_tactics(request.tactics, request.strategy)
+        stages = None if request.pipeline is None else parse_stages(request.pipeline)
         saved = read_plan(request.plan) if request.plan is not None else None
         meshes = choose_meshes(spec, request, saved)
         tactics.check_axes([mesh.names for mesh in meshes])
@@ -288,6 +292,8 @@ def plan_given(
             report = with_confirmation(report, evaluator.problem, confirmation)
         own = own_shardings()
         report = with_row(report, own, evaluator.problem.mesh)
+        staged = best_pipeline(evaluator, stages) if stages or (annotated and free and not request.minimise) else None
+        report = with_pipeline(report, staged, stages is not None)
     return Outcome(
         replace(report, timings=timings),
         source,
@@ -297,6 +303,7 @@ def plan_given(
         best.strategies,
         None if source is original else original,
         own,
+        staged,
     )
 
 

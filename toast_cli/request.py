@@ -242,6 +242,15 @@ class Request:
         "Do not search: take a known strategy, e.g. fsdp+megatron or fsdp:data+megatron:model.",
         "NAME",
     )
+    pipeline: str | None = _option(
+        None,
+        "--pipeline",
+        OptionKind.TEXT,
+        "Also price a pipeline: a number of stages, or the mesh axis that they are on, and the microbatches after a "
+        "colon, e.g. 4, 4:16 or slice:16.",
+        "STAGES",
+        in_projects=False,
+    )
     content: bytes | None = field(default=None, repr=False)
     parted: bool | None = None
     even: bool = False

@@ -13,7 +13,7 @@ from toast_cli.cli import options
 from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say_confirmed
 
 
-@options.with_options(*options.PLANNING, "top", *options.CONFIRMING, before="quiet")
+@options.with_options(*options.PLANNING, "pipeline", "top", *options.CONFIRMING, before="quiet")
 def compare(
     program: options.Program,
     mesh: options.MeshSpec,
@@ -56,7 +56,7 @@ def compare(
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(replace(request, confirm=0, top=request.wanted), progress)
         found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or (), outcome.strategies)
-        found = with_contender(found, outcome.annotated, outcome.evaluator)
+        found = with_contender(found, outcome.annotated, outcome.pipeline, outcome.evaluator)
         if request.confirm > 0:
             named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
             tell = None if quiet else say_confirmed

@@ -29,7 +29,7 @@ LEFT_OUT = (
 
 @options.with_options(
     *("top", *options.CONFIRMING, *options.PLANNING, *options.REWRITING),
-    *("strategy", "plan", "complete", "kernels", "names", "frames"),
+    *("strategy", "pipeline", "plan", "complete", "kernels", "names", "frames"),
     before="quiet",
     confirm="auto",
 )
@@ -107,6 +107,12 @@ def partition(
     check_targets(targets, [program, mesh])
     of_one_device = chosen in (Format.spmd, Format.spmd_hlo)
     request = replace(options.make_request(program, mesh, given), even=of_one_device)
+    if request.pipeline is not None and (output is not None or verify is not None):
+        raise UsageError(
+            "toast prices pipelines, and does not write the programs of their stages",
+            where="--pipeline",
+            hint="leave out -o and --verify for the price, or leave out --pipeline to write the plan without stages",
+        )
 
     from toast_cli import pipeline
     from toast_cli.report.model import to_bytes

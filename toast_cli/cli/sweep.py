@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         "runs",
         "tactics",
         "strategy",
+        "pipeline",
         "minimise",
         "subject_to",
         "fit",

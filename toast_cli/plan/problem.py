@@ -556,3 +556,11 @@ def _same_factors(form: Form, dims: Dims, product: Form, read: Dims) -> dict[int
             return None
         found.update(zip(own, other, strict=True))
     return found
+
+
+def samples_of(problem: Problem) -> int:
+    """Elements along the batch, the largest of the inputs' dimensions of that role; 0 if there is none."""
+    groups = problem.dimensions.groups
+    inputs = [n for n in range(len(problem.program.arguments)) if problem.roles[problem.argument_role[n]] == INPUTS]
+    named = {group for n in inputs for group in problem.patterns[problem.op_pattern[n]].groups}
+    return max((groups[group].size for group in named if groups[group].role == "batch"), default=0)

@@ -11,7 +11,7 @@ from toast_cli.hardware import Chip, Mesh, matrix_rate
 from toast_cli.plan.decisions import Bound, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS, read_in_trips
 from toast_cli.plan.partitioned import CollectiveFacts, PartitionedProgram
-from toast_cli.plan.problem import Problem
+from toast_cli.plan.problem import Problem, samples_of
 from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.price.cost import BY_HAND, Cost
 from toast_cli.price.evaluator import Evaluator
@@ -532,14 +532,6 @@ def _cache_facts(evaluator: Evaluator, plan: Plan, cost: Cost) -> tuple[float, i
     others = cost.argument_bytes - local
     room = (surely_fitting_bytes(program, mesh) - others) / (cost.peak_bytes - others)
     return local / (sequences * max(caches.values())), max(0, int(sequences * room))
-
-
-def samples_of(problem: Problem) -> int:
-    """Elements along the batch, the largest of the inputs' dimensions of that role; 0 if there is none."""
-    groups = problem.dimensions.groups
-    inputs = [n for n in range(len(problem.program.arguments)) if problem.roles[problem.argument_role[n]] == INPUTS]
-    named = {group for n in inputs for group in problem.patterns[problem.op_pattern[n]].groups}
-    return max((groups[group].size for group in named if groups[group].role == "batch"), default=0)
 
 
 def _holds_tokens(problem: Problem, number: int) -> bool:

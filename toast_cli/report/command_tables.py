@@ -23,6 +23,7 @@ from toast_cli.program.quantities import (
     shorten_location,
 )
 from toast_cli.report import style
+from toast_cli.report.comparison import PIPELINE
 from toast_cli.report.explain.study import Change, Explanation, Item
 from toast_cli.report.model import Report, write_json
 from toast_cli.report.style import make_console, plain_text, render, section, table
@@ -86,6 +87,7 @@ class SweepRow:
     front: bool = False
     samples_per_second: float | None = None
     beyond: str = ""
+    pipeline_seconds: float | None = None
 
     @property
     def device_seconds(self) -> float | None:
@@ -138,6 +140,7 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
         million_price=predicted.million_price or None,
         rewritten="; ".join(report.program.rewritten),
         beyond=report.sizes.beyond if report.sizes is not None else "",
+        pipeline_seconds=report.baselines[PIPELINE].step_seconds if PIPELINE in report.baselines else None,
     )
 
 
@@ -242,6 +245,13 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> Table:
         ("price a step", "right", price, 2, shown("step_price", format_price)),
         ("a million", "right", price, 0, shown("million_price", format_price)),
         ("", "right", price and several, 1, against(lambda row: row.million_price or row.step_price)),
+        (
+            "pipeline",
+            "right",
+            any(row.pipeline_seconds for row in rows),
+            0,
+            shown("pipeline_seconds", format_seconds),
+        ),
         ("compute", "right", True, 3, shown("compute_seconds", format_seconds)),
         ("communication", "right", True, 3, shown("communication_seconds", format_seconds)),
         ("MFU", "right", True, 4, shown("mfu", format_percent)),

@@ -43,6 +43,7 @@ from toast_cli.report.words import kept_text, name_list, part_name, scope_name, 
 from toast_cli.search.alternatives import Alternative, compared, name_of
 from toast_cli.search.incumbent import Objective
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
+from toast_cli.tactics.stages import PricedPipeline
 from toast_cli.tactics.strategies import STRATEGIES, better
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "toast.compare/1"
 SEARCH, UNSHARDED, STRATEGY = "search", "unsharded", "strategy"  # kinds of contenders, and names of the first two
-ANNOTATED = "annotated"  # likewise a kind: the program's own shardings, which no plan states
+ANNOTATED, PIPELINE = "annotated", "pipeline"  # likewise: the program's own shardings, and stages; no plan states them
 
+# Times the plan's step up to which the report mentions a pipeline that the user does not ask for.
+NEAR = 1.1
 # Names of dimensions listed over one axis before the rest is counted.
 _LISTED = 5
 
@@ -63,8 +66,8 @@ class Contender:
     """One plan. Bytes per device, seconds a step.
 
     Attributes:
-        kind: "search", "strategy", "unsharded" or "annotated" (the program's own shardings). met: fits, and keeps the
-            requested bounds.
+        kind: "search", "strategy", "unsharded", "annotated" (the program's own shardings) or "pipeline". met: fits, and
+            keeps the requested bounds.
         adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
         axes: a strategy with its mesh axes, as `--strategy` takes it, if others than the mesh's order suit it better.
             mesh: the shape of the mesh if it is not the search's.
@@ -327,7 +330,7 @@ def decisions(found: Comparison) -> RenderableType:
         Text(SEARCH, style.TITLE), "decides", listed(search.decisions, axes) if search.decisions else Text("nothing")
     )
     for one in found.contenders[1:]:
-        if one.kind in (UNSHARDED, ANNOTATED):
+        if one.kind in (UNSHARDED, ANNOTATED, PIPELINE):
             continue
         adds, lacks = listed(one.adds, axes), listed(one.lacks, axes)
         if one.adds:
@@ -533,16 +536,51 @@ def _noted(report: Report, note: str) -> Report:
     return replace(report, analysis=replace(report.analysis, notes=[note, *report.analysis.notes]))
 
 
-def with_contender(comparison: Comparison, found: AsAnnotated | str | None, evaluator: Evaluator) -> Comparison:
-    """The comparison with the program's own shardings among the contenders; they are never marked as best, which is for
-    plans."""
-    if found is None or isinstance(found, str):
-        return comparison
-    cost, mesh = found.cost, evaluator.problem.mesh
+def with_contender(
+    comparison: Comparison, found: AsAnnotated | str | None, pipeline: PricedPipeline | None, evaluator: Evaluator
+) -> Comparison:
+    """The comparison with the program's own shardings and a pipeline among the contenders; they are never marked as
+    best, which is for plans."""
+    mesh = evaluator.problem.mesh
     objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
-    row = Contender(
-        AS_ANNOTATED, ANNOTATED, cost.step_seconds, cost.compute_seconds, cost.communication_seconds,
-        round(cost.peak_bytes), round(cost.argument_bytes), cost.peak_bytes <= mesh.limit_bytes, objective.met(cost),
-        "the program's own shardings", [], [], [], mesh=other_shape(found.mesh, mesh),
+    rows = []
+    if found is not None and not isinstance(found, str):
+        words, shape = "the program's own shardings", other_shape(found.mesh, mesh)
+        rows.append((AS_ANNOTATED, ANNOTATED, found.cost, words, "", shape))
+    if pipeline is not None:
+        rows.append((PIPELINE, PIPELINE, pipeline.cost, pipeline.label, pipeline.row_label, {}))
+    contenders = [
+        Contender(
+            name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
+            round(cost.argument_bytes), cost.peak_bytes <= mesh.limit_bytes, objective.met(cost), words, [], [], [],
+            axes, shape,
+        )
+        for name, kind, cost, words, axes, shape in rows
+    ]  # fmt: skip
+    return replace(comparison, contenders=ranked([*comparison.contenders, *contenders]))
+
+
+def with_pipeline(report: Report, priced: PricedPipeline | None, asked: bool) -> Report:
+    """The report with a pipeline as baseline, and a line about it: if the user asks for it, if it is at most `NEAR`
+    times as slow as the plan, or if it fits where the plan does not."""
+    if priced is None:
+        return report
+    plan, cost = report.predicted, priced.cost
+    if cost.peak_bytes > plan.limit_bytes:
+        verdict = "does not fit"
+    elif not plan.fits:
+        verdict = "fits, without one the program does not"
+    else:
+        near = cost.step_seconds <= NEAR * plan.step_seconds
+        verdict = "is faster" if cost.step_seconds < plan.step_seconds else "comes near" if near else "is slower"
+    if not asked and verdict in ("does not fit", "is slower"):
+        return report
+    facts = BaselineFacts(
+        cost.step_seconds, round(cost.peak_bytes), cost.peak_bytes <= plan.limit_bytes, cost.compute_seconds,
+        cost.communication_seconds, priced.row_label,
     )  # fmt: skip
-    return replace(comparison, contenders=ranked([*comparison.contenders, row]))
+    note = (
+        f"a pipeline {verdict}: {priced.label}: {format_seconds(cost.step_seconds)} against "
+        f"{format_seconds(plan.step_seconds)}, {format_percent(priced.idle_seconds / cost.step_seconds)} of it idle"
+    )
+    return _noted(replace(report, baselines={**report.baselines, PIPELINE: facts}), note)

@@ -80,6 +80,8 @@ def parse_tactics(tactics: Sequence[str] = (), strategy: str | None = None) -> T
         return TacticRequests(tuple(_request(text, "--tactic") for text in tactics))
     if tactics:
         raise UsageError("--strategy is a whole plan", where="--tactic", hint="give --tactic or --strategy")
+    if strategy.strip() == "pipeline":
+        raise UsageError("a pipeline is priced beside a plan", where="--strategy", hint="give --pipeline STAGES")
     requests = tuple(_request(text, "--strategy") for text in parts_of(strategy))
     if any(request.is_search for request in requests):
         raise UsageError(
