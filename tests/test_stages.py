@@ -19,7 +19,7 @@ from toast_cli.cli.app import run
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source
 from toast_cli.hardware import load_spec, parse_shape
-from toast_cli.pipeline import Outcome, partition
+from toast_cli.pipeline import Outcome, plan_given
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.command_tables import row_of, rows_table
@@ -108,6 +108,8 @@ def priced(
         (4, 8, ONE_F_ONE_B, 1, 3),
         (8, 16, GPIPE, 1, 7),
         (4, 8, CIRCULAR, 2, 3 / 2),
+        (8, 16, ONE_F_ONE_B, 1, 7),
+        (4, 8, ONE_F_ONE_B, 2, 3 / 2),
         (2, 32, CIRCULAR, 4, 1 / 4),
     ],
 )
@@ -129,20 +131,24 @@ def test_the_bubble_is_that_of_the_textbook(
 
 def test_transfers_and_the_activations_that_wait() -> None:
     """A hop takes [B / M, width] of f32 over one link. GPipe waits for M + S - 1 of them each way, 1F1B for S - 1,
-    and keeps S microbatches of M."""
+    and keeps S microbatches of M; S + (S - 1) / R with R parts a stage."""
     stages, microbatches = 4, 8
     evaluator = evaluator_of(trained(), round_mesh(stage=stages))
     hop = BATCH / microbatches * WIDTH * 4 / LINK_BYTES_PER_SECOND
-    fast, plain, circular = (
-        priced(evaluator, stages, microbatches, *which) for which in ((ONE_F_ONE_B, 1), (GPIPE, 1), (CIRCULAR, 2))
+    fast, plain, circular, interleaved = (
+        priced(evaluator, stages, microbatches, *which)
+        for which in ((ONE_F_ONE_B, 1), (GPIPE, 1), (CIRCULAR, 2), (ONE_F_ONE_B, 2))
     )
     assert fast.cost.communication_seconds == pytest.approx(2 * (stages - 1) * hop)
     assert plain.cost.communication_seconds == pytest.approx(2 * (microbatches + stages - 1) * hop)
     assert circular.cost.communication_seconds == pytest.approx(2 * (2 * microbatches + stages - 1) * hop)
-    assert circular.idle_seconds == pytest.approx(plain.idle_seconds / 2)
+    assert interleaved.cost.communication_seconds == fast.cost.communication_seconds
+    assert circular.idle_seconds == interleaved.idle_seconds == pytest.approx(plain.idle_seconds / 2)
     layer_inputs = BATCH * WIDTH * 4 * LAYERS_OF_ALL / stages  # of all microbatches
     waiting = (microbatches - stages) / microbatches * layer_inputs
     assert plain.cost.peak_bytes - fast.cost.peak_bytes == pytest.approx(waiting, rel=1e-3)
+    more = (stages - 1) / 2 / microbatches * layer_inputs
+    assert interleaved.cost.peak_bytes - fast.cost.peak_bytes == pytest.approx(more, rel=1e-3)
     weights_and_moments, examples = 2 * 2 * LAYERS_OF_ALL * WIDTH * WIDTH * 4 / stages, BATCH * WIDTH * 4
     assert fast.cost.argument_bytes == weights_and_moments + examples
 
@@ -239,7 +245,7 @@ def test_impossible_pipelines_are_refused_with_what_to_try(text: str, form: str,
 @cache
 def outcome() -> Outcome:
     request = Request("step.mlir", "2xv5e-4", mesh_shape="slice=2,data=4", iterations=5, pipeline="2:8")
-    return partition(request, annotated=False, source=trained())
+    return plan_given(request, source=trained())
 
 
 def test_the_report_and_the_sweep_have_a_row_and_a_line() -> None:

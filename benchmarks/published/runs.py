@@ -19,7 +19,8 @@ OFFLOADED = REDUCED | {"reduce-scatter"}
 
 @dataclass(frozen=True)
 class Decoder:
-    """Sizes of a decoder. gated: its feed-forward networks have a gate."""
+    """Sizes of a decoder. gated: its feed-forward networks have a gate. experts: of `ff` each, of which a token takes
+    `chosen`; 0 for a dense decoder."""
 
     layers: int
     model: int
@@ -29,6 +30,8 @@ class Decoder:
     vocab: int
     head: int = 128
     gated: bool = True
+    experts: int = 0
+    chosen: int = 0
 
 
 @dataclass(frozen=True)

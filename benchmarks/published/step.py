@@ -21,6 +21,7 @@ Tree = dict[str, Any]
 # Splash attention walks over 4 x 4 blocks: of 512 for 2,048 positions, MaxText's default, and of 2,048 for 8,192, as in
 # its recipes for v6e.
 BLOCKS, LEAST_BLOCK = 4, 128
+GROUP = 512  # tokens that are given to experts at a time
 BLOCK_SIZES = (
     "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq",
     "block_kv_dq",
@@ -45,6 +46,7 @@ def lowered(run: Run) -> str:
 def _weights(run: Run) -> Tree:
     of = run.decoder
     stack = (of.layers,) if run.scanned else ()
+    experts = (of.experts,) if of.experts else ()
 
     def array(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -56,9 +58,10 @@ def _weights(run: Run) -> Tree:
         "value": array(*stack, of.model, of.kv_heads, of.head),
         "out": array(*stack, of.heads, of.head, of.model),
         "mlp_norm": array(*stack, of.model),
-        **({"gate": array(*stack, of.model, of.ff)} if of.gated else {}),
-        "up": array(*stack, of.model, of.ff),
-        "down": array(*stack, of.ff, of.model),
+        **({"gate": array(*stack, *experts, of.model, of.ff)} if of.gated else {}),
+        **({"router": array(*stack, of.model, of.experts)} if of.experts else {}),
+        "up": array(*stack, *experts, of.model, of.ff),
+        "down": array(*stack, *experts, of.ff, of.model),
     }
     layers = layer if run.scanned else [layer] * of.layers
     embedding, logits = array(of.vocab, of.model), array(of.model, of.vocab)
@@ -150,12 +153,34 @@ def _layer(run: Run, attention: Callable[..., jax.Array], x: jax.Array, weights:
     mixed = checkpoint_name(attention(q * run.decoder.head**-0.5, k, v), "context")
     x = x + checkpoint_name(jnp.einsum("bhsk,hkd->bsd", mixed, weights["out"]), "out")
     y = _norm(x, weights["mlp_norm"])
+    return x + (_experts(run, y, weights) if run.decoder.experts else _feed_forward(run, y, weights))
+
+
+def _feed_forward(run: Run, y: jax.Array, weights: Tree) -> jax.Array:
+    """[…, model] by one network, or [experts, …, model] by one for each."""
     inner = y @ weights["up"]
     if run.decoder.gated:
         inner = inner * jax.nn.silu(checkpoint_name(y @ weights["gate"], "gate"))
     else:
         inner = jax.nn.gelu(inner)
-    return x + checkpoint_name(inner @ weights["down"], "down")
+    return checkpoint_name(inner @ weights["down"], "down")
+
+
+def _experts(run: Run, y: jax.Array, weights: Tree) -> jax.Array:
+    """The chosen experts of each token, which take as many tokens of each group as they would if all had as many
+    (GShard's dispatch, arXiv:2006.16668)."""
+    of = run.decoder
+    tokens = y.reshape(-1, min(run.seq, GROUP), of.model)
+    capacity = max(1, tokens.shape[1] * of.chosen // of.experts)
+    gates, chosen = jax.lax.top_k(jax.nn.softmax(jnp.einsum("gsd,de->gse", tokens, weights["router"])), of.chosen)
+    taken = jax.nn.one_hot(chosen, of.experts, dtype=y.dtype)
+    places = jax.nn.one_hot(jnp.cumsum(taken, axis=1) - 1, capacity, dtype=y.dtype) * taken[..., None]
+    dispatch = jnp.sum(places, axis=2)
+    combine = jnp.einsum("gskec,gsk->gsec", places, gates)
+    arrived = jnp.einsum("gsec,gsd->egcd", dispatch, tokens)
+    rows = arrived.reshape(of.experts, -1, of.model)
+    done = _feed_forward(run, rows, weights).reshape(arrived.shape)
+    return jnp.einsum("gsec,egcd->gsd", combine, done).reshape(y.shape)
 
 
 def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:

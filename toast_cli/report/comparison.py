@@ -579,8 +579,10 @@ def with_pipeline(report: Report, priced: PricedPipeline | None, asked: bool) ->
         cost.step_seconds, round(cost.peak_bytes), cost.peak_bytes <= plan.limit_bytes, cost.compute_seconds,
         cost.communication_seconds, priced.row_label,
     )  # fmt: skip
+    spmd = "" if priced.spmd_seconds is None else f"; as one SPMD program {format_seconds(priced.spmd_seconds)}"
+    idle = format_percent(priced.idle_seconds / cost.step_seconds)
     note = (
         f"a pipeline {verdict}: {priced.label}: {format_seconds(cost.step_seconds)} against "
-        f"{format_seconds(plan.step_seconds)}, {format_percent(priced.idle_seconds / cost.step_seconds)} of it idle"
+        f"{format_seconds(plan.step_seconds)}, {idle} of it idle{spmd}"
     )
     return _noted(replace(report, baselines={**report.baselines, PIPELINE: facts}), note)

@@ -7,17 +7,17 @@ recur in each microbatch (gathered weights) or occur once in a step (the optimiz
 
 Step of S stages and M microbatches (Huang et al., "GPipe", 2019, section 2; Narayanan et al., "Efficient Large-Scale
 Language Model Training on GPU Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 2.2), where t is the time of
-a microbatch on a stage, forward and backward:
+a microbatch on a stage, forward and backward, and each stage holds R parts of the stack: M t + (S - 1) t / R. With R
+above 1, M is a multiple of S, and there are R times the transfers.
 
-* **GPipe**: M t + (S - 1) t. Every stage keeps the activations of all M microbatches until the backward pass.
-* **1F1B**: the same time. A stage starts the backward pass of a microbatch as soon as it can: stage s of S (from 0)
-  keeps the activations of at most S - s microbatches.
-* **circular**: each stage holds R parts of the stack, and the microbatches go around R times: M t + (S - 1) t / R, with
-  R times the transfers. Memory as GPipe. M is a multiple of S.
+* **1F1B**: a stage starts the backward pass of a microbatch as soon as it can. Stage s of S (from 0) keeps the
+  activations of S - s microbatches; with R parts (interleaved) of (2 (S - 1 - s) + (R - 1) S + 1) / R, as Megatron-LM
+  warms up that many parts (Korthikanti et al., 2022, arXiv:2205.05198, has it for the first stage). A transfer runs
+  beside the next microbatch, and only filling and draining the pipeline wait for it.
+* **GPipe**, and **circular** with R above 1, are one SPMD program. Every stage keeps the activations of all M
+  microbatches until the backward pass, and a transfer ends each tick.
 
-Where stages differ, (S - 1) t is the sum over all stages but the slowest. GPipe and circular are one SPMD program, in
-which a transfer ends each tick. With 1F1B a transfer runs beside the next microbatch, and only filling and draining the
-pipeline wait for it.
+Where stages differ, (S - 1) t is the sum over all stages but the slowest.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class PricedPipeline:
     Attributes:
         axis: the one that it runs over. repeats: parts of the stack on each stage. strategy: in a stage, "" on one
         device. microbatch_seconds: of one on the slowest stage. idle_seconds: the bubble; `cost` counts it as exposed.
+        spmd_seconds: the step of the best pipeline that is one SPMD program; None for none that fits.
     """
 
     stages: int
@@ -85,6 +86,7 @@ class PricedPipeline:
     idle_seconds: float
     cost: Cost
     fits: bool
+    spmd_seconds: float | None = None
 
     @property
     def label(self) -> str:
@@ -133,7 +135,9 @@ def best_pipeline(evaluator: Evaluator, request: StageRequest | None) -> PricedP
     found = [priced for place in places for priced in pipelines(evaluator, problem, stack, place, request)]
     if not found and request is not None:
         raise _error(f"no known strategy gives a stage {wanted.microbatches} microbatches", "try fewer")
-    return min(found, key=lambda priced: priced.rank, default=None)
+    best = min(found, key=lambda priced: priced.rank, default=None)
+    spmd = [priced.cost.step_seconds for priced in found if priced.schedule != ONE_F_ONE_B and priced.fits]
+    return None if best is None else replace(best, spmd_seconds=min(spmd, default=None))
 
 
 def _places(mesh: Mesh, wanted: StageRequest) -> list[tuple[int, int]]:
@@ -227,10 +231,12 @@ def pipelines(
             for schedule, repeats in _schedules(stack.layers // stages, stages, number):
                 busy, idle = float(sum(slowest)), float(sum(map(sum, times)) - sum(slowest)) / repeats
                 waits = 2 * (number * repeats + stages - 1) * hop
-                kept = (number, number)
+                kept: tuple[float, float] = (number, number)
                 if schedule == ONE_F_ONE_B:
-                    waits = 2 * (stages - 1) * hop + number * max(0.0, hop - busy)
-                    kept = (min(number, stages), 1)
+                    waits = 2 * (stages - 1) * hop + number * max(0.0, repeats * hop - busy)
+                    parts_ahead = (repeats - 1) * stages + 1
+                    kept = (2 * (stages - 1) + parts_ahead) / repeats, parts_ahead / repeats
+                    kept = (min(number, stages if repeats == 1 else kept[0]), min(number, kept[1]))
                 compute, sent = (number * slowest + once).tolist()
                 held = [parts.memory(end, stages, number, n) for end, n in zip((FIRST, LAST), kept, strict=True)]
                 peak, arguments = map(max, zip(*held, strict=True))
@@ -243,10 +249,9 @@ def pipelines(
 
 def _schedules(layers: int, stages: int, microbatches: int) -> Iterator[tuple[str, int]]:
     """(schedule, parts of the stack on each stage); layers: of one stage."""
-    yield ONE_F_ONE_B, 1
-    yield GPIPE, 1
-    if microbatches % stages == 0:
-        yield from ((CIRCULAR, repeats) for repeats in divisors(layers)[1:])
+    for repeats in divisors(layers) if microbatches % stages == 0 else [1]:
+        yield ONE_F_ONE_B, repeats
+        yield CIRCULAR if repeats > 1 else GPIPE, repeats
 
 
 class _Parts:
@@ -289,7 +294,7 @@ class _Parts:
         """Seconds of what the slower end stage does once in a step."""
         return self._seconds[LAYERS, ONCE] / stages + max((self._seconds[e, ONCE] for e in (FIRST, LAST)), key=sum)
 
-    def memory(self, end: str, stages: int, number: int, kept: int) -> tuple[float, float]:
+    def memory(self, end: str, stages: int, number: int, kept: float) -> tuple[float, float]:
         """(peak bytes, bytes of arguments) of an end stage that keeps the activations of `kept` of `number`
         microbatches."""
         alive = self._alive
