@@ -171,7 +171,7 @@ def stored(run: Any, *shapes: Any) -> list[str]:
     """Ops whose results reach memory, in order, arguments left out."""
     problem = problem_of(source_of(run, *shapes), round_mesh(data=4))
     program = problem.program
-    kept = materialised(program, problem.free, PLAIN)
+    kept = materialised(program, problem.free, PLAIN)[0]
     return [
         op.name.partition(".")[2] for op in program.ops for v in op.results if kept[v] and op.name != "toast.argument"
     ]

@@ -31,7 +31,7 @@ def work(run: Any, *shapes: Any) -> list[tuple[str, list[int], int, float]]:
     """(op, KiB read by operand, KiB written, elementwise flops per element of f32[16,16]) of each kernel."""
     problem = problem_of(source_of(run, *shapes), round_mesh(data=4))
     program = problem.program
-    found = kernels(program, materialised(program, problem.free, PLAIN), problem.free, PLAIN)
+    found = kernels(program, materialised(program, problem.free, PLAIN)[0], problem.free, PLAIN)
     return [
         (op.name.partition(".")[2], [s.bytes // KIB for s in k.operands], sum(s.bytes for s in k.results) // KIB,
          sum(s.flops for s in (*k.operands, *k.results)) / 256)
@@ -398,7 +398,7 @@ def test_what_a_librarys_convolution_reads_and_makes_is_written(passes: set[str]
 
     problem = problem_of(source_of(fn, arg(8, 16, 16, 16), *(arg(16, 16, 3, 3),) * 2), round_mesh(data=4))
     program = problem.program
-    stored = materialised(program, problem.free, replace(PLAIN, passes=PLAIN.passes | passes))
+    stored = materialised(program, problem.free, replace(PLAIN, passes=PLAIN.passes | passes))[0]
     made = [
         op.name.partition(".")[2] for op in program.ops if op.name not in (ARGUMENT, RESULT) and stored[op.results[0]]
     ]

@@ -32,7 +32,7 @@ def found(layer: Any, *more: Any) -> list[Images]:
 
     weights = arg(3, 3, 128, 128, dtype=jnp.bfloat16)
     program = program_of(run, arg(*SHAPE, dtype=jnp.bfloat16), weights, weights, *more)
-    stored = materialised(program, (False,) * len(program.values), TPU)
+    stored = materialised(program, (False,) * len(program.values), TPU)[0]
     returned = {result.value for result in program.results}
     few = space_to_batch(program, stored, TPU)
     return [each for value, each in enumerate(few) if each and stored[value] and value not in returned]
@@ -87,7 +87,7 @@ def test_parts_of_what_is_joined_share_what_is_read() -> None:
         return convolved(jnp.tanh(jnp.concatenate([convolved(x, v), convolved(jnp.sin(x), v)], axis=3)), w)
 
     program = program_of(run, arg(4, 32, 64, 24), arg(3, 3, 24, 40), arg(3, 3, 80, 16))
-    stored = materialised(program, (False,) * len(program.values), TPU)
+    stored = materialised(program, (False,) * len(program.values), TPU)[0]
     few = space_to_batch(program, stored, TPU)
     parts = [few[v] for v, value in enumerate(program.values) if stored[v] and value.shape == (4, 32, 64, 40)]
     assert [part.forms for part in parts if part] == [3, 3]
@@ -101,7 +101,7 @@ def test_images_that_were_something_else_before() -> None:
         return convolved(jnp.tanh(y - y.mean()).reshape(4, 32, 64, 128), w)
 
     program = program_of(run, arg(4, 2048, 24), arg(24, 128), arg(3, 3, 128, 16))
-    stored = materialised(program, (False,) * len(program.values), TPU)
+    stored = materialised(program, (False,) * len(program.values), TPU)[0]
     few = space_to_batch(program, stored, TPU)
     kept = [few[v] for v, value in enumerate(program.values) if stored[v] and value.shape == (4, 2048, 128)]
     assert kept == [None]

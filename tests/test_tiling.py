@@ -226,7 +226,7 @@ def test_a_product_does_not_evaluate_polynomials_as_it_reads() -> None:
 
     def written(run: Any) -> int:
         program = program_of(run, arg(64, 32), arg(32, 128), arg(128, 32))
-        stored = materialised(program, (False,) * len(program.values), PLAIN)
+        stored = materialised(program, (False,) * len(program.values), PLAIN)[0]
         return sum(kept and value.shape == (64, 128) for kept, value in zip(stored, program.values, strict=True))
 
     assert (written(gelu), written(silu)) == (2, 1)
@@ -239,7 +239,7 @@ def test_what_is_widened_and_split_is_written_before() -> None:
         return wide - wide.mean((1, 2, 4), keepdims=True)
 
     program = program_of(run, arg(4, 8, 8, 32, dtype=jnp.bfloat16), arg(3, 3, 32, 64, dtype=jnp.bfloat16))
-    stored = materialised(program, (False,) * len(program.values), PLAIN)
+    stored = materialised(program, (False,) * len(program.values), PLAIN)[0]
     made = [str(v) for n, v in enumerate(program.values) if stored[n] and v.elements == 4 * 8 * 8 * 64]
     assert made == ["bf16[4,8,8,64]", "f32[4,8,8,4,16]"]  # the convolution's, and the result
 
@@ -250,7 +250,7 @@ def test_convolutions_take_exponentials_as_they_read() -> None:
         return tuple(lax.conv_general_dilated(y, k, (1, 1), "SAME") for k in (v, w))
 
     program = program_of(run, arg(4, 8, 32, 32), arg(16, 8, 3, 3), arg(24, 8, 3, 3))
-    stored = materialised(program, (False,) * len(program.values), PLAIN)
+    stored = materialised(program, (False,) * len(program.values), PLAIN)[0]
     arguments = {argument.value for argument in program.arguments}
     written = [v.shape for n, v in enumerate(program.values) if stored[n] and n not in arguments]
     assert (4, 8, 32, 32) not in written
@@ -263,7 +263,7 @@ def test_two_products_do_not_both_take_exponentials(function: Any, expected: boo
         return y @ v, y @ w
 
     program = program_of(run, arg(64, 128), arg(128, 32), arg(128, 16))
-    stored = materialised(program, (False,) * len(program.values), PLAIN)
+    stored = materialised(program, (False,) * len(program.values), PLAIN)[0]
     arguments = {argument.value for argument in program.arguments}
     written = [v.shape for n, v in enumerate(program.values) if stored[n] and n not in arguments]
     assert ((64, 128) in written) == expected
@@ -282,7 +282,7 @@ def test_a_product_waits_for_a_loop_that_sets_more_memory_free(saved: bool, turn
         return gradient + total.T @ total, total
 
     program = program_of(run, arg(64, 64), arg(64, 64))
-    stored = materialised(program, (False,) * len(program.values), PLAIN)
+    stored = materialised(program, (False,) * len(program.values), PLAIN)[0]
     for op in program.ops:
         if op.name == "stablehlo.transpose":
             stored[op.results[0]] = turned
@@ -303,7 +303,7 @@ def test_updates_of_two_donated_arrays_wait_for_each_other_and_for_nothing_else(
         return weight - 0.1 * total, kept, jnp.cos(x @ x.T)
 
     program = program_of(run, arg(64, 64), arg(64, 64), arg(dtype=jnp.int32), arg(32, 64), donate=(0, 1))
-    stored = materialised(program, (False,) * len(program.values), PLAIN)
+    stored = materialised(program, (False,) * len(program.values), PLAIN)[0]
     times = op_ticks(program, stored, (False,) * len(program.values), PLAIN)
     weight, kept, last = (program.producer[result.value] for result in program.results)
     product = next(n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general")

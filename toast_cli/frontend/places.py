@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from toast_cli.base.units import printable
 
@@ -48,10 +49,20 @@ class Frame:
 def frames_of(location: str, file: str = TEXT) -> tuple[Frame, ...]:
     """The frames of a location, the innermost first; empty if it has no source. file: name of the program's own text,
     which locations without a source file refer to."""
+    return _frames_in(_frames_text(location), file)
+
+
+def _frames_text(location: str) -> str:
+    """The part of a location that holds its frames. All layers of a model have the same."""
     head = _HEAD.match(location)
-    found = _FRAME.findall(location, head.end() if head else 0)
+    return location[head.end() :] if head else location
+
+
+@lru_cache(maxsize=10_000)
+def _frames_in(frames: str, file: str) -> tuple[Frame, ...]:
     return tuple(
-        Frame(_function(function), file if path == TEXT else path, int(line)) for function, path, line in found
+        Frame(_function(function), file if path == TEXT else path, int(line))
+        for function, path, line in _FRAME.findall(frames)
     )
 
 
@@ -63,9 +74,15 @@ def place_text(location: str, frames: str = USERS, file: str = TEXT) -> str:
         frames: "user" shows the innermost frame outside installed packages, "all" every frame, the innermost first.
         file: see `frames_of`.
     """
-    stack, label = frames_of(location, file), op_path(name_stack_of(location))
-    where = " ← ".join(map(str, stack)) if frames == ALL else _users(stack)
-    return printable(f"{where} ({label})" if where and label else where or label)
+    where, label = _where(_frames_text(location), frames, file), printable(op_path(name_stack_of(location)))
+    return f"{where} ({label})" if where and label else where or label
+
+
+@lru_cache(maxsize=10_000)
+def _where(text: str, frames: str, file: str) -> str:
+    """The frames of a location to show. text: see `_frames_text`."""
+    stack = _frames_in(text, file)
+    return printable(" ← ".join(map(str, stack)) if frames == ALL else _users(stack))
 
 
 def name_stack_of(location: str) -> str:
@@ -125,6 +142,7 @@ _NUMBER = re.compile(r"\d+")
 _LAYER = re.compile(r"(?<=[\[_./'])\d+(?![A-Za-z\d])")
 
 
+@lru_cache(maxsize=10_000)
 def op_path(stack: str) -> str:
     """`jit(step)/transpose(jvp(layer_0))/mlp/dot_general` -> `bwd layer_0/mlp/dot_general`.
 
@@ -154,13 +172,13 @@ def scope_parts(stack: str) -> tuple[list[str], str]:
 
 def _split(stack: str) -> list[str]:
     """Splits a stack at slashes outside parentheses."""
-    parts, depth = [""], 0
-    for character in stack:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "/" and depth <= 0:
-            parts.append("")
+    parts, depth = list[str](), 0
+    for piece in stack.split("/"):
+        if depth > 0:
+            parts[-1] += f"/{piece}"
         else:
-            parts[-1] += character
+            parts.append(piece)
+        depth += piece.count("(") - piece.count(")")
     return parts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from math import prod
 from typing import Literal
@@ -36,13 +36,13 @@ class Chip:
 
     name: str
     platform: Literal["tpu", "gpu"]
-    matrix_flops: dict[str, float]
+    matrix_flops: dict[str, float] = field(hash=False)
     vector_flops: float
     matrix_tile: tuple[int, int]
     memory_bytes: int
     reserved_bytes: int
     memory_bytes_per_second: float
-    sources: dict[str, str]
+    sources: dict[str, str] = field(hash=False)
     clock_hertz: float = 0.0
     sustained: float = 1.0
     host_bytes_per_second: float = 0.0

@@ -40,7 +40,7 @@ from toast_cli.price.layouts import (
 from toast_cli.price.liveness import Lives, find_lives
 from toast_cli.price.on_chip import elapsed_seconds, is_scalar, loop_residency, reuse_widths
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.program.model import Op, Program
+from toast_cli.program.model import Op, Program, once
 from toast_cli.program.ops import (
     ARGUMENT,
     CARRY,
@@ -88,6 +88,7 @@ class Compilation:
     elapsed: NDArray[np.float64]
 
 
+@once
 def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profile: CompilerProfile) -> Compilation:
     """The plan-independent result of compiling a program by that profile. free: [values] derived from constants
     alone."""
@@ -96,13 +97,13 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     copied = row_copies(program, profile)
     gathered = {value: copy.rows for value, (copy, *_) in copied.items() if copy.gathered}
     tiled = tilings(program, tile, chosen="tile-dimensions" in profile.passes, rows=rows, gathered=gathered)
-    stored = materialised(program, free, profile)
-    written = materialised(program, free, profile, most=False)
+    stored, written = materialised(program, free, profile)
+    parts = written_parts(program, stored, profile)
     tiled_rows = default_layouts(program, tile) if "tile-dimensions" in profile.passes else {}
     tiled_rows |= {value: tiled[value] for value in {**rows, **gathered} if not tiled[value].copies}
-    form = MemoryForm(paddings(program, tiled, tile), written_parts(program, written, profile), tiled_rows)
+    read_parts = parts if written is stored else written_parts(program, written, profile)
+    form = MemoryForm(paddings(program, tiled, tile), read_parts, tiled_rows)
     done = kernels(program, written, free, profile, form)
-    parts = written_parts(program, stored, profile)
     lives = find_lives(program, stored, free, profile, parts)
     return Compilation(
         profile=profile,

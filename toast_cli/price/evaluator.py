@@ -237,16 +237,10 @@ class ShareMemo:
 class Listing:
     """Kernels, collectives and arrays of one problem's plans. Arguments: see `Evaluator`."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        like: Listing | None = None,
-        profile: CompilerProfile | None = None,
-    ) -> None:
+    def __init__(self, problem: Problem, profile: CompilerProfile | None = None) -> None:
         self.problem = problem
         self.profile = profile or find_profile(problem.mesh.chip)
-        known = like.items.compilation if like and like.serves(problem) and like.profile == self.profile else None
-        self.items: Items = make_items(problem, self.profile, known)
+        self.items: Items = make_items(problem, self.profile)
         self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
         self._regions = region_prices(problem, self.profile)
         self._pricer = Pricer(problem, self.items, self._regions)
@@ -256,10 +250,6 @@ class Listing:
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
         self._rows = OpShardingMemo(problem)
         self._buckets = make_buckets(self.items, self._rows)
-
-    def serves(self, problem: Problem) -> bool:
-        """Whether another problem has the same program and the same chip."""
-        return self.problem.program is problem.program and self.problem.mesh.chip == problem.mesh.chip
 
     def kernels(self, plan: Plan) -> list[KernelUse]:
         """Work and time of every kernel of `plan`, equal ones merged, the longest first."""
@@ -389,19 +379,14 @@ class Evaluator(Listing):
     """Costs of plans for one problem. `evaluations` counts the calls of `cost`.
 
     Args:
-        references: plans whose memory peaks decide which moments are evaluated. like: an evaluator of the same program
-            for the same chip, if any: it supplies what does not depend on mesh and decisions.
+        references: plans whose memory peaks decide which moments are evaluated.
         profile: of the compiler; default: the newest for the mesh's chip.
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        references: Iterable[Plan] = (),
-        like: Evaluator | None = None,
-        profile: CompilerProfile | None = None,
+        self, problem: Problem, references: Iterable[Plan] = (), profile: CompilerProfile | None = None
     ) -> None:
-        super().__init__(problem, like, profile)
+        super().__init__(problem, profile)
         self.evaluations = 0
         self._sharing = ShareMemo(
             self._pricer, self._work, self._arrays, self._holdings, self.timeline, self.profile.asynchronous
@@ -417,10 +402,6 @@ class Evaluator(Listing):
         self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last one requested
         self._exact_costs: dict[Plan, tuple[Cost, int]] = {}
         self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
-
-    def of(self, problem: Problem) -> Evaluator:
-        """An evaluator with the same prices for another problem of the same program and chip."""
-        return Evaluator(problem, (), self, self.profile)
 
     def lowered(self, plan: Plan) -> PartitionedProgram:
         """`plan` lowered to every op, value and use. Memoises the last plan, which a report and a file both ask for."""

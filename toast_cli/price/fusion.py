@@ -51,20 +51,15 @@ ROUNDS = 2  # whether a value is written depends on its readers, which depend on
 _KEEPING = frozenset({CARRY, JOIN, RESULT})
 
 
-def materialised(
-    program: Program, free: tuple[bool, ...], profile: CompilerProfile, *, most: bool = True
-) -> list[bool]:
-    """[values] whether each value is written to memory; most: including those that only some programs write, see
-    `exponentials_are_written`."""
+def materialised(program: Program, free: tuple[bool, ...], profile: CompilerProfile) -> tuple[list[bool], list[bool]]:
+    """[values] whether each value is written to memory, as memory is counted and as time is; one list if they are
+    equal. Memory includes values that only some programs write, see `exponentials_are_written`."""
     if "fusion" not in profile.passes:
-        return [maker >= 0 and not free[value] for value, maker in enumerate(program.producer)]
-    fusion = _Fusion(program, free, profile, most)
-    limit = profile.fusion.readers
-    for _ in range(ROUNDS):
-        fusion.decide(_kernels_reading(program, fusion.stored, limit))
-    if "multi-output-fusion" in profile.passes:
-        fusion.leave_to_readers(_kernels_reading(program, fusion.stored, limit))
-    return fusion.stored
+        every = [maker >= 0 and not free[value] for value, maker in enumerate(program.producer)]
+        return every, every
+    fusion = _Fusion(program, free, profile)
+    stored = fusion.run(most=True)
+    return stored, fusion.run(most=False) if fusion.most_matters else stored
 
 
 def _sums_nothing_up(program: Program, op: Op) -> bool:
@@ -96,13 +91,14 @@ def _kernels_reading(program: Program, stored: list[bool], limit: int) -> list[f
 
 class _Fusion:
     """Decides which values are written. stored: [values] the decisions so far. sources: [values] memory reads needed to
-    compute each: value -> bytes."""
+    compute each: value -> bytes. most_matters: whether memory and time may be counted differently."""
 
-    def __init__(self, program: Program, free: tuple[bool, ...], profile: CompilerProfile, most: bool) -> None:
+    def __init__(self, program: Program, free: tuple[bool, ...], profile: CompilerProfile) -> None:
         self._program = program
-        self._limits, self._passes, self._most = profile.fusion, profile.passes, most
+        self._limits, self._passes = profile.fusion, profile.passes
         self._library = "library-convolutions" in profile.passes
-        self._library_products = "library-products" in profile.passes and not most
+        self._most, self._library_products = True, False
+        self.most_matters = "library-products" in profile.passes
         self._fused_lookups = "fused-lookups" in profile.passes
         self._polynomials = expansions(profile)
         self._moved = moved_operands(program) if "moved-operands" in profile.passes else frozenset()
@@ -111,9 +107,20 @@ class _Fusion:
         self._sizes = [value.bytes for value in program.values]
         self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
         self._settled = [self._settle(value) for value in range(len(program.values))]
-        self.stored = [bool(known) for known in self._settled]
-        self.sources: list[dict[int, int]] = [{}] * len(program.values)
+        self.stored, self.sources = list[bool](), list[dict[int, int]]()
         self._latest = self._latest_kernels()
+
+    def run(self, *, most: bool) -> list[bool]:
+        """[values] whether each value is written. most: as memory is counted; else as time is."""
+        program, limit = self._program, self._limits.readers
+        self._most, self._library_products = most, "library-products" in self._passes and not most
+        self.stored = [bool(known) for known in self._settled]
+        self.sources = [{}] * len(program.values)
+        for _ in range(ROUNDS):
+            self.decide(_kernels_reading(program, self.stored, limit))
+        if "multi-output-fusion" in self._passes:
+            self.leave_to_readers(_kernels_reading(program, self.stored, limit))
+        return self.stored
 
     def _latest_kernels(self) -> list[float]:
         """[values] the last unfused op that a value depends on, -1 for none. A reduction counts as placed right after
@@ -254,7 +261,11 @@ class _Fusion:
         wide = self._bits[value] > self._limits.shared_bits
         if not readers or wide or "shared-exponentials" not in self._passes:
             return False
-        return effort > 1 or (self._most and exponentials_are_written(readers))
+        if effort > 1:
+            return True
+        shared = exponentials_are_written(readers)
+        self.most_matters = self.most_matters or shared
+        return shared and self._most
 
     def _finished_by_reader(self, product: int, value: int) -> bool:
         """Whether the only reader of a value is fused into the epilogue of the contraction that makes it."""

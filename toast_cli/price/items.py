@@ -117,9 +117,9 @@ class Items:
         return self.compilation.stored
 
 
-def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilation | None = None) -> Items:
-    """The items of a problem; compilation: of the same program for the same chip, if known."""
-    made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip, profile)
+def make_items(problem: Problem, profile: CompilerProfile) -> Items:
+    """The items of a problem."""
+    made = compile_program(problem.program, problem.free, problem.mesh.chip, profile)
     shares = reduction_shares(problem, made)
     sums = sum_items(problem, made.late, made.needs, profile, shares)
     work = work_items(problem, made, problem.terms, shares)

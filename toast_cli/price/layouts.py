@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, prod
 from types import MappingProxyType
 
@@ -72,6 +73,7 @@ def growth_in(shape: Dims, tiling: Tiling, tile: TileShape, like: Dims | None = 
     return wasted
 
 
+@lru_cache(maxsize=100_000)
 def growth(
     shape: tuple[float, ...],
     dims: Dims,

@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from math import prod
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from toast_cli.program.ops import CUSTOM_CALL, DOT_GENERAL, OP_KINDS, OpKind, kind_of
 
 T = TypeVar("T")
+Facts = ParamSpec("Facts")
 # A dimension is an ordered product of factors, major to minor; () for a dimension without factors.
 DimFactors = tuple[int, ...]
 # Per dimension of one operand or result.
@@ -288,16 +289,18 @@ class Result:
     path: str
 
 
-def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
-    """Memoises a function of a program, once per program; callers must not mutate the answer."""
+def once(function: Callable[Concatenate[Program, Facts], T]) -> Callable[Concatenate[Program, Facts], T]:
+    """Memoises a function of a program and of further hashable facts, once per program and facts; callers must not
+    mutate the answer."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
-    def remembered(program: Program) -> T:
-        known = program.__dict__  # where `cached_property` keeps its own
-        if name not in known:
-            known[name] = function(program)
-        answer: T = known[name]
+    def remembered(program: Program, /, *facts: Facts.args, **named: Facts.kwargs) -> T:
+        known = program.__dict__.setdefault(name, {})  # where `cached_property` keeps its own
+        key = facts, tuple(named.items())
+        if key not in known:
+            known[key] = function(program, *facts, **named)
+        answer: T = known[key]
         return answer
 
     return remembered

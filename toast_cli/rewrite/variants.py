@@ -236,27 +236,23 @@ def search_meshes(
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
     goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
 
-    previous: Evaluator | None = None
     found: Mapping[str, PricedStrategy] = {}
 
     def problem_on(mesh: Mesh) -> Problem:
-        nonlocal previous
         stated = program_pins(source, mesh.names, mesh.sizes)
         problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
         problem = replace(problem, goal=goal)
         if saved is not None:
             return apply_plan(problem, saved, complete=request.complete)
-        if tactics.complete and previous is None:
-            previous = Evaluator(problem)
-        return tactics.state(problem, previous)
+        return tactics.state(problem)
 
     def evaluator_of(mesh: Mesh) -> Evaluator:
-        nonlocal previous, found
+        nonlocal found
         problem = problem_on(mesh)
-        previous = Evaluator(problem, strategies(problem).values(), previous)
+        evaluator = Evaluator(problem, strategies(problem).values())
         if len(meshes) > 1:
-            found = better(found, priced_strategies(previous, EVERY)[0])
-        return previous
+            found = better(found, priced_strategies(evaluator, EVERY)[0])
+        return evaluator
 
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)

@@ -56,15 +56,15 @@ class TacticRequests:
         """Whether a mesh with these axes has all requested ones."""
         return all(axis in names for request in self.requests for axis in request.axes or ())
 
-    def state(self, problem: Problem, like: Evaluator | None = None) -> Problem:
-        """The problem with the decisions of the tactics fixed. like: see `Evaluator`.
+    def state(self, problem: Problem) -> Problem:
+        """The problem with the decisions of the tactics fixed.
 
         Raises UsageError for a tactic that does not apply, and says why.
         """
         if not self.requests:
             return problem
         if self.complete:
-            fixed = best_plan(problem, plans_by_axes(problem, self.requests), like)
+            fixed = best_plan(problem, plans_by_axes(problem, self.requests))
         else:
             fixed = problem.canonical(compose(problem, place(self.requests, problem.mesh)))
         open_axes = {axis for request in self.requests if request.is_search for axis in request.axes or ()}
@@ -258,11 +258,11 @@ def best_assignment(evaluator: Evaluator, name: str, plans: PlansByAxes) -> Pric
     return priced(*evaluator.best(axes, lambda plan, cost: priced(plan, cost).rank))
 
 
-def best_plan(problem: Problem, found: PlansByAxes, like: Evaluator | None = None) -> Plan:
-    """The best of a strategy's plans. like: see `Evaluator`."""
+def best_plan(problem: Problem, found: PlansByAxes) -> Plan:
+    """The best of a strategy's plans."""
     if len(found) == 1:
         return next(iter(found.values()))
-    return best_assignment(Evaluator(problem, (), like), "", found).plan
+    return best_assignment(Evaluator(problem), "", found).plan
 
 
 def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansByAxes:
