@@ -209,7 +209,7 @@ def pipelines(
     # A stage has 1/S of the layers, so that a plan of all of them may need S times the memory.
     large = replace(mesh, limit_bytes=stages * mesh.limit_bytes)
     problem = replace(problem, mesh=large, fixed=(), closed=frozenset(), axis_assigners=AxisAssigners())
-    there = Evaluator(problem, (), evaluator)
+    there = Evaluator(problem)
     names = BASELINES if request is None else STRATEGIES
     priced = {} if mesh.devices == 1 else priced_strategies(there, names)[0]
     named = {one.label: one.plan for one in priced.values()} or {"": ()}
