@@ -343,7 +343,7 @@ NUMBERED: dict[str, tuple[Any, tuple[tuple[int, ...], ...], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", sweep(NUMBERED, "without a mask", "grouped heads", "columns of experts"))
+@pytest.mark.parametrize("kind", sweep(NUMBERED, "grouped heads", "columns of experts"))
 def test_parts_have_the_numbers_of_the_whole(kind: str) -> None:
     """The kernels in interpreted mode, on a CPU: on the halves that the rule says, and on everything."""
     function, shapes, first, letters = NUMBERED[kind]

@@ -161,7 +161,8 @@ def saved_bytes(source: Source) -> int:
     ("name", "policy"),
     sweep(
         product(PROGRAMS, Recompute),
-        *product(("unrolled", "scanned"), Recompute),
+        *product(("scanned",), Recompute),
+        ("unrolled", ALL),
         *((name, list(Recompute)[number % 3]) for number, name in enumerate(PROGRAMS) if "scan" not in name),
         ("scanned from the last", BATCHED),
     ),
@@ -202,7 +203,7 @@ def test_a_scan_stacks_up_inputs_of_layers_or_products() -> None:
 @pytest.mark.parametrize("policy", Recompute)
 def test_the_program_is_the_same_each_time(policy: Recompute) -> None:
     source = source_of(*(PROGRAMS["scanned"][0], *PROGRAMS["scanned"][1]))
-    assert len({str(rewritten(source, policy).module) for _ in range(6)}) == 1
+    assert len({str(rewritten(source, policy).module) for _ in range(3)}) == 1
 
 
 def test_what_is_made_again_is_read_as_it_is() -> None:
@@ -331,7 +332,7 @@ POLICY = "all-but-weight-products"  # the cheapest that makes the program below 
 def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A program of which nearly all memory holds what is saved, and of one example."""
     path = tmp_path_factory.mktemp("deep") / "deep.mlir"
-    shapes = {"a": arg(6, 128, 4096), "b": arg(6, 4096, 128)}
+    shapes = {"a": arg(3, 128, 4096), "b": arg(3, 4096, 128)}
     run = jax.jit(step(perceptron), donate_argnums=0).lower(shapes, arg(65536, 128))
     path.write_text(run.as_text(debug_info=True))
     return str(path)
@@ -350,7 +351,7 @@ def is_rewritten(report: dict[str, Any]) -> bool:
 
 
 def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None:
-    fast = ["--iterations", "60"]
+    fast = ["--iterations", "12"]
     code, written = report_of(deep, tmp_path, *fast)
     assert code == 0 and written["program"]["recompute"] == ""
     limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B"]
@@ -362,7 +363,7 @@ def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None
 
 
 def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path: Path) -> None:
-    fast = ["--iterations", "60"]
+    fast = ["--iterations", "12"]
     _, written = report_of(deep, tmp_path, *fast)
     bound = int(0.8 * written["predicted"]["peak_bytes"])
     code, found = report_of(deep, tmp_path, *fast, "--subject-to", f"peak_memory<={bound}B")
@@ -370,7 +371,7 @@ def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path:
 
 
 def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, tmp_path: Path) -> None:
-    fast, (_, written) = ["--iterations", "60"], report_of(deep, tmp_path, "--iterations", "60")
+    fast, (_, written) = ["--iterations", "12"], report_of(deep, tmp_path, "--iterations", "12")
     limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B", "--subject-to", "step_time<=1us"]
     code, found = report_of(deep, tmp_path, *fast, *limit)
     assert code == 3 and any("breaks a --subject-to bound" in note for note in found["analysis"]["notes"])
@@ -392,7 +393,7 @@ def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: Refuses())
-    fast = ["--iterations", "60"]
+    fast = ["--iterations", "12"]
     code, found = report_of(deep, tmp_path, *fast, *options)
     assert code == 0 and found["program"]["recompute"] == POLICY and found["confirmation"]["chosen"]
     code, found = report_of(deep, tmp_path, *fast, *options, "--fit", "as-written")
@@ -411,7 +412,7 @@ def test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesAll())
-    code, found = report_of(deep, tmp_path, "--iterations", "60", "--confirm", "1")
+    code, found = report_of(deep, tmp_path, "--iterations", "12", "--confirm", "1")
     assert code == 3 and found["confirmation"]["rejected"]
     assert found["program"]["recompute"] or found["program"]["microbatches"] > 1
 
@@ -431,7 +432,7 @@ def test_a_search_that_the_user_ends_is_followed_by_no_other(
 
     searched: list[Variant] = []
     monkeypatch.setattr("toast_cli.rewrite.fitting.search_variants", ended)
-    request = Request(deep, "v5e-8", iterations=60, memory_limit=150 * 2**20)
+    request = Request(deep, "v5e-8", iterations=12, memory_limit=150 * 2**20)
     found = partition(request, annotated=False)
     assert len(searched) == number and found.result.stopped == "interrupted"
 
@@ -453,7 +454,7 @@ def test_a_variant_that_the_compiler_refuses_is_followed_by_another_of_the_progr
         "toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesOneVariant()
     )
     monkeypatch.setattr(fitting, "with_recompute", lambda source, policy: "nothing recomputed, please")
-    limit = ["--iterations", "60", "--memory-limit", "700MiB"]
+    limit = ["--iterations", "12", "--memory-limit", "700MiB"]
     code, first = report_of(deep, tmp_path, *limit)
     assert code == 0 and first["program"]["microbatches"] == 2
     code, found = report_of(deep, tmp_path, *limit, "--confirm", "1")
@@ -468,7 +469,7 @@ def test_parts_are_tried_without_recomputing_where_both_do_not_go_together(
         return "nothing recomputed, please" if source.program.recompute else with_microbatches(source, parts)
 
     monkeypatch.setattr(fitting, "with_microbatches", alone)
-    code, found = report_of(deep, tmp_path, "--iterations", "60", "--memory-limit", "200MiB")
+    code, found = report_of(deep, tmp_path, "--iterations", "12", "--memory-limit", "200MiB")
     assert code == 0 and found["program"]["recompute"] == "" and found["program"]["microbatches"] > 1
 
 
@@ -480,8 +481,8 @@ def test_products_are_kept_where_that_is_faster(tmp_path: Path) -> None:
     path = tmp_path / "full.mlir"
     shapes = {"a": arg(6, 2048, 2048), "b": arg(6, 2048, 2048)}
     path.write_text(jax.jit(step(loss), donate_argnums=0).lower(shapes, arg(2**16, 2048)).as_text())
-    _, written = report_of(str(path), tmp_path, "--iterations", "60")
-    code, found = report_of(str(path), tmp_path, "--iterations", "60", "--fit", "fastest")
+    _, written = report_of(str(path), tmp_path, "--iterations", "12")
+    code, found = report_of(str(path), tmp_path, "--iterations", "12", "--fit", "fastest")
     assert code == 0 and found["program"]["recompute"] == "all-but-weight-products"
     assert found["program"]["flops"] < 0.9 * written["program"]["flops"]
     assert found["predicted"]["step_seconds"] < 0.95 * written["predicted"]["step_seconds"]
@@ -502,7 +503,7 @@ def test_a_saved_plan_is_taken_where_there_is_nothing_to_recompute(deep: str, tm
     plan, own = tmp_path / "plan.json", tmp_path / "own.mlir"
     report_of(deep, tmp_path, "--recompute", "all", "--iterations", "20", "--save-plan", str(plan))
     own.write_text(
-        jax.jit(perceptron).lower({"a": arg(6, 128, 4096), "b": arg(6, 4096, 128)}, arg(65536, 128)).as_text()
+        jax.jit(perceptron).lower({"a": arg(3, 128, 4096), "b": arg(3, 4096, 128)}, arg(65536, 128)).as_text()
     )
     code, found = report_of(str(own), tmp_path, "--plan", str(plan))
     assert code == 0 and found["program"]["recompute"] == ""

@@ -162,14 +162,13 @@ MESHES = {8: ("h100-8", {"data": 4, "model": 2}), 16: ("a100-16", {"data": 4, "m
         product(["gns_tiny", "moe_tiny", "rnn_tiny", "t2b_tiny", "resnet50_tiny"], MESHES),
         ("gns_tiny", 8),
         ("rnn_tiny", 16),
-        ("resnet50_tiny", 8),
     ),
 )
 def test_collectives_are_the_promised_ones(name: str, devices: int) -> None:
     """One for one, by kind, axes and bytes, under every known strategy and under plans drawn at random."""
     source, _ = sample(name)
     problem = evaluator_of(source, *MESHES[devices]).problem
-    for label, plan in {**strategies(problem), **random_plans(problem, 4)}.items():
+    for label, plan in {**strategies(problem), **random_plans(problem, 2)}.items():
         assert differences(source, lower(problem, plan)) == {}, label
 
 

@@ -88,7 +88,7 @@ def test_who_is_asked_and_what_it_means(
     share: float, confirm: int, needs: float, fit: str, asked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    request = Request(TINY, "v5e-16", strategy="fsdp:data", confirm=confirm)
+    request = Request(TINY, "v5e-16", strategy="fsdp:data", confirm=confirm, fit="as-written")
     peak = partition(replace(request, confirm=0)).report.predicted.peak_bytes
     limit = round(peak / share)
 
@@ -124,7 +124,8 @@ def test_what_is_written(
 ) -> None:
     peak = partition(Request(TINY, "v5e-16", strategy="fsdp:data")).report.predicted.peak_bytes
     out, limit = tmp_path / "out.mlir", f"{round(peak / share)}B"
-    command = ["partition", TINY, "--mesh", "v5e-16", "--strategy", "fsdp:data", "--confirm", "0", "-o", str(out)]
+    command = ["partition", TINY, "--mesh", "v5e-16", "--strategy", "fsdp:data", "--fit", "as-written"]
+    command += ["--confirm", "0", "-o", str(out)]
     assert run([*command, "--memory-limit", limit]) == code
     text = capsys.readouterr().out
     assert out.exists() == (code == 0) and said in text and ("fit:" in text) == bool(said)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from programs import arg, source_of
+from sweeps import sweep
 
 from toast_cli.cli.app import run
 from toast_cli.dimensions import analyse
@@ -122,7 +123,7 @@ def saved(folder: Path, loss: Callable[..., Any], *shapes: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sweep(CASES, "class token", "words", "layers", "branches", "noise"))
 def test_numbers_and_collectives_are_as_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     loss, shapes, strategy = CASES[name]
     axis = "model" if strategy == "vocabulary" else "data"
@@ -139,7 +140,7 @@ def test_numbers_and_collectives_are_as_promised(tmp_path: Path, capsys: pytest.
     assert axis not in str(given["sharding"])
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+@pytest.mark.parametrize("form", sweep(["stablehlo", "hlo"], "hlo"))
 def test_pairs_go_from_rows_to_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
     shapes = ((arg(D, D), arg(D, D), ATTENTION, PERCEPTRON), arg(N, D))
     program = saved(tmp_path, pairs, *shapes)
