@@ -2,7 +2,7 @@
 
 python -m benchmarks.pipelines [--write docs/explanation/pipelines.md]
 
-Both sides take known strategies: the best that fits without stages, and the best inside stages.
+Without stages the plan is the search's, inside stages the best known strategy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from toast_cli.errors import UsageError
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
 from toast_cli.hardware.topology import divisors
+from toast_cli.pipeline import Outcome, plan_given
 from toast_cli.plan.problem import make_problem
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
+from toast_cli.request import Fit, Request
+from toast_cli.tactics import priced_strategy
 from toast_cli.tactics.stages import PricedPipeline, StageRequest, best_pipeline, find_stack, pipelines
 
 MARIN = "marin-community/marin"
@@ -84,8 +86,9 @@ MODELS = {
 }
 SEQ = 4096
 COLUMNS = {
-    "model": "{name}", "machine": "{mesh}", "sequences a device": "{each}", "without stages": "{strategy}",
-    "s": "{plain:.2f}", "with stages": "{label}", "s ": "{staged:.2f}", "idle %": "{idle:.0f}", "gain %": "{gain:+.0f}",
+    "model": "{name}", "machine": "{mesh}", "sequences a device": "{each}", "best pipeline": "{label}",
+    "microbatches without": "{parts}", "without s": "{plain:.2f}", "pipeline s": "{staged:.2f}", "idle %": "{idle:.0f}",
+    "gain %": "{gain:+.0f}",
 }  # fmt: skip
 START, END = "<!-- pipelines: written by python -m benchmarks.pipelines -->", "<!-- pipelines: end -->"
 
@@ -94,10 +97,6 @@ def evaluator(decoder: Decoder, mesh: str, axes: str, batch: int, seq: int, kept
     run = Run("", decoder, mesh, axes, "", batch, seq, kept, nan, "")
     program = load("step.mlir", content=lowered(run).encode()).program
     return Evaluator(make_problem(program, analyse(program), load_spec(mesh).mesh(parse_shape(axes))))
-
-
-def without_stages(on: Evaluator) -> PricedStrategy:
-    return min(priced_strategies(on)[0].values(), key=lambda priced: priced.rank)
 
 
 def with_stages(on: Evaluator) -> PricedPipeline | None:
@@ -140,29 +139,41 @@ def bubble(decoder: Decoder, mesh: str, axes: str, microbatches: int, schedule: 
 
 
 def model_row(name: str, mesh: str, axes: str, each: int) -> Row:
-    on = evaluator(MODELS[name][0], mesh, axes, each * load_spec(mesh).devices, SEQ)
-    plain, staged = without_stages(on), with_stages(on)
-    first = plain.cost.step_seconds if plain.fits else nan
-    fits = staged is not None and staged.fits
-    second = staged.cost.step_seconds if staged is not None and fits else nan
+    """each: sequences a device. Where no plan fits without stages, the batch is taken in microbatches."""
+    outcome = planned(name, mesh, axes, each)
+    plain, staged, parts = outcome.report.predicted, with_stages(outcome.evaluator), 1
+    while not plain.fits and parts < each:
+        parts *= 4
+        plain = planned(name, mesh, axes, each // parts).report.predicted
+    first, second, idle = parts * plain.step_seconds if plain.fits else nan, nan, nan
+    if staged is not None and staged.fits:
+        second, idle = staged.cost.step_seconds, 100 * staged.idle_seconds / staged.cost.step_seconds
     return {
-        "name": name, "mesh": mesh, "each": each, "strategy": plain.label if plain.fits else "none fits",
-        "plain": first, "staged": second, "label": staged.label if staged is not None and fits else "none fits",
-        "idle": 100 * staged.idle_seconds / second if staged is not None else nan, "gain": 100 * (first / second - 1),
+        "name": name, "mesh": mesh, "each": each, "parts": parts, "plain": first, "staged": second, "idle": idle,
+        "label": "none fits" if staged is None or not staged.fits else staged.label, "gain": 100 * (first / second - 1),
     }  # fmt: skip
+
+
+def planned(name: str, mesh: str, axes: str, each: int) -> Outcome:
+    run = Run("", MODELS[name][0], mesh, axes, "", each * load_spec(mesh).devices, SEQ, "full", nan, "")
+    request = Request("step.mlir", mesh, mesh_shape=axes, content=lowered(run).encode(), fit=Fit.as_written)
+    return plan_given(request)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, metavar="PAGE", help="puts the table into a page of the documentation")
     parser.add_argument("--pairs", action="store_true", help="only the published pairs")
+    parser.add_argument("--models", nargs="*", help=f"only these decoders of {', '.join(MODELS)}; all if none is named")
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")  # nothing runs, and looking for TPUs takes long
-    show("published pairs", PAIR_COLUMNS, [pair_row(pair) for pair in PAIRS])
-    for name, *of, measured in BUBBLES:
+    if options.models is None:
+        show("published pairs", PAIR_COLUMNS, [pair_row(pair) for pair in PAIRS])
+    for name, *of, measured in BUBBLES if options.models is None else ():
         note(f"{name}: bubble and update {bubble(*of):.2f} microbatches, measured {measured}")
     rows = []
-    for name, (_, slices, model, nodes) in {} if options.pairs else MODELS.items():
+    chosen = [] if options.pairs else options.models or list(MODELS)
+    for name, (_, slices, model, nodes) in ((name, MODELS[name]) for name in chosen):
         chips = load_spec(slices).devices // 4
         shapes = {slices: f"slice=4,data={chips // model},model={model}", nodes: f"node={int(nodes[5:]) // 8},gpu=8"}
         for mesh, axes in shapes.items():

@@ -130,8 +130,8 @@ def test_the_bubble_is_that_of_the_textbook(
 
 
 def test_transfers_and_the_activations_that_wait() -> None:
-    """A hop takes [B / M, width] of f32 over one link. GPipe waits for M + S - 1 of them each way, 1F1B for S - 1,
-    and keeps S microbatches of M; S + (S - 1) / R with R parts a stage."""
+    """A hop takes [B / M, width] of f32 over one link. GPipe waits for M + S - 1 of them each way, 1F1B for
+    S R - 1; it keeps S microbatches of M, and S + (S - 1) / R with R parts a stage."""
     stages, microbatches = 4, 8
     evaluator = evaluator_of(trained(), round_mesh(stage=stages))
     hop = BATCH / microbatches * WIDTH * 4 / LINK_BYTES_PER_SECOND
@@ -142,7 +142,7 @@ def test_transfers_and_the_activations_that_wait() -> None:
     assert fast.cost.communication_seconds == pytest.approx(2 * (stages - 1) * hop)
     assert plain.cost.communication_seconds == pytest.approx(2 * (microbatches + stages - 1) * hop)
     assert circular.cost.communication_seconds == pytest.approx(2 * (2 * microbatches + stages - 1) * hop)
-    assert interleaved.cost.communication_seconds == fast.cost.communication_seconds
+    assert interleaved.cost.communication_seconds == pytest.approx(2 * (2 * stages - 1) * hop)
     assert circular.idle_seconds == interleaved.idle_seconds == pytest.approx(plain.idle_seconds / 2)
     layer_inputs = BATCH * WIDTH * 4 * LAYERS_OF_ALL / stages  # of all microbatches
     waiting = (microbatches - stages) / microbatches * layer_inputs
@@ -176,6 +176,22 @@ def test_every_form_of_a_stack_has_about_the_same_price(form: str) -> None:
     assert stack.layers == LAYERS_OF_ALL
     assert stack.owner({trained(form).program.values[next(iter(stack.weights))].shape}) == LAYERS
     assert other == pytest.approx(scanned, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("stages", "repeats", "measured"),
+    # 32 and 16 microbatches of Marin's 67B on 64 H100 take 3.476 and 1.93 s, 64 and 32 of its L24 on 32 take 21.32 and
+    # 11.2 s: with the update, the bubble takes as long as so many microbatches.
+    [(8, 2, 3.9), (4, 1, 3.2)],
+)
+def test_the_bubble_and_the_update_are_those_of_published_runs(stages: int, repeats: int, measured: float) -> None:
+    def seconds(microbatches: int) -> float:
+        source = trained("scanned", 16384 * microbatches, 8192, 16)
+        mesh = load_spec(f"h100:{stages}").mesh({"gpu": stages})
+        return priced(evaluator_of(source, mesh), stages, microbatches, ONE_F_ONE_B, repeats).cost.step_seconds
+
+    each = (seconds(32) - seconds(16)) / 16
+    assert seconds(16) / each - 16 == pytest.approx(measured, rel=0.1)
 
 
 # Machine, mesh shape, tokens of all devices, width, pipeline over the first axis, whether it is faster than FSDP, as
@@ -231,7 +247,7 @@ def test_a_request_that_cannot_be_read_is_refused(text: str) -> None:
         ("5", "scanned", "no mesh axis has 5 equal parts; this mesh has"),
         ("16", "scanned", "8 layers have no 16 equal parts; give 2, 4, 8 stages"),
         ("3", "scanned", "8 layers have no 3 equal parts"),
-        ("4:3", "scanned", "a batch of 4096 has no 3 equal microbatches; give a divisor: 2, 4"),
+        ("4:3", "scanned", "a batch of 4096 has no 3 equal microbatches; give one of 2, 4"),
         ("4", "forward", "no stack of equal layers with a backward pass; stages need a training step"),
     ],
 )

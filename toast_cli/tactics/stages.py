@@ -13,7 +13,7 @@ above 1, M is a multiple of S, and there are R times the transfers.
 * **1F1B**: a stage starts the backward pass of a microbatch as soon as it can. Stage s of S (from 0) keeps the
   activations of S - s microbatches; with R parts (interleaved) of (2 (S - 1 - s) + (R - 1) S + 1) / R, as Megatron-LM
   warms up that many parts (Korthikanti et al., 2022, arXiv:2205.05198, has it for the first stage). A transfer runs
-  beside the next microbatch, and only filling and draining the pipeline wait for it.
+  beside the next microbatch, and only filling and draining the pipeline wait for the S R - 1 between its parts.
 * **GPipe**, and **circular** with R above 1, are one SPMD program. Every stage keeps the activations of all M
   microbatches until the backward pass, and a transfer ends each tick.
 
@@ -27,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import gcd, prod
 
 import numpy as np
@@ -161,11 +162,11 @@ def _places(mesh: Mesh, wanted: StageRequest) -> list[tuple[int, int]]:
 
 def _possible(places: list[tuple[int, int]], stack: Stack, batch: int, wanted: StageRequest) -> list[tuple[int, int]]:
     """The places with stages of equally many layers. Raises UsageError if there are none, or no such microbatches."""
-    if wanted.microbatches and (not batch or batch % wanted.microbatches):
-        what = (
-            f"a batch of {batch} has no {wanted.microbatches} equal microbatches" if batch else "no input has a batch"
-        )
-        raise _error(what, f"give a divisor: {', '.join(map(str, divisors(batch)[1:12]))}" if batch else "")
+    if not batch:
+        raise _error("no input has a batch to divide into microbatches", "leave it out")
+    if wanted.microbatches and batch % wanted.microbatches:
+        numbers = ", ".join(map(str, divisors(batch)[1:12]))
+        raise _error(f"a batch of {batch} has no {wanted.microbatches} equal microbatches", f"give one of {numbers}")
     possible = [(axis, stages) for axis, stages in places if stack.layers % stages == 0]
     if places and not possible:
         numbers = ", ".join(map(str, divisors(stack.layers)[1:]))
@@ -221,19 +222,15 @@ def pipelines(
         for number in [wanted] if wanted else divisors(local)[1:]:
             if local % number:
                 continue
-            hop = collective_seconds(
-                whole, "collective-permute", parts.handed_bytes * stack.microbatches / number, (axis,)
-            )
-            ends, between = [parts.microbatch(end, stages, number) for end in (FIRST, LAST)], stages - 2
-            times = [*ends, *[parts.microbatch("", stages, number)] * between]
-            slowest = max(times, key=sum)
-            once = parts.once(stages)
+            hop = collective_seconds(whole, "collective-permute", parts.handed_bytes / number, (axis,))
+            times = [parts.microbatch(end, stages, number) for end in (FIRST, LAST, *[""] * (stages - 2))]
+            slowest, once = max(times, key=sum), parts.once(stages)
             for schedule, repeats in _schedules(stack.layers // stages, stages, number):
                 busy, idle = float(sum(slowest)), float(sum(map(sum, times)) - sum(slowest)) / repeats
                 waits = 2 * (number * repeats + stages - 1) * hop
                 kept: tuple[float, float] = (number, number)
                 if schedule == ONE_F_ONE_B:
-                    waits = 2 * (stages - 1) * hop + number * max(0.0, repeats * hop - busy)
+                    waits = 2 * (stages * repeats - 1) * hop + number * max(0.0, repeats * hop - busy)
                     parts_ahead = (repeats - 1) * stages + 1
                     kept = (2 * (stages - 1) + parts_ahead) / repeats, parts_ahead / repeats
                     kept = (min(number, stages if repeats == 1 else kept[0]), min(number, kept[1]))
@@ -255,8 +252,8 @@ def _schedules(layers: int, stages: int, microbatches: int) -> Iterator[tuple[st
 
 
 class _Parts:
-    """Seconds and bytes of one plan, by where they are and what they grow with. handed_bytes: on a device, what a layer
-    hands to the next one."""
+    """Seconds and bytes of one plan, by where they are and what they grow with. handed_bytes: what a layer hands to the
+    next one on a device, in all microbatches."""
 
     def __init__(self, evaluator: Evaluator, plan: Plan, stack: Stack) -> None:
         self._stack, self._problem, self._program = stack, evaluator.problem, evaluator.problem.program
@@ -276,7 +273,8 @@ class _Parts:
         for value in stack.handed:
             pattern = self._problem.op_pattern[self._program.producer[value]]
             split = self._problem.op_sharding(pattern, plan).shardings[0]
-            self.handed_bytes += self._program.values[value].bytes / shards(split, self._problem.mesh.sizes)
+            local = self._program.values[value].bytes / shards(split, self._problem.mesh.sizes)
+            self.handed_bytes += stack.microbatches * local
         self._alive: dict[tuple[str, ...], Vector] = defaultdict(lambda: np.zeros(len(evaluator.timeline.candidates)))
         self._alive.update({tuple(k.split()): held for k, held in evaluator.memory_by(plan, self._group).items()})
 
@@ -427,29 +425,33 @@ def find_stack(program: Program) -> Stack:
 
 def _scanned(program: Program) -> Stack | None:
     """The stack of loops that read a row of stacked weights in each trip."""
-    loops_of: dict[float, set[int]] = defaultdict(set)  # trips -> loops, weights, shapes
-    weights_of: dict[float, set[int]] = defaultdict(set)
-    shapes_of: dict[float, set[tuple[int, ...]]] = defaultdict(set)
+    shapes_of: dict[int, set[tuple[int, ...]]] = {}  # weight -> shapes in which it is stacked
+    loops_of: dict[int, set[int]] = defaultdict(set)
     for weight, kind in _arguments(program):
         for value, number in _readers(program, weight) if kind == "weight" else ():
             op, shape = program.ops[number], program.values[value].shape
             if op.name == DYNAMIC_SLICE and op.loop >= 0:
                 row, trips = program.values[op.results[0]].shape, program.loops[op.loop].trips
                 if trips > 1 and [n for n, m in zip(shape, row, strict=True) if n != m] == [trips]:
-                    loops_of[trips].add(op.loop)
-                    weights_of[trips].add(weight)
-                    shapes_of[trips] |= {shape, program.values[weight].shape}
-    if not loops_of:
+                    loops_of[weight].add(op.loop)
+                    shapes_of.setdefault(weight, {program.values[weight].shape}).add(shape)
+    weights_of: dict[int, set[int]] = defaultdict(set)  # the forward loop -> weights
+    for weight, found in loops_of.items():
+        weights_of[min(found, key=lambda loop: program.loops[loop].first)].add(weight)
+    if not weights_of:
         return None
-    trips = max(loops_of, key=lambda trips: sum(program.values[v].bytes for v in weights_of[trips]))
-    loops = sorted(loops_of[trips], key=lambda loop: program.loops[loop].first)
+    weights = max(weights_of.values(), key=lambda stack: sum(program.values[v].bytes for v in stack))
+    loops = sorted(
+        {loop for weight in weights for loop in loops_of[weight]}, key=lambda loop: program.loops[loop].first
+    )
+    shapes = frozenset(shape for weight in weights for shape in shapes_of[weight])
     if len(loops) < 2:  # no backward pass
         return None
     ops = frozenset(n for loop in loops for n in range(program.loops[loop].first, program.loops[loop].last))
     carries = [n for n in ops if program.ops[n].name == CARRY and program.ops[n].loop == loops[0]]
     written = {n: program.ops[program.producer[program.ops[n].operands[1]]].name for n in carries}
     values = {n: program.values[program.ops[n].results[0]] for n in carries}
-    stacks = {values[n].shape for n in carries if written[n] == DYNAMIC_UPDATE_SLICE} - shapes_of[trips]
+    stacks = {values[n].shape for n in carries if written[n] == DYNAMIC_UPDATE_SLICE} - shapes
     handed = tuple(
         program.ops[n].results[0] for n in carries if written[n] != DYNAMIC_UPDATE_SLICE and len(values[n].shape) > 1
     )
@@ -457,8 +459,8 @@ def _scanned(program: Program) -> Stack | None:
     outer, parent = 1.0, program.loops[loops[0]].parent
     while parent >= 0:
         outer, parent = outer * program.loops[parent].trips, program.loops[parent].parent
-    weights, shapes = frozenset(weights_of[trips]), frozenset(shapes_of[trips])
-    return Stack(program, int(trips), ops, True, weights, shapes, handed, kept, outer)
+    layers = int(program.loops[loops[0]].trips)
+    return Stack(program, layers, ops, True, frozenset(weights), shapes, handed, kept, outer)
 
 
 def _unrolled(program: Program) -> Stack | None:
@@ -479,9 +481,11 @@ def _unrolled(program: Program) -> Stack | None:
     signatures = [(op.name, op.rule, op.detail, tuple(program.values[v] for v in op.results)) for op in program.ops]
     counts = Counter(signatures)
     ops = frozenset(n for n, signature in enumerate(signatures) if counts[signature] >= layers)
-    starts = [min((n for f in rows for _, n in _readers(program, f[k])), default=-1) for k in range(layers)]
-    if starts != sorted(starts) or not any(program.ops[n].kind.heavy for n in ops):
+    reads = [[min((n for _, n in _readers(program, f[k])), default=-1) for f in rows] for k in range(layers)]
+    in_order = all(max(one) < min(following) for one, following in pairwise(reads))
+    if not in_order or not any(program.ops[n].kind.heavy for n in ops):
         return None
+    starts = [min(numbers) for numbers in reads]
     dependent, begin = _dependent(program), starts[layers // 2]
     length = begin - starts[layers // 2 - 1]
     crossing = [
