@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from toast_cli import xla
-from toast_cli.ask_xla import child as verify_child
+from toast_cli.ask_xla import compile, numbers
 from toast_cli.frontend import loading, normalise
 from toast_cli.plan.decisions import Plan
 from toast_cli.price.evaluator import Evaluator
@@ -189,7 +189,7 @@ SLOW = {
 
 # What tests have instead, unless they are marked `children`. The processes would take longer to start than to do it.
 HERE: list[tuple[Any, str, Any]] = [
-    (verify_child, "subprocess", in_this_process),
+    *((module, "ask", in_this_process.ask) for module in (compile, numbers)),
     *((module, "in_child", in_this_process.in_child) for module in (loading, normalise)),
     *(
         (module, name, getattr(in_this_process, name))

@@ -1,25 +1,22 @@
 """What toast has other processes do, tests do in their own: programs are read, compiled and run here, equal ones once.
 
-`in_child` stands in for that of `toast_cli.base.children`, `run` for `subprocess` in `toast_cli.ask_xla.child`, and the
-others for those of `toast_cli.xla.running`.
+`in_child` stands in for that of `toast_cli.base.children`, `ask` for that of `toast_cli.ask_xla.child`, and the others
+for those of `toast_cli.xla.running`.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
-from importlib import import_module
-from pathlib import Path
-from subprocess import TimeoutExpired as TimeoutExpired
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from toast_cli.ask_xla.child import Failure
+from toast_cli.ask_xla.child import ask as ask_in_new_process
 from toast_cli.xla import running
 
 new_devices, compile_anew = running.cpu_devices, running.compile_program
@@ -27,16 +24,14 @@ compilations = evaluations = 0  # programs that were to be compiled, and plans t
 one_at_a_time = threading.Lock()  # standard error is the process's
 
 
-def in_child(task: str, *arguments: Any, **_limits: int) -> bytes:
+def in_child(task: Callable[..., Any], *arguments: Any, **_limits: int) -> Any:
     """What the function returns, which is the same for the same arguments."""
     return answer(task, *arguments)
 
 
 @lru_cache(maxsize=256)
-def answer(task: str, *arguments: Any) -> bytes:
-    module, _, name = task.partition(":")
-    found: bytes = getattr(import_module(module), name)(*arguments)
-    return found
+def answer(task: Callable[..., Any], *arguments: Any) -> Any:
+    return task(*arguments)
 
 
 @cache
@@ -62,30 +57,26 @@ def compiled(program: bytes, devices: tuple[Any, ...], shardy: bool) -> Any:
     return compile_anew(program, list(devices), shardy=shardy)
 
 
-def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[bytes]:
-    """The child's exit code, and what the compiler wrote to standard error."""
+def ask(task: Callable[..., Any], *arguments: Any, timeout_seconds: float = 600.0) -> tuple[Any, str] | Failure:
+    """What the function returns, and what the compiler wrote to standard error."""
     from toast_cli.ask_xla import compile
-    from toast_cli.ask_xla.child import work
 
-    if "toast_cli.ask_xla.child" not in command or asks_a_target(settings["input"]):
-        return subprocess.run(command, **settings)
-    with one_at_a_time, tempfile.TemporaryFile() as log:
+    if any(getattr(argument, "platform", "cpu") != "cpu" for argument in arguments):
+        return ask_in_new_process(task, *arguments, timeout_seconds=timeout_seconds)
+    with one_at_a_time, tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         kept = os.dup(2)
         os.dup2(log.fileno(), 2)
-        here = SimpleNamespace(mkdtemp=partial(tempfile.mkdtemp, dir=command[-1]))
+        here = SimpleNamespace(mkdtemp=partial(tempfile.mkdtemp, dir=folder))
         try:
             with patch.object(compile, "tempfile", here):
-                work(settings["input"], Path(command[-1]))
+                answer = task(*arguments)
+        except Exception as error:  # any error of the compiler's bindings is the verdict
+            return Failure(str(error))
+        finally:
             for thread in threading.enumerate():
                 if thread.name.endswith("(compile_it)"):  # a compiler that is abandoned still writes to the folder
                     thread.join()
-        finally:
             os.dup2(kept, 2)
             os.close(kept)
         log.seek(0)
-        return subprocess.CompletedProcess(command, 0, b"", log.read())
-
-
-def asks_a_target(request: bytes) -> bool:
-    _, arguments = pickle.loads(request)
-    return any(getattr(argument, "platform", "cpu") != "cpu" for argument in arguments)
+        return answer if isinstance(answer, Failure) else (answer, log.read().decode("utf-8", "replace"))

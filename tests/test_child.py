@@ -1,4 +1,4 @@
-"""Work in a child: answers, errors, deaths and limits, from a fork of this process and from a fork of the helper."""
+"""Work in a child: answers, errors, deaths and limits, from a fork of this process and from a new one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from toast_cli.base.children import ChildError, in_child, in_fork
 from toast_cli.errors import InputError, SpecError
 from toast_cli.frontend.loading import parse
 
-HERE = "tests.test_child"
 pytestmark = pytest.mark.children
 
 
@@ -66,7 +65,7 @@ def noisy(data: bytes) -> bytes:
     return b"heard"
 
 
-@pytest.fixture(params=["fork", "helper"])
+@pytest.fixture(params=["fork", "process"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(children, "may_fork", lambda: request.param == "fork")
     return str(request.param)
@@ -80,13 +79,13 @@ ANSWERS = [("doubled", (b"ab", 3), b"ababab"), ("doubled", (b"x" * 1_000_000, 3)
 def test_answers(
     way: str, task: str, arguments: tuple[object, ...], answer: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert in_child(f"{HERE}:{task}", *arguments, seconds=1) == answer
+    assert in_child(globals()[task], *arguments, seconds=1) == answer
     assert capfd.readouterr() == ("", "")
 
 
 def test_an_error_of_the_users_arrives_as_it_was_raised(way: str) -> None:
     with pytest.raises(SpecError) as caught:
-        in_child(f"{HERE}:refused", b"", seconds=5)
+        in_child(refused, b"", seconds=5)
     assert (caught.value.what, caught.value.where, caught.value.hint) == ("wrong", "a.yaml:3", "right")
 
 
@@ -103,8 +102,8 @@ DEATHS = [
 @pytest.mark.parametrize(("task", "kind", "reason"), DEATHS, ids=[task for task, _, _ in DEATHS])
 def test_a_death_is_an_error(way: str, task: str, kind: type[Exception], reason: str) -> None:
     with pytest.raises(kind, match=reason):
-        in_child(f"{HERE}:{task}", b"", seconds=1)
-    assert in_child(f"{HERE}:doubled", b"a", 2, seconds=1) == b"aa"
+        in_child(globals()[task], b"", seconds=1)
+    assert in_child(doubled, b"a", 2, seconds=1) == b"aa"
 
 
 def slain(data: bytes) -> bytes:
@@ -115,9 +114,8 @@ def slain(data: bytes) -> bytes:
 def test_a_machine_without_room_is_not_called_a_damaged_program(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is killed, or cannot be started, says nothing about the program."""
     with pytest.raises(ChildError, match="killed it") as caught:
-        in_child(f"{HERE}:slain", b"", seconds=1)
+        in_child(slain, b"", seconds=1)
     assert not caught.value.of_input
-    monkeypatch.setattr(children._Helper, "_ours", None)
     monkeypatch.setattr(os, "fork", no_room)
     monkeypatch.setattr(subprocess, "Popen", no_room)
     with pytest.raises(InputError, match=r"was not read, because of .* could not be started") as told:
@@ -144,20 +142,12 @@ def test_an_answer_that_is_cut_off_is_no_answer(tmp_path: Path) -> None:
     assert "no room for its answer" in ended.stderr and "ulimit -f" in ended.stderr
 
 
-def test_a_helper_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "may_fork", lambda: False)
-    in_child(f"{HERE}:doubled", b"a", 2, seconds=5)
-    helper = children._Helper.current()
-    helper._process.kill()
-    helper._process.wait()
-    assert in_child(f"{HERE}:doubled", b"a", 2, seconds=5) == b"aa"
-
-
 PARENT = """
 import sys
+from tests.test_child import announced
 from toast_cli.base import children
 children.may_fork = lambda: sys.argv[1] == "fork"
-children.in_child("tests.test_child:announced", sys.argv[2], seconds=600)
+children.in_child(announced, sys.argv[2], seconds=600)
 """
 
 
@@ -167,7 +157,7 @@ def announced(path: str) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("kind", ["fork", "helper"])
+@pytest.mark.parametrize("kind", ["fork", "process"])
 def test_a_child_does_not_outlive_its_parent(tmp_path: Path, kind: str) -> None:
     told = tmp_path / "pid"
     parent = subprocess.Popen([sys.executable, "-c", PARENT, kind, str(told)], cwd=Path(__file__).parent.parent)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from toast_cli.ask_xla import child, compile
+from toast_cli.ask_xla import compile
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import gpu_topology, without_tools
 from toast_cli.ask_xla.verdict import Part, Verdict, check_memory
@@ -201,10 +201,3 @@ def test_what_triton_has_no_tiles_for_is_compiled_without_it(monkeypatch: pytest
     target = compile.CompilationTarget("gpu", "1x1x8", 8, chip="H100", config="")
     assert compile.compile_for(b"", "stablehlo", target, options={"a": "1"}) == Failure("no memory")
     assert asked == [{"a": "1"}, {"a": "1", "xla_gpu_enable_triton_gemm": "False"}]
-
-
-def test_a_compiler_that_aborts_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "echo 'F1121 04:00:00 1 gpu_compiler.cc:3] Check failed: x > 0' >&2; kill -ABRT $$"
-    monkeypatch.setattr(child, "command_of", lambda folder: ["sh", "-c", script])
-    failure = compile.compile_for(b"", "stablehlo", compile.CompilationTarget("gpu", "1x1x8", 8))
-    assert failure == Failure("x > 0", aborted=True)

@@ -30,7 +30,6 @@ from toast_cli.hardware import Spec, gpu_target_text
 
 Dialect = Literal["stablehlo", "hlo"]
 Platform = Literal["cpu", "tpu", "gpu"]
-_TASK = "toast_cli.ask_xla.compile:compile_here"
 
 # Without a GPU no kernels can be timed: XLA takes its default tiles.
 GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
@@ -189,9 +188,9 @@ def compile_for(
     """
     given = (content, form, target, form != "hlo" if shardy is None else shardy)
     options = options or {}
-    reply = ask(_TASK, *given, options, timeout_seconds=timeout_seconds)
+    reply = ask(compile_here, *given, options, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure) and target.platform == "gpu" and _NO_TILES in reply.reason:
-        reply = ask(_TASK, *given, {**WITHOUT_TRITON, **options}, timeout_seconds=timeout_seconds)
+        reply = ask(compile_here, *given, {**WITHOUT_TRITON, **options}, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure):
         return without_tools(reply) if target.platform == "gpu" else reply
     answer: Answer = reply[0]

@@ -71,8 +71,8 @@ def compare_once(
     original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, timeout_seconds: float
 ) -> list[ResultError] | Failure:
     """Compares on one set of inputs."""
-    task = "toast_cli.ask_xla.numbers:compare_here"
-    reply = ask(task, original, partitioned, devices, seed, form, timeout_seconds, timeout_seconds=timeout_seconds)
+    given = original, partitioned, devices, seed, form, timeout_seconds
+    reply = ask(compare_here, *given, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure):
         return reply
     errors: list[ResultError] = reply[0]

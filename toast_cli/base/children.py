@@ -1,51 +1,46 @@
 """Processes: work that may end its process is done in a child process, and Ctrl-C is a request.
 
 The compiler's libraries check many of their assumptions with assertions that end the process, and a hostile file can
-break them. `in_child` calls a function by its name in a child and returns what the function returned. A child that
-dies, or that uses more processor time or memory than it may, is a `ChildError` here and nothing worse.
+break them. A child calls a function, and its parent gets what the function returned or raised. A child that dies, or
+that uses more processor time or memory than it may, is a `ChildError` here and nothing worse.
 
-The child is a fork of this process, which costs some milliseconds, where no other thread can hold a lock: on the
-command line. Elsewhere (in a program that has started jax, say) the child is a fork of a helper process, which is
-started once and ends with this process.
+There are two kinds of child. A fork of this process costs some milliseconds; it is made where no other thread can hold
+a lock: on the command line. `outcomes` starts a new Python process: for a compiler, which may not run in a fork; for
+the points of a sweep; and in programs that have started jax, say, for all that is a fork elsewhere.
 """
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import gc
-import json
 import os
 import pickle
 import re
 import resource
-import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn, TypeVar, cast
+from typing import IO, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from toast_cli import errors
 from toast_cli.errors import ToastError
 
-_HELPER = "import sys; sys.path.insert(0, sys.argv[1]); from toast_cli.base.children import serve; serve()"
-# Exit statuses of a child: an answer, a user's error, an internal error, no memory or file for the answer.
-_ANSWER, _TOLD, _RAISED, _FULL, _CUT_OFF = 0, 3, 4, 5, 6
+_PROCESS = (
+    "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from toast_cli.base.children import serve; serve()"
+)
+_CUT_OFF = 6  # exit status of a child that had no room for its answer
 MEMORY = 3 * 2**30  # default limit of a child's memory beyond its parent's, in bytes
 Answer = TypeVar("Answer")
-_ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
-_NO_ROOM = re.compile(rb"out of memory|std::bad_alloc|MemoryError")  # what libraries say that end for want of it
-_HEAD = struct.Struct("<qqq")  # wait status, bytes of the answer, bytes of its stderr
-_POLL_MILLISECONDS = 200
+_ABORT_REASON = re.compile(
+    r"Check failed: (.*)|LLVM ERROR: (.*)|^F\d{4} (?!.*Check failed).*\] (.*)|^ERROR: (.*)", re.MULTILINE
+)
+_NO_ROOM = re.compile(r"out of memory|std::bad_alloc|MemoryError")  # what libraries say that end for want of it
 
 
 class ChildError(Exception):
@@ -62,37 +57,47 @@ class ChildError(Exception):
         self.of_input = of_input
 
 
-@dataclass(frozen=True)
-class _Request:
-    """A child's task and its limits: seconds of processor time, bytes of memory (None: the limits of this process).
+class Limits(NamedTuple):
+    """What ends a child: seconds of processor time, and bytes of memory beyond what it has at first (None: limits of
+    this process); whether Ctrl-C does, which reaches every process of the terminal."""
 
-    task: a function, or, for a helper process, its name.
-    """
-
-    task: str | Callable[..., bytes]
-    arguments: tuple[Any, ...] = ()
     seconds: int | None = None
     memory: int | None = None
+    interrupted: bool = True
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """The result of a child: the status from `os.waitpid`, its answer, and its stderr."""
-
-    status: int
-    answer: bytes
-    log: bytes
+UNLIMITED = Limits()
 
 
-def in_child(task: str, *arguments: Any, seconds: int, memory: int = MEMORY) -> bytes:
-    """Calls the function `task` ("package.module:function") with these arguments (plain data) in a child process and
-    returns its result.
+class Outcome(NamedTuple):
+    """What became of a call in a child: "value" and what it returned; "told" and the type, sentence, place and hint of
+    a user's error; "raised" and the type, text and traceback of another; "died" and the exit code, or minus the signal.
+    """
+
+    kind: Literal["value", "told", "raised", "died"]
+    facts: Any
+
+    @property
+    def error(self) -> ToastError:
+        """The user's error."""
+        name, what, where, hint = self.facts
+        return getattr(errors, name, ToastError)(what, where=where, hint=hint)
+
+
+def in_child(function: Callable[..., Answer], *arguments: Any, seconds: int, memory: int = MEMORY) -> Answer:
+    """Calls a function of a module with these arguments (plain data) in a child process and returns its result.
 
     `seconds` limits the child's processor time, and on Linux `memory` limits the bytes it may allocate beyond what this
     process uses. Raises the function's own `ToastError`, `ChildError`, or RuntimeError for an internal error.
     """
-    request = _Request(task, arguments, seconds, memory)
-    return _answer(_forked(request) if may_fork() else _Helper.current().run(request), seconds, memory)
+    limits = Limits(seconds, memory)
+    with scratch() as log:
+        if may_fork():
+            outcome = _forked(lambda: function(*arguments), log, limits)
+        else:
+            (outcome,) = outcomes(function, [arguments], limits=limits, log=log)
+        answer: Answer = _value(outcome, text_in(log), limits)
+        return answer
 
 
 def in_fork(call: Callable[[], Answer]) -> Answer:
@@ -103,58 +108,55 @@ def in_fork(call: Callable[[], Answer]) -> Answer:
     """
     if not may_fork():
         return call()
-
-    def pickled() -> bytes:
+    with scratch() as log:
         try:
-            return pickle.dumps((call(),))
-        except Exception:
-            return b""
-
-    try:
-        answer = _answer(_forked(_Request(pickled)), 0, 0)
-    except ChildError as error:
-        if error.of_input:
-            raise RuntimeError(f"a library of XLA ended the process: {error.reason}") from None
-        answer = b""
-    return cast("Answer", pickle.loads(answer)[0]) if answer else call()
+            outcome = _forked(call, log)
+            answer: Answer = _value(outcome, text_in(log)) if outcome.kind in ("value", "died") else call()
+        except ChildError as error:
+            if error.of_input:
+                raise RuntimeError(f"a library of XLA ended the process: {error.reason}") from None
+            return call()
+        return answer
 
 
-def _answer(ended: _Ended, seconds: int, memory: int) -> bytes:
-    """The child's answer; raises the error that explains a missing answer."""
-    if os.WIFSIGNALED(ended.status):
-        if os.WTERMSIG(ended.status) == signal.SIGXCPU:
-            raise ChildError(f"it took more than {seconds} seconds of processor time", "time")
-        if os.WTERMSIG(ended.status) == signal.SIGKILL:  # the system did it, or a person
-            raise ChildError("another process, or the system, killed it", of_input=False)
-        if _NO_ROOM.search(ended.log):
-            raise _no_room(memory)
-        raise ChildError(_abort_reason(ended.log))
-    code = os.WEXITSTATUS(ended.status)
-    if code == _ANSWER:
-        return ended.answer
-    if code == _TOLD:
-        facts = json.loads(ended.answer)
-        raise getattr(errors, facts["kind"], ToastError)(facts["what"], where=facts["where"], hint=facts["hint"])
-    if code == _RAISED:
-        raise RuntimeError(ended.answer.decode("utf-8", "replace"))
-    if code == _CUT_OFF:
+def _value(outcome: Outcome, log: str, limits: Limits = UNLIMITED) -> Any:
+    """What the call returned; raises the error that explains why there is nothing."""
+    if outcome.kind == "value":
+        return outcome.facts
+    if outcome.kind == "told":
+        raise outcome.error
+    room = ChildError(f"it took more than {(limits.memory or 0) / 2**30:,.1f} GiB of memory", "memory")
+    if outcome.kind == "raised":
+        if outcome.facts[0] == "MemoryError":
+            raise room
+        raise RuntimeError("{}: {}\n{}".format(*outcome.facts))
+    if outcome.facts == -signal.SIGXCPU:
+        raise ChildError(f"it took more than {limits.seconds} seconds of processor time", "time")
+    if outcome.facts == -signal.SIGKILL:  # the system did it, or a person
+        raise ChildError("another process, or the system, killed it", of_input=False)
+    if outcome.facts == _CUT_OFF:
         raise ChildError("it had no room for its answer (a limit on the size of files, or a full disk)", of_input=False)
-    if code == _FULL or _NO_ROOM.search(ended.log):
-        raise _no_room(memory)
-    raise ChildError(_abort_reason(ended.log))
+    raise room if _NO_ROOM.search(log) else ChildError(abort_reason(log) or "the compiler's libraries crashed on it")
 
 
-def _no_room(memory: int) -> ChildError:
-    return ChildError(f"it took more than {memory / 2**30:,.1f} GiB of memory", "memory")
+def abort_reason(log: str) -> str:
+    """The reason in a dead child's stderr, such as the message of a failed assertion; empty if it says none."""
+    said = _ABORT_REASON.search(log)
+    return next(text for text in said.groups() if text is not None).strip().rstrip(".") if said else ""
 
 
-def _abort_reason(log: bytes) -> str:
-    """The reason in a dead child's stderr, such as the message of a failed assertion."""
-    for line in log.decode("utf-8", "replace").splitlines():
-        found = _ABORT_REASON.search(line)
-        if found:
-            return next((text for text in found.groups() if text), "").strip().rstrip(".")
-    return "the compiler's libraries crashed on it"
+def scratch() -> IO[bytes]:
+    """A file without a name, in memory where the system can do that."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("toast"), "w+b")
+    from tempfile import TemporaryFile
+
+    return TemporaryFile()
+
+
+def text_in(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
 
 
 # -- a child that is a fork of this process ---------------------------------------------------------------------------
@@ -168,14 +170,9 @@ def may_fork() -> bool:
     return "jax" not in sys.modules and threading.active_count() == 1 and hasattr(os, "fork")
 
 
-def _forked(request: _Request, watched: int | None = None) -> _Ended:
-    """Runs the task in a fork.
-
-    If the process that reads the pipe `watched` is gone, this kills the fork and ends this process.
-    """
-    # Imports what the function needs here, so that forks need not.
-    function = function_named(request.task) if isinstance(request.task, str) else request.task
-    with _scratch() as answer, _scratch() as log:
+def _forked(call: Callable[[], Any], log: IO[bytes], limits: Limits = UNLIMITED) -> Outcome:
+    """Calls in a fork, whose stderr goes to `log`."""
+    with scratch() as answer:
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
@@ -187,49 +184,21 @@ def _forked(request: _Request, watched: int | None = None) -> _Ended:
                 try:
                     child = os.fork()
                 except OSError as error:
-                    raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
+                    raise _not_started(error) from None
                 if child == 0:
-                    _be_child(function, request, parent, answer, log)
-            status = _wait(child, watched)
+                    _be_child(call, parent, answer, log, limits)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         except BaseException:
             if child:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
             raise
-        return _Ended(status, _content(answer), _content(log))
+        answer.seek(0)
+        return pickle.load(answer) if code == 0 else Outcome("died", code)
 
 
-def _wait(child: int, watched: int | None) -> int:
-    if watched is None:
-        return os.waitpid(child, 0)[1]
-    poll = select.poll()
-    poll.register(watched, 0)  # of interest is only that the other end is closed
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status
-        if _wait_for_exit(child, poll):
-            os.kill(child, signal.SIGKILL)
-            os._exit(1)
-
-
-def _wait_for_exit(child: int, poll: Any) -> bool:
-    """Waits for a short time until the child ends. Returns True if the other end of the watched pipe was closed."""
-    try:
-        handle = os.pidfd_open(child)
-    except (AttributeError, OSError):  # not on Linux
-        return bool(poll.poll(5))
-    try:
-        poll.register(handle, select.POLLIN)
-        found = poll.poll(_POLL_MILLISECONDS)
-        poll.unregister(handle)
-        return any(descriptor != handle for descriptor, _ in found)
-    finally:
-        os.close(handle)
-
-
-def _be_child(function: Callable[..., bytes], request: _Request, parent: int, answer: Any, log: Any) -> NoReturn:
-    """Runs the task in the fork and exits. It never returns, so the parent's cleanup is not run twice."""
+def _be_child(call: Callable[[], Any], parent: int, answer: IO[bytes], log: IO[bytes], limits: Limits) -> NoReturn:
+    """Calls in the fork and exits. It never returns, so the parent's cleanup is not run twice."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -239,152 +208,116 @@ def _be_child(function: Callable[..., bytes], request: _Request, parent: int, an
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         os.dup2(log.fileno(), 2)
-        if request.seconds is not None:
-            limit_processor_time(request.seconds)
-        if request.memory is not None:
-            limit_memory(request.memory)
+        _limit(limits)
         try:
-            content, code = function(*request.arguments), _ANSWER
-        except ToastError as error:
-            facts = {"kind": type(error).__name__, "what": error.what, "where": error.where, "hint": error.hint}
-            content, code = json.dumps(facts).encode(), _TOLD
-        except MemoryError:
-            content, code = b"", _FULL
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-            content, code = text.encode("utf-8", "backslashreplace"), _RAISED
-        try:
-            answer.write(content)
+            answer.write(_outcome_of(call))
             answer.flush()
+            code = 0
         except OSError:
             code = _CUT_OFF
     finally:
         os._exit(code)
 
 
-def limit_processor_time(seconds: int) -> None:
-    """Ends this process with SIGXCPU, and without a core file, once it has used so many more seconds of processor
-    time.
+def _outcome_of(call: Callable[[], Any]) -> bytes:
+    """The pickled `Outcome` of a call in this process."""
+    try:
+        return pickle.dumps(Outcome("value", call()))
+    except ToastError as error:
+        return pickle.dumps(Outcome("told", (type(error).__name__, error.what, error.where, error.hint)))
+    except Exception as error:
+        return pickle.dumps(
+            Outcome("raised", (type(error).__name__, _plain(str(error)), _plain(traceback.format_exc())))
+        )
+
+
+def _plain(text: str) -> str:
+    """The text without lone surrogates, which no file could hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _limit(limits: Limits) -> None:
+    """Ends this process with SIGXCPU, and without a core file, once it has used so many more seconds of processor time;
+    on Linux, lets allocations fail beyond so many more bytes."""
+    if limits.seconds is not None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        wanted = int(used.ru_utime + used.ru_stime) + max(limits.seconds, 1)
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        resource.setrlimit(resource.RLIMIT_CPU, (_least(wanted, hard), hard))
+    if limits.memory is not None and sys.platform.startswith("linux"):
+        status = Path("/proc/self/status").read_text()
+        held = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1]) * 1024
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (_least(held + limits.memory, hard), hard))
+
+
+def _least(wanted: int, hard: int) -> int:
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+
+
+def _not_started(error: OSError) -> ChildError:
+    return ChildError(f"it could not be started ({error.strerror})", of_input=False)
+
+
+# -- a child that is a new process ------------------------------------------------------------------------------------
+
+
+def outcomes(
+    work: Callable[..., Any],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    limits: Limits = UNLIMITED,
+    environment: Mapping[str, str] | None = None,
+    log: IO[bytes] | None = None,
+    running: set[subprocess.Popen[bytes]] | None = None,
+) -> Generator[Outcome, None, None]:
+    """Yields the outcome of each call in one new process, up to the one in which it dies. The process ends with the
+    iteration; what it prints goes to its stderr.
+
+    Args:
+        work: a function of a module, which the process imports by name, or a class, of which it makes one that it
+            calls. calls: arguments of each call, plain data. log: where its stderr goes; None: to this process's.
+        running: holds the process while it runs, to be killed from another thread.
     """
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    wanted = int(used.ru_utime + used.ru_stime) + max(seconds, 1)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-
-
-def limit_memory(memory: int) -> None:
-    """Limits how many more bytes this process may allocate; an allocation beyond the limit fails. Linux only."""
-    if not sys.platform.startswith("linux"):
-        return
-    status = Path("/proc/self/status").read_text()
-    held = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1]) * 1024
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    wanted = held + memory
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-
-
-def function_named(task: str) -> Callable[..., Any]:
-    """The function "package.module:function"."""
-    module, _, name = task.partition(":")
-    function: Callable[..., Any] = getattr(import_module(module), name)
-    return function
-
-
-def _scratch() -> IO[bytes]:
-    """A file without a name, in memory where the system can do that."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("toast"), "w+b")
-    from tempfile import TemporaryFile
-
-    return TemporaryFile()
-
-
-def _content(file: IO[bytes]) -> bytes:
-    file.seek(0)
-    return file.read()
-
-
-# -- a helper process whose forks are the children --------------------------------------------------------------------
-
-
-class _Helper:
-    """A process that imports the modules of the tasks and forks itself for each task."""
-
-    _ours: _Helper | None = None
-    _lock = threading.Lock()
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-P", "-c", _HELPER, str(Path(__file__).resolve().parents[2])]
-        try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        except OSError as error:
-            raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
-        self._owner = os.getpid()
-
-    @classmethod
-    def current(cls) -> _Helper:
-        """This process's helper. A fork of this process gets one of its own."""
-        with cls._lock:
-            ours = cls._ours
-            if ours is None or ours._owner != os.getpid() or ours._process.poll() is not None:
-                ours = cls._ours = _Helper()
-                atexit.register(ours.close)
-            return ours
-
-    def run(self, request: _Request) -> _Ended:
-        """Runs a task in a fork of the helper. An interrupt ends the helper, and the fork with it."""
-        content = pickle.dumps(request)
-        with self._lock:
+    command = [sys.executable, "-P", "-c", _PROCESS, os.pathsep.join(sys.path), str(os.getpid())]
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
+    except OSError as error:
+        raise _not_started(error) from None
+    running = set() if running is None else running
+    running.add(child)
+    try:
+        assert child.stdin is not None and child.stdout is not None
+        with suppress(BrokenPipeError), child.stdin as tasks:
+            pickle.dump((work, list(calls), limits), tasks)
+        for _ in calls:
             try:
-                assert self._process.stdin is not None and self._process.stdout is not None
-                self._process.stdin.write(struct.pack("<q", len(content)) + content)
-                self._process.stdin.flush()
-                status, answered, log = _HEAD.unpack(_exactly(self._process.stdout, _HEAD.size))
-                return _Ended(status, _exactly(self._process.stdout, answered), _exactly(self._process.stdout, log))
-            except (OSError, EOFError):
-                self.close()
-                raise ChildError("it could not be started, or was ended", of_input=False) from None
-            except BaseException:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Ends the helper."""
-        if self._owner != os.getpid():
-            return
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+                yield pickle.load(child.stdout)
+            except (EOFError, pickle.UnpicklingError):
+                yield Outcome("died", child.wait())
+                return
+    finally:
+        with child:
+            child.kill()
+        running.discard(child)
 
 
 def serve() -> None:
-    """The main loop of a helper process: reads requests from stdin and writes answers to stdout until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; our parent decides
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 1)
-    while True:
-        try:
-            (size,) = struct.unpack("<q", _exactly(requests, 8))
-            request = pickle.loads(_exactly(requests, size))
-        except EOFError:
-            os._exit(0)
-        ended = _forked(request, watched=requests.fileno())
-        answers.write(_HEAD.pack(ended.status, len(ended.answer), len(ended.log)) + ended.answer + ended.log)
+    """In the new process: reads the calls from stdin and writes their outcomes to stdout."""
+    end_with_parent(int(sys.argv[2]))
+    request, answers = sys.stdin.buffer.read(), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    work, calls, limits = pickle.loads(request)
+    signal.signal(signal.SIGINT, signal.SIG_DFL if limits.interrupted else signal.SIG_IGN)
+    _limit(limits)
+    work = work() if isinstance(work, type) else work
+    for arguments in calls:
+        content = _outcome_of(lambda arguments=arguments: work(*arguments))  # type: ignore[misc]
+        sys.stderr.flush()
+        answers.write(content)
         answers.flush()
-
-
-def _exactly(stream: IO[bytes], size: int) -> bytes:
-    content = stream.read(size)
-    if len(content) != size:
-        raise EOFError
-    return content
+    os._exit(0)  # a compiler may still be at work in another thread
 
 
 # ---------------------------------------------------------------- this process

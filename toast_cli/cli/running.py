@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -17,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import typer
 
-from toast_cli.base.children import end_with_parent, interrupt_at_once
+from toast_cli.base.children import Limits, interrupt_at_once, outcomes
 from toast_cli.base.units import printable, printable_lines
 from toast_cli.errors import ToastError
 
@@ -168,8 +167,6 @@ Result = TypeVar("Result")
 # A function, or a class whose instances are called: what they remember is there for the next item.
 Work = Callable[[Task], Result] | Callable[[], Callable[[Task], Result]]
 
-_CHILD = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from toast_cli.cli.running import serve; serve()"
-
 
 @dataclass(frozen=True)
 class PointFailure:
@@ -220,59 +217,24 @@ def run_alone(item: Task, work: Work[Task, Result]) -> Result | PointFailure:
 
 
 def _answers(
-    items: Sequence[Task], work: Work[Task, Result], children: set[subprocess.Popen[bytes]]
+    items: Sequence[Task], work: Work[Task, Result], running: set[subprocess.Popen[bytes]]
 ) -> Iterator[Result | PointFailure]:
-    """The results of `work` on items, in one new process, up to the item on which it dies.
-
-    `work` is a function of a module (the process imports it by name), or a class, of which the process makes one that
-    it calls; items and results are picklable.
-
-    Args:
-        children: holds the process while it runs.
-    """
+    """The results of `work` on items, in one new process, up to the item on which it dies. See `children.outcomes`."""
     environment = {"JAX_PLATFORMS": "cpu", **os.environ}
-    command = [sys.executable, "-c", _CHILD, os.pathsep.join(sys.path), str(os.getpid())]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    children.add(child)
-    try:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with suppress(BrokenPipeError), child.stdin as tasks:
-            pickle.dump((work, list(items)), tasks)
-        for _ in items:
-            try:
-                yield pickle.load(child.stdout)
-            except (EOFError, pickle.UnpicklingError):
-                yield PointFailure(f"the process died ({_cause(child.wait())})")
-                return
-    finally:
-        with child:
-            child.kill()
-        children.discard(child)
-
-
-def serve() -> None:
-    """In the process: reads the task from stdin and writes its results to stdout. What the task prints goes to
-    stderr."""
-    # Ctrl-C reaches every process of the terminal; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(int(sys.argv[2]))
-    task, answers = sys.stdin.buffer.read(), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    work, items = pickle.loads(task)
-    work = work() if isinstance(work, type) else work
-    with answers:
-        for item in items:
-            try:
-                result: Any = work(item)
-            except ToastError as error:
-                result = failure_of(error)
-            except Exception as error:
-                if debug_wanted([]):
-                    traceback.print_exc()
-                result = PointFailure(f"internal error: {type(error).__name__}: {error}")
-            pickle.dump(result, answers)
-            answers.flush()
+    calls = [(item,) for item in items]
+    limits = Limits(interrupted=False)  # the parent decides what Ctrl-C means
+    for outcome in outcomes(work, calls, limits=limits, environment=environment, running=running):
+        if outcome.kind == "value":
+            yield outcome.facts
+        elif outcome.kind == "told":
+            yield failure_of(outcome.error)
+        elif outcome.kind == "raised":
+            name, text, trace = outcome.facts
+            if debug_wanted([]):
+                _tell(printable_lines(trace))
+            yield PointFailure(f"internal error: {name}: {text}")
+        else:
+            yield PointFailure(f"the process died ({_cause(outcome.facts)})")
 
 
 def failure_of(error: ToastError) -> PointFailure:

@@ -1,15 +1,13 @@
 """The frontend from end to end: bytes, module, normalised module, rules, `Program`.
 
 Every file is parsed, normalised and given Shardy's rules in a child process first, because the compiler's libraries
-end the process on some that are damaged or hostile. The child returns the normalised module as bytecode, and as JSON
-what was removed from the module. Values and operations are numbered in the order of a walk of the entry function,
+end the process on some that are damaged or hostile. The child returns the normalised module as bytecode, and as plain
+data what was removed from the module. Values and operations are numbered in the order of a walk of the entry function,
 which is the same on both sides.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -145,14 +143,11 @@ def _places(source: Source) -> dict[tuple[Any, int], tuple[int, int]]:
 
 # ---------------------------------------------------------------- the child
 # Reads a program in one child process: a file's content goes in, a module that is safe to work with comes out.
-#
-# Every file is parsed, normalised and given Shardy's rules in a child first, because the compiler's libraries end the
-# process on some that are damaged or hostile. The child returns the normalised module as bytecode, and as JSON what
-# was removed from the module. Values and operations are numbered in the order of a walk of the entry function, which
-# is the same on both sides.
 
-SIZE = struct.Struct("<q")  # of the JSON at the head of a message
 T = TypeVar("T")
+Message = tuple[dict[str, Any], bytes]  # facts, as plain data, and the module as bytecode
+Task = Callable[..., Message]
+Sent = tuple[tuple[int, int, int], AnnotatedSharding, list[tuple[int, int]], str]  # a `Kept` without handles
 # A child's limits: seconds of processor time, plus one for so many bytes of the program; and bytes of memory for each
 # byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
 BASE_SECONDS = 60
@@ -175,12 +170,10 @@ def load_module(
     Raises `InputError` saying where and what to try, also when the child dies.
     """
     data = read_bytes(path) if content is None else content
-    facts, module = _ask("normalised_here", data, source_name(path), keep_shardings, kernels)
+    facts, module = _ask(normalised_here, data, source_name(path), keep_shardings, kernels)
     operations = operations_of(module) if facts["kept"] or facts["pins"] else []
     kept, pins = (tuple(_received(one, operations) for one in facts[name]) for name in ("kept", "pins"))
-    axes = {int(number): tuple(names) for number, names in facts["argument_axes"].items()}
-    mesh = tuple((name, size) for name, size in facts["own_mesh"])
-    return Normalised(module, kept, pins, tuple(facts["notices"]), axes, mesh, facts["format"])
+    return Normalised(module, kept, pins, facts["notices"], facts["argument_axes"], facts["own_mesh"], facts["format"])
 
 
 def content_of(path: str, dims: Sequence[str], content: bytes | None = None) -> bytes:
@@ -191,7 +184,7 @@ def content_of(path: str, dims: Sequence[str], content: bytes | None = None) -> 
     """
     parse_dims(dims)
     data = read_bytes(path) if content is None else content
-    return xla.write_bytecode(_ask("sized_here", data, source_name(path), tuple(dims))[1]) if dims else data
+    return xla.write_bytecode(_ask(sized_here, data, source_name(path), tuple(dims))[1]) if dims else data
 
 
 def symbols_in(path: str, content: bytes) -> tuple[Symbols, list[str]]:
@@ -199,7 +192,7 @@ def symbols_in(path: str, content: bytes) -> tuple[Symbols, list[str]]:
     it has none."""
     if recognise(content) != "jax.export":
         return {}, []
-    facts = _ask("parsed_here", content, source_name(path))[0]
+    facts = _ask(parsed_here, content, source_name(path))[0]
     return facts["symbols"], facts["constraints"]
 
 
@@ -208,14 +201,14 @@ def parse(data: bytes, where: str) -> tuple[str, Any]:
 
     Raises `InputError` at `where` (with line and column for text) with the first thing that is wrong.
     """
-    facts, module = _ask("parsed_here", data, where)
+    facts, module = _ask(parsed_here, data, where)
     return facts["format"], module
 
 
-def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str, Any], Any]:
+def _ask(task: Task, data: bytes, where: str, *arguments: Any) -> tuple[dict[str, Any], Any]:
     seconds, memory = BASE_SECONDS + len(data) // BYTES_PER_SECOND, MEMORY + len(data) * MEMORY_PER_BYTE
     try:
-        answer = in_child(f"toast_cli.frontend.loading:{task}", data, where, *arguments, seconds=seconds, memory=memory)
+        facts, bytecode = in_child(task, data, where, *arguments, seconds=seconds, memory=memory)
     except ChildError as error:
         if not error.of_input:
             what = f"the program was not read, because of the process that reads programs: {error.reason}"
@@ -223,22 +216,12 @@ def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str,
         damaged = ("the program is damaged", hint_for(recognise(data)))
         what, hint = {None: damaged, "time": TOO_LONG, "memory": TOO_LARGE}[error.limit]
         raise InputError(f"{what}: {error.reason}", where=where, hint=hint) from None
-    (size,) = SIZE.unpack_from(answer)
-    facts = json.loads(answer[SIZE.size : SIZE.size + size])
-    return facts, xla.parse_module(xla.make_context(), answer[SIZE.size + size :])
+    return facts, xla.parse_module(xla.make_context(), bytecode)
 
 
-def _received(facts: dict[str, Any], operations: list[Any]) -> Kept:
-    axes = facts["axes"]
-    sharding = AnnotatedSharding(
-        None if axes is None else tuple(None if names is None else tuple(names) for names in axes),
-        tuple((name, size) for name, size in facts["mesh"]),
-        facts["gspmd"],
-        frozenset(facts["open"]),
-        facts["single"],
-    )
-    uses = tuple((operations[number], operand) for number, operand in facts["uses"])
-    return Kept(_value_at(facts["value"], operations), sharding, uses, facts["origin"])
+def _received(sent: Sent, operations: list[Any]) -> Kept:
+    place, uses = sent[0], tuple((operations[number], operand) for number, operand in sent[2])
+    return Kept(_value_at(place, operations), sent[1], uses, sent[3])
 
 
 def _value_at(place: tuple[int, int, int], operations: list[Any]) -> Any:
@@ -250,22 +233,22 @@ def _value_at(place: tuple[int, int, int], operations: list[Any]) -> Any:
 # -- in the child -----------------------------------------------------------------------------------------------------
 
 
-def parsed_here(data: bytes, where: str) -> bytes:
-    """A program's format and bytecode, serialised."""
+def parsed_here(data: bytes, where: str) -> Message:
+    """A program's format, symbols and bytecode."""
     form, module = _located(where, lambda: parse_here(data, where))
     symbols = _located(where, lambda: symbols_of(data, module))
     facts = {"format": form, "symbols": symbols, "constraints": constraints_of(module) if symbols else []}
-    return _message(facts, xla.write_bytecode(module))
+    return facts, xla.write_bytecode(module)
 
 
-def sized_here(data: bytes, where: str, dims: tuple[str, ...]) -> bytes:
-    """A program with static shapes in place of symbolic ones, serialised."""
+def sized_here(data: bytes, where: str, dims: tuple[str, ...]) -> Message:
+    """A program with static shapes in place of symbolic ones."""
     _, module = _located(where, lambda: parse_here(data, where))
-    return _message({}, _located(where, lambda: with_sizes(data, module, parse_dims(dims), where)))
+    return {}, _located(where, lambda: with_sizes(data, module, parse_dims(dims), where))
 
 
-def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> bytes:
-    """A normalised program, serialised: format, notices, shardings and bytecode.
+def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> Message:
+    """A normalised program: format, notices, shardings and bytecode.
 
     This also tries the parent's next steps, in which jaxlib may end the process: populating Shardy's rules, and reading
     operations if a name is not valid UTF-8.
@@ -291,7 +274,7 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
         _located(where, lambda: xla.run_passes(outcome.module, "func.func(sdy-populate-op-sharding-rules)"))
     else:
         _located(where, lambda: read_source(where, form, outcome.module))
-    return _message(facts, bytecode)
+    return facts, bytecode
 
 
 def _located(where: str, work: Callable[[], T]) -> T:
@@ -313,28 +296,14 @@ def _refuse_windows_of_arrays(module: Any, where: str) -> None:
             raise InputError(what, where=where, hint="is the file intact?")
 
 
-def _message(facts: dict[str, Any], bytecode: bytes) -> bytes:
-    head = json.dumps(facts).encode()
-    return SIZE.pack(len(head)) + head + bytecode
-
-
 def operations_of(module: Any) -> list[Any]:
     """The operations of the entry function, itself included, in program order."""
     return xla.operations_in(next(op for op in module.body.operations if op.operation.name == "func.func"))
 
 
-def _sent(kept: Kept, numbers: dict[Any, int]) -> dict[str, Any]:
-    sharding = kept.sharding
-    return {
-        "value": _place_of_value(kept.value, numbers),
-        "uses": [(numbers[operation], operand) for operation, operand in kept.uses],
-        "origin": kept.origin,
-        "axes": sharding.axes,
-        "mesh": sharding.mesh,
-        "gspmd": sharding.gspmd,
-        "open": sorted(sharding.open_dims),
-        "single": sharding.single_device,
-    }
+def _sent(kept: Kept, numbers: dict[Any, int]) -> Sent:
+    uses = [(numbers[operation], operand) for operation, operand in kept.uses]
+    return _place_of_value(kept.value, numbers), kept.sharding, uses, kept.origin
 
 
 def _place_of_value(value: Any, numbers: dict[Any, int]) -> tuple[int, int, int]:

@@ -314,10 +314,10 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
         return module
     if found.operation.name != "func.func" and dynamic_argument(function) is None:
         try:
-            refined = in_child("toast_cli.frontend.normalise:refined", write_bytecode(module), seconds=SECONDS)
+            static = in_child(refined, write_bytecode(module), seconds=SECONDS)
         except (InputError, ChildError):
             raise refusal(found, path) from None
-        return parse_module(make_context(), refined)
+        return parse_module(make_context(), static)
     raise refusal(found, path)
 
 
