@@ -106,7 +106,7 @@ def _option(
 @dataclass(frozen=True)
 class Request:
     """A user's request. `content` is the program's bytes if it is not in a file; `parted`: True to split fused
-    products, False not to (None: the better of both); `even`: no uneven shards."""
+    products, False not to (None: the better of both)."""
 
     program: str
     mesh: str
@@ -253,7 +253,6 @@ class Request:
     )
     content: bytes | None = field(default=None, repr=False)
     parted: bool | None = None
-    even: bool = False
     plan: str | None = _option(
         None,
         "--plan",
@@ -302,7 +301,7 @@ class Request:
         False,
         "--as-written",
         OptionKind.FLAG,
-        "Do not split fused projections (QKV, gate+up) or use uneven shards (--fit as-written differs).",
+        "Do not split fused projections, such as QKV and gate+up (--fit as-written differs).",
     )
     fit: str = _option(
         Fit.auto.value,

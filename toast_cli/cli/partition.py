@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,8 +104,7 @@ def partition(
     outputs = (program_target, report_target, plan_target, page_target, trace_target)
     targets = [target for target in outputs if target is not None]
     check_targets(targets, [program, mesh])
-    of_one_device = chosen in (Format.spmd, Format.spmd_hlo)
-    request = replace(options.make_request(program, mesh, given), even=of_one_device)
+    request = options.make_request(program, mesh, given)
     if request.pipeline is not None and (output is not None or verify is not None):
         raise UsageError(
             "toast prices pipelines, and does not write the programs of their stages",

@@ -288,9 +288,8 @@ def _make_form(rule: Rule, pieces: dict[int, list[int]], extents: dict[int, list
     for parts in _dimensions(operands + results):
         for k, part in enumerate(parts):
             majors[part].update(parts[:k])
-    uneven = frozenset(part for factor in rule.uneven for part in parts_of.get(factor, ()))
     said = tuple(tuple(sorted(m)) for m in majors)
-    return Form(tuple(sizes), tuple(kinds), tuple(divisors), operands, results, said, uneven)
+    return Form(tuple(sizes), tuple(kinds), tuple(divisors), operands, results, said)
 
 
 def _kind(rule: Rule, factor: int, blocked: set[int]) -> FactorKind:

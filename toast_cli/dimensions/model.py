@@ -29,7 +29,6 @@ class Form:
         operands, results: per array, per dimension, the factors it is made of, major to minor.
         majors: [factors] factors that must be fully split before this one may be (it is minor to them in some
             dimension).
-        uneven: factors whose size is padded; sums are not reduce-scattered along them.
     """
 
     sizes: tuple[int, ...]
@@ -38,14 +37,13 @@ class Form:
     operands: tuple[tuple[tuple[int, ...], ...], ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
     majors: tuple[tuple[int, ...], ...]
-    uneven: frozenset[int] = frozenset()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(
             self,
             "_hash",
-            hash((self.sizes, self.kinds, self.extents, self.operands, self.results, self.majors, self.uneven)),
+            hash((self.sizes, self.kinds, self.extents, self.operands, self.results, self.majors)),
         )
 
     def __hash__(self) -> int:

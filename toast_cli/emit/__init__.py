@@ -16,7 +16,7 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.emit.hlo import emit_hlo as emit_hlo
 from toast_cli.emit.hlo import emit_spmd_hlo
-from toast_cli.emit.misread import misread_note, refuse_uneven
+from toast_cli.emit.misread import misread_note
 from toast_cli.emit.specs import emit_specs as emit_specs
 from toast_cli.emit.spmd.writer import emit_spmd as emit_spmd
 from toast_cli.emit.stablehlo import Written as Written
@@ -52,8 +52,6 @@ def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}", where="--format", hint=f"choose from {', '.join(FORMATS)}")
     _refuse_unwritable(source, format)
-    if format in OF_ONE_DEVICE:
-        refuse_uneven(source, lowered, range(len(source.program.ops)))
     return FORMATS[format](source, lowered)
 
 

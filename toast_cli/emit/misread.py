@@ -38,7 +38,7 @@ regions of their own; after it the module is as before.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -50,12 +50,11 @@ from toast_cli.emit.spmd.rules import rule_of
 from toast_cli.emit.spmd.site import Site, align, body_reducer
 from toast_cli.emit.spmd.values import Completions, completions
 from toast_cli.emit.spmd.writer import Deciding, Writer
-from toast_cli.errors import UsageError
 from toast_cli.frontend.rules import convolution_dims
 from toast_cli.frontend.source import Source, Use
 from toast_cli.kernels.describe import CUSTOM_CALL
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
-from toast_cli.plan.sharding import Sharding, axes_of, is_uneven, local_shape, replicated, shards
+from toast_cli.plan.sharding import Sharding, axes_of, local_shape, replicated, shards
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import (
     BLOCK_SCALED_DOT,
@@ -220,21 +219,6 @@ def shardings_at(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tupl
     return in_shardings, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
 
 
-def refuse_uneven(source: Source, lowered: PartitionedProgram, numbers: Iterable[int]) -> None:
-    """Raises `UsageError` if one of these ops must be written on local shapes and its shards are uneven."""
-    program = source.program
-    for number in numbers:
-        op = program.ops[number]
-        in_shardings, out_shardings = shardings_at(lowered, number, op)
-        for value, at in zip(op.operands + op.results, in_shardings + out_shardings, strict=True):
-            if is_uneven(program.values[value], at):
-                raise UsageError(
-                    f"{program.values[value]} has uneven shards, with which {op.name.partition('.')[2]} is not written",
-                    where=source.location(number) or source.path,
-                    hint="plan with --as-written, which has none; of a whole program, --format stablehlo writes them",
-                )
-
-
 def put_region(
     source: Source,
     lowered: PartitionedProgram,
@@ -244,7 +228,6 @@ def put_region(
     undo: Undo,
 ) -> Any:
     """Replaces an operation by a region; returns it. steps: collectives that complete some values."""
-    refuse_uneven(source, lowered, [number])
     program, sizes = source.program, lowered.axis_sizes
     op, operation = program.ops[number], source.operations[number]
     in_shardings, computed = shardings_at(lowered, number, op)

@@ -413,11 +413,11 @@ def boundary_of(source: Source, lowered: PartitionedProgram) -> Boundary:
     program = source.program
     specs = boundary_specs(source, lowered)
     arguments = tuple(
-        Place(a.path, program.values[a.value].own_shape, program.values[a.value].dtype, named.spec, a.donated)
+        Place(a.path, program.values[a.value].shape, program.values[a.value].dtype, named.spec, a.donated)
         for a, named in zip(program.arguments, specs.arguments, strict=True)
     )
     results = tuple(
-        Place(r.path, program.values[r.value].own_shape, program.values[r.value].dtype, named.spec)
+        Place(r.path, program.values[r.value].shape, program.values[r.value].dtype, named.spec)
         for r, named in zip(program.results, specs.results, strict=True)
     )
     return Boundary(program.name, specs.axes, arguments, results, prod(specs.axes.values()))

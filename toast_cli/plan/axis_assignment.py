@@ -252,16 +252,9 @@ def rules_of(
         form.majors,
         frozenset(factor for factor, kind in enumerate(form.kinds) if kind is FactorKind.BLOCKED),
         summed,
-        _scattered(form) if summed else (),
+        form.results if summed else (),
         space,
         closed,
-    )
-
-
-def _scattered(form: Form) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Factors of each result's dimensions; none for dimensions along which a sum cannot be scattered."""
-    return tuple(
-        tuple(() if form.uneven.intersection(factors) else factors for factors in dims) for dims in form.results
     )
 
 

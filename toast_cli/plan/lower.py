@@ -41,7 +41,7 @@ from toast_cli.plan.reshard import (
     spread,
     windowed,
 )
-from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without, written_part
+from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.values import Sum, loop_at, readers, readings, remade_values, trips_at
@@ -144,7 +144,7 @@ class _Lowering:
             summed=frozenset(summed),
             found=frozenset(found & computed.keys()),
             held=self._held,
-            collectives=tuple(sorted(map(self._unpadded, self._collectives(reduced)), key=attrgetter("op"))),
+            collectives=tuple(sorted(self._collectives(reduced), key=attrgetter("op"))),
         )
         return settled(self._program, lowered)
 
@@ -195,7 +195,7 @@ class _Lowering:
         """Records the sharding of a carry that is reduced after its loop, if all its readers agree on one."""
         uses = readers(self._program, carried)
         current = self._made[carried]
-        cut = cut_by_readers(over, [self._op_shardings[op].cut(k) for op, k in uses])
+        cut = cut_by_readers(over, [self._op_shardings[op].operands[k] for op, k in uses])
         if not cut:
             return
         op, position = uses[0]
@@ -228,14 +228,6 @@ class _Lowering:
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
-    def _unpadded(self, collective: Collective) -> Collective:
-        """The collective without the padding of dimensions that are split neither before nor after it."""
-        value = self._program.values[collective.value]
-        if value.written is None:
-            return collective
-        part = written_part(value, collective.before, collective.after)
-        return replace(collective, local_bytes=collective.local_bytes * part)
-
     def _collectives(self, reduced: list[_Reduced]) -> Iterator[Collective]:
         ops, in_sums = self._program.ops, self._problem.terms
         for part in reduced:
@@ -255,7 +247,7 @@ class _Lowering:
     def _completions(self, part: _Reduced) -> Iterator[Collective]:
         """Collectives that complete a sum, or a part of one."""
         op = self._program.ops[part.op]
-        wanted = [self._op_shardings[reader].cut(k) for reader, k in part.readers]
+        wanted = [self._op_shardings[reader].operands[k] for reader, k in part.readers]
         cut = in_turn((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
         how = completion_of(op, self._op_shardings[part.op], 0, self._sizes, part.terms, apart=part.apart)
         for step in completed(part.partial, self._sizes, how, cut):

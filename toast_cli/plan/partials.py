@@ -160,7 +160,7 @@ def _read_in(part: _Open, user: OpSharding) -> tuple[_Open | None, _Open]:
         return (part if partial else None), part
     at, to, reduced = partial
     over = axes_of(required)
-    cut = by_dimension(reduced, user.cut(0)) if axes_of(to) <= over else ()
+    cut = by_dimension(reduced, user.operands[0]) if axes_of(to) <= over else ()
     ended = part._replace(cut=(*part.cut, *cut))
     if not refines(required, to) or axes_of(required) - axes_of(to) != axes_of(cut):
         return None, ended

@@ -433,7 +433,7 @@ def _accumulations(
     program: Program, dimensions: Dimensions, pins: Mapping[int, PinnedSharding]
 ) -> tuple[Accumulation, ...]:
     """The loop-carried sums that no pin binds."""
-    if not program.loops or any(value.written for value in program.values):  # regions have no uneven shards
+    if not program.loops:
         return ()
     found = find_accumulations(
         program,

@@ -13,7 +13,7 @@ from toast_cli.dimensions.model import FactorKind, Form, Strand
 from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import NONE
-from toast_cli.program.model import Program, Value
+from toast_cli.program.model import Program
 from toast_cli.program.names import PinnedAxes, Pins, matches, nearest_paths, shown_path, slash_path
 from toast_cli.program.ops import RESULT
 from toast_cli.program.roles import carried_results
@@ -113,22 +113,6 @@ def split_further(sharding: Sharding, target: Sharding, axes: Iterable[int]) -> 
     return tuple([(*have, *(a for a in want if a in axes)) for have, want in zip(sharding, target, strict=True)])
 
 
-def is_uneven(value: Value, sharding: Sharding) -> bool:
-    """Whether an array is padded in this sharding."""
-    return value.written is not None and any(
-        axes and own != size for own, size, axes in zip(value.written, value.shape, sharding, strict=True)
-    )
-
-
-def written_part(value: Value, *shardings: Sharding | None) -> float:
-    """The fraction of a padded array that a collective moves: only dimensions that are split in one of these shardings
-    are padded."""
-    if value.written is None:
-        return 1.0
-    split = [any(at is not None and at[dim] for at in shardings) for dim in range(len(value.shape))]
-    return prod(own / size for own, size, padded in zip(value.written, value.shape, split, strict=True) if not padded)
-
-
 # ---------------------------------------------------------------- ops
 # Shardings of an op's operands and results, given the axes that split its factors (see `axis_assignment`).
 
@@ -188,8 +172,6 @@ class OpSharding:
         computed: [results] sharding the op computes each in. reduced_to: [results] sharding once reductions are
             resolved. shardings: [results] the same with pins applied.
         reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
-        cuts: `operands` without axes that split a padded dimension, along which no sum is scattered; None where no
-            operand has one.
         number: its number in an `OpShardingMemo`; -1 if it is in none.
     """
 
@@ -200,12 +182,7 @@ class OpSharding:
     shardings: tuple[Sharding, ...]
     reduced: tuple[int, ...]
     scattered: tuple[tuple[int, ...], ...]
-    cuts: tuple[Sharding, ...] | None = None
     number: int = field(default=-1, repr=False, compare=False)
-
-    def cut(self, operand: int) -> Sharding:
-        """Sharding along which a sum that is read as this operand may be reduce-scattered."""
-        return self.operands[operand] if self.cuts is None else self.cuts[operand]
 
 
 # The axis assignment of an op, which determines its op sharding: [factors] the axes that split each, and per result,
@@ -229,7 +206,6 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
         form.kinds,
         form.extents,
         form.majors,
-        form.uneven,
         sums,
         pattern.space,
     )
@@ -268,12 +244,8 @@ def lay_out(pattern: OpPattern, choice: Choice) -> OpSharding:
             computed = reduced_to = tuple(shardings)
         if not operands and not partial:  # an argument: it is stored as pinned
             computed = reduced_to = tuple(shardings)
-    even = [() if factor in form.uneven else axes for factor, axes in enumerate(factor_axes)]
-    cuts = tuple(sharding(dims, even) for dims in form.operands) if form.uneven else None
     all_reduced = tuple(dict.fromkeys(reduced))
-    return OpSharding(
-        factor_axes, operands, computed, reduced_to, tuple(shardings), all_reduced, tuple(scattered), cuts
-    )
+    return OpSharding(factor_axes, operands, computed, reduced_to, tuple(shardings), all_reduced, tuple(scattered))
 
 
 def axes_summed_over(kinds: Sequence[FactorKind], factor_axes: FactorAxes) -> list[int]:
@@ -327,14 +299,14 @@ def number_pins(
             if matches(pattern, argument.label, k):
                 matched = True
                 name = shown_path(argument.label, k)
-                value_pins[argument.value] = _fit(pin, program.values[argument.value].own_shape, mesh, text, name)
+                value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, text, name)
                 if carried[k] >= 0:
                     use_pins[result_ops[carried[k]], 0] = value_pins[argument.value]
         for k, result in enumerate(program.results):
             if matches(pattern, result.path, k, "result"):
                 matched = True
                 name = f"result {slash_path(result.path) or k}"
-                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].own_shape, mesh, text, name)
+                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, text, name)
                 if k in donor:
                     value_pins[donor[k]] = use_pins[result_ops[k], 0]
         if not matched:

@@ -456,7 +456,7 @@ def reduced(item: SumItem, lowered: Mapping[int, OpSharding]) -> Iterator[Reduce
     for part in reductions_of(item.steps, op_sharding_of):
         cut = (*part.cut_before, *part.cut)
         if part.whole and part.partial.reduced:
-            wanted = [lowered[pattern].cut(position) for pattern, position in item.readers]
+            wanted = [lowered[pattern].operands[position] for pattern, position in item.readers]
             cut = (*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))
         first = op_sharding_of(item.steps[part.first].op)
         yield Reduced(item.term[part.first], partial_of(first), part.terms, in_turn(cut), first, part.apart)

@@ -35,7 +35,7 @@ from toast_cli.plan.reshard import (
     rotations,
     spread,
 )
-from toast_cli.plan.sharding import OpSharding, Sharding, axes_of, shards, split_further, written_part
+from toast_cli.plan.sharding import OpSharding, Sharding, axes_of, shards, split_further
 from toast_cli.price.arrays import ArrayItem, reader_op
 from toast_cli.price.collectives import collective_seconds
 from toast_cli.price.compiled_collectives import (
@@ -178,9 +178,8 @@ class Pricer:
         sharding = op_sharding.computed[k]
         op = self._problem.program.ops[how.op]
         completion = completion_of(op, op_sharding, k, self._sizes, how.terms, apart=how.apart)
-        value = self._problem.program.values[op.results[k]]
         for step in self._steps_of(partial, completion, cut):
-            size = whole * step.fraction * written_part(value, step.before, step.after)
+            size = whole * step.fraction
             if step.kind != REDUCE_SCATTER:
                 yield self._reduction(step.kind, step.axes, size, k, how)
             elif step.after is None and self._scatters.reduced_first(how.op, op_sharding, cut[0]):
@@ -264,13 +263,12 @@ class Pricer:
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between the producer of an array and its readers."""
-        for step, before, after, places, ahead in moves_of(made, copies):
+        for step, before, _, places, ahead in moves_of(made, copies):
             first = item.readers[places[0]]
             op = reader_op(self._problem, item, first.pattern, first.position)
             value = item.values[0]
-            fraction = step.fraction * written_part(self._problem.program.values[value], before, after)
-            written = (step.kind, item.bytes * fraction)
-            size = self._moved_bytes(item, places) * fraction
+            written = (step.kind, item.bytes * step.fraction)
+            size = self._moved_bytes(item, places) * step.fraction
             if step.kind == GATHER:
                 split = [d for d, axes in enumerate(before) if axes]
                 size *= gathered_part(self._profile, self._problem.program, value, split)

@@ -43,8 +43,7 @@ class Rule:
     """An op's sharding rule, as in Shardy: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
 
     Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the first
-    three sets pass through. uneven: factors whose size is padded, see `dimensions.merged`. Rules are dictionary keys
-    for every op, so the hash is stored.
+    three sets pass through. Rules are dictionary keys for every op, so the hash is stored.
     """
 
     sizes: tuple[int, ...]
@@ -53,11 +52,10 @@ class Rule:
     reduction: frozenset[int] = frozenset()
     need_replication: frozenset[int] = frozenset()
     permutation: frozenset[int] = frozenset()
-    uneven: frozenset[int] = frozenset()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        rest = self.reduction, self.need_replication, self.permutation, self.uneven
+        rest = self.reduction, self.need_replication, self.permutation
         object.__setattr__(self, "_hash", hash((self.sizes, self.operands, self.results, *rest)))
 
     def __hash__(self) -> int:
@@ -86,11 +84,10 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Value:
     """One array: `shape` in elements, `dtype` as MLIR prints the element type (`f32`, `bf16`, `i1`, …); how many
-    `elements` and `bytes` follows. written: the shape that the program has, where `shape` is padded."""
+    `elements` and `bytes` follows."""
 
     shape: tuple[int, ...]
     dtype: str
-    written: tuple[int, ...] | None = field(default=None, compare=False)
     elements: int = field(init=False, repr=False, compare=False)
     bytes: int = field(init=False, repr=False, compare=False)
 
@@ -99,13 +96,8 @@ class Value:
         object.__setattr__(self, "elements", elements)
         object.__setattr__(self, "bytes", (elements * DTYPE_BITS.get(self.dtype, 32) + 7) // 8)
 
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """The shape that the program has."""
-        return self.written or self.shape
-
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.own_shape))}]"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +303,7 @@ class Program:
     """A whole program; see the module docstring for how control flow is written.
 
     Attributes:
-        parted: it differs from the user's program: fused products are split (see `rewrite.fused_products`), or
-            sizes padded (see `dimensions.merged`).
+        parted: it differs from the user's program: fused products are split (see `rewrite.fused_products`).
         microbatches: number of parts of its batch (see `microbatches`); 1 as the user wrote it. recompute: values that
         its backward pass rematerialises and the user's does not, a `request.Recompute`. offload: what it keeps in host
         memory and the user's does not, a `request.Offload`.

@@ -35,7 +35,6 @@ from toast_cli.rewrite.variants import (
     Variant,
     analysed,
     search_variants,
-    with_uneven_shards,
 )
 from toast_cli.search.run import PLANS
 
@@ -115,8 +114,6 @@ class Candidates:
             meshes, plans = [like.evaluator.problem.mesh], min(int(effort * plans), most)
             request = replace(request, iterations=plans)
         variant = analysed(source, space.meshes)
-        if source.program.parted and not request.even:
-            variant = with_uneven_shards(variant, space.meshes)
         start = saved_plan(like.evaluator.problem, like.result.plan)
         space = SearchSpace(request, meshes, space.tactics, start=start)
         return search_variants([variant], space, self._tell)[0]

@@ -41,7 +41,7 @@ def batch_dimensions(source: Source) -> list[tuple[int, int]]:
     program = source.program
     inputs = _inputs(source)
     values = {n: program.values[program.arguments[n].value] for n in inputs}
-    found = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].own_shape[dim] > 1]
+    found = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].shape[dim] > 1]
     return sorted(found, key=lambda it: (it[1], -values[it[0]].bytes))
 
 
@@ -109,7 +109,7 @@ def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divid
     whys = []
     for argument, dim in batch_dimensions(source)[:_TRIED]:
         value = source.program.values[source.program.arguments[argument].value]
-        size, parts = value.own_shape[dim], parts_of(value.own_shape[dim])
+        size, parts = value.shape[dim], parts_of(value.shape[dim])
         if size % parts:
             whys.append(f"{value} has no {parts} equal parts along dimension {dim}")
             continue

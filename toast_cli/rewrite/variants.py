@@ -1,5 +1,5 @@
 """Chooses the variants of a program to search, and searches them on every candidate mesh. The variants are the program
-as written and a rewritten one, if it has fused products or sizes that do not divide.
+as written and a rewritten one, if it has fused products.
 
 In: a `Source`, the meshes, and the `Request`. Out: a `Variant` for each variant searched, the best first.
 """
@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from toast_cli.dimensions import Dimensions, analyse
-from toast_cli.dimensions.merged import set_apart, with_uneven
+from toast_cli.dimensions.merged import set_apart
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
@@ -106,9 +106,9 @@ class Variant:
 def variants_of(
     source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
 ) -> list[tuple[Source, Dimensions]]:
-    """The variants to search: the program as written, and rewritten if it has fused products or sizes that do not
-    divide. A saved plan selects one of the two. Both are rematerialised and microbatched as the user or the plan says,
-    and analysed for these meshes.
+    """The variants to search: the program as written, and rewritten if it has fused products. A saved plan selects
+    one of the two. Both are rematerialised and microbatched as the user or the plan says, and analysed for these
+    meshes.
 
     Raises `UsageError` if the program cannot be run so.
     """
@@ -131,10 +131,9 @@ def variants_of(
     if wanted is False:
         return [written]
     rewritten = with_parts(source)
-    other = written if rewritten is None else analysed(fitted(rewritten), meshes)
-    other = other if request.even else with_uneven_shards(other, meshes)
-    if not other[0].program.parted:
+    if rewritten is None:
         return [written]
+    other = analysed(fitted(rewritten), meshes)
     return [other] if wanted else [written, other]
 
 
@@ -142,22 +141,6 @@ def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
     """A program with its dimension classes; merged classes of which no mesh splits a part become separate classes."""
     program = set_apart(source.program, analyse(source.program), [mesh.sizes for mesh in meshes])
     return source if program is source.program else replace(source, program=program), analyse(program)
-
-
-def with_uneven_shards(variant: tuple[Source, Dimensions], meshes: list[Mesh]) -> tuple[Source, Dimensions]:
-    """The same variant with padded dimensions where no mesh divides the size; unchanged if there are none."""
-    source, dimensions = variant
-    program, padded = with_uneven(source.program, dimensions, [mesh.sizes for mesh in meshes])
-    if not padded:
-        return variant
-    notices = [
-        f"{before} does not divide: shards are uneven inside the program, as of {after}, and arguments and results "
-        "are whole along it (--as-written: no such shards)"
-        for before, after in sorted(padded.items())
-    ]
-    program = replace(program, parted=True)
-    notices = [notice for notice in notices if notice not in source.notices]
-    return replace(source, program=program, notices=(*source.notices, *notices)), analyse(program)
 
 
 def _applied(source: Source, found: Source | str, flag: str, saved: SavedPlan | None) -> Source:

@@ -202,7 +202,7 @@ def _why(study: Study, argument: int) -> Iterator[str]:
     pattern = problem.op_pattern[argument]
     of, names = problem.patterns[pattern], problem.mesh.names
     for dim, (factors, axes) in enumerate(zip(of.form.results[0], study.lowered.shardings[value], strict=True)):
-        size = problem.program.values[value].own_shape[dim]
+        size = problem.program.values[value].shape[dim]
         called = (
             " x ".join(problem.dimensions.groups[of.groups[factor]].name for factor in factors)
             or "a dimension of its own"
@@ -250,7 +250,7 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
     problem, source = study.problem, study.source
     program, mesh = problem.program, problem.mesh
     value = program.arguments[members[0]].value
-    shape, now = program.values[value].own_shape, study.sharding(study.lowered.shardings[value])
+    shape, now = program.values[value].shape, study.sharding(study.lowered.shardings[value])
     stated = program_pins(source, mesh.names, mesh.sizes)
     changes = []
     for spec in _specs(shape, mesh.names, mesh.sizes):
