@@ -28,7 +28,6 @@ from toast_cli.frontend.formats import read_bytes
 from toast_cli.frontend.symbolic import parse_dims
 from toast_cli.hardware import Mesh, Spec, export_platform, load_spec, parse_shape
 from toast_cli.largest_size import chosen_sizes, sizes_in, split_dims, tried_size, try_sizes
-from toast_cli.plan.axis_assignment import installed_workarounds
 from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
@@ -380,8 +379,7 @@ def problem_of(
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
         source = load(program, content=content_of(program, dims), dims=dims)
         stated = program_pins(source, chosen.names, chosen.sizes)
-        workarounds = installed_workarounds()
-        return make_problem(source.program, analyse(source.program), chosen, pins, stated, workarounds)
+        return make_problem(source.program, analyse(source.program), chosen, pins, stated)
 
 
 @contextmanager

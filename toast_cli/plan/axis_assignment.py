@@ -16,12 +16,9 @@ is computed once.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -38,24 +35,13 @@ SUMS = (FactorKind.REDUCTION, FactorKind.SUMMED_LATER)
 START = 0  # the state in which nothing is decided
 
 
-@dataclass(frozen=True, slots=True)
-class Workarounds:
-    """Shardings that plans avoid because the partitioner computes wrong results for them; `MENDED` says
-    which a version needs. split_space: see `without_split_space`."""
-
-    split_space: bool = True
-
-
-ALL = Workarounds()
-
-
 def without_split_space(space: Space, factor_axes: FactorAxes, sizes: tuple[int, ...]) -> FactorAxes:
     """The axes of a convolution's factors without those that split space where XLA's partitioner computes a wrong
     result.
 
     Where image and kernel are both split, and space is, it splits the kernel in space as well and sums over all
     devices. Devices that hold the same pieces, because an axis does not split the summed dimensions, then count several
-    times: a gradient comes out doubled (jaxlib 0.10.2).
+    times: a gradient comes out doubled (jaxlib 0.10.1 and 0.10.2, by tests/test_halo.py and benchmarks.fidelity).
     """
 
     def spent(factors: frozenset[int]) -> set[int]:
@@ -518,25 +504,3 @@ class DecisionSpace:
             other == group and kind is FactorKind.REDUCTION
             for other, kind in zip(pattern.groups, pattern.form.kinds, strict=True)
         )
-
-
-# ---------------------------------------------------------------- bugs of the partitioner
-# The partitioner's bugs: which versions of jaxlib miscompile some shardings, so that plans have to avoid them.
-
-Version = tuple[int, ...]
-
-# Work-around -> the first version of jaxlib that does not need it; None: no such version is known. Seen with jaxlib
-# 0.10.1 and 0.10.2, by tests/test_halo.py and `python benchmarks/fidelity.py` on convolutions of which image, kernel
-# and space are split.
-MENDED: Mapping[str, Version | None] = {"split_space": None}
-
-
-def workarounds_for(jaxlib: str, mended: Mapping[str, Version | None] = MENDED) -> Workarounds:
-    """The workarounds that plans need for this version of jaxlib."""
-    number = tuple(int(part) for part in re.findall(r"\d+", jaxlib)[:3])
-    return Workarounds(**{name: first is None or number < first for name, first in mended.items()})
-
-
-def installed_workarounds() -> Workarounds:
-    """The same for the installed version, which is assumed to partition the program."""
-    return workarounds_for(version("jaxlib"))

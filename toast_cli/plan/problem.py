@@ -14,12 +14,10 @@ from functools import cached_property, lru_cache
 from toast_cli.dimensions.model import Dimensions, FactorKind, Form, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.axis_assignment import (
-    ALL,
     START,
     AxisAssigner,
     AxisAssigners,
     DecisionSpace,
-    Workarounds,
     assigned_order,
     claim_of,
     rules_of,
@@ -69,7 +67,6 @@ class Problem:
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: messages about stated shardings that this mesh cannot hold.
-        workarounds: partitioner bugs that plans avoid.
         goal: what the search minimises, and its bounds. closed: mesh axes it may not decide about. mirrored: the
         problem this one was derived from, if any, which decides all layers alike, and the groups split off each of its
         groups (see `saved`).
@@ -89,7 +86,6 @@ class Problem:
     fixed: Plan = ()
     notices: tuple[str, ...] = ()
     goal: Goal = FASTEST
-    workarounds: Workarounds = ALL
     closed: frozenset[int] = frozenset()
     mirrored: tuple[Problem, dict[int, tuple[int, ...]]] | None = None
     argument_kind: tuple[int, ...] = ()
@@ -329,7 +325,6 @@ def make_problem(
     mesh: Mesh,
     user_pins: tuple[str, ...] = (),
     program_pins: Pins = NO_PINS,
-    workarounds: Workarounds = ALL,
 ) -> Problem:
     """The problem of partitioning `program` over `mesh`.
 
@@ -376,7 +371,7 @@ def make_problem(
         result_pins = tuple(value_pins.get(v) for v in op.results) if any(v in value_pins for v in op.results) else ()
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
-        space = _space(op, form) if workarounds.split_space else None
+        space = _space(op, form)
         closed = _closed_axes(op, mesh, operand_pins + result_pins)
         looked_up = _looked_up(op, form)
         key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role, looked_up)
@@ -397,7 +392,6 @@ def make_problem(
         free,
         places,
         notices=(*program_pins.notices, *unused_pins(program, user_pins)),
-        workarounds=workarounds,
         argument_kind=argument_kind,
         accumulations=accumulations,
     )

@@ -16,7 +16,6 @@ from toast_cli.dimensions.merged import set_apart
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
-from toast_cli.plan.axis_assignment import installed_workarounds
 from toast_cli.plan.decisions import PEAK_MEMORY, Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over, saved_plan
@@ -217,13 +216,13 @@ def search_meshes(
     request, meshes, tactics, saved = space.request, space.meshes, space.tactics, space.saved
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
-    goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
+    goal = parse_goal(request.minimise, request.subject_to)
 
     found: Mapping[str, PricedStrategy] = {}
 
     def problem_on(mesh: Mesh) -> Problem:
         stated = program_pins(source, mesh.names, mesh.sizes)
-        problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
+        problem = make_problem(source.program, dimensions, mesh, request.pins, stated)
         problem = replace(problem, goal=goal)
         if saved is not None:
             return apply_plan(problem, saved, complete=request.complete)

@@ -257,7 +257,7 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
         if f"({', '.join(spec)})" == now:
             continue
         more = tuple(f"{program.arguments[k].label or f'arg{k}'}={','.join(spec)}" for k in members)
-        other = make_problem(program, problem.dimensions, mesh, (*pins, *more), stated, problem.workarounds)
+        other = make_problem(program, problem.dimensions, mesh, (*pins, *more), stated)
         other = replace(other, goal=problem.goal)
         cost = Evaluator(other).exact_cost(study.plan)
         note = f"arguments {format_bytes(cost.argument_bytes)}"
