@@ -64,7 +64,7 @@ def judged(
             listed = candidates(evaluator, found, known_strategies(evaluator, found))
         spent = sum(answer.seconds for answer in answers)
         seconds = inf if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent)
-        asked = confirmer(one.source, evaluator, compiler_of(evaluator.problem.mesh), seconds, tell, screened=chooses)
+        asked = confirmer(one.source, evaluator, compiler_of(evaluator.problem.mesh), seconds, tell, defers=chooses)
         answer = asked.confirm(listed)
         answers.append(answer)
         row = answer.row
@@ -148,13 +148,13 @@ def confirmer(
     compiler: Compiler,
     seconds: float = inf,
     tell: Tell | None = None,
-    screened: bool = True,
+    defers: bool = True,
 ) -> Confirmer:
-    """A `Confirmer` for a program's plans. screened: True to run XLA's partitioner first."""
+    """A `Confirmer` for a program's plans. defers: whether plans that are clearly slower wait; none does for XLA's
+    partitioner alone, which takes seconds."""
     from toast_cli.emit import write  # heavy, and most runs confirm nothing
 
     def emit(plan: Plan) -> bytes:
         return write(source, lower(evaluator.problem, plan), "bytecode", "minimal").content
 
-    screen = compiler.partitioner if screened else None
-    return Confirmer(evaluator, emit, compiler, screen, seconds, tell)
+    return Confirmer(evaluator, emit, compiler, defers and compiler.knows_memory, seconds, tell)

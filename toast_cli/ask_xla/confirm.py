@@ -1,9 +1,8 @@
 """Compiles the best plans and the known strategies, and takes the best by the compiler's figures.
 
-A round handles the candidates in two steps. XLA's partitioner, which takes seconds, lists the collectives of each
-written program; candidates that are then clearly slower than the best are deferred. The others are compiled for the
-real chips, several at once if memory allows. Deferred candidates are compiled as well if they could be faster, if the
-model is as wrong about them as about the best one.
+Candidates that are predicted to be clearly slower than the best are deferred. The others are compiled for the real
+chips, several at once if memory allows. Deferred candidates are compiled as well if they could be faster, if the model
+is as wrong about them as about the best one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Literal
 
 from toast_cli.ask_xla.child import Failure, free_bytes
 from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
-from toast_cli.ask_xla.compile import CompilationTarget, compile_for, virtual_devices
+from toast_cli.ask_xla.compile import CompilationTarget, compile_for
 from toast_cli.ask_xla.schedule import scheduled_time
 from toast_cli.ask_xla.verdict import out_of_memory
 from toast_cli.base.files import DiskCache, key_of, users_folder
@@ -55,12 +54,6 @@ class Compiler:
     @property
     def knows_memory(self) -> bool:
         return not self.target.partitions_only
-
-    @property
-    def partitioner(self) -> Compiler | None:
-        """The quick one that screens for this one: XLA:TPU's own, or for XLA:GPU that of virtual CPU devices."""
-        own = self.target if self.target.platform == "tpu" else virtual_devices(self.mesh.devices)
-        return Compiler(self.mesh, replace(own, partitions_only=True)) if self.knows_memory else None
 
     @property
     def label(self) -> str:
@@ -260,8 +253,8 @@ class Confirmation:
         return self.chosen is None and any(outcome in ("compiled", "out of memory") for outcome in answers)
 
 
-# A candidate is deferred if its collectives after partitioning make it slower than the best one by this factor.
-SCREENED_OUT = 1.25
+# A candidate is deferred if it is predicted to be slower than the best one that fits by this factor.
+_CLEARLY = 1.25
 _BYTES_OF_A_COMPILATION = 6 * 2**30
 _LEAST_SECONDS = 1.0
 _FORMAT = "2"  # of stored answers
@@ -277,14 +270,14 @@ class Confirmer:
     """Compiles candidates and chooses by the compiler's figures and the problem's goal.
 
     Attributes:
-        emit: writes a plan as StableHLO bytecode. screen: a quick compiler that runs before `compiler`.
-        seconds: wall time for all compilations together. tell: is called with each answer of `compiler`.
+        emit: writes a plan as StableHLO bytecode. defers: whether candidates that are clearly slower wait.
+        seconds: wall time for all compilations together. tell: is called with each answer.
     """
 
     evaluator: Evaluator
     emit: Emit
     compiler: Compiler
-    screen: Compiler | None = None
+    defers: bool = False
     seconds: float = inf
     tell: Tell | None = None
     cache: DiskCache[Compiled] = field(default_factory=lambda: DiskCache(users_folder("compiled"), Compiled))
@@ -311,7 +304,7 @@ class Confirmer:
         return self.seconds - (time.monotonic() - self._start)
 
     def _compile_all(self, candidates: Sequence[Candidate]) -> None:
-        """Compiles the candidates, but those that are clearly slower than the best once they are partitioned."""
+        """Compiles the candidates, except those that are clearly slower than the best."""
         contents: dict[str, bytes] = {}
         for candidate in candidates:
             content = self.emit(candidate.plan)
@@ -322,7 +315,7 @@ class Confirmer:
             else:
                 self._rows[key] = ConfirmedRow(candidate)
                 contents[key] = content
-        keys, aside = self._screened(contents)
+        keys, aside = self._deferred(list(contents))
         while keys:
             self._compile(keys, contents)
             bound = self._bound()
@@ -341,53 +334,34 @@ class Confirmer:
         step, thought = compiled_cost(row).step_seconds, row.candidate.cost.step_seconds
         return step * max(step, thought) / min(step, thought) if min(step, thought) > 0.0 else inf
 
-    def _compile(self, keys: Sequence[str], contents: dict[str, bytes]) -> None:
-        """Compiles each of `keys` and reports each answer."""
-        done = 0
-
-        def settle(key: str, answer: Compiled) -> None:
-            nonlocal done
-            done += 1
-            self._rows[key] = replace(self._rows[key], compiled=answer)
-            if self.tell is not None:
-                self.tell(done, len(keys), self._rows[key])
-
-        self._ask(self.compiler, keys, contents, settle)
-
-    def _screened(self, contents: dict[str, bytes]) -> tuple[list[str], dict[str, float]]:
+    def _deferred(self, keys: list[str]) -> tuple[list[str], dict[str, float]]:
         """Keys of the candidates to compile, the most promising first but after the first candidate; and the deferred
         keys with their predicted step seconds."""
-        if self.screen is None or len(contents) < 2:
-            return list(contents), {}
-        seconds: dict[str, float] = {}
-
-        def note(key: str, answer: Compiled) -> None:
-            known = answer if answer.outcome == "compiled" else None
-            seconds[key] = replace(self._rows[key], compiled=known).step_seconds
-
-        self._ask(self.screen, list(contents), contents, note)
+        if not self.defers:
+            return keys, {}
+        costs = {key: self._rows[key].candidate.cost for key in keys}
         limit = self.evaluator.problem.mesh.limit_bytes
-        fitting = [s for key, s in seconds.items() if self._rows[key].candidate.cost.peak_bytes <= limit]
-        best = min(fitting, default=inf)
-        kept, aside = list[str](), dict[str, float]()
-        for place, key in enumerate(contents):
-            if place and seconds.get(key, 0.0) > SCREENED_OUT * best:
-                aside[key] = seconds[key]
-                why = f"{seconds[key] / best:.2f} times as slow as the best, once partitioned"
-                self._rows[key] = replace(self._rows[key], why=why)
-            else:
-                kept.append(key)
-        return [kept[0], *sorted(kept[1:], key=lambda key: seconds.get(key, inf))], aside
+        best = min((cost.step_seconds for cost in costs.values() if cost.peak_bytes <= limit), default=inf)
+        seconds = {key: costs[key].step_seconds for key in keys[1:]}
+        aside = {key: step for key, step in seconds.items() if step > _CLEARLY * best}
+        for key, step in aside.items():
+            why = f"predicted to be {step / best:.2f} times as slow as the best"
+            self._rows[key] = replace(self._rows[key], why=why)
+        promising = sorted((key for key in seconds if key not in aside), key=seconds.__getitem__)
+        return [*keys[:1], *promising], aside
 
-    def _ask(
-        self,
-        compiler: Compiler,
-        keys: Sequence[str],
-        contents: dict[str, bytes],
-        settle: Callable[[str, Compiled], None],
-    ) -> None:
-        """Compiles each of `keys`, several at once; marks those that there is no time for."""
-        names = {key: key_of(contents[key], _FORMAT, *compiler.identity) for key in keys}
+    def _compile(self, keys: Sequence[str], contents: dict[str, bytes]) -> None:
+        """Compiles each of `keys`, several at once, and reports each answer; marks those that there is no time for."""
+        names = {key: key_of(contents[key], _FORMAT, *self.compiler.identity) for key in keys}
+        told = 0
+
+        def settle(key: str, answer: Compiled) -> None:
+            nonlocal told
+            told += 1
+            self._rows[key] = replace(self._rows[key], compiled=answer)
+            if self.tell is not None:
+                self.tell(told, len(keys), self._rows[key])
+
         waiting = []
         for key in keys:
             known = self.cache.find(names[key])
@@ -405,7 +379,7 @@ class Confirmer:
                     if left <= _LEAST_SECONDS:
                         self._rows[key] = replace(self._rows[key], why="there was no time left")
                         continue
-                    running[pool.submit(compiler.judge, contents[key], left)] = key
+                    running[pool.submit(self.compiler.judge, contents[key], left)] = key
                 if not running:
                     continue
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
