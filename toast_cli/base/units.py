@@ -1,4 +1,5 @@
-"""Units as people write them (`28GiB`, `400 Gb/s`, `1us`), and text from outside made harmless for a terminal.
+"""Units as people write them (`28GiB`, `400 Gb/s`, `1us`), text from outside made harmless for a terminal, and
+arithmetic expressions of sizes.
 
 Units are exact about powers: `GB` is 10^9 bytes, `GiB` is 2^30, `Gb` is 10^9 bits. A bare number is in base units
 (bytes, bytes per second, seconds, FLOP/s).
@@ -6,8 +7,12 @@ Units are exact about powers: `GB` is 10^9 bytes, `GiB` is 2^30, `Gb` is 10^9 bi
 
 from __future__ import annotations
 
+import ast
+import math
+import operator
 import re
 import unicodedata
+from collections.abc import Callable
 
 from toast_cli.errors import UsageError
 
@@ -120,3 +125,42 @@ def _whole(text: str) -> str:
     if not any("\ud800" <= character <= "\udfff" for character in text):
         return text
     return "".join(REPLACEMENT if unicodedata.category(character) == "Cs" else character for character in text)
+
+
+# ---------------------------------------------------------------- expressions
+
+_OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: math.pow,
+}  # fmt: skip
+# The last two are JAX's, in the shapes of programs with symbolic dimensions.
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "min": min, "max": max, "floordiv": operator.floordiv, "mod": operator.mod,
+}  # fmt: skip
+MOST_TEXT = 2000  # of an expression
+
+
+def evaluate(text: str, sizes: dict[str, float]) -> float:
+    """The value of an arithmetic expression. Raises ValueError with a description of the error."""
+    if len(text) > MOST_TEXT:
+        raise ValueError("it is too long")
+    try:
+        return float(_value(ast.parse(text.strip(), mode="eval").body, sizes))
+    except (SyntaxError, ZeroDivisionError, RecursionError, OverflowError, MemoryError, TypeError):
+        raise ValueError(f"{text!r} is no expression") from None
+
+
+def _value(node: ast.expr, sizes: dict[str, float]) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return float(node.value)
+    if isinstance(node, ast.Name):
+        if node.id not in sizes:
+            raise ValueError(f"{node.id!r} is no name of the rule")
+        return sizes[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, sizes)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and node.args:
+        return _FUNCTIONS[node.func.id](*(_value(one, sizes) for one in node.args))
+    raise ValueError(f"{ast.unparse(node)!r} is not known here")

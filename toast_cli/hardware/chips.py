@@ -44,7 +44,8 @@ class Preset:
         megacore: XLA counts the two cores of a TPU as one device.
         multiprocessors: of a GPU, that are enabled. device_info: its other properties for its compiler, if XLA:GPU of
             CUDA can compile for it. nccl: rates of its collectives.
-        device_kind: what `jax.Device.device_kind` says.
+        device_kind: what `jax.Device.device_kind` says. host_name, links_name: what a group of GPUs at one switch, and
+            what connects them, is called.
     """
 
     chip: Chip
@@ -61,6 +62,8 @@ class Preset:
     device_info: GpuDeviceInfo | None = None
     nccl: Nccl | None = None
     device_kind: str = ""
+    host_name: str = "host"
+    links_name: str = "NVLink"
 
 
 def presets() -> list[Preset]:

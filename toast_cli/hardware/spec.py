@@ -542,7 +542,7 @@ def _tpu(name: str, preset: Preset, count: int, slices: int) -> str:
 def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
     """The YAML after name and chip, for hosts of GPUs."""
     host = min(count, preset.devices_per_host)
-    unit = "host" if preset.devices_per_host == 8 else "NVLink domain"
+    unit = preset.host_name
     if not count or count % host:
         whole = count - count % preset.devices_per_host
         near = [f"{canonical(name).rpartition('-')[0]}-{n}" for n in (whole, whole + preset.devices_per_host) if n]
@@ -550,8 +550,9 @@ def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
             name, f"{count} GPUs do not fill {unit}s of {preset.devices_per_host}", f"nearest: {', '.join(near)}"
         )
     hosts = count // host * slices
-    wires = "Infinity Fabric" if preset.chip.name.startswith("MI") else "NVLink"
-    about = f"{host * hosts} x {preset.chip.name} in {hosts} {unit}{'s' if hosts > 1 else ''}, {wires} inside"
+    about = (
+        f"{host * hosts} x {preset.chip.name} in {hosts} {unit}{'s' if hosts > 1 else ''}, {preset.links_name} inside"
+    )
     network = f"  network: {{hosts: {hosts}}}\n" if hosts > 1 else ""
     axes = f"axes: {{data: {hosts}, model: {host}}}\n" if hosts > 1 else _axes(divisors(host), host)
     head = f"description: {about}{', the network between' if hosts > 1 else ''}\ntopology:\n  switch: {host}\n{network}"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast_cli import xla
-from toast_cli.base.units import printable
+from toast_cli.base.units import evaluate, printable
 from toast_cli.errors import InputError
 from toast_cli.kernels import KernelError
 from toast_cli.kernels.mosaic import (
@@ -32,7 +32,7 @@ from toast_cli.kernels.mosaic import (
     parse_body,
     read_mosaic,
 )
-from toast_cli.kernels.table import Table, UserKernel, evaluate, find, read_table, rule_of, sizes_of, suggestion
+from toast_cli.kernels.table import Table, UserKernel, find, read_table, rule_of, sizes_of, suggestion
 from toast_cli.program.model import HandWritten, Rule, Value, ValueFactors
 from toast_cli.xla import ir, sdy, shape_and_element_type, walk_ops
 

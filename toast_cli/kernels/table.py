@@ -12,17 +12,14 @@ Sizes follow from the kernel's arrays; expressions may use them.
 
 from __future__ import annotations
 
-import ast
-import math
-import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
 from math import prod
 from typing import NamedTuple
 
+from toast_cli.base.units import MOST_TEXT, evaluate
 from toast_cli.base.yamltree import YamlValue, read_yaml
 from toast_cli.errors import InputError
 from toast_cli.program.model import Rule, Value, ValueFactors
@@ -33,15 +30,6 @@ Names = tuple[str, ...]  # of the factors of one dimension, major to minor
 _RULE = re.compile(r"\(([^()]*)\)\s*->\s*\(([^()]*)\)\s*(?:need_replication\s*=\s*\{([^{}]*)\})?\s*")
 _ARRAY = re.compile(r"\[([^\[\]]*)\]")
 _NAME = re.compile(r"[A-Za-z]\w*")
-_OPERATORS: dict[type, Callable[[float, float], float]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Pow: math.pow,
-}  # fmt: skip
-# The last two are JAX's, in the shapes of programs with symbolic dimensions.
-_FUNCTIONS: dict[str, Callable[..., float]] = {
-    "min": min, "max": max, "floordiv": operator.floordiv, "mod": operator.mod,
-}  # fmt: skip
-_MOST_TEXT = 2000  # of a rule or an expression
 
 
 class Table(NamedTuple):
@@ -100,7 +88,7 @@ def _entry(entry: YamlValue) -> UserKernel:
 
 def _parsed(entry: YamlValue) -> tuple[tuple[tuple[Names, ...], ...], tuple[tuple[Names, ...], ...], frozenset[str]]:
     text = entry.scalar("a rule")
-    found = _RULE.fullmatch(text.strip()) if len(text) <= _MOST_TEXT else None
+    found = _RULE.fullmatch(text.strip()) if len(text) <= MOST_TEXT else None
     if found is None or any(_ARRAY.sub("", side).strip(", ") for side in found.groups()[:2]):
         raise entry.error("the rule cannot be read", f"write it as {EXAMPLE}")
     operands, results = (
@@ -183,32 +171,6 @@ def rule_of(kernel: UserKernel, sizes: dict[str, int], operands: list[Value], re
     read = tuple(factors(dims, value) for dims, value in zip(kernel.operands, operands, strict=True))
     made = tuple(factors(dims, value) for dims, value in zip(kernel.results, results, strict=True))
     return Rule(tuple(counts), read, made, frozenset(), frozenset(whole))
-
-
-def evaluate(text: str, sizes: dict[str, float]) -> float:
-    """The value of an arithmetic expression. Raises ValueError with a description of the error."""
-    if len(text) > _MOST_TEXT:
-        raise ValueError("it is too long")
-    try:
-        return float(_value(ast.parse(text.strip(), mode="eval").body, sizes))
-    except (SyntaxError, ZeroDivisionError, RecursionError, OverflowError, MemoryError, TypeError):
-        raise ValueError(f"{text!r} is no expression") from None
-
-
-def _value(node: ast.expr, sizes: dict[str, float]) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return float(node.value)
-    if isinstance(node, ast.Name):
-        if node.id not in sizes:
-            raise ValueError(f"{node.id!r} is no name of the rule")
-        return sizes[node.id]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand, sizes)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and node.args:
-        return _FUNCTIONS[node.func.id](*(_value(one, sizes) for one in node.args))
-    raise ValueError(f"{ast.unparse(node)!r} is not known here")
 
 
 def suggestion(name: str, operands: list[Value], results: list[Value]) -> str:
