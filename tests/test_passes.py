@@ -96,13 +96,6 @@ def stacked(stack: Any) -> Any:
     return lax.fori_loop(0, 3, outer, stack)
 
 
-def waiting(x: Any, v: Any, w: Any) -> Any:
-    """A partial sum that is made first, and read by an update that the program has last."""
-    total = x.T @ v
-    other = jnp.sort(jnp.sort(jnp.tanh(x @ w), 1) * 2.0, 0)
-    return w - total, other
-
-
 def projected(x: Any, w: Any, v: Any) -> Any:
     """A sum over logits that stands after a loop, which would keep them meanwhile."""
     logits = jnp.sort(x @ v, 0)
@@ -232,7 +225,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "loops-first": (projected, (SQUARE, arg(64, 2048), arg(64, 512)), "", "more peak", PLAIN),
     "loop-gathers-first": (looping, (arg(4096, 8192), arg(8192, 8192), arg(8192, 8192)), "x.0:data w.0:data v.1:data",
                            "less peak", "v5e-16"),
-    "late-reductions": (waiting, (arg(512, 64), arg(512, 512), arg(64, 512)), "x.0:data", "less peak", PLAIN),
     "in-place-updates": (lambda c, x: lax.dynamic_update_slice(c, x, (0, 0)), (SQUARE, S), "", "more peak", PLAIN),
     "memory-space-assignment": (lambda x: x @ x @ x @ x, (S,), "", "more peak", "v4-32"),
     "on-chip-reuse": (lambda x, v, w: (x @ v) @ w, (arg(16, 4096), arg(4096, 4096), arg(4096, 16)), "", "more compute",

@@ -31,7 +31,7 @@ from toast_cli.plan.reshard import GATHER, Copy
 from toast_cli.plan.sharding import OpSharding
 from toast_cli.price.arrays import ArrayItem, Layouts
 from toast_cli.price.items import Items
-from toast_cli.price.liveness import Interval, copy_made_at, reduced_deaths, typical_bytes, waiting_results
+from toast_cli.price.liveness import Interval, copy_made_at, typical_bytes, waiting_results
 from toast_cli.price.on_chip import OnChipMemory
 from toast_cli.price.pricing import Pricer
 from toast_cli.price.timeline import Spans, Timeline
@@ -82,7 +82,7 @@ class Buffers:
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._layouts = Layouts(problem, profile)
-        self._deaths = reduced_deaths(items.lives, profile)
+        self._deaths = items.lives.deaths
         self._started = items.compilation.started
         self._returned = items.compilation.returned
         self._convolved = items.compilation.convolved

@@ -28,7 +28,6 @@ class Lives:
     Attributes:
         intervals: [values] when each stored value is alive; empty for values that are not stored.
         times: [ops] when each runs. deaths: [ops] when each last needs its operands.
-        program_deaths: [ops] the same if all ops ran in program order.
         read_at: (op, position) -> when that use last needs its operand. It is later than `deaths` where an op in a loop
             reads a value from outside.
         end: last tick of the program.
@@ -38,7 +37,6 @@ class Lives:
     intervals: list[list[Interval]]
     times: list[int]
     deaths: list[int]
-    program_deaths: list[int]
     read_at: dict[tuple[int, int], int]
     end: int
     into_arguments: frozenset[int]
@@ -60,8 +58,7 @@ def find_lives(
         if stored[value] and not borrowed[value]:
             intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
     _widen_transfers(program, intervals, end)
-    program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))], takes_over)
-    return Lives(intervals, times, deaths, program_deaths, read_at, end, _into_arguments(program))
+    return Lives(intervals, times, deaths, read_at, end, _into_arguments(program))
 
 
 def _widen_transfers(program: Program, intervals: list[list[Interval]], end: int) -> None:
@@ -159,15 +156,6 @@ def _intervals(
     body = (born, max(inside, default=born))
     # The body's yield counts at the loop's last tick; right after it, the carry has taken it over.
     return [body, (2 * program.loops[loop].last, max(outside))] if outside else [body]
-
-
-def reduced_deaths(lives: Lives, profile: CompilerProfile) -> list[int]:
-    """[ops] last tick at which an op needs operands that are results of collective reductions.
-
-    A gradient's all-reduce is combined with others, so that its buffer lives until the last reader in program order,
-    even if the scheduler could run that earlier (seen in schedules of libtpu 0.0.42.1).
-    """
-    return lives.program_deaths if "late-reductions" in profile.passes else lives.deaths
 
 
 def borrowed_buffers(

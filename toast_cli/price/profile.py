@@ -199,7 +199,6 @@ PASSES: Mapping[str, str] = {
     "held-results": "Results that replace no argument have their buffers from the start of the program.",
     "loops-first": "Ops that do not depend on a loop are moved before or behind it.",
     "loop-gathers-first": "A loop gathers all loop-invariant arrays at the start of an iteration.",
-    "late-reductions": "The result of a collective reduction lives until its readers in program order.",
     "in-place-updates": "Results reuse the buffers of operands without later readers.",
     "scatter-starts": "One kernel initialises the operands of several scatters.",
     # Memory spaces.

@@ -615,7 +615,7 @@ def _peak_candidates(lives: Lives) -> list[int]:
     births = {first for intervals in lives.intervals for first, _ in intervals} | {last + 1 for last in lasts}
     births.update(lives.times)
     deaths = lasts | {lives.end}
-    deaths.update(lives.times, lives.read_at.values(), lives.deaths, lives.program_deaths)
+    deaths.update(lives.times, lives.read_at.values(), lives.deaths)
     found: list[int] = []
     born = False
     for moment in sorted(births | deaths):
