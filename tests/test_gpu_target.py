@@ -14,7 +14,7 @@ import pytest
 from toast_cli.ask_xla import compile
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import gpu_topology, without_tools
-from toast_cli.ask_xla.verdict import Part, Verdict, check_memory
+from toast_cli.ask_xla.verdict import CheckedPart, Verdict, check_memory
 from toast_cli.cli.app import run
 from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.hardware import find_preset, gpu_target_text, load_spec, parse_spec
@@ -145,7 +145,7 @@ def test_neither_on_chip_memory_nor_gaps_count(temporaries: int, peak: int, devi
 
 def test_the_terminal_shows_memory() -> None:
     facts = {"argument_bytes": 1024, "temp_bytes": 2048, "peak_bytes": 3072, "compile_seconds": 1.0}
-    part = Part("memory", "agreed", "peak", facts | {"predicted_peak_bytes": 4096, "limit_bytes": 8192})
+    part = CheckedPart("memory", "agreed", "peak", facts | {"predicted_peak_bytes": 4096, "limit_bytes": 8192})
     stream = io.StringIO()
     print_verdict(Verdict("H100:1x1x8", [part]), stream)
     said = stream.getvalue()

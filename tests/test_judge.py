@@ -10,7 +10,7 @@ import pytest
 
 from toast_cli.ask_xla import verdict
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.verdict import Judge, Part, Verdict, choose_judge
+from toast_cli.ask_xla.verdict import CheckedPart, Judge, Verdict, choose_judge
 from toast_cli.errors import MissingExtraError, ToastError, UsageError
 from toast_cli.hardware import Spec, load_spec, parse_spec
 from toast_cli.report.command_tables import print_verdict
@@ -102,7 +102,7 @@ SAID = [
 
 @pytest.mark.parametrize(("asked", "line"), SAID)
 def test_a_verdict_says_what_was_not_asked(asked: tuple[str, str], line: str) -> None:
-    found = Verdict(asked[0], [Part("collectives", "agreed", "all")], asked[1])
+    found = Verdict(asked[0], [CheckedPart("collectives", "agreed", "all")], asked[1])
     streams: list[Any] = [io.StringIO(), io.StringIO()]
     print_verdict(found, streams[0], quiet=True)
     print_verdict(found, streams[1])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.plan.reshard import Stretch, copies_of, is_even, moves_of, reshard_steps, stretches, waypoints
+from toast_cli.plan.reshard import ReshardPart, copies_of, is_even, moves_of, reshard_steps, stretches, waypoints
 from toast_cli.plan.sharding import Sharding, replicated, shards
 
 # The mesh a=2, b=4, c=8; a sharding is written as one word a dimension.
@@ -153,20 +153,20 @@ def test_ways_that_begin_alike_are_gone_once() -> None:
 
 WHOLE: Sharding = ((), ())
 # from, to -> what is done ahead of loops that only read the array, and what in each trip
-STRETCHES: dict[tuple[Sharding, Sharding], tuple[Stretch | None, Stretch | None]] = {
-    (((0,), ()), ((), (0,))): (Stretch(((0,), ()), ((), (0,))), None),
-    (((0,), ()), WHOLE): (None, Stretch(((0,), ()), WHOLE)),
-    (WHOLE, ((0,), ())): (None, Stretch(WHOLE, ((0,), ()))),
-    (((0, 1), ()), ((1, 0), ())): (Stretch(((0, 1), ()), ((1, 0), ())), None),
+STRETCHES: dict[tuple[Sharding, Sharding], tuple[ReshardPart | None, ReshardPart | None]] = {
+    (((0,), ()), ((), (0,))): (ReshardPart(((0,), ()), ((), (0,))), None),
+    (((0,), ()), WHOLE): (None, ReshardPart(((0,), ()), WHOLE)),
+    (WHOLE, ((0,), ())): (None, ReshardPart(WHOLE, ((0,), ()))),
+    (((0, 1), ()), ((1, 0), ())): (ReshardPart(((0, 1), ()), ((1, 0), ())), None),
     (((0, 1), ()), ((1,), ())): (
-        Stretch(((0, 1), ()), ((1, 0), ())),
-        Stretch(((1, 0), ()), ((1,), ())),
+        ReshardPart(((0, 1), ()), ((1, 0), ())),
+        ReshardPart(((1, 0), ()), ((1,), ())),
     ),
     (((0, 1), ()), ((), (1,))): (
-        Stretch(((0, 1), ()), ((0,), (1,))),
-        Stretch(((0,), (1,)), ((), (1,))),
+        ReshardPart(((0, 1), ()), ((0,), (1,))),
+        ReshardPart(((0,), (1,)), ((), (1,))),
     ),
-    (((0,), ()), ((1,), (0,))): (Stretch(((0,), ()), ((1,), (0,)), (((), (0,)),)), None),
+    (((0,), ()), ((1,), (0,))): (ReshardPart(((0,), ()), ((1,), (0,)), (((), (0,)),)), None),
 }
 
 

@@ -20,7 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.emit.specs import Boundary, Place, abstract, exported_program, partition_spec, wide_types
+from toast_cli.emit.specs import (
+    InterfaceArray,
+    ProgramInterface,
+    abstract,
+    exported_program,
+    partition_spec,
+    wide_types,
+)
 from toast_cli.errors import InputError, UsageError
 from toast_cli.program.names import below_root, root_of, subtrees, tree_of
 
@@ -61,7 +68,7 @@ class Loaded:
 
     def __init__(
         self,
-        boundary: Boundary,
+        boundary: ProgramInterface,
         artifact: bytes,
         mesh: Any,
         devices: Sequence[Any] | None,
@@ -89,11 +96,11 @@ class Loaded:
         return f"<{self._boundary.name} on {axes}: {len(self.arguments)} arrays in, {len(self.results)} out>"
 
     @property
-    def arguments(self) -> tuple[Place, ...]:
+    def arguments(self) -> tuple[InterfaceArray, ...]:
         return self._boundary.arguments
 
     @property
-    def results(self) -> tuple[Place, ...]:
+    def results(self) -> tuple[InterfaceArray, ...]:
         return self._boundary.results
 
     @property
@@ -134,7 +141,7 @@ class Loaded:
         with wide_types(self._boundary):
             return self._jitted.lower(*map(abstract, self.arguments))
 
-    def _sharding(self, place: Place, *, own_names: bool = False) -> Any:
+    def _sharding(self, place: InterfaceArray, *, own_names: bool = False) -> Any:
         """own_names: on a mesh with the program's names of axes, which the program needs to run."""
         import jax
 
@@ -218,9 +225,9 @@ class Loaded:
                 )
 
     @cached_property
-    def _roots(self) -> dict[str, list[Place]]:
+    def _roots(self) -> dict[str, list[InterfaceArray]]:
         """The function's parameters in order, by name, with the program's arguments in each."""
-        roots: dict[str, list[Place]] = {}
+        roots: dict[str, list[InterfaceArray]] = {}
         for place in self.arguments:
             roots.setdefault(root_of(place.path), []).append(place)
         return roots
@@ -243,7 +250,7 @@ class Loaded:
         return named
 
 
-def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
+def read_boundary(path: str) -> tuple[ProgramInterface, bytes, bool]:
     """The arguments and results of a file's program, its StableHLO (a portable artifact; plain bytecode for HLO), and a
     flag that is True if Shardy partitions it."""
     from toast_cli import xla
@@ -270,16 +277,16 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
             hint="give a file that `toast partition -o` wrote",
         )
 
-    def place(kind: str, number: int, name: str, value: int, donated: bool = False) -> Place:
+    def place(kind: str, number: int, name: str, value: int, donated: bool = False) -> InterfaceArray:
         array = program.values[value]
         sharding = stated.get(f"{kind} {number}")
         found = sharding.axes if sharding is not None and sharding.axes is not None else ((),) * len(array.shape)
-        return Place(name, array.shape, array.dtype, found, donated)
+        return InterfaceArray(name, array.shape, array.dtype, found, donated)
 
     _, module = parse(content, source_name(path))
     refuse_left_out(module, source_name(path))
     bytecode = xla.write_bytecode(module)
-    boundary = Boundary(
+    boundary = ProgramInterface(
         program.name,
         axes,
         tuple(place("argument", k, a.path, a.value, a.donated) for k, a in enumerate(program.arguments)),
@@ -289,7 +296,7 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
     return boundary, xla.write_portable_artifact(bytecode) if shardy else bytecode, shardy
 
 
-def mesh_for(boundary: Boundary, named: dict[str, int], given: Any, devices: Sequence[Any] | None) -> Any:
+def mesh_for(boundary: ProgramInterface, named: dict[str, int], given: Any, devices: Sequence[Any] | None) -> Any:
     """The mesh to run on, with these axes: the given one, else the current one (`jax.set_mesh`) if it has these axes,
     else one over the first devices.
 

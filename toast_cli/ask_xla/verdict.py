@@ -43,7 +43,7 @@ SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckedPart:
     """One check. `text` is a sentence; `facts` holds the figures."""
 
     name: str
@@ -58,7 +58,7 @@ class Verdict:
     how to use the chips' own compiler, or why it cannot be used."""
 
     compiler: str
-    parts: list[Part]
+    parts: list[CheckedPart]
     unasked: str = ""
 
     @property
@@ -177,22 +177,24 @@ def verify(
         found = collectives_after_partitioning(program, form, axes)
         promises = promises and replace(promises, collectives=[one.as_written() for one in promises.collectives])
     if target is None:
-        memory = Part("memory", "unchecked", "only a compiler for the real chips can judge it: --compiler tpu or gpu")
+        memory = CheckedPart(
+            "memory", "unchecked", "only a compiler for the real chips can judge it: --compiler tpu or gpu"
+        )
     parts = [check_collectives(found, axes, promises), memory]
     if original is not None:
         parts.insert(0, check_numbers(original, program, form, prod(axes.values())))
     return Verdict(target.label if target else "cpu", parts, unasked)
 
 
-def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) -> Part:
+def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) -> CheckedPart:
     """Compares both programs' results for the same seeded inputs on virtual CPU devices, within rounding errors."""
     errors = compare_numbers(original, program, devices, form=form)
     if isinstance(errors, Failure):
-        return Part("numbers", "unchecked", f"could not run: {errors.reason}")
+        return CheckedPart("numbers", "unchecked", f"could not run: {errors.reason}")
     wrong = [e for e in errors if e.wrong]
     facts = {"results": len(errors), "wrong": [asdict(e) for e in wrong]}
     if not errors:
-        return Part("numbers", "unchecked", "the program has no results", facts)
+        return CheckedPart("numbers", "unchecked", "the program has no results", facts)
     worst = max(errors, key=lambda e: excess(e.error, e.allowed))
     facts["worst"] = asdict(worst)
     if wrong:
@@ -200,28 +202,28 @@ def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) 
             f"{len(wrong)} of {len(errors)} results differ: the {worst.what} of result {worst.index} ({worst.type}) by "
             f"{worst.error:.1e} of its size, {worst.allowed:.0e} may be rounding"
         )
-        return Part("numbers", "disagreed", text, facts)
+        return CheckedPart("numbers", "disagreed", text, facts)
     if not any(e.looks for e in errors):
-        return Part("numbers", "unchecked", "rounding alone changes every result by half its size", facts)
+        return CheckedPart("numbers", "unchecked", "rounding alone changes every result by half its size", facts)
     which = "the one result is" if len(errors) == 1 else f"all {len(errors)} results are"
     text = f"{which} equal; largest error {worst.error:.1e}, {worst.allowed:.0e} may be rounding"
-    return Part("numbers", "agreed", text, facts)
+    return CheckedPart("numbers", "agreed", text, facts)
 
 
 def check_collectives(
     found: list[CompiledCollective] | Failure, axes: dict[str, int], promises: Promises | None
-) -> Part:
+) -> CheckedPart:
     """Compares the collectives of the compiled module with the promised ones."""
     if isinstance(found, Failure):
         outcome: VerdictOutcome = "disagreed" if out_of_memory(found) else "unchecked"
-        return Part("collectives", outcome, f"did not compile: {found.reason}")
+        return CheckedPart("collectives", outcome, f"did not compile: {found.reason}")
     compared = compare_traffic(promises.collectives if promises else [], found, axes)
     facts = {"collectives": [asdict(row) for row in compared.rows]}
     if promises is None:
         text = f"{len(found)} in the compiled program; promises are in the report (--report)"
-        return Part("collectives", "unchecked", text, facts)
+        return CheckedPart("collectives", "unchecked", text, facts)
     facts["differences"] = [asdict(difference) for difference in compared.differences]
-    return Part("collectives", *judged_traffic(compared), facts)
+    return CheckedPart("collectives", *judged_traffic(compared), facts)
 
 
 def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
@@ -245,11 +247,11 @@ def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
     return "disagreed", f"each device sends {format_bytes(compared.compiled_bytes)}: {' and '.join(kept)}"
 
 
-def check_memory(compiled: Answer | Failure, promises: Promises | None) -> Part:
+def check_memory(compiled: Answer | Failure, promises: Promises | None) -> CheckedPart:
     """Compares the peak memory of the real chips' compiler with the promised one."""
     if isinstance(compiled, Failure):
         promised_to_fit = promises is not None and promises.fit != "no"
-        return Part(
+        return CheckedPart(
             "memory", "disagreed" if out_of_memory(compiled) and promised_to_fit else "unchecked", compiled.reason
         )
     peak = compiled.device_bytes
@@ -264,7 +266,9 @@ def check_memory(compiled: Answer | Failure, promises: Promises | None) -> Part:
     if compiled.cycles:
         facts["cycles"] = compiled.cycles
     if promises is None:
-        return Part("memory", "unchecked", f"peak {format_bytes(peak)}; the promise is in the report (--report)", facts)
+        return CheckedPart(
+            "memory", "unchecked", f"peak {format_bytes(peak)}; the promise is in the report (--report)", facts
+        )
     facts |= {
         "predicted_peak_bytes": promises.peak_bytes,
         "predicted_argument_bytes": promises.argument_bytes,
@@ -278,7 +282,7 @@ def check_memory(compiled: Answer | Failure, promises: Promises | None) -> Part:
     )
     fits = peak <= promises.limit_bytes
     text += "" if fits else ": out of memory"
-    return Part("memory", "agreed" if fits == (promises.fit != "no") else "disagreed", text, facts)
+    return CheckedPart("memory", "agreed" if fits == (promises.fit != "no") else "disagreed", text, facts)
 
 
 def out_of_memory(failure: Failure) -> bool:

@@ -69,7 +69,7 @@ class Limits(NamedTuple):
 UNLIMITED = Limits()
 
 
-class Outcome(NamedTuple):
+class ChildOutcome(NamedTuple):
     """What became of a call in a child: "value" and what it returned; "told" and the type, sentence, place and hint of
     a user's error; "raised" and the type, text and traceback of another; "died" and the exit code, or minus the signal.
     """
@@ -119,7 +119,7 @@ def in_fork(call: Callable[[], Answer]) -> Answer:
         return answer
 
 
-def _value(outcome: Outcome, log: str, limits: Limits = UNLIMITED) -> Any:
+def _value(outcome: ChildOutcome, log: str, limits: Limits = UNLIMITED) -> Any:
     """What the call returned; raises the error that explains why there is nothing."""
     if outcome.kind == "value":
         return outcome.facts
@@ -170,7 +170,7 @@ def may_fork() -> bool:
     return "jax" not in sys.modules and threading.active_count() == 1 and hasattr(os, "fork")
 
 
-def _forked(call: Callable[[], Any], log: IO[bytes], limits: Limits = UNLIMITED) -> Outcome:
+def _forked(call: Callable[[], Any], log: IO[bytes], limits: Limits = UNLIMITED) -> ChildOutcome:
     """Calls in a fork, whose stderr goes to `log`."""
     with scratch() as answer:
         parent = os.getpid()
@@ -194,7 +194,7 @@ def _forked(call: Callable[[], Any], log: IO[bytes], limits: Limits = UNLIMITED)
                 os.waitpid(child, 0)
             raise
         answer.seek(0)
-        return pickle.load(answer) if code == 0 else Outcome("died", code)
+        return pickle.load(answer) if code == 0 else ChildOutcome("died", code)
 
 
 def _be_child(call: Callable[[], Any], parent: int, answer: IO[bytes], log: IO[bytes], limits: Limits) -> NoReturn:
@@ -220,14 +220,14 @@ def _be_child(call: Callable[[], Any], parent: int, answer: IO[bytes], log: IO[b
 
 
 def _outcome_of(call: Callable[[], Any]) -> bytes:
-    """The pickled `Outcome` of a call in this process."""
+    """The pickled `ChildOutcome` of a call in this process."""
     try:
-        return pickle.dumps(Outcome("value", call()))
+        return pickle.dumps(ChildOutcome("value", call()))
     except ToastError as error:
-        return pickle.dumps(Outcome("told", (type(error).__name__, error.what, error.where, error.hint)))
+        return pickle.dumps(ChildOutcome("told", (type(error).__name__, error.what, error.where, error.hint)))
     except Exception as error:
         return pickle.dumps(
-            Outcome("raised", (type(error).__name__, _plain(str(error)), _plain(traceback.format_exc())))
+            ChildOutcome("raised", (type(error).__name__, _plain(str(error)), _plain(traceback.format_exc())))
         )
 
 
@@ -271,7 +271,7 @@ def outcomes(
     environment: Mapping[str, str] | None = None,
     log: IO[bytes] | None = None,
     running: set[subprocess.Popen[bytes]] | None = None,
-) -> Generator[Outcome, None, None]:
+) -> Generator[ChildOutcome, None, None]:
     """Yields the outcome of each call in one new process, up to the one in which it dies. The process ends with the
     iteration; what it prints goes to its stderr.
 
@@ -295,7 +295,7 @@ def outcomes(
             try:
                 yield pickle.load(child.stdout)
             except (EOFError, pickle.UnpicklingError):
-                yield Outcome("died", child.wait())
+                yield ChildOutcome("died", child.wait())
                 return
     finally:
         with child:
@@ -421,7 +421,7 @@ def end_with_parent(parent: int | None = None) -> None:
 # Ctrl-C as a request: the first asks the search to end with its best plan, the second ends the program.
 
 
-class Stop:
+class InterruptRequest:
     """A signal handler.
 
     `asked`: whether Ctrl-C was pressed. patient: whether a second Ctrl-C is to raise KeyboardInterrupt.
@@ -439,14 +439,14 @@ class Stop:
 
 
 @contextmanager
-def interruptible() -> Iterator[Stop]:
-    """Makes Ctrl-C set `Stop.asked` while the block runs. Nested blocks share the outer `Stop`. Outside the main
-    thread, which alone receives signals, the flag is never set."""
+def interruptible() -> Iterator[InterruptRequest]:
+    """Makes Ctrl-C set `InterruptRequest.asked` while the block runs. Nested blocks share the outer request. Outside
+    the main thread, which alone receives signals, the flag is never set."""
     before = signal.getsignal(signal.SIGINT)
-    if isinstance(before, Stop):
+    if isinstance(before, InterruptRequest):
         yield before
         return
-    stop = Stop()
+    stop = InterruptRequest()
     try:
         signal.signal(signal.SIGINT, stop)
     except ValueError:  # not the main thread

@@ -14,7 +14,7 @@ from typing import Any
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partials import REDUCE_SCATTER
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.reshard import Stretch, stretches, waypoints
+from toast_cli.plan.reshard import ReshardPart, stretches, waypoints
 from toast_cli.plan.sharding import Sharding, axes_of, refines
 from toast_cli.program.model import Program, Window
 from toast_cli.program.ops import ADD, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, RESULT, SCATTER, SLICE
@@ -240,7 +240,7 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
         edge, value, use = (number, position), op.operands[position], source.use(number, position)
         start, shape = lowered.shardings[value], source.program.values[value].shape
         if remade[value]:
-            want(inside, value, Stretch(start, sharding), edge, use.operation, use)
+            want(inside, value, ReshardPart(start, sharding), edge, use.operation, use)
             continue
         (reading,) = readings(source.program, value, [edge])
         wholly, held = bool(reading.whole_ahead), lowered.held
@@ -250,7 +250,7 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
             if rest is not None:
                 want(inside, value, rest, edge, use.operation, use)
             continue
-        whole = Stretch(start, sharding, waypoints(start, sharding, lowered.axis_sizes, shape))
+        whole = ReshardPart(start, sharding, waypoints(start, sharding, lowered.axis_sizes, shape))
         if op.name != RESULT or whole.through:
             want(inside, value, whole, edge, use.operation, use)
     for wanted in (ahead, inside):
@@ -273,10 +273,10 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
 
 # Value, its shardings from and to -> uses, each with the operation in front of which it is wanted and where it is read
 # there.
-Wanted = dict[tuple[int, Any, Stretch], dict[tuple[int, int], tuple[Any, Use]]]
+Wanted = dict[tuple[int, Any, ReshardPart], dict[tuple[int, int], tuple[Any, Use]]]
 
 
-def want(found: Wanted, value: int, stretch: Stretch, edge: tuple[int, int], operation: Any, read: Use) -> None:
+def want(found: Wanted, value: int, stretch: ReshardPart, edge: tuple[int, int], operation: Any, read: Use) -> None:
     """Adds a use to `found`."""
     found.setdefault((value, read.operation.operands[read.operand], stretch), {})[edge] = operation, read
 

@@ -85,7 +85,7 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         return converted(module, boundaries, source, lowered)
 
 
-def converted(module: Any, boundaries: list[Boundary], source: Source, lowered: PartitionedProgram) -> bytes:
+def converted(module: Any, boundaries: list[RegionShardings], source: Source, lowered: PartitionedProgram) -> bytes:
     """HLO text of a module with Shardy's shardings, which is changed. boundaries: of its manual regions, in order."""
     devices = prod(lowered.axis_sizes)
     write_out_ragged(module)
@@ -121,7 +121,7 @@ def without_shardy(text: str) -> str:
     return re.sub(r"(reshape|tuple)\([^()]*\)", unmarked, text) if marked else text
 
 
-class Boundary(NamedTuple):
+class RegionShardings(NamedTuple):
     """Shardings of a manual region's operands and results outside of it, and its manual axes."""
 
     in_shardings: tuple[Sharding, ...]
@@ -129,17 +129,17 @@ class Boundary(NamedTuple):
     manual: frozenset[int]
 
 
-def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: int | None) -> Boundary:
+def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: int | None) -> RegionShardings:
     """The region's own shardings; for op `number`, a region of the user's program, the plan's,
     which may split further."""
     manual = frozenset(lowered.axis_names.index(axis) for axis in manual_axes(region))
     if number is not None:
-        return Boundary(*shardings_at(lowered, number, source.program.ops[number]), manual)
+        return RegionShardings(*shardings_at(lowered, number, source.program.ops[number]), manual)
     in_shardings, out_shardings = (
         tuple(read_sharding(one, lowered.axis_names) for one in xla.sdy.TensorShardingPerValueAttr(at).shardings)
         for at in (region.attributes["in_shardings"], region.attributes["out_shardings"])
     )
-    return Boundary(in_shardings, out_shardings, manual)
+    return RegionShardings(in_shardings, out_shardings, manual)
 
 
 def with_whole_constants(program: Program, lowered: PartitionedProgram) -> tuple[PartitionedProgram, list[int]]:
@@ -190,7 +190,7 @@ def constants_outside(module: Any) -> set[tuple[str, str]]:
     return {(number, str(op.results[0].type)) for op in constants if (number := the_one_number(op))}
 
 
-def flatten(region: Any, at: Boundary, sizes: tuple[int, ...], outside: set[tuple[str, str]]) -> None:
+def flatten(region: Any, at: RegionShardings, sizes: tuple[int, ...], outside: set[tuple[str, str]]) -> None:
     """Moves the body of a manual region between custom calls: `SPMDFullToShardShape` behind a constraint makes a shard
     of each operand that is read, `SPMDShardToFullShape` makes whole arrays from the shards of results.
 

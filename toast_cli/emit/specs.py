@@ -364,7 +364,7 @@ Trees = tuple[Any, tuple[int, ...], Any, list[Any]]
 
 
 @dataclass(frozen=True)
-class Place:
+class InterfaceArray:
     """One argument or result. `path` is its name in the user's tree (empty if unknown); `axes`: per dimension the mesh
     axes, or None."""
 
@@ -376,13 +376,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Boundary:
+class ProgramInterface:
     """Arguments and results of a program, on a mesh of these axes (name -> size; empty if the program names none)."""
 
     name: str
     axes: dict[str, int]
-    arguments: tuple[Place, ...]
-    results: tuple[Place, ...]
+    arguments: tuple[InterfaceArray, ...]
+    results: tuple[InterfaceArray, ...]
     devices: int
 
 
@@ -408,19 +408,19 @@ def emit_export(
         ) from None
 
 
-def boundary_of(source: Source, lowered: PartitionedProgram) -> Boundary:
+def boundary_of(source: Source, lowered: PartitionedProgram) -> ProgramInterface:
     """Arguments and results of a program that is about to be written."""
     program = source.program
     specs = boundary_specs(source, lowered)
     arguments = tuple(
-        Place(a.path, program.values[a.value].shape, program.values[a.value].dtype, named.spec, a.donated)
+        InterfaceArray(a.path, program.values[a.value].shape, program.values[a.value].dtype, named.spec, a.donated)
         for a, named in zip(program.arguments, specs.arguments, strict=True)
     )
     results = tuple(
-        Place(r.path, program.values[r.value].shape, program.values[r.value].dtype, named.spec)
+        InterfaceArray(r.path, program.values[r.value].shape, program.values[r.value].dtype, named.spec)
         for r, named in zip(program.results, specs.results, strict=True)
     )
-    return Boundary(program.name, specs.axes, arguments, results, prod(specs.axes.values()))
+    return ProgramInterface(program.name, specs.axes, arguments, results, prod(specs.axes.values()))
 
 
 def trees_of(content: bytes) -> Trees | None:
@@ -434,7 +434,7 @@ def trees_of(content: bytes) -> Trees | None:
     return found.in_tree, tuple(found.module_kept_var_idx), found.out_tree, list(found.in_avals)
 
 
-def exported_program(boundary: Boundary, artifact: bytes, platform: str) -> Any:
+def exported_program(boundary: ProgramInterface, artifact: bytes, platform: str) -> Any:
     """The program as a `jax.export.Exported`: its module in an export of a placeholder with these types and shardings.
 
     Args:
@@ -447,7 +447,7 @@ def exported_program(boundary: Boundary, artifact: bytes, platform: str) -> Any:
     names, sizes = tuple(boundary.axes), tuple(boundary.axes.values())
     mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))
 
-    def sharding(place: Place) -> Any:
+    def sharding(place: InterfaceArray) -> Any:
         return jax.sharding.NamedSharding(mesh, partition_spec(place.axes))
 
     with wide_types(boundary):
@@ -481,7 +481,7 @@ def in_trees(exported: Any, arguments: Any, kept: Sequence[int], results: Any, l
     )  # fmt: skip
 
 
-def abstract(place: Place) -> Any:
+def abstract(place: InterfaceArray) -> Any:
     """`jax.ShapeDtypeStruct` of a place."""
     import jax
 
@@ -514,7 +514,7 @@ def partition_spec(sharding: Iterable[Sequence[str] | None]) -> Any:
     return jax.sharding.PartitionSpec(*entries)
 
 
-def wide_types(boundary: Boundary) -> Any:
+def wide_types(boundary: ProgramInterface) -> Any:
     """A context in which JAX keeps the program's types, enabling 64-bit types if it has any."""
     import jax
 

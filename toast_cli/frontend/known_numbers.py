@@ -361,7 +361,7 @@ def constant_number(value: Any) -> int | None:
 
 PICKS = ("stablehlo.gather", "stablehlo.scatter")
 
-Part = tuple[Any, int]  # a value, and its size along the index vector dimension
+IndexPart = tuple[Any, int]  # a value, and its size along the index vector dimension
 
 
 def share_batches(module: Any) -> None:
@@ -487,7 +487,7 @@ def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict
     return found
 
 
-def _parts(indices: Any, vector: int) -> list[Part]:
+def _parts(indices: Any, vector: int) -> list[IndexPart]:
     """The pieces that are concatenated along the index vector dimension."""
     owner = indices.owner
     shape = ir.RankedTensorType(indices.type).shape

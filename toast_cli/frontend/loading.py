@@ -147,7 +147,7 @@ def _places(source: Source) -> dict[tuple[Any, int], tuple[int, int]]:
 T = TypeVar("T")
 Message = tuple[dict[str, Any], bytes]  # facts, as plain data, and the module as bytecode
 Task = Callable[..., Message]
-Sent = tuple[tuple[int, int, int], AnnotatedSharding, list[tuple[int, int]], str]  # a `Kept` without handles
+SentSharding = tuple[tuple[int, int, int], AnnotatedSharding, list[tuple[int, int]], str]  # a `Kept` without handles
 # A child's limits: seconds of processor time, plus one for so many bytes of the program; and bytes of memory for each
 # byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
 BASE_SECONDS = 60
@@ -219,7 +219,7 @@ def _ask(task: Task, data: bytes, where: str, *arguments: Any) -> tuple[dict[str
     return facts, xla.parse_module(xla.make_context(), bytecode)
 
 
-def _received(sent: Sent, operations: list[Any]) -> Kept:
+def _received(sent: SentSharding, operations: list[Any]) -> Kept:
     place, uses = sent[0], tuple((operations[number], operand) for number, operand in sent[2])
     return Kept(_value_at(place, operations), sent[1], uses, sent[3])
 
@@ -301,7 +301,7 @@ def operations_of(module: Any) -> list[Any]:
     return xla.operations_in(next(op for op in module.body.operations if op.operation.name == "func.func"))
 
 
-def _sent(kept: Kept, numbers: dict[Any, int]) -> Sent:
+def _sent(kept: Kept, numbers: dict[Any, int]) -> SentSharding:
     uses = [(numbers[operation], operand) for operation, operand in kept.uses]
     return _place_of_value(kept.value, numbers), kept.sharding, uses, kept.origin
 

@@ -39,7 +39,7 @@ _OWN = frozenset(
 )  # fmt: skip
 
 
-class Piece(NamedTuple):
+class ElementRange(NamedTuple):
     """Elements of an array along one dimension, first to last (excluded); all other dimensions are whole."""
 
     array: Any
@@ -91,7 +91,7 @@ def _of_extended(operation: Any) -> Any | None:
             element = _element(other, operation)
             begin = _shape(other)[dim] if place == 1 else 0
             first = numbers(operation, "start_indices")[dim]
-            whole = Piece(array, 0, _shape(array)[dim])
+            whole = ElementRange(array, 0, _shape(array)[dim])
             return None if element is None else _moved(operation, whole, element, dim, begin - first)
     return None
 
@@ -142,7 +142,7 @@ def _of_concatenation(operation: Any) -> Any | None:
     return build.select(build.broadcast(build.compare("LT", places, first), shape, [dim]), *shifted)
 
 
-def _beside_constant(operation: Any, dim: int, piece: Piece, other: Any, place: int) -> Any | None:
+def _beside_constant(operation: Any, dim: int, piece: ElementRange, other: Any, place: int) -> Any | None:
     """place: operand number of the piece; the other is the constant. None if more than the piece would be visible."""
     element = _element(other, operation)
     missing = piece.first if place == 1 else _shape(piece.array)[dim] - piece.last
@@ -165,7 +165,7 @@ def _made_by(handle: Any, name: str) -> Any | None:
     return owner
 
 
-def _piece(handle: Any, dim: int) -> Piece:
+def _piece(handle: Any, dim: int) -> ElementRange:
     """The slice of an array, along this dimension only, that a value is; the whole value if it is no such slice."""
     shape = _shape(handle)
     made = _made_by(handle, SLICE)
@@ -173,8 +173,8 @@ def _piece(handle: Any, dim: int) -> Piece:
         array = made.operands[0]
         if all(d == dim or n == shape[d] for d, n in enumerate(_shape(array))):
             first = numbers(made, "start_indices")[dim]
-            return Piece(array, first, first + shape[dim])
-    return Piece(handle, 0, shape[dim])
+            return ElementRange(array, first, first + shape[dim])
+    return ElementRange(handle, 0, shape[dim])
 
 
 def _element(handle: Any, before: Any) -> Any | None:
@@ -218,7 +218,7 @@ def _pad(operation: Any, array: Any, element: Any, low: Sequence[int], interior:
     return Builder.before(operation).pad(array, element, low, high, interior)
 
 
-def _moved(operation: Any, piece: Piece, element: Any, dim: int, by: int) -> Any:
+def _moved(operation: Any, piece: ElementRange, element: Any, dim: int, by: int) -> Any:
     """The piece's array, shifted by this many elements along a dimension of the operation's result."""
     rank = len(_shape(piece.array))
     return _pad(operation, piece.array, element, [by if d == dim else 0 for d in range(rank)], [0] * rank)

@@ -41,7 +41,7 @@ SAMPLED, GOLDEN = 256, (5**0.5 - 1) / 2
 Known = Mapping[Any, Array]  # values and their elements
 NOTHING: Known = MappingProxyType({})
 Number = tuple[Any, int]  # a value, or None, and the constant added to it
-Part = tuple[Any | None, bool]  # an operation that returns a boolean, and the value it must have
+Condition = tuple[Any | None, bool]  # an operation that returns a boolean, and the value it must have
 
 
 # ---------------------------------------------------------------- what the user says
@@ -176,10 +176,10 @@ def trip_limit(operation: Any) -> int | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-def _parts(operation: Any) -> list[Part]:
+def _parts(operation: Any) -> list[Condition]:
     """The parts of a loop's condition, all of which must hold; an `&`, and a negated `|`, have several."""
-    waiting: list[Part] = [(_producer(terminator(operation.regions[0].blocks[0]).operands[0]), True)]
-    found: list[Part] = []
+    waiting: list[Condition] = [(_producer(terminator(operation.regions[0].blocks[0]).operands[0]), True)]
+    found: list[Condition] = []
     while waiting:
         test, holds = waiting.pop()
         if test is not None and _is_true_unless_false(test):

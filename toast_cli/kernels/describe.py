@@ -23,9 +23,9 @@ from toast_cli.kernels.mosaic import (
     CONFIG,
     DYNAMIC,
     TARGET,
+    BlockWindow,
     Integers,
     Mosaic,
-    Window,
     config_of,
     grid_rule,
     main_of,
@@ -305,7 +305,7 @@ def _traffic(kernel: Mosaic, arrays: list[Value], stated: float) -> float:
     return max(stated, sum(_moved(kernel, w, array) for w, array in zip(windows, arrays, strict=True)))
 
 
-def _moved(kernel: Mosaic, window: Window | None, array: Value) -> float:
+def _moved(kernel: Mosaic, window: BlockWindow | None, array: Value) -> float:
     if window is None or len(window.bounds) != len(array.shape):
         return float(array.bytes)
     inner = max(window.axes, default=-1)

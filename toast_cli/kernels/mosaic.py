@@ -44,7 +44,7 @@ class BlockIndex:
 
 
 @dataclass(frozen=True)
-class Window:
+class BlockWindow:
     """How the grid traverses an array: the shape of the window, and [dimensions] its index."""
 
     bounds: tuple[int, ...]
@@ -72,7 +72,7 @@ class Mosaic:
     name: str
     grid: tuple[int, ...]
     prefetched: int
-    windows: tuple[Window | None, ...]
+    windows: tuple[BlockWindow | None, ...]
     reads: tuple[int, ...]
     ordered: bool
     work: Work
@@ -171,7 +171,7 @@ def _integer(operation: Any, name: str) -> int:
     return int(ir.IntegerAttr(operation.attributes[name]).value) if name in operation.attributes else 0
 
 
-def _window(stated: Any, functions: dict[str, Any], known: list[Known], grid: tuple[int, ...]) -> Window | None:
+def _window(stated: Any, functions: dict[str, Any], known: list[Known], grid: tuple[int, ...]) -> BlockWindow | None:
     """One array's window; None for an array that the body copies itself."""
     said = {item.name: item.attr for item in ir.DictAttr(stated)}
     if "transform_indices" not in said:
@@ -187,7 +187,7 @@ def _window(stated: Any, functions: dict[str, Any], known: list[Known], grid: tu
     if len(returned) != len(bounds) or any(n <= 0 for n in bounds):
         raise KernelError("a map of its indices has another number of dimensions than its window")
     by_elements = "window_kind" in said  # its indices count elements, not windows
-    return Window(
+    return BlockWindow(
         bounds,
         tuple(BlockIndex(integers.axes(value)) if by_elements else _index(integers, value, grid) for value in returned),
     )
@@ -308,7 +308,7 @@ def grid_rule(kernel: Mosaic, operands: list[Shape], results: list[Shape], read:
                 same[index, every] = known
         return known
 
-    def factors(window: Window | None, shape: Shape) -> ValueFactors:
+    def factors(window: BlockWindow | None, shape: Shape) -> ValueFactors:
         found = []
         for d, size in enumerate(shape):
             index = window.index[d] if window is not None else None
@@ -340,7 +340,7 @@ def _has(index: BlockIndex, digit: _Digit) -> bool:
 
 
 def _digits(
-    kernel: Mosaic, axis: int, windows: list[Window | None], shapes: list[Shape], used: list[bool], operands: int
+    kernel: Mosaic, axis: int, windows: list[BlockWindow | None], shapes: list[Shape], used: list[bool], operands: int
 ) -> list[_Digit]:
     """The parts of an axis that can be split, the most significant first: a single one if all arrays follow it alike.
 
@@ -379,7 +379,7 @@ def _digits(
     return found if results else []
 
 
-def _is_whole(window: Window, dim: int, shape: Shape) -> bool:
+def _is_whole(window: BlockWindow, dim: int, shape: Shape) -> bool:
     """True if a dimension consists of whole windows, as many as its index counts."""
     return shape[dim] == window.index[dim].count * window.bounds[dim]
 

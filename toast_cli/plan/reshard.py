@@ -193,7 +193,7 @@ def waypoints(
     return tuple([steps[end - 1][1] for end in stations(steps)])
 
 
-class Stretch(NamedTuple):
+class ReshardPart(NamedTuple):
     """A part of a reshard, with the intermediate shardings to constrain (see `waypoints`)."""
 
     start: Sharding
@@ -209,16 +209,16 @@ def stretches(
     *,
     whole_ahead: bool = False,
     held: Collection[int] = (),
-) -> tuple[Stretch | None, Stretch | None]:
+) -> tuple[ReshardPart | None, ReshardPart | None]:
     """(steps ahead of loops that only read the array, see `steps_ahead`; the rest). None for an empty part."""
     steps = route(source, target, sizes, shape)
     count = steps_ahead(steps, whole_ahead=whole_ahead, held=held)
     along = {stop: steps[stop - 1][1] for stop in stations(steps)}
     if not count:
-        return None, Stretch(source, target, tuple(along.values()))
+        return None, ReshardPart(source, target, tuple(along.values()))
     middle = steps[count - 1][1]
-    ahead = Stretch(source, middle, tuple([at for stop, at in along.items() if stop < count]))
-    rest = Stretch(middle, target, tuple([at for stop, at in along.items() if stop > count]))
+    ahead = ReshardPart(source, middle, tuple([at for stop, at in along.items() if stop < count]))
+    rest = ReshardPart(middle, target, tuple([at for stop, at in along.items() if stop > count]))
     return ahead, rest if count < len(steps) else None
 
 

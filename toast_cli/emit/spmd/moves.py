@@ -237,7 +237,7 @@ Range = tuple[int, int]  # from, to (excluded)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class NeededRange:
     """The range that each device needs along dimension `dim`, of size `elements`: `length` elements from `begin + k *
     pitch` on, k its index along `axes`."""
 
@@ -260,7 +260,7 @@ class Stretch:
         return min(ends) < 0 or max(ends) + self.length > self.elements
 
 
-def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, sent: Sequence[Permute]) -> Any:
+def exchange(build: Builder, devices: Devices, handle: Any, need: NeededRange, sent: Sequence[Permute]) -> Any:
     """The range, from shards that are split by `need.axes`, by the permutes `sent`; zeros
     beyond the ends of the array."""
     members = groups(need.axes, devices.sizes)
@@ -270,13 +270,13 @@ def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, sent:
     for permute in [one for one in sent if one.pairs]:
         pairs = [(group[sender], group[receiver]) for group in members for sender, receiver in permute.pairs]
         part = build.permute(build.slice_dim(handle, need.dim, permute.first, permute.last), pairs)
-        parts.append(Part(part, permute.first, permute.last, {to: sender for sender, to in permute.pairs}))
+        parts.append(ShardRange(part, permute.first, permute.last, {to: sender for sender, to in permute.pairs}))
     reach = [overlap(need.span(k), k * own, own) for k in range(shards)]
     kept = [(first, last) for first, last in reach if first < last]
     if kept:
         first, last = min(first for first, _ in kept), max(last for _, last in kept)
         here = build.slice_dim(handle, need.dim, first, last)
-        parts.append(Part(here, first, last, {k: k for k in range(shards)}))
+        parts.append(ShardRange(here, first, last, {k: k for k in range(shards)}))
     if not parts:
         return nothing_like(build, handle, need.dim, need.length)
     row = in_a_row(parts, own)
@@ -284,7 +284,7 @@ def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardRange:
     """Elements [first, last) of a shard. of: device -> the device whose shard it is, as indices along the axes; devices
     that are not in it have nothing."""
 
@@ -294,7 +294,7 @@ class Part:
     of: dict[int, int]
 
 
-def in_a_row(parts: list[Part], own: int) -> list[tuple[int, Part]]:
+def in_a_row(parts: list[ShardRange], own: int) -> list[tuple[int, ShardRange]]:
     """The parts sorted along the dimension, each with its begin relative to the device's own shard; empty if this
     differs between devices, or if parts overlap."""
     found = []
@@ -308,7 +308,7 @@ def in_a_row(parts: list[Part], own: int) -> list[tuple[int, Part]]:
     return found if all(end <= begin for end, (begin, _) in zip(ends, found[1:], strict=False)) else []
 
 
-def joined(build: Builder, devices: Devices, row: list[tuple[int, Part]], need: Stretch, own: int) -> Any:
+def joined(build: Builder, devices: Devices, row: list[tuple[int, ShardRange]], need: NeededRange, own: int) -> Any:
     """Concatenates sorted parts and slices the range from them."""
     shards = len(groups(need.axes, devices.sizes)[0])
     begins = [need.first(k) - k * own for k in range(shards)]
@@ -326,7 +326,7 @@ def joined(build: Builder, devices: Devices, row: list[tuple[int, Part]], need: 
     return cut(build, devices, build.concatenate(handles, need.dim), need, table)
 
 
-def put_in(build: Builder, devices: Devices, parts: list[Part], need: Stretch, own: int) -> Any:
+def put_in(build: Builder, devices: Devices, parts: list[ShardRange], need: NeededRange, own: int) -> Any:
     """Assembles the range from parts whose offsets differ between devices."""
     stretch = nothing_like(build, parts[0].handle, need.dim, need.length)
     shape = tuple(stretch.type.shape)
@@ -362,7 +362,7 @@ def overlap(span: Range, begin: int, length: int) -> Range:
     return max(span[0] - begin, 0), min(span[1] - begin, length)
 
 
-def from_whole(build: Builder, devices: Devices, handle: Any, need: Stretch) -> Any:
+def from_whole(build: Builder, devices: Devices, handle: Any, need: NeededRange) -> Any:
     """The range from a replicated array; zeros beyond its ends."""
     shards = len(groups(need.axes, devices.sizes)[0])
     ends = [need.first(k) for k in (0, shards - 1)]
@@ -375,7 +375,7 @@ def from_whole(build: Builder, devices: Devices, handle: Any, need: Stretch) -> 
     return cut(build, devices, handle, need, table)
 
 
-def cut(build: Builder, devices: Devices, handle: Any, need: Stretch, table: tuple[int, ...]) -> Any:
+def cut(build: Builder, devices: Devices, handle: Any, need: NeededRange, table: tuple[int, ...]) -> Any:
     """Slices `need.length` elements at offsets from a table [devices]."""
     shape = list(handle.type.shape)
     if len(set(table)) == 1:
@@ -386,7 +386,7 @@ def cut(build: Builder, devices: Devices, handle: Any, need: Stretch, table: tup
     return build.dynamic_slice(handle, starts, tuple(shape))
 
 
-def filled(build: Builder, devices: Devices, handle: Any, need: Stretch, fill: Any) -> Any:
+def filled(build: Builder, devices: Devices, handle: Any, need: NeededRange, fill: Any) -> Any:
     """Replaces elements beyond the ends of the array by `fill`."""
     if not need.outside(len(groups(need.axes, devices.sizes)[0])):
         return handle

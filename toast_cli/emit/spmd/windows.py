@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.emit.spmd.moves import Piece, Stretch, exchange, filled, from_whole, groups
+from toast_cli.emit.spmd.moves import NeededRange, Piece, exchange, filled, from_whole, groups
 from toast_cli.emit.spmd.site import Alignment, Site, body_reducer
 from toast_cli.frontend.rules import convolution_dims
 from toast_cli.plan.reshard import Permute, exchanged, permutes, ranges_needed
@@ -27,7 +27,7 @@ class Tile:
     """The range that a device reads for its part of the result along one dimension. low, high: padding at its ends.
     span: elements with holes and padding."""
 
-    need: Stretch
+    need: NeededRange
     low: int
     high: int
     span: int
@@ -127,11 +127,11 @@ def select_and_scatter(site: Site) -> list[Piece]:
         first = min(-((window.size - 1) // step), 0)
         count = (own - 1) // step - first + 1
         length = max(step * (count - 1) + window.size, own - step * first)
-        need = Stretch(dim, axes, window.inputs, step * first, own, length)
+        need = NeededRange(dim, axes, window.inputs, step * first, own, length)
         spans = tuple([need.span(k) for k in range(shards((axes,), site.sizes))])
         sent = permutes(spans, window.inputs)
         operand = stretched(site, operand, [need], [sent])
-        need = Stretch(dim, axes, window.outputs, first, own // step, count)
+        need = NeededRange(dim, axes, window.outputs, first, own // step, count)
         source = from_whole(build, site.devices, source, need)
         keep[dim] = (-step * first, own - step * first)
     site.operation.operands[0], site.operation.operands[1] = operand, source
@@ -217,7 +217,7 @@ def given_stretches(
     return at, tiles
 
 
-def stretched(site: Site, handle: Any, needs: list[Stretch], sent: list[tuple[Permute, ...] | None]) -> Any:
+def stretched(site: Site, handle: Any, needs: list[NeededRange], sent: list[tuple[Permute, ...] | None]) -> Any:
     """Extends a piece to ranges along several dimensions, one after the other; zeros beyond the ends of the array.
 
     sent: the permutes for each; None if it is gathered. Ops that read an array through equal windows share the result.
@@ -263,7 +263,7 @@ def tile_of(window: Window, axes: tuple[int, ...], parts: int, *, summed: bool =
     span = length if summed else window.stride * (own - 1) + (window.size - 1) * window.spread + 1
     low = window.low + first * window.dilation
     high = span - low - ((length - 1) * window.dilation + 1)
-    return Tile(Stretch(window.operand_dim, axes, window.inputs, first, pitch, length), low, high, span)
+    return Tile(NeededRange(window.operand_dim, axes, window.inputs, first, pitch, length), low, high, span)
 
 
 def repad(site: Site, tiles: dict[int, Tile], dims: int) -> None:
