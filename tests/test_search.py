@@ -24,6 +24,7 @@ from programs import Case, arg, case_of, evaluator_of, round_mesh, sample
 from sweeps import sweep
 
 from toast_cli.base.children import interruptible
+from toast_cli.errors import UsageError
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem
@@ -33,7 +34,7 @@ from toast_cli.request import Effort
 from toast_cli.search.incumbent import Budget, Incumbent, Objective, Rank, SearchResult
 from toast_cli.search.mcts import LocalSearch
 from toast_cli.search.moves import NEIGHBOURHOODS, Moves, subject, suited
-from toast_cli.search.run import PLANS, Settings, run_search, search_shapes
+from toast_cli.search.run import GLANCE, PLANS, Candidate, Searched, Settings, run_search, search_candidates
 from toast_cli.tactics import starting_plans
 
 WEIGHTS = {"down": arg(512, 256), "up": arg(256, 512)}
@@ -273,7 +274,7 @@ def test_every_seed_reaches_the_optimum(name: str, axes: int) -> None:
         assert 0.0 < found.cost.step_seconds <= least * PRICED, seed
 
 
-# ---------------------------------------------------------------- mesh shapes
+# ---------------------------------------------------------------- several candidates
 
 
 SHAPES = ({"data": 8}, {"data": 4, "model": 2}, {"data": 2, "model": 4}, {"data": 2, "model": 2, "more": 2})
@@ -284,21 +285,28 @@ def on_mesh(mesh: Mesh) -> Evaluator:
     return fresh("perceptron", mesh)
 
 
+def search_shapes(evaluator_of: Callable[[Mesh], Evaluator], settings: Settings) -> Searched:
+    """The best plan on one of `MESHES`."""
+    return search_candidates(
+        lambda candidate: evaluator_of(candidate.mesh),
+        [Candidate(0, mesh) for mesh in MESHES],
+        settings,
+        lambda searched: (-searched.result.cost.step_seconds,),
+        starting_plans,
+    )[0]
+
+
 @pytest.mark.parametrize("evaluations", [1, 3, 7, 60, 400])
 def test_iterations_are_those_of_all_mesh_shapes_together(evaluations: int) -> None:
-    _, result = search_shapes(on_mesh, MESHES, Settings(evaluations=evaluations))
+    result = search_shapes(on_mesh, Settings(evaluations=evaluations)).result
     assert min(evaluations, len(SHAPES)) <= result.evaluations <= evaluations
 
 
 def test_the_best_mesh_shape_wins() -> None:
     alone = [run_search(on_mesh(mesh), Settings(evaluations=300)).cost.step_seconds for mesh in MESHES]
-    found = [search_shapes(on_mesh, MESHES, Settings(evaluations=1500)) for _ in range(2)]
-    (evaluator, result), (again, same) = found
-    assert result.cost.step_seconds <= min(alone) * 1.0001
-    assert result.cost == evaluator.exact_cost(result.plan)
-    assert (again.problem.mesh, same.plan, same.evaluations) == (
-        evaluator.problem.mesh, result.plan, result.evaluations,
-    )  # fmt: skip
+    searched = search_shapes(on_mesh, Settings(evaluations=2500))
+    assert searched.result.cost.step_seconds <= min(alone) * 1.0001
+    assert searched.result.cost == searched.evaluator.exact_cost(searched.result.plan)
 
 
 def test_a_time_limit_holds_for_all_mesh_shapes_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +321,7 @@ def test_a_time_limit_holds_for_all_mesh_shapes_together(monkeypatch: pytest.Mon
         Counted(evaluator, tick)
         return evaluator
 
-    _, result = search_shapes(slow, MESHES, Settings(seconds=0.6))
+    result = search_shapes(slow, Settings(seconds=0.6)).result
     assert 0.5 < clock.seconds - start < 0.7
     assert result.seconds == pytest.approx(clock.seconds - start, abs=0.05)
 
@@ -330,11 +338,33 @@ def test_ctrl_c_between_searches_keeps_the_best_plan_so_far(at: int) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         return on_mesh(mesh)
 
-    evaluator, result = search_shapes(make, MESHES, Settings(evaluations=1000))
+    searched = search_shapes(make, Settings(evaluations=1000))
     assert made == at
-    assert result.stopped == "interrupted"
+    assert searched.result.stopped == "interrupted"
     if at > 1:
-        assert result.cost.step_seconds < evaluator.cost(()).step_seconds
+        assert searched.result.cost.step_seconds < searched.evaluator.cost(()).step_seconds
+
+
+def test_most_of_the_budget_goes_to_the_reading_that_is_ahead_after_a_glance_at_each() -> None:
+    """Whichever comes first; a reading for which an option does not apply costs nothing."""
+
+    def evaluator_of(candidate: Candidate) -> Evaluator:
+        if candidate.reading == 2:
+            raise UsageError("does not apply", where="--strategy")
+        return fresh(("gradient step", "gram matrix")[candidate.reading], TWO_AXES)
+
+    def ahead(reading: int) -> Callable[[Searched], tuple[float, ...]]:
+        return lambda searched: (searched.candidate.reading == reading,)
+
+    plans = 200
+    for leader in (0, 1):
+        candidates = [Candidate(reading, TWO_AXES) for reading in (2, 0, 1)]
+        first, second = search_candidates(evaluator_of, candidates, Settings(evaluations=plans), ahead(leader))
+        assert (first.candidate.reading, second.candidate.reading) == (leader, 1 - leader)
+        assert second.result.best_found_at < GLANCE * plans
+        assert first.result.seen == () and first.result.evaluations == second.result.evaluations <= plans
+    with pytest.raises(UsageError, match="does not apply"):
+        search_candidates(evaluator_of, candidates[:1], Settings(evaluations=plans), ahead(0))
 
 
 # ---------------------------------------------------------------- Ctrl-C and threads

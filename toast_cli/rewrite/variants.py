@@ -6,19 +6,19 @@ In: a `Source`, the meshes, and the `Request`. Out: a `Variant` for each variant
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
 
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.dimensions.merged import set_apart
-from toast_cli.errors import InputError, ToastError, UsageError
+from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import PEAK_MEMORY, Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over, saved_plan
+from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import peak_error
@@ -27,7 +27,7 @@ from toast_cli.rewrite import with_microbatches, with_offload, with_recompute
 from toast_cli.rewrite.fused_products import with_parts
 from toast_cli.search.alternatives import KEPT
 from toast_cli.search.incumbent import Objective, SearchResult
-from toast_cli.search.run import Settings, search_shapes
+from toast_cli.search.run import Candidate, Searched, Settings, search_candidates
 from toast_cli.tactics import PricedStrategy, TacticRequests, priced_strategies, starting_plans, strategies
 from toast_cli.tactics.strategies import EVERY, better
 
@@ -36,11 +36,6 @@ Progress = Callable[[str, float, float, int, float], None]
 # The relative gain that a plan for a rewritten program must have. Predictions for two programs differ by about as much
 # from what compilers make of them.
 PARTED = 0.03
-# Share of the budget for the program as written where there is a rewritten one too.
-WRITTEN = 0.75
-# Number of plans evaluated first for a rewritten program. The search continues only if the best of them is at most this
-# fraction slower than the best plan for the user's program.
-GLANCE, PROMISING = 200, 0.01
 
 
 @dataclass(frozen=True)
@@ -166,11 +161,12 @@ def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
 
 
 def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Variant]:
-    """Searches all variants of a program and returns them, the one with the best plan first. They share one budget. The
-    second variant begins with the best plan of the first, and is searched further only if it looks as good after
-    `GLANCE` plans. Evaluation counts are totals over all variants."""
-    request = space.request
-    count = len(variants[: request.iterations])
+    """Searches all variants of a program on all candidate meshes, with one budget. Returns each with its best plan,
+    the one with the best plan first; a plan that fits beats one that does not. Evaluation counts are totals."""
+    request, meshes, tactics, saved = space.request, space.meshes, space.tactics, space.saved
+    if not meshes:
+        raise UsageError("the specification has no mesh shape to try", where=request.mesh)
+    goal = parse_goal(request.minimise, request.subject_to)
     settings = Settings(
         request.seed,
         request.iterations,
@@ -179,89 +175,39 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
         KEPT if request.wanted > 1 else 0,
         space.gives_up,
     )
+    reference: Cost | None = None
+    priced: dict[int, Mapping[str, PricedStrategy]] = defaultdict(dict)
 
-    def searched(number: int, space: SearchSpace, settings: Settings) -> Variant:
-        def said(stage: str, used: float, *figures: Any) -> None:
-            tell(stage, (number + used) / count, *figures)
-
-        return search_meshes(*variants[number], space, settings, said)
-
-    try:
-        first = searched(0, space, settings.part(WRITTEN) if count > 1 else settings)
-    except UsageError:  # a strategy that does not apply to the program as it is written
-        if count == 1:
-            raise
-        return [searched(1, space, settings)]
-    reference, found = first.evaluator.cost(()), [first]
-
-    def worth(variant: Variant) -> float:
-        reward = variant.reward(variant.result.plan, variant.result.cost, reference)
-        return reward - PARTED if variant.source.program.parted else reward
-
-    if count > 1 and first.result.stopped != "interrupted":
-        space = replace(space, start=saved_plan(first.evaluator.problem, first.result.plan))
-        rest = settings.part(1.0 - WRITTEN)
-        second = searched(1, space, replace(rest, evaluations=min(GLANCE, rest.evaluations or GLANCE)))
-        if second.result.stopped == "iterations" and worth(second) + PARTED + PROMISING > worth(first):
-            second = searched(1, space, rest)
-        found = sorted([first, second], key=worth, reverse=True)
-    evaluations, taken = sum(it.result.evaluations for it in found), sum(it.result.seconds for it in found)
-    return [replace(it, result=replace(it.result, evaluations=evaluations, seconds=taken)) for it in found]
-
-
-def search_meshes(
-    source: Source, dimensions: Dimensions, space: SearchSpace, settings: Settings, tell: Progress
-) -> Variant:
-    """The best plan over all candidate meshes; a plan that fits beats one that does not."""
-    request, meshes, tactics, saved = space.request, space.meshes, space.tactics, space.saved
-    if not meshes:
-        raise UsageError("the specification has no mesh shape to try", where=request.mesh)
-    goal = parse_goal(request.minimise, request.subject_to)
-
-    found: Mapping[str, PricedStrategy] = {}
-
-    def problem_on(mesh: Mesh) -> Problem:
-        stated = program_pins(source, mesh.names, mesh.sizes)
-        problem = make_problem(source.program, dimensions, mesh, request.pins, stated)
+    def evaluator_of(candidate: Candidate) -> Evaluator:
+        source, dimensions = variants[candidate.reading]
+        mesh = candidate.mesh
+        pins = program_pins(source, mesh.names, mesh.sizes)
+        problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
         problem = replace(problem, goal=goal)
-        if saved is not None:
-            return apply_plan(problem, saved, complete=request.complete)
-        return tactics.state(problem)
-
-    def evaluator_of(mesh: Mesh) -> Evaluator:
-        nonlocal found
-        problem = problem_on(mesh)
-        evaluator = Evaluator(problem, strategies(problem).values())
+        stated = apply_plan(problem, saved, complete=request.complete) if saved else tactics.state(problem)
+        evaluator = Evaluator(stated, strategies(stated).values())
         if len(meshes) > 1:
-            found = better(found, priced_strategies(evaluator, EVERY)[0])
+            known = priced_strategies(evaluator, EVERY)[0]
+            priced[candidate.reading] = better(priced[candidate.reading], known)
         return evaluator
 
-    def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
-        tell("search", used, best_seconds, evaluations, elapsed)
+    def variant_of(searched: Searched) -> Variant:
+        number = searched.candidate.reading
+        return Variant(variants[number][0], searched.evaluator, searched.result, priced[number])
+
+    def worth(searched: Searched) -> tuple[float, ...]:
+        nonlocal reference
+        variant = variant_of(searched)
+        reference = reference or searched.evaluator.cost(())
+        reward = variant.reward(variant.result.plan, variant.result.cost, reference)
+        return searched.result.fits, reward - PARTED if variant.source.program.parted else reward
 
     def starts(problem: Problem) -> list[Plan]:
         first = [] if space.start is None else [carried_over(problem, space.start)[0]]
         return [*first, *starting_plans(problem)]
 
-    suited = suiting(meshes, problem_on) if (tactics.requests or source.annotations) and len(meshes) > 1 else meshes
-    evaluator, result = search_shapes(evaluator_of, suited, settings, starts, report)
-    return Variant(source, evaluator, result, found)
+    def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
+        tell("search", used, best_seconds, evaluations, elapsed)
 
-
-def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:
-    """The meshes that admit the user's requests and the program's own constraints (manual regions, kept shardings).
-
-    Raises the error of the first mesh if there is none.
-    """
-    found: list[Mesh] = []
-    why: ToastError | None = None
-    for mesh in meshes:
-        try:
-            problem_on(mesh)
-        except (UsageError, InputError) as error:
-            why = why or error
-        else:
-            found.append(mesh)
-    if not found and why is not None:
-        raise why
-    return found
+    candidates = [Candidate(number, mesh) for number in range(len(variants)) for mesh in meshes]
+    return [variant_of(each) for each in search_candidates(evaluator_of, candidates, settings, worth, starts, report)]

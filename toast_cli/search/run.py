@@ -1,4 +1,4 @@
-"""Runs the search on one problem, or on each mesh shape if the user leaves the shape open."""
+"""Runs the search on one problem, or on several candidates: readings of a program, mesh shapes that are left open."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from math import inf
 import numpy as np
 
 from toast_cli.base.children import interruptible
+from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.saved import carried_over, saved_plan
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.request import Effort
-from toast_cli.search.incumbent import Budget, Incumbent, Objective, Rank, SearchProgress, SearchResult
+from toast_cli.search.incumbent import Budget, Incumbent, SearchProgress, SearchResult
 from toast_cli.search.mcts import BRIEF, mcts
 
 PLANS: dict[str, int] = {Effort.medium: BRIEF, Effort.high: 10_000}  # evaluated, at most
+# Share of the budget for a first look at one of several candidates, and for the first looks at all of them, at most.
+GLANCE, GLANCES = 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -72,75 +76,113 @@ def run_search(
     return replace(result, plan=best, cost=cost, fits=incumbent.fits(cost))
 
 
-def search_shapes(
-    evaluator_of: Callable[[Mesh], Evaluator],
-    meshes: Sequence[Mesh],
+@dataclass(frozen=True)
+class Candidate:
+    """A reading of the program (as written, or rewritten), by its number, on a mesh."""
+
+    reading: int
+    mesh: Mesh
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A candidate with the best plan found for it. starts: the plans that its search began with."""
+
+    candidate: Candidate
+    evaluator: Evaluator
+    result: SearchResult
+    starts: tuple[Plan, ...]
+
+
+def search_candidates(
+    evaluator_of: Callable[[Candidate], Evaluator],
+    candidates: Sequence[Candidate],
     settings: Settings,
+    worth: Callable[[Searched], tuple[float, ...]],
     starts_of: Callable[[Problem], Iterable[Plan]] = lambda _: (),
     progress: SearchProgress | None = None,
-) -> tuple[Evaluator, SearchResult]:
-    """The best plan over all meshes, with its evaluator; evaluations and seconds are those of the whole search.
+) -> list[Searched]:
+    """The best candidate of each reading, the best first; evaluations and seconds are those of the whole search.
 
-    Half of the budget is spread evenly over all shapes, the other half goes to the best one. With fewer evaluations
-    than shapes, only that many shapes are tried.
+    Each candidate gets an equal, small share of the budget and begins with the best plan of those before it. The rest
+    of the budget goes to the best one. With fewer evaluations than candidates, only that many are tried.
+
+    Args:
+        evaluator_of: raises UsageError or InputError for a candidate that does not admit what the user asks for. If
+            none does, the first error is raised.
+        worth: larger is better.
     """
-    runs = _Runs(settings, starts_of, progress)
+    runs = _Runs(settings, progress)
+    candidates = candidates[: settings.budget().evaluations]
+    share = 1.0 if len(candidates) == 1 else min(GLANCE, GLANCES / len(candidates))
+    best: list[Searched] = []
+    why: ToastError | None = None
     with interruptible():
-        if len(meshes) == 1:
-            evaluator = evaluator_of(meshes[0])
-            return evaluator, runs.run(evaluator, 1.0)
-        total = settings.budget().evaluations
-        found: list[tuple[Rank, int, Evaluator, SearchResult]] = []
-        for number, mesh in enumerate(meshes if total is None else meshes[: max(1, total)]):
-            evaluator = evaluator_of(mesh)
-            result = runs.run(evaluator, 0.5 / len(meshes))
-            found = sorted([*found, (_rank(evaluator, result), number, evaluator, result)])[:1]
-            if result.stopped == "interrupted":
+        for candidate in candidates:
+            try:
+                evaluator = evaluator_of(candidate)
+            except (UsageError, InputError) as error:
+                why = why or error
+                continue
+            leading = [saved_plan(leader.evaluator.problem, leader.result.plan) for leader in best[:1]]
+            carried = [carried_over(evaluator.problem, plan)[0] for plan in leading]
+            starts = (*carried, *starts_of(evaluator.problem))
+            searched = Searched(candidate, evaluator, runs.run(evaluator, starts, share), starts)
+            best = _best_of_each([*best, searched], worth)
+            if searched.result.stopped == "interrupted":
                 break
-        stopped, (_, number, evaluator, before) = result.stopped, found[0]
+        if why is not None and not best:
+            raise why
+        stopped = searched.result.stopped
         if stopped != "interrupted" and not runs.is_spent():
-            result = runs.run(evaluator, 0.5, before)
-            stopped, result = result.stopped, replace(result, seen=tuple(dict.fromkeys((*result.seen, *before.seen))))
-            found.append((_rank(evaluator, result), number, evaluator, result))
-    result = min(found, key=lambda entry: entry[:2])[3]
-    return evaluator, replace(result, evaluations=runs.evaluations, seconds=runs.seconds, stopped=stopped)
+            leader = best[0]
+            result = runs.run(leader.evaluator, leader.starts, 1.0 - runs.share, leader.result)
+            stopped = result.stopped
+            seen = tuple(dict.fromkeys((*result.seen, *leader.result.seen)))
+            best = _best_of_each([replace(leader, result=replace(result, seen=seen)), *best], worth)
+    return [
+        replace(each, result=replace(each.result, evaluations=runs.evaluations, seconds=runs.seconds, stopped=stopped))
+        for each in best
+    ]
+
+
+def _best_of_each(candidates: Iterable[Searched], worth: Callable[[Searched], tuple[float, ...]]) -> list[Searched]:
+    """The best candidate of each reading, the best first; of equal ones, the first."""
+    best: dict[int, Searched] = {}
+    for searched in sorted(candidates, key=worth, reverse=True):
+        best.setdefault(searched.candidate.reading, searched)
+    return list(best.values())
 
 
 class _Runs:
     """Searches that share one budget, and how much of it they have used."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        starts_of: Callable[[Problem], Iterable[Plan]],
-        progress: SearchProgress | None,
-    ) -> None:
-        self._settings, self._starts_of, self._progress = settings, starts_of, progress
-        self.evaluations, self.seconds, self._share, self._best = 0, 0.0, 0.0, inf
+    def __init__(self, settings: Settings, progress: SearchProgress | None) -> None:
+        self._settings, self._progress = settings, progress
+        self.evaluations, self.seconds, self.share, self._best = 0, 0.0, 0.0, inf
 
     def is_spent(self) -> bool:
         total = self._settings.budget().evaluations
-        return total is not None and self.evaluations >= total
+        return self.share >= 1.0 or (total is not None and self.evaluations >= total)
 
-    def run(self, evaluator: Evaluator, share: float, before: SearchResult | None = None) -> SearchResult:
+    def run(
+        self, evaluator: Evaluator, starts: Sequence[Plan], share: float, before: SearchResult | None = None
+    ) -> SearchResult:
         """One search with this share of the budget. before: the same search with less, which it repeats and goes on."""
-        begun, evaluations, seconds, leader = self._share, self.evaluations, self.seconds, self._best
+        begun, evaluations, seconds, leader = self.share, self.evaluations, self.seconds, self._best
 
         def tell(best: float, looked: int, elapsed: float, used: float) -> None:
             if self._progress is not None:
                 self._progress(min(best, leader), evaluations + looked, seconds + elapsed, begun + share * used)
 
-        starts = tuple(self._starts_of(evaluator.problem))
         settings, known = self._settings.part(share), before.evaluations if before else 0
-        if settings.evaluations is not None:
-            settings = replace(settings, evaluations=settings.evaluations + known)
+        total = self._settings.budget().evaluations
+        if settings.evaluations is not None and total is not None:
+            left = min(settings.evaluations, total - self.evaluations)
+            settings = replace(settings, evaluations=left + known)
         result = run_search(evaluator, settings, starts, tell)
         self.evaluations += result.evaluations - known
         self.seconds += result.seconds
-        self._share += share
+        self.share += share
         self._best = min(self._best, result.cost.step_seconds if result.fits else inf)
         return result
-
-
-def _rank(evaluator: Evaluator, result: SearchResult) -> Rank:
-    return Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed)).rank(result.plan, result.cost)
