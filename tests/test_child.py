@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
+import child_tasks
 import pytest
 
 from toast_cli.base import children
@@ -18,51 +17,6 @@ from toast_cli.errors import InputError, SpecError
 from toast_cli.frontend.loading import parse
 
 pytestmark = pytest.mark.children
-
-
-def doubled(data: bytes, times: int) -> bytes:
-    return data * times
-
-
-def refused(data: bytes) -> bytes:
-    raise SpecError("wrong", where="a.yaml:3", hint="right")
-
-
-def broken(data: bytes) -> bytes:
-    raise ZeroDivisionError("oh")
-
-
-def killed(data: bytes) -> bytes:
-    os.write(2, b"F0000 Check failed: 1 == 2 \n")
-    os.kill(os.getpid(), signal.SIGSEGV)
-    return data
-
-
-def left(data: bytes) -> bytes:
-    os._exit(9)
-
-
-def busy(data: bytes) -> bytes:
-    while True:
-        pass
-
-
-def large(data: bytes) -> bytes:
-    return bytes(4 * 2**30)
-
-
-def large_in_native_code(data: bytes) -> bytes:
-    return str(np.full(4 * 2**30, 1, np.uint8).sum()).encode()
-
-
-def waiting(data: bytes) -> bytes:
-    time.sleep(1.5)
-    return b"slow"
-
-
-def noisy(data: bytes) -> bytes:
-    os.write(1, b"noise")
-    return b"heard"
 
 
 @pytest.fixture(params=["fork", "process"])
@@ -79,13 +33,13 @@ ANSWERS = [("doubled", (b"ab", 3), b"ababab"), ("doubled", (b"x" * 1_000_000, 3)
 def test_answers(
     way: str, task: str, arguments: tuple[object, ...], answer: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert in_child(globals()[task], *arguments, seconds=1) == answer
+    assert in_child(getattr(child_tasks, task), *arguments, seconds=1) == answer
     assert capfd.readouterr() == ("", "")
 
 
 def test_an_error_of_the_users_arrives_as_it_was_raised(way: str) -> None:
     with pytest.raises(SpecError) as caught:
-        in_child(refused, b"", seconds=5)
+        in_child(child_tasks.refused, b"", seconds=5)
     assert (caught.value.what, caught.value.where, caught.value.hint) == ("wrong", "a.yaml:3", "right")
 
 
@@ -102,19 +56,14 @@ DEATHS = [
 @pytest.mark.parametrize(("task", "kind", "reason"), DEATHS, ids=[task for task, _, _ in DEATHS])
 def test_a_death_is_an_error(way: str, task: str, kind: type[Exception], reason: str) -> None:
     with pytest.raises(kind, match=reason):
-        in_child(globals()[task], b"", seconds=1)
-    assert in_child(doubled, b"a", 2, seconds=1) == b"aa"
-
-
-def slain(data: bytes) -> bytes:
-    os.kill(os.getpid(), 9)
-    return b""
+        in_child(getattr(child_tasks, task), b"", seconds=1)
+    assert in_child(child_tasks.doubled, b"a", 2, seconds=1) == b"aa"
 
 
 def test_a_machine_without_room_is_not_called_a_damaged_program(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is killed, or cannot be started, says nothing about the program."""
     with pytest.raises(ChildError, match="killed it") as caught:
-        in_child(slain, b"", seconds=1)
+        in_child(child_tasks.slain, b"", seconds=1)
     assert not caught.value.of_input
     monkeypatch.setattr(os, "fork", no_room)
     monkeypatch.setattr(subprocess, "Popen", no_room)
@@ -144,17 +93,11 @@ def test_an_answer_that_is_cut_off_is_no_answer(tmp_path: Path) -> None:
 
 PARENT = """
 import sys
-from tests.test_child import announced
+from tests.child_tasks import announced
 from toast_cli.base import children
 children.may_fork = lambda: sys.argv[1] == "fork"
 children.in_child(announced, sys.argv[2], seconds=600)
 """
-
-
-def announced(path: str) -> bytes:
-    Path(path).write_text(str(os.getpid()))
-    time.sleep(600)
-    return b""
 
 
 @pytest.mark.parametrize("kind", ["fork", "process"])
@@ -187,8 +130,8 @@ def test_a_fork_answers_raises_and_dies(monkeypatch: pytest.MonkeyPatch) -> None
     assert in_fork(lambda: {"a": (1, b"x")}) == {"a": (1, b"x")}
     assert in_fork(os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError, match="oh"):
-        in_fork(lambda: broken(b""))
+        in_fork(lambda: child_tasks.broken(b""))
     with pytest.raises(RuntimeError, match="a library of XLA ended the process: 1 == 2"):
-        in_fork(lambda: killed(b""))
+        in_fork(lambda: child_tasks.killed(b""))
     with pytest.raises(RuntimeError, match="a library of XLA ended the process: "):
-        in_fork(lambda: left(b""))
+        in_fork(lambda: child_tasks.left(b""))

@@ -6,7 +6,7 @@ import gzip
 import io
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,12 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toast_cli import xla
+from toast_cli.base import children
 from toast_cli.errors import InputError
 from toast_cli.frontend.convert import flatbuffer_bytes, leaf_number, message_fields, strings_are_text
 from toast_cli.frontend.formats import hlo_module_proto, nesting, read_bytes, recognise
 from toast_cli.frontend.loading import load_module, parse
 
 pytestmark = pytest.mark.children  # some programs end the process that reads them
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forks() -> Iterator[None]:
+    """A fork starts in milliseconds; threads of the compiler that other tests left are idle."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(children, "may_fork", lambda: True)
+        yield
 
 
 def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
