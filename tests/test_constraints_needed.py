@@ -96,3 +96,21 @@ def test_values_that_xla_merges_get_a_pin_each() -> None:
     assert ((), (0,)) in pinned
     assert ((), (1,)) in pinned
     assert not list(minimal.merged_values(of.source, of.lowered((Shard(a, 0), Shard(b, 0))), remade))
+
+
+SQUARE = """func.func public @main(%g: tensor<64x8xf32>) -> tensor<f32> {
+  %0 = chlo.square %g : tensor<64x8xf32> -> tensor<64x8xf32>
+  %1 = stablehlo.constant dense<0.0> : tensor<f32>
+  %2 = stablehlo.reduce(%0 init: %1) applies stablehlo.add across dimensions = [0, 1]
+    : (tensor<64x8xf32>, tensor<f32>) -> tensor<f32>
+  return %2 : tensor<f32>
+}"""
+
+
+def test_a_square_needs_no_constraint() -> None:
+    """Shardy has no rule for it; XLA propagates through the product that it makes of it (the norm of a gradient)."""
+    source = source_of_text(SQUARE)
+    split: Sharding = ((0,), (1,))
+    shardings = [split if value.shape else () for value in source.program.values]
+    chosen = choose_annotations(source, by_hand({"data": 4, "model": 2}, shardings))
+    assert chosen.astray == [] and chosen.annotations.constraints == ()

@@ -169,7 +169,9 @@ def is_read(handle: Any, unneeded: set[Any]) -> bool:
     compute unneeded values. A constraint with only such readers is removed in the conversion to HLO."""
 
     def counts(user: Any) -> bool:
-        return not hands_on(handle, user) and not (user.results and all(result in unneeded for result in user.results))
+        return not hands_on(handle, user) and not (
+            unneeded and user.results and all(result in unneeded for result in user.results)
+        )
 
     return any(counts(use.owner.operation) for use in handle.uses)
 

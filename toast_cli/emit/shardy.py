@@ -20,8 +20,18 @@ from toast_cli.frontend.constraints import quoted
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.program.ops import BARRIER
-from toast_cli.xla import declare_mesh, free_symbol, ir, main_function, operations_in, run_passes, sdy, write_bytecode
+from toast_cli.program.ops import BARRIER, MULTIPLY, SQUARE
+from toast_cli.xla import (
+    declare_mesh,
+    free_symbol,
+    ir,
+    main_function,
+    operations_in,
+    run_passes,
+    sdy,
+    walk_ops,
+    write_bytecode,
+)
 
 SHARDING = "sdy.sharding"  # the attribute of arguments and results
 CONSTRAINT = "sdy.sharding_constraint"
@@ -327,6 +337,14 @@ def propagate(
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
     with numbered(source, lowered), annotated(source.module, annotations, notation, numbered=True):
         module = source.module.operation.clone()
+    # Shardy has no rule for squares. XLA propagates through HLO, where they are products.
+    for square in walk_ops(module, SQUARE):
+        where, operands = ir.InsertionPoint(square), [square.operands[0]] * 2
+        product = ir.Operation.create(MULTIPLY, [square.result.type], operands, loc=square.location, ip=where)
+        if VALUES in square.attributes:
+            product.attributes[VALUES] = square.attributes[VALUES]
+        square.result.replace_all_uses_with(product.result)
+        square.erase()
     run_passes(module, pipeline)
 
     @cache

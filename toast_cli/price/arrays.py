@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, prod
 from typing import Any
 
@@ -228,7 +229,7 @@ class Layouts:
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._problem, self._profile = problem, profile
         self._sizes, self._tile = problem.mesh.sizes, tile_of(profile)
-        self._growths: dict[tuple[tuple[int, ...], Tiling, Sharding, Sharding], float] = {}
+        self._growths: dict[tuple[tuple[int, ...], Tiling, tuple[int, ...], Sharding, Sharding], float] = {}
 
     def kept(self, item: ArrayItem, made: Sharding) -> float:
         """Bytes on one device of the item's array where it is made, including tile padding and all layouts that are
@@ -275,11 +276,11 @@ class Layouts:
         dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
         if not dims:
             return size / shards(sharding, self._sizes) * tiling.fixed
-        key = item.shape, replace(tiling, dims=dims), sharding, made
+        key = item.shape, tiling, dims, sharding, made
         found = self._growths.get(key)
         if found is None:
             cut, source = (self._local_shape(item.shape, at) for at in (sharding, made))
-            found = self._growths[key] = growth_in(cut, key[1], self._tile, source)
+            found = self._growths[key] = growth_in(cut, replace(tiling, dims=dims), self._tile, source)
         return size / shards(sharding, self._sizes) * found
 
     def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
@@ -304,7 +305,13 @@ class Layouts:
         )
 
     def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
-        return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])
+        return _shape_of_largest(shape, sharding, self._sizes)
+
+
+@lru_cache(maxsize=100_000)
+def _shape_of_largest(shape: tuple[int, ...], sharding: Sharding, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the largest shard of an array."""
+    return tuple([ceil(n / shards((axes,), sizes)) for n, axes in zip(shape, sharding, strict=True)])
 
 
 # ---------------------------------------------------------------- kernels around arrays

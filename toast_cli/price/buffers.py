@@ -23,7 +23,7 @@ In: array items with the op shardings around them. Out: bytes and ticks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from toast_cli.plan.problem import Problem
@@ -80,6 +80,7 @@ class Buffers:
         self._on_host, self._moved = on_host(problem.program), moved(problem.program)
         self._no_host_memory = replacing(problem.program, items.lives.into_arguments) | in_transit(problem.program)
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
+        self._spans: dict[tuple[tuple[int, ...], Kind, bool], Spans] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._layouts = Layouts(problem, profile)
         self._deaths = items.lives.deaths
@@ -197,6 +198,14 @@ class Buffers:
             for found in self.of_value(item, kind, value)
             if self.is_brief(kind, value, found)
         ]
+
+    def spans(self, timeline: Timeline, item: ArrayItem, kind: Kind, size: float) -> Spans:
+        """Live intervals and bytes of the buffers of that kind. Memoises the intervals, of one timeline."""
+        key = item.values, kind, size <= self.on_chip.largest
+        if key not in self._spans:
+            self._spans[key] = timeline.spans(self.intervals(item, kind), self.brief(item, kind, size))
+        first, last, count = self._spans[key]
+        return first, last, size * count
 
     def is_brief(self, kind: Kind, value: int, interval: Interval) -> bool:
         """Whether that array, if it is small enough, may be in on-chip memory for this interval; unreduced arrays,
@@ -316,25 +325,3 @@ class Buffers:
 def is_part_held(copy: Copy) -> bool:
     """Whether a copy is gathered partly ahead of loops and further within them."""
     return copy.ahead < len(copy.steps) and any(step.kind == GATHER for step, _ in copy.steps[: copy.ahead])
-
-
-@dataclass(slots=True)
-class CountedBuffers:
-    """Collects live intervals and bytes of arrays: of all, and again of the brief ones (see
-    `on_chip`)."""
-
-    intervals: list[Interval] = field(default_factory=list)
-    sizes: list[float] = field(default_factory=list)
-    brief: list[Interval] = field(default_factory=list)
-    brief_sizes: list[float] = field(default_factory=list)
-
-    def add(self, holdings: Buffers, item: ArrayItem, kind: Kind, size: float) -> None:
-        for intervals, sizes, found in (
-            (self.intervals, self.sizes, holdings.intervals(item, kind)),
-            (self.brief, self.brief_sizes, holdings.brief(item, kind, size)),
-        ):
-            intervals.extend(found)
-            sizes.extend([size] * len(found))
-
-    def spans(self, timeline: Timeline) -> Spans:
-        return timeline.spans(self.intervals, self.sizes, self.brief, self.brief_sizes)

@@ -26,7 +26,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import OpSharding, Sharding
 from toast_cli.price.arrays import ArrayItem, ArrayKernels
-from toast_cli.price.buffers import Buffers, CountedBuffers, Kind
+from toast_cli.price.buffers import Buffers, Kind
 from toast_cli.price.cost import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.price.gpu_libraries import temporary_growth
 from toast_cli.price.items import Items, NeighbourItem, SumItem, WorkItem, make_items
@@ -276,7 +276,7 @@ class Listing:
     def memory_profile(self, plan: Plan) -> Vector:
         """[timeline.candidates] bytes alive at every moment at which memory can peak."""
         rows = self._rows_of(plan)
-        return self.timeline.profile([self._bucket_spans(bucket, rows) for bucket in self._buckets])
+        return self.timeline.profile([spans for bucket in self._buckets for spans in self._bucket_spans(bucket, rows)])
 
     def memory_by(self, plan: Plan, group: Callable[[int, str], str]) -> dict[str, Vector]:
         """Group -> [timeline.candidates] bytes alive, with the growth of temporaries by the chip's compiler.
@@ -284,7 +284,7 @@ class Listing:
         Args:
             group: maps a value's number and role (see `Alive`) to its group.
         """
-        found: dict[str, CountedBuffers] = defaultdict(CountedBuffers)
+        found: dict[str, list[Spans]] = defaultdict(list)
         for item, lowered in self._lowered_arrays(plan):
             for kind, size in self._held(item, lowered):
                 role = self._holdings.role(item, kind)
@@ -293,8 +293,9 @@ class Listing:
                 for value in item.values:
                     members[group(value, role)].append(value)
                 for name, values in members.items():
-                    found[name].add(self._holdings, replace(item, values=tuple(values)), kind, grown)
-        return self.timeline.shared({name: held.spans(self.timeline) for name, held in found.items() if held.intervals})
+                    members_of = replace(item, values=tuple(values))
+                    found[name].append(self._holdings.spans(self.timeline, members_of, kind, grown))
+        return self.timeline.shared({name: spans for name, spans in found.items() if any(len(one[0]) for one in spans)})
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
@@ -321,16 +322,13 @@ class Listing:
     def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> Iterator[CollectiveUse]:
         return self._pricer.collectives(bucket, self._lower(bucket, rows))
 
-    def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> Spans:
+    def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> list[Spans]:
         """Live intervals and bytes of a bucket's arrays; memoises the last rows."""
         key = bucket.key(rows)
         if bucket.held is None or bucket.held[0] != key:
             lowered = self._lower(bucket, rows)
-            held = CountedBuffers()
-            for item in bucket.arrays:
-                for kind, size in self._held(item, lowered):
-                    held.add(self._holdings, item, kind, size)
-            bucket.held = key, held.spans(self.timeline)
+            held = [(item, *buffer) for item in bucket.arrays for buffer in self._held(item, lowered)]
+            bucket.held = key, [self._holdings.spans(self.timeline, *buffer) for buffer in held]
         return bucket.held[1]
 
     def _held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from toast_cli.dimensions import analyse
-from toast_cli.dimensions.model import Dimensions
 from toast_cli.hardware.model import Mesh, axes_of_groups, crossed_axes
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.loops import LOOP_EDGES, edges, held_over
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.sharding import FactorAxes, OpPattern, Sharding, shards
 from toast_cli.price.arrays import ArrayKernels
-from toast_cli.price.buffers import Buffers, CountedBuffers
+from toast_cli.price.buffers import Buffers
 from toast_cli.price.collectives import collective_seconds
 from toast_cli.price.cost import BY_HAND, INSIDE, CollectiveUse, KernelUse
 from toast_cli.price.items import Items, make_items
@@ -30,7 +29,7 @@ from toast_cli.price.memo import Bucket
 from toast_cli.price.pricing import Lowered, Pricer
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.price.timeline import InRegion, Timeline, Windows
-from toast_cli.program.model import Exchange, ManualRegion, Program, once
+from toast_cli.program.model import Exchange, ManualRegion
 
 
 def region_prices(problem: Problem, profile: CompilerProfile) -> RegionPrices:
@@ -96,7 +95,7 @@ class _Region:
         self._region, self._mesh = region, mesh
         # The partitioner splits nothing over manual axes.
         axes = [replace(axis, size=1, links=()) if k in pattern.closed else axis for k, axis in enumerate(mesh.axes)]
-        self._problem = make_problem(region.body, _dimensions(region.body), replace(mesh, axes=tuple(axes)))
+        self._problem = make_problem(region.body, analyse(region.body), replace(mesh, axes=tuple(axes)))
         self._within = region_prices(replace(self._problem, mesh=mesh), profile)
         self._items = make_items(self._problem, profile)
         self._pricer = Pricer(self._problem, self._items, self._within)
@@ -198,17 +197,13 @@ def _meaning(region: ManualRegion) -> tuple[object, ...]:
     return body.ops, body.values, tuple([(op, one.kind, one.groups) for op, one in exchanged]), within
 
 
-@once
-def _dimensions(body: Program) -> Dimensions:
-    return analyse(body)
-
-
 def _peak(items: Items, holdings: Buffers, pricer: Pricer, lowered: Lowered) -> float:
     """Bytes alive at the peak, operands and results of the region included."""
-    held = CountedBuffers()
-    for item in items.arrays:
-        if item.costs:
-            for kind, size in holdings.held(item, lowered[item.pattern], pricer.copies(item, lowered)):
-                held.add(holdings, item, kind, size)
     timeline = Timeline(items.lives, holdings.on_chip.capacity)
-    return float(timeline.profile([held.spans(timeline)]).max(initial=0.0))
+    held = [
+        holdings.spans(timeline, item, *buffer)
+        for item in items.arrays
+        if item.costs
+        for buffer in holdings.held(item, lowered[item.pattern], pricer.copies(item, lowered))
+    ]
+    return float(timeline.profile(held).max(initial=0.0))

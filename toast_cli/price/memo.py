@@ -66,7 +66,7 @@ class Bucket:
         work, sums, neighbours, arrays: the items.
         memo: rows -> share. alive: numbers of `MemoryShares` -> [moments] bytes of its arrays. axis_memo: rows ->
         [axes] seconds. placed: rows -> its kernels and collectives, where they are in the program.
-        held: the rows of the last exact memory profile, and the `Spans` of the bucket's arrays in it.
+        held: the rows of the last exact memory profile, and the `Spans` of the bucket's buffers in it.
     """
 
     touches: frozenset[int]
@@ -83,7 +83,7 @@ class Bucket:
     alive: dict[tuple[int, ...], Vector] = field(default_factory=dict)
     axis_memo: dict[Key, Vector] = field(default_factory=dict)
     placed: dict[Key, Placed] = field(default_factory=dict)
-    held: tuple[Key, Spans] | None = None
+    held: tuple[Key, list[Spans]] | None = None
 
 
 def quanta(seconds: float) -> int:

@@ -566,18 +566,18 @@ class Timeline:
         dead = np.searchsorted(np.sort(pairs[:, 1]), self.moments, "left")
         return (born - dead).astype(np.float64)
 
-    def spans(self, intervals: Intervals, sizes: list[float], brief: Intervals, brief_sizes: list[float]) -> Spans:
-        """Intervals in numbers of candidates, each with its size in bytes; `brief`: those of them that can be spent in
-        on-chip memory."""
+    def spans(self, intervals: Intervals, brief: Intervals) -> Spans:
+        """Intervals of arrays of one byte in numbers of candidates; `brief`: those of them that can be spent in on-chip
+        memory."""
         first, last = self._numbers(intervals)
-        held = np.array(sizes, np.float64)
+        held = np.ones(len(intervals))
         if not self._on_chip_bytes:
             return first, last, held
         row = len(self.candidates) + 1
         start, end = self._numbers(brief)
         return (
             np.concatenate([first, first + row, start + row]), np.concatenate([last, last + row, end + row]),
-            np.concatenate([held, held, -np.array(brief_sizes, np.float64)]),
+            np.concatenate([held, held, -np.ones(len(brief))]),
         )  # fmt: skip
 
     def _numbers(self, intervals: Intervals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -590,9 +590,9 @@ class Timeline:
         alive, lasting = self.profiles(parts)
         return np.maximum(alive - self._on_chip_bytes, lasting)
 
-    def shared(self, parts: dict[str, Spans]) -> dict[str, NDArray[np.float64]]:
+    def shared(self, parts: Mapping[str, list[Spans]]) -> dict[str, NDArray[np.float64]]:
         """The profile of all parts together, split by part: each gets its share of the on-chip memory."""
-        profiles = {name: self.profiles([spans]) for name, spans in parts.items()}
+        profiles = {name: self.profiles(spans) for name, spans in parts.items()}
         brief = sum((alive - lasting for alive, lasting in profiles.values()), np.zeros(len(self.candidates)))
         out = np.maximum(brief - self._on_chip_bytes, 0.0) / np.maximum(brief, 1.0)  # fraction that does not fit
         return {name: lasting + out * (alive - lasting) for name, (alive, lasting) in profiles.items()}
