@@ -222,6 +222,7 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> Table:
     shapes = len({(row.mesh, row.mesh_shape) for row in rows}) > len({row.mesh for row in rows})
     sized = len({row.dims for row in rows}) > 1 and any(row.samples_per_second for row in rows)
     tokens, price = any(row.tokens_per_second for row in rows), any(row.step_price for row in rows)
+    staged = any(row.pipeline_seconds for row in rows)
     several = len(rows) > 1
     # Heading, kind, whether it is there, how expendable it is (0: always shown), text of a row.
     columns: list[tuple[str, str, bool, int, Callable[[SweepRow], str | Text]]] = [
@@ -245,13 +246,7 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> Table:
         ("price a step", "right", price, 2, shown("step_price", format_price)),
         ("a million", "right", price, 0, shown("million_price", format_price)),
         ("", "right", price and several, 1, against(lambda row: row.million_price or row.step_price)),
-        (
-            "pipeline",
-            "right",
-            any(row.pipeline_seconds for row in rows),
-            0,
-            shown("pipeline_seconds", format_seconds),
-        ),
+        ("pipeline", "right", staged, 0, shown("pipeline_seconds", format_seconds)),
         ("compute", "right", True, 3, shown("compute_seconds", format_seconds)),
         ("communication", "right", True, 3, shown("communication_seconds", format_seconds)),
         ("MFU", "right", True, 4, shown("mfu", format_percent)),

@@ -133,11 +133,11 @@ def best_pipeline(evaluator: Evaluator, request: StageRequest | None) -> PricedP
         if request is None:
             return None
         raise
-    found = [priced for place in places for priced in pipelines(evaluator, problem, stack, place, request)]
-    if not found and request is not None:
+    possible = [priced for place in places for priced in pipelines(evaluator, problem, stack, place, request)]
+    if not possible and request is not None:
         raise _error(f"no known strategy gives a stage {wanted.microbatches} microbatches", "try fewer")
-    best = min(found, key=lambda priced: priced.rank, default=None)
-    spmd = [priced.cost.step_seconds for priced in found if priced.schedule != ONE_F_ONE_B and priced.fits]
+    best = min(possible, key=lambda priced: priced.rank, default=None)
+    spmd = [priced.cost.step_seconds for priced in possible if priced.schedule != ONE_F_ONE_B and priced.fits]
     return None if best is None else replace(best, spmd_seconds=min(spmd, default=None))
 
 
@@ -213,7 +213,7 @@ def pipelines(
     there = Evaluator(problem)
     names = BASELINES if request is None else STRATEGIES
     priced = {} if mesh.devices == 1 else priced_strategies(there, names)[0]
-    named = {one.label: one.plan for one in priced.values()} or {"": ()}
+    named = {strategy.label: strategy.plan for strategy in priced.values()} or {"": ()}
     wanted, groups = request.microbatches if request else 0, problem.dimensions.groups
     for strategy, plan in named.items():
         over = {d.axis for d in plan if isinstance(d, Shard) and groups[d.group].role == "batch"}
@@ -318,13 +318,13 @@ class _Parts:
         stack = self._stack
         if number in stack.ops or any(v in stack.kept for v in values):
             return LAYERS
-        return LAST if stack.first < number < stack.last else FIRST
+        return LAST if stack.ends[0] < number < stack.ends[1] else FIRST
 
     def _place_sent(self, use: CollectiveUse) -> tuple[str, str]:
         """An all-reduce of gradients can wait for the last microbatch; shards of their sums are made for each."""
-        found = self._problem.dimensions
-        factors = {f for dims in found.forms[use.op].results for dim in dims for f in dim}
-        groups = [found.groups[found.class_group[found.factor_classes[use.op][f]]] for f in factors]
+        dimensions = self._problem.dimensions
+        factors = {f for dims in dimensions.forms[use.op].results for dim in dims for f in dim}
+        groups = [dimensions.groups[dimensions.class_group[dimensions.factor_classes[use.op][f]]] for f in factors]
         of_examples = any(group.role == "batch" for group in groups)
         is_weight = self._program.values[use.value].elements in self._stack.weight_sizes
         where = self._where(use.op, [use.value])
@@ -378,13 +378,10 @@ class Stack:
         return LAYERS if shapes & self.shapes else LAST if shapes & self.last_shapes else FIRST
 
     @cached_property
-    def first(self) -> int:
-        """The first of the layers' products."""
-        return min(n for n in self.ops if self.program.ops[n].kind.heavy)
-
-    @cached_property
-    def last(self) -> int:
-        return max(n for n in self.ops if self.program.ops[n].kind.heavy)
+    def ends(self) -> tuple[int, int]:
+        """The first and the last of the layers' products."""
+        products = [n for n in self.ops if self.program.ops[n].kind.heavy]
+        return min(products), max(products)
 
     @cached_property
     def kinds(self) -> dict[int, str]:
@@ -404,7 +401,7 @@ class Stack:
     def last_shapes(self) -> frozenset[tuple[int, ...]]:
         """Shapes of weights that are first read behind the first layers: of the head."""
         firsts = {v: min((n for _, n in _readers(self.program, v)), default=-1) for v in self._others}
-        return frozenset(self.program.values[v].shape for v, reader in firsts.items() if reader > self.first)
+        return frozenset(self.program.values[v].shape for v, reader in firsts.items() if reader > self.ends[0])
 
     @cached_property
     def weight_sizes(self) -> frozenset[int]:
@@ -416,11 +413,11 @@ class Stack:
 
 def find_stack(program: Program) -> Stack:
     """The stack with the most weights. Raises UsageError if there is none with a backward pass."""
-    found = [stack for stack in (_scanned(program), _unrolled(program)) if stack is not None]
-    if not found:
+    stacks = [stack for stack in (_scanned(program), _unrolled(program)) if stack is not None]
+    if not stacks:
         hint = "stages need a training step that scans over layers, or whose weights' paths number the layers"
         raise _error("the program has no stack of equal layers with a backward pass", hint)
-    return max(found, key=lambda stack: sum(program.values[v].bytes for v in stack.weights))
+    return max(stacks, key=lambda stack: sum(program.values[v].bytes for v in stack.weights))
 
 
 def _scanned(program: Program) -> Stack | None:
@@ -436,8 +433,8 @@ def _scanned(program: Program) -> Stack | None:
                     loops_of[weight].add(op.loop)
                     shapes_of.setdefault(weight, {program.values[weight].shape}).add(shape)
     weights_of: dict[int, set[int]] = defaultdict(set)  # the forward loop -> weights
-    for weight, found in loops_of.items():
-        weights_of[min(found, key=lambda loop: program.loops[loop].first)].add(weight)
+    for weight, readers in loops_of.items():
+        weights_of[min(readers, key=lambda loop: program.loops[loop].first)].add(weight)
     if not weights_of:
         return None
     weights = max(weights_of.values(), key=lambda stack: sum(program.values[v].bytes for v in stack))
@@ -445,9 +442,9 @@ def _scanned(program: Program) -> Stack | None:
         {loop for weight in weights for loop in loops_of[weight]}, key=lambda loop: program.loops[loop].first
     )
     shapes = frozenset(shape for weight in weights for shape in shapes_of[weight])
-    if len(loops) < 2:  # no backward pass
-        return None
     ops = frozenset(n for loop in loops for n in range(program.loops[loop].first, program.loops[loop].last))
+    if len(loops) < 2 or not any(program.ops[n].kind.heavy for n in ops):  # no backward pass, or no products
+        return None
     carries = [n for n in ops if program.ops[n].name == CARRY and program.ops[n].loop == loops[0]]
     written = {n: program.ops[program.producer[program.ops[n].operands[1]]].name for n in carries}
     values = {n: program.values[program.ops[n].results[0]] for n in carries}
@@ -482,7 +479,7 @@ def _unrolled(program: Program) -> Stack | None:
     counts = Counter(signatures)
     ops = frozenset(n for n, signature in enumerate(signatures) if counts[signature] >= layers)
     reads = [[min((n for _, n in _readers(program, f[k])), default=-1) for f in rows] for k in range(layers)]
-    in_order = all(max(one) < min(following) for one, following in pairwise(reads))
+    in_order = all(max(numbers) < min(following) for numbers, following in pairwise(reads))
     if not in_order or not any(program.ops[n].kind.heavy for n in ops):
         return None
     starts = [min(numbers) for numbers in reads]
@@ -529,10 +526,10 @@ def _readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
 def _dependent(program: Program) -> frozenset[int]:
     """The values that depend on an input."""
     waiting = [value for value, kind in _arguments(program) if kind == "input"]
-    found = set(waiting)
+    dependent = set(waiting)
     while waiting:
         for number, _ in program.users[waiting.pop()]:
-            new = [v for v in program.ops[number].results if v not in found]
-            found.update(new)
+            new = [v for v in program.ops[number].results if v not in dependent]
+            dependent.update(new)
             waiting += new
-    return frozenset(found)
+    return frozenset(dependent)
