@@ -11,7 +11,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from programs import arg, case_of
+from programs import arg, case_of, source_of
+
+from toast_cli.hardware import load_spec
+from toast_cli.pipeline import Request, partition
+from toast_cli.price.profiles import find_profile
 
 LAYERS, BATCH, LENGTH, HEADS, WIDTH = 4, 16, 64, 8, 128
 FEATURES = HEADS * WIDTH
@@ -80,6 +84,50 @@ def test_how_often_a_donated_cache_is_there(layers: Any, loops: bool, order: str
     cost = evaluator.exact_cost(())
     size = 4 * LAYERS * BATCH * LENGTH * FEATURES
     assert (cost.peak_bytes - cost.argument_bytes) / size == pytest.approx(copies, abs=0.4)
+
+
+@pytest.mark.parametrize(("machine", "cycles"), [("v5e-4", 21.3), ("v6e-4", 13.0)])
+def test_copies_of_a_carried_cache_take_time(machine: str, cycles: float) -> None:
+    """XLA:TPU copies it before and after the loop, and lays out each layer's slice anew: every 4 KiB take so many
+    cycles, and the copies are read and written."""
+    shapes = arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES)
+    mesh = load_spec(machine).mesh()
+    with_copies, without = (
+        case_of(
+            lambda *given: carried(partial(step, "btkh", 1), *given, LENGTH // 2),
+            *shapes,
+            donate=(0,),
+            mesh=mesh,
+            profile=profile,
+        )
+        .evaluator.exact_cost(())
+        .compute_seconds
+        for profile in (find_profile(mesh.chip), find_profile(mesh.chip).without("loop-copies"))
+    )
+    size = 4 * LAYERS * BATCH * LENGTH * FEATURES
+    rearranged = (2 * size + size) / 4096 * cycles / mesh.chip.clock_hertz
+    moved = 2 * 2 * size / mesh.chip.memory_bytes_per_second
+    assert with_copies - without == pytest.approx(rearranged + moved, rel=0.01)
+
+
+def unrolled(attend: Any, caches: Any, weights: Any, x: Any, at: Any) -> tuple[Any, Any]:
+    new = []
+    for layer, cache in enumerate(caches):
+        x, cache = attend(x, weights[layer], cache, at)
+        new.append(cache)
+    return x, new
+
+
+@pytest.mark.parametrize(("layers", "noted"), [(carried, True), (unrolled, False)])
+def test_a_note_on_caches_that_a_loop_copies(layers: Any, noted: bool) -> None:
+    cache = arg(*ORDERS["btkh"])
+    caches = [cache] * LAYERS if layers is unrolled else arg(LAYERS, *cache.shape)
+    run = partial(layers, partial(step, "btkh", 1), at=LENGTH // 2)
+    source = source_of(run, caches, arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES), donate=(0,))
+    content = source.module.operation.get_asm().encode()
+    report = partition(Request("decode.mlir", "v6e-4", iterations=1, content=content)).report
+    notes = [note for note in report.analysis.notes if note.startswith("XLA copies donated caches")]
+    assert bool(notes) == noted, report.analysis.notes
 
 
 def test_what_a_scan_reads_elsewhere_is_not_written_over() -> None:

@@ -34,6 +34,7 @@ from toast_cli.price.layouts import (
     tile_of,
 )
 from toast_cli.price.layouts import growth as growth_of_tiles
+from toast_cli.price.liveness import relaid_bytes
 from toast_cli.price.on_chip import kept_bytes, kernel_starts
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.ops import BROADCAST_IN_DIM
@@ -318,6 +319,7 @@ def _shape_of_largest(shape: tuple[int, ...], sharding: Sharding, sizes: tuple[i
 # Compute time around arrays: kernels that slice and insert halos, compute arrays unsliced, and transpose rows.
 
 COPY = "copy"  # the name of a kernel that lays an array out anew
+_TILE_BYTES = 4096
 
 
 class ArrayKernels:
@@ -330,6 +332,8 @@ class ArrayKernels:
         self._elementwise = replace(self._attained, memory=self._attained.elementwise or self._attained.memory)
         self._counts_residents = "resident-kernels" in profile.passes
         self._layouts, self._turning_cycles = Layouts(problem, profile), profile.turning_cycles
+        self._retiling_cycles = profile.retiling_cycles
+        self._relaid_bytes = {} if self._tile == UNPADDED else relaid_bytes(problem.program, profile)
 
     def uses(
         self, item: ArrayItem, made: Sharding, read: Sequence[Sharding], copies: Sequence[Copy]
@@ -343,6 +347,7 @@ class ArrayKernels:
         yield from self._laid_out(item, made, copies)
         yield from self._into_rows(item, made)
         yield from self._spread(item, made)
+        yield from self._relaid(item, made)
 
     def exchange_uses(self, sent: Iterable[CollectiveUse]) -> Iterator[KernelUse]:
         """The kernels in loops that slice halos out and insert received ones, see `Starts`."""
@@ -421,6 +426,17 @@ class ArrayKernels:
             makers = tuple([program.producer[value] for value in item.values])
             runs = sum(program.ops[maker].trips for maker in makers)
             yield KernelUse(makers, BROADCAST_IN_DIM, runs, 0.0, runs * moved, runs * self._seconds(0.0, moved))
+
+    def _relaid(self, item: ArrayItem, made: Sharding) -> Iterator[KernelUse]:
+        """The kernels that copy what a loop carries before and after it, and lay out its slices, see `relaid_bytes`.
+        XLA:TPU adds the time to rearrange each tile to that for reading and writing a copy."""
+        chip = self._problem.mesh.chip
+        for value in item.values:
+            copied, sliced = (size / shards(made, self._sizes) for size in self._relaid_bytes.get(value, (0, 0)))
+            if copied or sliced:
+                turning = (copied + sliced) / _TILE_BYTES * self._retiling_cycles / chip.clock_hertz
+                seconds = turning + 2.0 * copied / chip.memory_bytes_per_second
+                yield KernelUse((self._problem.program.producer[value],), COPY, 2.0, 0.0, 2.0 * copied, seconds)
 
     def _bytes(self, item: ArrayItem, sharding: Sharding, lane: int) -> tuple[float, float]:
         """Bytes of one device's part of the array, and of the same in tiles that have its rows in the lanes."""

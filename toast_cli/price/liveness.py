@@ -370,6 +370,23 @@ def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
     return {number for number, op in enumerate(program.ops) if op.name == CARRY and _is_copied(program, op)}
 
 
+def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[int, float]]:
+    """Carry that is copied (see `copied_carries`) -> bytes of its copies before and after the loop, and of the slices
+    that the loop reads after an update, which it lays out anew in each trip; of the whole machine, in one run."""
+    arguments, returned = {a.value for a in program.arguments}, {result.value for result in program.results}
+    found = {}
+    for number in copied_carries(program, profile):
+        op = program.ops[number]
+        (carried,) = op.results
+        ends = (op.operands[0] in arguments) + (carried in returned)
+        updates = [program.ops[use] for use, place in program.users[carried] if place == 0]
+        updated = [value for update in updates if update.name == DYNAMIC_UPDATE_SLICE for value in update.results]
+        readers = [program.ops[use] for value in updated for use, place in program.users[value] if place == 0]
+        slices = [one.trips * program.values[one.results[0]].bytes for one in readers if one.name == DYNAMIC_SLICE]
+        found[carried] = ends * program.values[carried].bytes, sum(slices)
+    return found
+
+
 # ---------------------------------------------------------------- the schedule
 # Schedule: ops run in program order, except those that XLA's scheduler moves because that frees memory or takes none.
 #

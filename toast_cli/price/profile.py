@@ -94,6 +94,7 @@ class CompilerProfile:
             padding.
         fourier_growth: vector-unit operations per counted operation of a Fourier transform.
         turning_cycles: cycles to transpose one pixel of up to 128 images, see `PixelProducts`.
+        retiling_cycles: cycles to rearrange the rows of 4 KiB into other tiles, see `liveness.relaid_bytes`.
         packed_part: time of a convolution to pack a result of less than 4 bytes an element that stays on the chip, as a
             fraction of the time to write it to device memory.
         product_bits: bits of an f32 element that a contraction multiplies by default.
@@ -118,6 +119,7 @@ class CompilerProfile:
     slice_gathers: SliceGathers = SliceGathers()
     fourier_growth: float = 7.0
     turning_cycles: float = 16.0
+    retiling_cycles: float = 21.3
     packed_part: float = 0.75
     product_bits: int = 16
     scatter_bytes: float = 16 * 2**20

@@ -20,7 +20,7 @@ from toast_cli.price.memory_fit import peak_error, surely_fitting_bytes
 from toast_cli.price.profiles import version_note
 from toast_cli.program.model import Program
 from toast_cli.program.names import slash_path
-from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, SCATTER
+from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, SCATTER
 from toast_cli.program.quantities import (
     format_bytes,
     format_count,
@@ -57,6 +57,7 @@ from toast_cli.tactics.strategies import NO_EFFECT, PAIRS, baselines, better
 
 SECONDS_PER_HOUR, MILLION = 3600, 1_000_000
 PRODUCTS = 3  # of pairs of tactics compared with, at most, if all strategies are
+COPYING = 0.1  # of a step, spent on copies of caches, or more
 FAR = 1.1  # times as slow as the plan found, or more
 _LISTED = 400  # limit of live values listed: enough to recognise similar ones
 
@@ -359,6 +360,31 @@ def _undonated(problem: Problem, lowered: PartitionedProgram) -> list[str]:
     ]
 
 
+def copied_caches(evaluator: Evaluator, result: SearchResult) -> list[str]:
+    """A remark if much of a step goes into copies of donated arrays (caches) that a loop over layers carries, or stacks
+    anew."""
+    program, mesh, lowered = evaluator.problem.program, evaluator.problem.mesh, evaluator.lowered(result.plan)
+    caches = [
+        a
+        for a in program.arguments
+        if a.aliased_result >= 0
+        and program.ops[program.producer[program.results[a.aliased_result].value]].name == CARRY
+    ]
+    shapes = {shape[first:] for first in (0, 1) for shape in [program.values[a.value].shape for a in caches]}
+    seconds = 0.0
+    for use in evaluator.kernels(result.plan):
+        op = program.ops[use.op]
+        if op.name in (CARRY, DYNAMIC_UPDATE_SLICE, BROADCAST_IN_DIM) and program.values[op.results[0]].shape in shapes:
+            seconds += use.seconds
+    if seconds < COPYING * result.cost.step_seconds:
+        return []
+    local = sum(program.values[a.value].bytes / shards(lowered.shardings[a.value], mesh.sizes) for a in caches)
+    return [
+        f"XLA copies donated caches ({format_bytes(local)} on each device) for the loop over layers, "
+        f"{format_seconds(seconds)} of a step: with the layers unrolled, and a cache for each, it updates them in place"
+    ]
+
+
 def _nameless(program: Program) -> list[str]:
     """A remark if JAX has lowered a program without names and source lines."""
     if any(a.path for a in program.arguments) or not any(r.path for r in program.results):
@@ -431,6 +457,7 @@ def _analysis(source: Source, evaluator: Evaluator, result: SearchResult, remark
         *padding_advice(problem),
         *_undonated(problem, lowered),
         *_grouped_products(evaluator, result.plan),
+        *copied_caches(evaluator, result),
         *_nameless(problem.program),
         *source.notices,
         *problem.notices,
