@@ -35,7 +35,7 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.comparison import PIPELINE, alternative_facts, with_confirmation, with_pipeline, with_row
-from toast_cli.report.model import YES, Report, TriedSizeFacts
+from toast_cli.report.model import UNSURE, Report, TriedSizeFacts
 from toast_cli.request import AUTO, CompilerName, Fit
 from toast_cli.request import Request as Request
 from toast_cli.rewrite.fitting import ATTEMPTS, Candidates
@@ -198,17 +198,23 @@ def sized(request: Request, planned: Callable[[Request, Outcome | None], Outcome
     asked = briefly(replace(request, content=content, fit=Fit.as_written.value, confirm=0, top=1, budget_seconds=None))
     outcomes: dict[int, Outcome] = {}
 
+    def surely(request: Request, start: Outcome | None) -> Outcome:
+        """The outcome; if its plan may not fit, because that is faster, the one with a plan that surely fits."""
+        outcome = planned(request, start)
+        if outcome.report.fit != UNSURE:
+            return outcome
+        room = int(outcome.report.predicted.limit_bytes / (1.0 + outcome.report.predicted.peak_error))
+        return planned(replace(request, subject_to=(*request.subject_to, f"peak_memory<={room}")), outcome)
+
     def attempt(size: int) -> TriedSizeFacts | None:
         last = [*outcomes.values()][-1] if outcomes else None
-        outcomes[size] = planned(replace(asked, dims=(f"{wanted.name}={size}", *given)), last)
+        outcomes[size] = surely(replace(asked, dims=(f"{wanted.name}={size}", *given)), last)
         interrupted = outcomes[size].result.stopped == "interrupted"
         return None if interrupted else tried_size(size, outcomes[size].report)
 
     facts = chosen_sizes(wanted, try_sizes(sizes_in(wanted, given, constraints, devices), attempt))
-    before = outcomes[facts.size]
-    outcome = planned(replace(request, content=content, dims=(f"{wanted.name}={facts.size}", *given)), before)
-    if before.report.fit == YES and outcome.report.fit != YES:  # faster, by a plan that may not fit
-        outcome = before
+    at_size = replace(request, content=content, dims=(f"{wanted.name}={facts.size}", *given))
+    outcome = surely(at_size, outcomes[facts.size])
     return replace(outcome, report=replace(outcome.report, sizes=facts))
 
 

@@ -68,8 +68,9 @@ def train(state, tokens):
     gradients = jax.grad(loss)(state["params"], tokens)
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["first"], gradients)
     second = jax.tree.map(lambda m, g: 0.99 * m + 0.01 * g * g, state["second"], gradients)
-    update = lambda p, m, v: p - (1e-4 * m * lax.rsqrt(v + 1e-8)).astype(p.dtype)
-    return {"params": jax.tree.map(update, state["params"], first, second), "first": first, "second": second}
+    updates = jax.tree.map(lambda m, v: 1e-4 * m * lax.rsqrt(v + 1e-8), first, second)
+    params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), state["params"], updates)
+    return {"params": params, "first": first, "second": second}
 
 
 def decode(params, caches, tokens, position):
