@@ -137,6 +137,19 @@ def test_python_is_python(page: Path) -> None:
         ast.parse(code)
 
 
+@pytest.mark.parametrize("name", ["rent", "largest-batch"])
+def test_tables_of_sizes_are_recorded(name: str) -> None:
+    """With the command that printed them."""
+    recorded = (ROOT / "benchmarks" / "data" / "sizes.txt").read_text(encoding="utf-8")
+    (table,) = blocks(ROOT / "docs" / "howto" / f"{name}.md", "")
+    assert table in recorded
+    command = next(
+        words for script in blocks(ROOT / "docs" / "howto" / f"{name}.md", "sh") for words in commands(script)
+    )
+    stored = [words for words in commands(recorded) if words[:2] == command[:2]]
+    assert stored == [command]
+
+
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     """Its files are written as the page shows them, then its commands run in order, on virtual CPU devices, with
     short searches."""
