@@ -97,7 +97,6 @@ class _Fusion:
         self._program = program
         self._limits, self._passes = profile.fusion, profile.passes
         self._library = "library-convolutions" in profile.passes
-        self._most, self._library_products = True, False
         self.most_matters = "library-products" in profile.passes
         self._fused_lookups = "fused-lookups" in profile.passes
         self._polynomials = expansions(profile)
@@ -107,7 +106,6 @@ class _Fusion:
         self._sizes = [value.bytes for value in program.values]
         self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
         self._settled = [self._settle(value) for value in range(len(program.values))]
-        self.stored, self.sources = list[bool](), list[dict[int, int]]()
         self._latest = self._latest_kernels()
 
     def run(self, *, most: bool) -> list[bool]:
@@ -115,7 +113,7 @@ class _Fusion:
         program, limit = self._program, self._limits.readers
         self._most, self._library_products = most, "library-products" in self._passes and not most
         self.stored = [bool(known) for known in self._settled]
-        self.sources = [{}] * len(program.values)
+        self.sources: list[dict[int, int]] = [{}] * len(program.values)
         for _ in range(ROUNDS):
             self.decide(_kernels_reading(program, self.stored, limit))
         if "multi-output-fusion" in self._passes:

@@ -64,7 +64,10 @@ class TacticRequests:
         if not self.requests:
             return problem
         if self.complete:
-            fixed = best_plan(problem, plans_by_axes(problem, self.requests))
+            plans = plans_by_axes(problem, self.requests)
+            fixed = (
+                next(iter(plans.values())) if len(plans) == 1 else best_assignment(Evaluator(problem), "", plans).plan
+            )
         else:
             fixed = problem.canonical(compose(problem, place(self.requests, problem.mesh)))
         open_axes = {axis for request in self.requests if request.is_search for axis in request.axes or ()}
@@ -256,13 +259,6 @@ def best_assignment(evaluator: Evaluator, name: str, plans: PlansByAxes) -> Pric
         return PricedStrategy(name, axes[plan], plan, cost, mesh)
 
     return priced(*evaluator.best(axes, lambda plan, cost: priced(plan, cost).rank))
-
-
-def best_plan(problem: Problem, found: PlansByAxes) -> Plan:
-    """The best of a strategy's plans."""
-    if len(found) == 1:
-        return next(iter(found.values()))
-    return best_assignment(Evaluator(problem), "", found).plan
 
 
 def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansByAxes:
