@@ -201,7 +201,7 @@ def test_the_project_files_of_the_documentation_mean_the_same(pipeline: Pipeline
 
 def test_the_recipes_are_commands_of_toast(pipeline: Pipeline) -> None:
     hooks = yaml.safe_load((HERE.parent / ".pre-commit-hooks.yaml").read_text())
-    job, _ = (yaml.safe_load(block) for block in blocks("yaml")[1:])
+    (job,) = (yaml.safe_load(block) for block in blocks("yaml")[1:])
     runs = [step["run"] for step in job["jobs"]["check"]["steps"] if "run" in step]
     entries = [hooks[0]["entry"], f"{hooks[0]['entry']} --update", *runs[1:]]
     Path("toast.yaml").write_text("checks: [{program: model.mlir, mesh: v4-32, against: r.json}]\n")

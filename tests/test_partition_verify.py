@@ -32,7 +32,7 @@ def test_disagreement_is_an_exit_code(
 ) -> None:
     """XLA finds nothing of what was promised; the program is written all the same."""
     monkeypatch.setattr(verdict, "collectives_after_partitioning", lambda *_: [])
-    monkeypatch.setattr(verdict, "check_numbers", lambda *_: verdict.Part("numbers", "agreed", ""))
+    monkeypatch.setattr(verdict, "check_numbers", lambda *_: verdict.CheckedPart("numbers", "agreed", ""))
     program = tmp_path / "out.mlir"
     assert run([*BLOCK, "--verify", "cpu", "--quiet", "-o", str(program)]) == 1
     _, line = capsys.readouterr().out.splitlines()
