@@ -461,6 +461,17 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     assert again.stdout.count("v4-32") == 3 and again.stdout.count("\n★  ") == 1
 
 
+def test_items_whose_process_cannot_start_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", refused)
+    done = dict(workers.run_all(["one", "two", "three"], job, 1, chains=["a", "a", "b"]))
+    assert {number: result.reason for number, result in done.items()} == dict.fromkeys(
+        range(3), "its process did not run: it could not be started (Resource temporarily unavailable)"
+    )
+
+
 def test_workers_run_in_parallel_and_survive_each_other() -> None:
     items = ["one", "bad input", "bug", "exit", "killed", "two"]
     done = dict(workers.run_all(items, job, jobs=3))

@@ -222,6 +222,7 @@ NO_RANGES = (
     ("b=max b=8", "both b=8 and b=max are given", "give one"),
     ("b=8..4*2 s=128", '"b=8..4*2" is not a range of sizes', "b=64..4096*2"),
     ("b=8..64*1 s=128", "is not a range of sizes", "b=64..4096+64"),
+    (f"b=1..{'9' * 5000} s=128", "is not the size of a symbolic dimension", "b="),
     ("b=1..2000000000+1 s=128", "is not a range of sizes", "b=64..4096*2"),
     ("b=1..7*2 s=128", "no size of b=1..7*2 keeps the constraints that the file states: b >= 8", "b=96..9600+96"),
     ("b=max", "no size for symbolic dimensions of the program: s", "--dim s=SIZE"),
@@ -273,6 +274,16 @@ def test_a_program_that_cannot_have_the_smallest_size() -> None:
 
     with pytest.raises(InputError, match="is damaged"):
         try_sizes([1, 2, 4], attempt)
+
+
+def test_an_interrupt_says_that_larger_sizes_are_untried() -> None:
+    _, wanted = split_dims(["b= max "])
+    assert wanted is not None
+    found = [TriedSizeFacts(8, rate=8.0), TriedSizeFacts(64, why="needs more")]
+    text = "b=8 surely fits; the search for a larger size was interrupted"
+    assert chosen_sizes(wanted, found, interrupted=True).text == text
+    with pytest.raises(KeyboardInterrupt):
+        try_sizes([1, 2, 4], lambda size: TriedSizeFacts(size, why="needs more") if size == 2 else None)
 
 
 def test_the_fastest_size_is_told_beside_the_largest() -> None:

@@ -13,6 +13,8 @@ from programs import arg, program_of, source_of, source_of_text
 
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source
+from toast_cli.pipeline import partition
+from toast_cli.request import Request
 
 X = arg(8, 8)
 
@@ -296,6 +298,8 @@ def test_the_user_says_how_often_loops_and_branches_run() -> None:
     runs = {op.name: op.trips for op in source.program.ops if op.name in ("stablehlo.sine", "stablehlo.cosine")}
     assert runs == {"stablehlo.sine": 40 * 1 / 8, "stablehlo.cosine": 40 * 2 / 8}
     assert source.notices == ()
+    never = source_of(several, X, POSITION, runs=("*=0,1,1", "test_trips.py:*=40"))
+    assert partition(Request("m.mlir", "v4-8", iterations=2, content=never.module.operation.get_asm().encode())).report
     again = source_of_text(source.module.operation.get_asm(enable_debug_info=True))  # as it is written
     assert [op.trips for op in again.program.ops] == [op.trips for op in source.program.ops]
 

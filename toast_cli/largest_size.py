@@ -17,7 +17,7 @@ from toast_cli.report.model import Report, SizesFacts, TriedSizeFacts
 from toast_cli.report.terminal import bound_text
 
 MAX = "max"
-_RANGE = re.compile(r"(\d+)\s*\.\.\s*(\d+)\s*(?:([*+])\s*(\d+))?")
+_RANGE = re.compile(r"(\d{1,12})\s*\.\.\s*(\d{1,12})\s*(?:([*+])\s*(\d{1,12}))?")
 # The largest factor of powers of two, where these alone keep no constraint; sizes in a range, at most.
 _FACTORS, _MOST = 4096, 100_000
 
@@ -57,7 +57,7 @@ def split_dims(texts: Sequence[str]) -> tuple[tuple[str, ...], SizeRange | None]
 def _range(text: str) -> SizeRange | None:
     name, _, sizes = (part.strip() for part in text.partition("="))
     if sizes == MAX:
-        return SizeRange(name, 1, LARGEST, 2, False, text)
+        return SizeRange(name, 1, LARGEST, 2, False, f"{name}={MAX}")
     matched = _RANGE.fullmatch(sizes)
     if matched is None:
         return None
@@ -126,7 +126,7 @@ def try_sizes(sizes: Sequence[int], attempt: Callable[[int], TriedSizeFacts | No
     Args:
         sizes: in order. attempt: the figures with a size; None to stop, as the user wishes.
 
-    Raises InputError if the program cannot have the smallest size.
+    Raises InputError if the program cannot have the smallest size, and KeyboardInterrupt if it stops before one fits.
     """
     tried: dict[int, TriedSizeFacts] = {}
 
@@ -151,13 +151,14 @@ def try_sizes(sizes: Sequence[int], attempt: Callable[[int], TriedSizeFacts | No
         while low > 0 and fits(low - 1) and tried[sizes[low - 1]].rate > tried[sizes[low]].rate:
             low -= 1
     except KeyboardInterrupt:
-        if not tried:
+        if all(one.why for one in tried.values()):
             raise
     return [tried[size] for size in sorted(tried)]
 
 
-def chosen_sizes(wanted: SizeRange, tried: Sequence[TriedSizeFacts]) -> SizesFacts:
-    """The largest size that fits, or if none does, the smallest; with the reason in words."""
+def chosen_sizes(wanted: SizeRange, tried: Sequence[TriedSizeFacts], *, interrupted: bool = False) -> SizesFacts:
+    """The largest size that fits, or if none does, the smallest; with the reason in words. interrupted: larger ones
+    were not all tried."""
     fitting = [one for one in tried if not one.why]
     name, chosen = wanted.name, fitting[-1] if fitting else tried[0]
     larger = next((one for one in tried if one.size > chosen.size), chosen)
@@ -165,6 +166,8 @@ def chosen_sizes(wanted: SizeRange, tried: Sequence[TriedSizeFacts]) -> SizesFac
     beyond = f"{name}={larger.size} {larger.why}"
     if not fitting:
         text, beyond = f"no {of} surely fits in the program as written: {name}={chosen.size} {chosen.why}", ""
+    elif interrupted:
+        text, beyond = f"{name}={chosen.size} surely fits; the search for a larger size was interrupted", ""
     elif larger is chosen:
         text, beyond = f"{name}={chosen.size}, the largest {of}, surely fits", ""
     else:

@@ -35,7 +35,7 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.comparison import PIPELINE, alternative_facts, with_confirmation, with_pipeline, with_row
-from toast_cli.report.model import UNSURE, Report, TriedSizeFacts
+from toast_cli.report.model import UNSURE, YES, Report, TriedSizeFacts
 from toast_cli.request import AUTO, CompilerName, Fit
 from toast_cli.request import Request as Request
 from toast_cli.rewrite.fitting import ATTEMPTS, Candidates
@@ -203,16 +203,24 @@ def sized(request: Request, planned: Callable[[Request, Outcome | None], Outcome
         outcome = planned(request, start)
         if outcome.report.fit != UNSURE:
             return outcome
+        near = outcome if start is None or start.report.fit != YES else start
         room = int(outcome.report.predicted.limit_bytes / (1.0 + outcome.report.predicted.peak_error))
-        return planned(replace(request, subject_to=(*request.subject_to, f"peak_memory<={room}")), outcome)
+        return planned(replace(request, subject_to=(*request.subject_to, f"peak_memory<={room}")), near)
+
+    interrupted = False
 
     def attempt(size: int) -> TriedSizeFacts | None:
+        nonlocal interrupted
         last = [*outcomes.values()][-1] if outcomes else None
         outcomes[size] = surely(replace(asked, dims=(f"{wanted.name}={size}", *given)), last)
         interrupted = outcomes[size].result.stopped == "interrupted"
         return None if interrupted else tried_size(size, outcomes[size].report)
 
-    facts = chosen_sizes(wanted, try_sizes(sizes_in(wanted, given, constraints, devices), attempt))
+    tried = try_sizes(sizes_in(wanted, given, constraints, devices), attempt)
+    facts = chosen_sizes(wanted, tried, interrupted=interrupted)
+    if interrupted:
+        found = outcomes[facts.size]
+        return replace(found, report=replace(found.report, sizes=facts))
     at_size = replace(request, content=content, dims=(f"{wanted.name}={facts.size}", *given))
     outcome = surely(at_size, outcomes[facts.size])
     return replace(outcome, report=replace(outcome.report, sizes=facts))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toast_cli.base.children import abort_reason, outcomes, scratch, text_in
+from toast_cli.base.children import ChildError, abort_reason, outcomes, scratch, text_in
 
 LONGEST = 1e6  # longest wait for an answer in seconds; the system counts milliseconds in 31 bits
 
@@ -45,6 +45,8 @@ def ask(task: Callable[..., Any], *arguments: Any, timeout_seconds: float = 600.
                 outcomes(task, [arguments], environment=environment(folder), log=stderr, running=running)
             ) as answers:
                 outcome = next(answers)
+        except ChildError as error:  # there is no process
+            return Failure(error.reason, aborted=True)
         finally:
             timer.cancel()
             timer.join()

@@ -305,6 +305,7 @@ def outcomes(
 
 def serve() -> None:
     """In the new process: reads the calls from stdin and writes their outcomes to stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the calls say what Ctrl-C means
     end_with_parent(int(sys.argv[2]))
     request, answers = sys.stdin.buffer.read(), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import typer
 
-from toast_cli.base.children import Limits, interrupt_at_once, outcomes
+from toast_cli.base.children import ChildError, Limits, interrupt_at_once, outcomes
 from toast_cli.base.units import printable, printable_lines
 from toast_cli.errors import ToastError
 
@@ -223,18 +223,21 @@ def _answers(
     environment = {"JAX_PLATFORMS": "cpu", **os.environ}
     calls = [(item,) for item in items]
     limits = Limits(interrupted=False)  # the parent decides what Ctrl-C means
-    for outcome in outcomes(work, calls, limits=limits, environment=environment, running=running):
-        if outcome.kind == "value":
-            yield outcome.facts
-        elif outcome.kind == "told":
-            yield failure_of(outcome.error)
-        elif outcome.kind == "raised":
-            name, text, trace = outcome.facts
-            if debug_wanted([]):
-                _tell(printable_lines(trace))
-            yield PointFailure(f"internal error: {name}: {text}")
-        else:
-            yield PointFailure(f"the process died ({_cause(outcome.facts)})")
+    try:
+        for outcome in outcomes(work, calls, limits=limits, environment=environment, running=running):
+            if outcome.kind == "value":
+                yield outcome.facts
+            elif outcome.kind == "told":
+                yield failure_of(outcome.error)
+            elif outcome.kind == "raised":
+                name, text, trace = outcome.facts
+                if debug_wanted([]):
+                    _tell(printable_lines(trace))
+                yield PointFailure(f"internal error: {name}: {text}")
+            else:
+                yield PointFailure(f"the process died ({_cause(outcome.facts)})")
+    except ChildError as error:  # there is no process
+        yield PointFailure(f"its process did not run: {error.reason}")
 
 
 def failure_of(error: ToastError) -> PointFailure:

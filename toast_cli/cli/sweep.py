@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -459,16 +460,18 @@ class PointRunner:
         if point.error:
             raise UsageError(point.error)
         request, began = point.request, time.perf_counter()
-        outcome = sized(request, self._planned)
+        outcome = sized(request, partial(self._planned, request.iterations))
         return row_of(request.program, request.mesh, outcome.report, time.perf_counter() - began, point.key)
 
-    def _planned(self, request: Request, near: Outcome | None) -> Outcome:
+    def _planned(self, iterations: int | None, request: Request, near: Outcome | None) -> Outcome:
+        """The outcome of a request; beside another point it gets a short search, unless it is one of fewer plans than
+        the `iterations` that the user gave."""
         from toast_cli.pipeline import briefly, plan_given
 
         read, machine = (request.program, request.dims), (request.program, request.mesh, request.mesh_shape)
         beside = self._near.get(machine) or self._near.get(read)
         if near is None and beside is not None:
-            near, request = beside, briefly(request)
+            near, request = beside, briefly(request) if request.iterations == iterations else request
         outcome = plan_given(request, source=self._sources.get(read), neighbour=near)
         self._sources[read] = outcome.original or outcome.source
         self._near[machine] = self._near[read] = outcome

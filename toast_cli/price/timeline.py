@@ -361,7 +361,10 @@ def places_of(problem: Problem, use: CollectiveUse, alike: dict[int, list[int]])
         if position < len(arrays) and str(program.values[arrays[position]]) == type_:
             found.setdefault((arrays[position], op.loop), number)
     total = sum(program.ops[number].trips for number in found.values())
-    return [Place(number, value, program.ops[number].trips / total) for (value, _), number in found.items()]
+    return [
+        Place(number, value, program.ops[number].trips / total if total else 0.0)
+        for (value, _), number in found.items()
+    ]
 
 
 # ---------------------------------------------------------------- overlap

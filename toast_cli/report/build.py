@@ -376,7 +376,7 @@ def copied_caches(evaluator: Evaluator, result: SearchResult) -> list[str]:
         op = program.ops[use.op]
         if op.name in (CARRY, DYNAMIC_UPDATE_SLICE, BROADCAST_IN_DIM) and program.values[op.results[0]].shape in shapes:
             seconds += use.seconds
-    if seconds < COPYING * result.cost.step_seconds:
+    if not seconds or seconds < COPYING * result.cost.step_seconds:
         return []
     local = sum(program.values[a.value].bytes / shards(lowered.shardings[a.value], mesh.sizes) for a in caches)
     return [

@@ -237,7 +237,8 @@ def pipelines(
                 compute, sent = (number * slowest + once).tolist()
                 held = [parts.memory(end, stages, number, n) for end, n in zip((FIRST, LAST), kept, strict=True)]
                 peak, arguments = map(max, zip(*held, strict=True))
-                cost = Cost(compute, sent + waits, peak, arguments, exposed_seconds=sent + waits + idle)
+                over_each = (sent + waits,) * len(mesh.axes)  # at most: not told apart by axis
+                cost = Cost(compute, sent + waits, peak, arguments, over_each, exposed_seconds=sent + waits + idle)
                 fits = peak <= mesh.limit_bytes
                 yield PricedPipeline(
                     stages, number, schedule, repeats, whole.names[axis], strategy, busy, idle, cost, fits
@@ -263,7 +264,7 @@ class _Parts:
         part = exposed / cost.communication_seconds if cost.communication_seconds else 0.0
         self._seconds: dict[tuple[str, str], Vector] = defaultdict(lambda: np.zeros(2))
         for use in evaluator.kernels(plan):
-            runs = sum(ops[number].trips for number in use.ops)
+            runs = sum(ops[number].trips for number in use.ops) or 1.0
             for number in use.ops:
                 place = self._place(number, [*ops[number].operands, *ops[number].results])
                 self._seconds[place][0] += use.seconds * ops[number].trips / runs
