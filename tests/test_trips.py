@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -298,10 +299,20 @@ def test_the_user_says_how_often_loops_and_branches_run() -> None:
     runs = {op.name: op.trips for op in source.program.ops if op.name in ("stablehlo.sine", "stablehlo.cosine")}
     assert runs == {"stablehlo.sine": 40 * 1 / 8, "stablehlo.cosine": 40 * 2 / 8}
     assert source.notices == ()
-    never = source_of(several, X, POSITION, runs=("*=0,1,1", "test_trips.py:*=40"))
-    assert partition(Request("m.mlir", "v4-8", iterations=2, content=never.module.operation.get_asm().encode())).report
     again = source_of_text(source.module.operation.get_asm(enable_debug_info=True))  # as it is written
     assert [op.trips for op in again.program.ops] == [op.trips for op in source.program.ops]
+
+
+def test_a_branch_that_never_runs_takes_no_time() -> None:
+    def either(x: Any) -> Any:
+        return lax.cond(x[0, 0] > 0.0, lambda x: jnp.sin(x @ x.T), lambda x: x, x)
+
+    text = jax.jit(either).lower(jax.ShapeDtypeStruct((1024, 1024), jnp.float32)).as_text()
+    seconds = [
+        partition(Request("m.mlir", "v4-8", content=text.encode(), runs=runs)).report.predicted
+        for runs in (("*=0,1",), ("*=1,0",))
+    ]
+    assert seconds[1].compute_seconds < seconds[0].compute_seconds
 
 
 # An entry of `--runs`, and what is wrong with it.
