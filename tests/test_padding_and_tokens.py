@@ -76,7 +76,7 @@ TOKENS = {
     "moe_tiny": 32 * 48,
     "long_tiny": 128,
     "itx_prefill_tiny": 32 * 40,
-    "itx_decode_tiny": 32,  # one id for each sequence
+    "itx_decode_tiny": 32 * 4,  # a loop over 4 tokens
     "vit_tiny": 0,
     "gns_tiny": 0,
     "mlp_tiny": 0,

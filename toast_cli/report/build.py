@@ -525,16 +525,32 @@ _CHANGED = frozenset({CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, SCATTER})
 
 
 def tokens_of(problem: Problem) -> int:
-    """Elements of the integer inputs over batch and sequence (token ids, targets); one for each sequence in a step that
-    decodes with a cache; 0 if there is neither, or inputs differ in size (encoders and decoders)."""
+    """Elements of the integer inputs over batch and sequence (token ids, targets); without them, the positions of its
+    caches that a decode writes; 0 if there is neither, or inputs differ in size (encoders and decoders)."""
     found = {
         problem.program.values[argument.value].elements
         for number, argument in enumerate(problem.program.arguments)
         if problem.roles[problem.argument_role[number]] == INPUTS and _holds_tokens(problem, number)
     }
-    if not found and caches_of(problem):
-        return samples_of(problem)
+    caches = caches_of(problem)
+    if not found and caches:
+        return round(samples_of(problem) * max(1.0, _positions_written(problem.program, caches)))
     return found.pop() if len(found) == 1 else 0
+
+
+def _positions_written(program: Program, caches: Mapping[int, int]) -> float:
+    """How many positions of each sequence a run writes to the cache that it writes most to; caches: see `caches_of`.
+    What has all positions, such as a layer's cache on its way into a stack, is a copy."""
+    written = Counter[int]()
+    for op in program.ops:
+        if op.name in (DYNAMIC_UPDATE_SLICE, SCATTER):
+            cache, update = (
+                _first_version(program, op.operands[0]),
+                program.values[op.operands[-1 if op.name == SCATTER else 1]],
+            )
+            if cache in caches and caches[cache] not in update.shape:
+                written[cache] += op.trips * update.elements * caches[cache] / program.values[cache].elements
+    return max(written.values(), default=0.0)
 
 
 def caches_of(problem: Problem) -> dict[int, int]:
