@@ -141,18 +141,19 @@ NO_EFFECT = 0.001
 
 def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     """The result with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds the plan of
-    the search. Decisions that change nothing are left out."""
+    the search. Decisions that change nothing are left out. No known strategy that is simpler, or needs no more memory,
+    is faster than the plan taken."""
     if not result.fits:
         return result
     tolerance = _Tolerance(evaluator)
     fixed, offers = evaluator.problem.fixed, evaluator.problem.decisions.offers
-    known = [
+    strategies = [
         one
         for one in priced_strategies(evaluator)[0].values()
         if one.plan[: len(fixed)] == fixed  # and what it adds takes none of these back
         and all(map(offers, one.plan[len(fixed) :]))
-        and tolerance.allows(one.cost, result.cost)
     ]
+    known = [one for one in strategies if tolerance.allows(one.cost, result.cost)]
     if known:
         fastest = min(known, key=lambda one: tolerance.step_seconds(one.cost))
         equal = [one for one in known if tolerance.allows(one.cost, fastest.cost)]
@@ -163,8 +164,25 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     plan = without_idle(evaluator, plan)
     cost = evaluator.exact_cost(plan)
     if plan == result.plan or not tolerance.allows(cost, result.cost):
+        plan, cost, name = result.plan, result.cost, ""
+    better_known = [
+        one
+        for one in strategies
+        if one.label != name and tolerance.allows(one.cost, cost, 0.0)
+        if one.cost.peak_bytes <= cost.peak_bytes or not name or _tactics(one.name) < _tactics(best.name)
+    ]
+    if better_known:
+        best = min(better_known, key=lambda one: (_tactics(one.name), tolerance.step_seconds(one.cost)))
+        plan, name = without_idle(evaluator, best.plan), best.label
+        cost = evaluator.exact_cost(plan)
+    if plan == result.plan:
         return result
     return replace(result, plan=plan, cost=cost, known_as=name, fastest=(result.plan, result.cost))
+
+
+def _tactics(name: str) -> int:
+    """Number of tactics in the name of a strategy."""
+    return name.count("+") + name.count(" x ") + 1
 
 
 class _Tolerance:
@@ -179,7 +197,7 @@ class _Tolerance:
         self.step_seconds = self._objective.step_seconds
 
     def allows(self, cost: Cost, other: Cost, margin: float = MARGIN) -> bool:
-        margin = margin if cost.peak_bytes <= other.peak_bytes else SMALL_GAIN
+        margin = margin if cost.peak_bytes <= other.peak_bytes else min(margin, SMALL_GAIN)
         fast = self.step_seconds(cost) <= (1 + margin) * self.step_seconds(other)
         return fast and cost.peak_bytes <= max(other.peak_bytes, self._sure_bytes) and self._objective.met(cost)
 
