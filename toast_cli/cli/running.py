@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import typer
 
+from toast_cli.base.children import INTERRUPTED as INTERRUPTED
 from toast_cli.base.children import ChildError, Limits, interrupt_at_once, outcomes
 from toast_cli.base.units import printable, printable_lines
 from toast_cli.errors import ToastError
@@ -36,7 +37,6 @@ CHECK_FAILED = 1
 BAD_INPUT = 2
 DOES_NOT_FIT = 3
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
-INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 _RED, _CYAN, _RESET = "\x1b[1;31m", "\x1b[36m", "\x1b[0m"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import inf, lcm, prod
 
@@ -541,7 +541,7 @@ def tokens_of(problem: Problem) -> int:
 def _positions_written(program: Program, caches: Mapping[int, int]) -> float:
     """How many positions of each sequence a run writes to the cache that it writes most to; caches: see `caches_of`.
     What has all positions, such as a layer's cache on its way into a stack, is a copy."""
-    written = Counter[int]()
+    written: dict[int, float] = defaultdict(float)
     for op in program.ops:
         if op.name in (DYNAMIC_UPDATE_SLICE, SCATTER):
             cache, update = (

@@ -127,6 +127,8 @@ def best_pipeline(evaluator: Evaluator, request: StageRequest | None) -> PricedP
     wanted = request or StageRequest()
     try:
         places = _places(problem.mesh, wanted)
+        if not places:
+            return None
         stack = find_stack(problem.program)
         places = _possible(places, stack, samples_of(problem), wanted)
     except UsageError:
