@@ -194,7 +194,14 @@ def compiled_collectives(
         path.write_bytes(zstandard.compress(compiled.hlo_text.encode()))
     text = zstandard.decompress(path.read_bytes()).decode()
     clock = mesh.chip.clock_hertz if job.compiler == "tpu" else 0.0
-    walked = scheduled_time(text, mesh.names, mesh.sizes, clock, lambda k, b, a: seconds_on(mesh, k, b, a))
+    walked = scheduled_time(
+        text,
+        mesh.names,
+        mesh.sizes,
+        clock,
+        mesh.chip.memory_bytes_per_second,
+        lambda k, b, a: seconds_on(mesh, k, b, a),
+    )
     return collectives_in(text, mesh.names, mesh.sizes), walked.step_seconds if clock else 0.0
 
 

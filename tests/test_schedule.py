@@ -74,6 +74,18 @@ BESIDE = f"""%beside (b: (s32[], f32[8])) -> (s32[], f32[8]) {{
 
 """
 
+# A byte of device memory takes 1 us.
+FETCH = "%c = (f32[8]{0:T(128)S(1)}, f32[8]{0:T(128)}, u32[]{:S(2)}) copy-start(%p)"
+FETCHED = "%cd = f32[8]{0:T(128)S(1)} copy-done(%c)"
+ON_CHIP = f"%n = f32[8]{{0:T(128)S(1)}} negate(%m), {cycles(4)}"
+SLICED = f"%n = f32[2]{{0:T(128)S(1)}} fusion(%p), kind=kLoop, calls=%slice, {cycles(40)}"
+SLICE = """%slice (a: f32[8]) -> f32[2] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %s = f32[2]{0} dynamic-slice(%a, %i), dynamic_slice_sizes={2}
+}
+
+"""
+
 # what is tried, lines, computations before it -> seconds of computing, communication, and of it what is exposed, in us
 CASES = {
     "synchronous": ([compute("a", 5), START.replace("-start", "").replace("(f32[2]{0}, f32[8]{0})", "f32[8]{0}")], "",
@@ -98,6 +110,12 @@ CASES = {
         "".join(PIECE.format(k, GROUPS) for k in (1, 2, 3)) + BESIDE, 9, 10, 1,
     ),
     "a sum over slices, through the host": ([SENT_OUT, compute("a", 4), "%d = f32[8]{0} recv-done(%r)"], "", 4, 10, 6),
+    "a fetch behind a kernel on the chip": ([FETCH, ON_CHIP, FETCHED], "", 32, 0, 0),
+    "a fetch beside a kernel that reads memory for 4 us": ([FETCH, ON_CHIP, compute("a", 4), FETCHED], "", 36, 0, 0),
+    "a fetch beside a collective": ([FETCH, START, DONE, FETCHED], "", 22, 10, 10),
+    "one fetch behind another": ([FETCH, FETCH.replace("%c", "%l"), FETCHED.replace("%c", "%l")], "", 64, 0, 0),
+    "a fetch beside a kernel that reads 8 of 32 bytes":
+        ([FETCH, "%p = f32[8]{0} parameter(0)", SLICED, FETCHED], SLICE, 40, 0, 0),
     "a gather in one fusion": ([fused(1, 2)], PIECE.format(1, GROUPS), 2, 10, 8),
 }  # fmt: skip
 
@@ -116,4 +134,6 @@ def test_an_idle_clock_estimates_nothing() -> None:
 
 
 def read(text: str, clock: float = 1e6) -> ScheduledTime:
-    return scheduled_time(text, ("data",), (4,), clock, lambda kind, size, axes: SENT if axes == ("data",) else 1.0)
+    return scheduled_time(
+        text, ("data",), (4,), clock, 1e6, lambda kind, size, axes: SENT if axes == ("data",) else 1.0
+    )

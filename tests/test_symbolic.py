@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import toast_cli as toast
+from toast_cli import pipeline
 from toast_cli.cli import main
 from toast_cli.errors import InputError
 from toast_cli.frontend import content_of, load, symbols_in
@@ -156,6 +157,7 @@ def test_sizes_that_the_program_cannot_have(
 OTHERS = (
     # text of a program, options; what the error says, and what it suggests
     ("tensor<8x4xf32>", ("--dim", "b=8"), "no symbolic dimensions for b=8", "leave --dim out"),
+    ("tensor<8x4xf32>", ("--dim", "b=max"), "no symbolic dimensions for b=max", "leave --dim out"),
     ("tensor<?x4xf32>", ("--dim", "b=8"), "no symbolic dimensions for b=8", ".serialize()"),
     ("tensor<?x4xf32>", (), "argument 0 (tensor<?x4xf32>) has no fixed shape", ".serialize(), and give sizes with"),
     ("tensor<4000000000x4000000000x4xf32>", (), "larger than any machine's memory", "is a size wrong?"),
@@ -297,11 +299,18 @@ def test_the_fastest_size_is_told_beside_the_largest() -> None:
     )
 
 
-def test_the_largest_size_of_a_program(symbolic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan is the one for that size; the next one breaks the limit, or the bound."""
+def test_the_largest_size_of_a_program(
+    symbolic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is the one for that size, of which alone XLA prices the program's own shardings; the next one breaks the
+    limit, or the bound."""
+    asked: list[int] = []
+    begin = pipeline.begin
+    monkeypatch.setattr(pipeline, "begin", lambda *given: asked.append(len(given[2])) or begin(*given))
     options = ("--dim", "b=max", "--dim", "s=128", "--memory-limit", "40MiB")
     found = report_of(symbolic, tmp_path / "max.json", *options)
     size = found["program"]["dims"]["b"]
+    assert sum(map(bool, asked)) == 1 < len(asked)
     assert found["sizes"]["size"] == size and found["predicted"]["fit"] == "yes"
     assert f"b={2 * size} needs" in found["sizes"]["beyond"]
     alone = report_of(symbolic, tmp_path / "alone.json", "--dim", f"b={size}", *options[2:])

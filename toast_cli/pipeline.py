@@ -24,8 +24,8 @@ from toast_cli.base.children import in_fork, without_cycle_collection
 from toast_cli.dimensions import analyse
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend import Source, content_of, load, program_pins, symbols_in
-from toast_cli.frontend.formats import read_bytes
-from toast_cli.frontend.symbolic import parse_dims
+from toast_cli.frontend.formats import read_bytes, source_name
+from toast_cli.frontend.symbolic import no_symbols, parse_dims
 from toast_cli.hardware import Mesh, Spec, export_platform, load_spec, parse_shape
 from toast_cli.largest_size import chosen_sizes, sizes_in, split_dims, tried_size, try_sizes
 from toast_cli.plan.decisions import Plan, parse_goal
@@ -165,8 +165,8 @@ def partition(
         annotated: True to price the program's own shardings with XLA.
     """
 
-    def planned(request: Request, neighbour: Outcome | None) -> Outcome:
-        return plan_given(request, progress, on_answer, annotated, None, neighbour)
+    def planned(request: Request, neighbour: Outcome | None, trial: bool) -> Outcome:
+        return plan_given(request, progress, on_answer, annotated and not trial, None, neighbour)
 
     with without_cycle_collection():
         return sized(request, planned)
@@ -179,51 +179,58 @@ def briefly(request: Request) -> Request:
     return replace(request, iterations=max(1, int(_SHORTER * (request.iterations or PLANS[request.effort]))))
 
 
-def sized(request: Request, planned: Callable[[Request, Outcome | None], Outcome]) -> Outcome:
+def sized(request: Request, planned: Callable[[Request, Outcome | None, bool], Outcome]) -> Outcome:
     """The outcome of a request; with the largest size that surely fits where it asks for that (`--dim b=max`), as a
     short search for each size tells, and then a full one for the size chosen. Programs are not rewritten to fit a size:
     a batch of any size does in enough microbatches.
 
     Args:
-        planned: plans a request, from the plan of an outcome on.
+        planned: plans a request, from the plan of an outcome on; True to try a size only.
     """
     given, wanted = split_dims(request.dims)
     if wanted is None:
-        return planned(request, None)
+        return planned(request, None, False)
     content = request.content or read_bytes(request.program)
     symbols, constraints = symbols_in(request.program, content)
+    if not symbols:
+        raise no_symbols(", ".join((wanted.text, *given)), source_name(request.program))
     if symbols.keys() != {wanted.name, *parse_dims(given)}:  # an error
         content_of(request.program, (f"{wanted.name}={wanted.first}", *given), content)
     devices = load_spec(request.mesh).devices
     asked = briefly(replace(request, content=content, fit=Fit.as_written.value, confirm=0, top=1, budget_seconds=None))
-    outcomes: dict[int, Outcome] = {}
+    # Of the largest size that fits, or if none does, of the smallest: what orders the sizes so, and the outcome.
+    best: tuple[tuple[bool, int], Outcome] | None = None
 
-    def surely(request: Request, start: Outcome | None) -> Outcome:
+    def surely(request: Request, start: Outcome | None, trial: bool) -> Outcome:
         """The outcome; if its plan may not fit, because that is faster, the one with a plan that surely fits."""
-        outcome = planned(request, start)
+        outcome = planned(request, start, trial)
         if outcome.report.fit != UNSURE:
             return outcome
         near = outcome if start is None or start.report.fit != YES else start
         room = int(outcome.report.predicted.limit_bytes / (1.0 + outcome.report.predicted.peak_error))
-        return planned(replace(request, subject_to=(*request.subject_to, f"peak_memory<={room}")), near)
+        return planned(replace(request, subject_to=(*request.subject_to, f"peak_memory<={room}")), near, trial)
 
     interrupted = False
 
     def attempt(size: int) -> TriedSizeFacts | None:
-        nonlocal interrupted
-        last = [*outcomes.values()][-1] if outcomes else None
-        outcomes[size] = surely(replace(asked, dims=(f"{wanted.name}={size}", *given)), last)
-        interrupted = outcomes[size].result.stopped == "interrupted"
-        return None if interrupted else tried_size(size, outcomes[size].report)
+        nonlocal interrupted, best
+        outcome = surely(replace(asked, dims=(f"{wanted.name}={size}", *given)), best and best[1], True)
+        if outcome.result.stopped == "interrupted":
+            interrupted = True
+            return None
+        facts = tried_size(size, outcome.report)
+        order = not facts.why, -size if facts.why else size
+        if best is None or order > best[0]:
+            best = order, outcome
+        return facts
 
     tried = try_sizes(sizes_in(wanted, given, constraints, devices), attempt)
-    facts = chosen_sizes(wanted, tried, interrupted=interrupted)
-    if interrupted:
-        found = outcomes[facts.size]
-        return replace(found, report=replace(found.report, sizes=facts))
-    at_size = replace(request, content=content, dims=(f"{wanted.name}={facts.size}", *given))
-    outcome = surely(at_size, outcomes[facts.size])
-    return replace(outcome, report=replace(outcome.report, sizes=facts))
+    assert best is not None
+    facts, found = chosen_sizes(wanted, tried, interrupted=interrupted), best[1]
+    if not interrupted:
+        at_size = replace(request, content=content, dims=(f"{wanted.name}={facts.size}", *given))
+        found = surely(at_size, found, False)
+    return replace(found, report=replace(found.report, sizes=facts))
 
 
 def plan_given(

@@ -119,9 +119,8 @@ def measured(outcome: Outcome, plan: Plan, mesh_name: str) -> Row:
     facts = compile_for(content_of(chosen_plan), "stablehlo", target_of(load_spec(mesh_name)))
     if isinstance(facts, Failure):
         return row | {"failed": facts.reason[:300]}
-    walked = scheduled_time(
-        facts.hlo_text, mesh.names, mesh.sizes, mesh.chip.clock_hertz, lambda k, b, a: seconds_on(mesh, k, b, a)
-    )
+    rates = mesh.chip.clock_hertz, mesh.chip.memory_bytes_per_second
+    walked = scheduled_time(facts.hlo_text, mesh.names, mesh.sizes, *rates, lambda k, b, a: seconds_on(mesh, k, b, a))
     promised = collective_facts(outcome.source, evaluator, plan)
     compiled = collectives_in(facts.hlo_text, mesh.names, mesh.sizes)
     compared = compare_traffic(promised, compiled, dict(zip(mesh.names, mesh.sizes, strict=True)))

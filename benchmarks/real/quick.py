@@ -211,9 +211,8 @@ def ask_step(content: bytes, _: Source, problem: Problem, __: Plan, spec: Spec, 
     facts = compile_for(content, "stablehlo", target_of(spec), timeout_seconds=limit)
     if isinstance(facts, Failure):
         return {"uncompiled": facts.reason[:300]}
-    walked = scheduled_time(
-        facts.hlo_text, mesh.names, mesh.sizes, mesh.chip.clock_hertz, lambda k, b, a: seconds_on(mesh, k, b, a)
-    )
+    rates = mesh.chip.clock_hertz, mesh.chip.memory_bytes_per_second
+    walked = scheduled_time(facts.hlo_text, mesh.names, mesh.sizes, *rates, lambda k, b, a: seconds_on(mesh, k, b, a))
     return {
         "compute": walked.compute_seconds, "communication": walked.communication_seconds,
         "exposed": walked.exposed_seconds, "compile_seconds": round(facts.seconds, 1),

@@ -81,7 +81,8 @@ class Compiler:
             return Compiled("compiled", "", None, total, total, None, seconds)
         mesh = _split_at_networks(self.mesh) if self.target.slices > 1 else self.mesh
         clock = mesh.chip.clock_hertz if answer.cycles else 0.0
-        time_ = scheduled_time(answer.hlo_text, mesh.names, mesh.sizes, clock, partial(seconds_on, mesh))
+        rates = clock, mesh.chip.memory_bytes_per_second
+        time_ = scheduled_time(answer.hlo_text, mesh.names, mesh.sizes, *rates, partial(seconds_on, mesh))
         return Compiled(
             "compiled",
             "",

@@ -33,9 +33,13 @@ from toast_cli.ask_xla.collectives import (
     result_sizes,
     without_padding,
 )
-from toast_cli.ask_xla.hlo_text import Node, Nodes, called, computations, cycles_of
+from toast_cli.ask_xla.hlo_text import Node, Nodes, array_bytes, called, computations, cycles_of
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+# Asynchronous transfers, and how the type of an array says that it is in on-chip memory.
+_TRANSFERS = frozenset({"copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"})
+_ON_CHIP = "S(1)"
+_ARRAYS = re.compile(r"[a-z]\w*\[[\d,]*\](?:\{[^}]*\})?")
 
 # kind, bytes of the result on one device, mesh axes by name -> seconds.
 SecondsOf = Callable[[str, float, tuple[str, ...]], float]
@@ -46,7 +50,8 @@ class ScheduledTime:
     """Seconds of one run on one device.
 
     Attributes:
-        compute_seconds: compute by the compiler's estimate. communication_seconds: all collectives, one after the
+        compute_seconds: compute by the compiler's estimate, and waiting for device memory.
+        communication_seconds: all collectives, one after the
             other. exposed_seconds: the part of the communication for which the cores wait.
     """
 
@@ -61,7 +66,12 @@ class ScheduledTime:
 
 
 def scheduled_time(
-    text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], clock_hertz: float, seconds_of: SecondsOf
+    text: str,
+    axis_names: tuple[str, ...],
+    axis_sizes: tuple[int, ...],
+    clock_hertz: float,
+    memory_bytes_per_second: float,
+    seconds_of: SecondsOf,
 ) -> ScheduledTime:
     """Simulates a scheduled module; each loop's body is simulated once and multiplied by its trip count.
 
@@ -70,7 +80,8 @@ def scheduled_time(
             cycles.
     """
     bodies, entry = computations(text)
-    return _Walk(text, bodies, MeshShape(axis_names, axis_sizes), clock_hertz, seconds_of).time_of(entry)
+    mesh = MeshShape(axis_names, axis_sizes)
+    return _Walk(text, bodies, mesh, clock_hertz, memory_bytes_per_second, seconds_of).time_of(entry)
 
 
 @dataclass(slots=True)
@@ -80,6 +91,16 @@ class _Clocks:
     cores: float = 0.0
     links: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     begun: dict[str, float] = field(default_factory=dict)
+    # Seconds that kernels use the device memory; those after which it has done all transfers, kernels aside; those
+    # after which it has done each.
+    used: float = 0.0
+    queued: float = 0.0
+    fetched: dict[str, float] = field(default_factory=dict)
+
+    def fetch(self, name: str, seconds: float) -> None:
+        """Begins a transfer between device memory and on-chip memory behind all that have begun."""
+        self.queued = max(self.queued, self.cores - self.used) + seconds
+        self.fetched[name] = self.queued
 
     def send(self, axes: Iterable[str], seconds: float) -> float:
         """Occupies the links of these axes as soon as they are free; returns the time when the transfer ends."""
@@ -88,10 +109,13 @@ class _Clocks:
             self.links[axis] = start + seconds
         return start + seconds
 
-    def wait_for(self, name: str) -> None:
-        """Makes the cores wait for an asynchronous operation; operations other than collectives (a copy) take no time
-        here."""
+    def wait_for(self, name: str) -> float:
+        """Makes the cores wait for an asynchronous operation; those that are neither collectives nor transfers take no
+        time here. Returns the seconds for which they wait for device memory."""
         self.cores = max(self.cores, self.begun.pop(name, 0.0))
+        waited = max(0.0, self.fetched.pop(name, 0.0) + self.used - self.cores)
+        self.cores += waited
+        return waited
 
 
 # Kind, axes by name, bytes of each array in the result on one device.
@@ -127,6 +151,7 @@ class _Walk:
     bodies: dict[str, Nodes]
     mesh: MeshShape
     clock_hertz: float
+    memory_bytes_per_second: float
     seconds_of: SecondsOf
     _known: dict[str, ScheduledTime] = field(default_factory=dict)
     _in_fusion: dict[str, list[tuple[str, _Collective]]] = field(default_factory=dict)
@@ -147,9 +172,12 @@ class _Walk:
         for node in nodes.values():
             if node.opcode.endswith("-done"):
                 for operand in node.operands[:1]:
-                    clocks.wait_for(operand)
+                    total.compute += clocks.wait_for(operand)
                 continue
             busy = cycles_of(node.rest) / self.clock_hertz if self.clock_hertz else 0.0
+            if node.opcode in _TRANSFERS and _ON_CHIP in node.kind:
+                moved = min(size for size in node.sizes if size > 4)  # source, destination and a context of 4 bytes
+                clocks.fetch(node.name, moved / self.memory_bytes_per_second)
             if kind_of(node, name) is not None:
                 end = self._send(self._collective(name, node), clocks, total)
                 if node.opcode.endswith("-start") or node.opcode == BETWEEN_SLICES:
@@ -161,6 +189,7 @@ class _Walk:
                     clocks.begun[channel] = self._send(sent.collective, clocks, total)
             total.compute += busy
             clocks.cores += busy
+            clocks.used += min(busy, self._memory_bytes(node, nodes) / self.memory_bytes_per_second) if busy else 0.0
             for channel, sent in spread.items():
                 if sent.last == node.name:
                     clocks.wait_for(channel)
@@ -177,6 +206,18 @@ class _Walk:
             total.communication,
             max(0.0, end - total.compute),
         )
+
+    def _memory_bytes(self, node: Node, nodes: Nodes) -> float:
+        """Bytes of device memory that a kernel reads and writes."""
+        body = self.bodies.get(node.called("calls"), {})
+        parameters = {int(inner.inside): inner.name for inner in body.values() if inner.opcode == "parameter"}
+        total = _off_chip_bytes(node.kind)
+        for number, operand in enumerate(node.operands):
+            size = _off_chip_bytes(nodes[operand].kind) if operand in nodes else 0
+            users = [inner for inner in body.values() if size and parameters.get(number) in inner.operands]
+            cut = users and all(inner.opcode == "dynamic-slice" for inner in users)
+            total += sum(sum(inner.sizes) for inner in users) if cut else size
+        return total
 
     def _send(self, collective: _Collective, clocks: _Clocks, total: _Total) -> float:
         """Adds a collective to the total and occupies its links; returns the time when it ends."""
@@ -212,3 +253,8 @@ class _Walk:
         if node.opcode == "fusion":
             sizes = without_padding(sizes, callee(node, self.text), self.mesh.size_of(axes))
         return kind, axes, sizes
+
+
+def _off_chip_bytes(kind: str) -> int:
+    """Bytes of the arrays of a type that are in device memory."""
+    return sum(sum(array_bytes(array)) for array in _ARRAYS.findall(kind) if _ON_CHIP not in array)

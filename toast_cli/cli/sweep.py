@@ -463,7 +463,7 @@ class PointRunner:
         outcome = sized(request, partial(self._planned, request.iterations))
         return row_of(request.program, request.mesh, outcome.report, time.perf_counter() - began, point.key)
 
-    def _planned(self, iterations: int | None, request: Request, near: Outcome | None) -> Outcome:
+    def _planned(self, iterations: int | None, request: Request, near: Outcome | None, _: bool) -> Outcome:
         """The outcome of a request; beside another point it gets a short search, unless it is one of fewer plans than
         the `iterations` that the user gave."""
         from toast_cli.pipeline import briefly, plan_given

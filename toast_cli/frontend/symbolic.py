@@ -58,6 +58,12 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
+def no_symbols(given: str, where: str) -> InputError:
+    """The error for sizes of a program that has no symbolic dimensions."""
+    hint = f"leave {DIM_OPTION} out, or save jax.export.export(…)(…).serialize() of symbolic shapes"
+    return InputError(f"the program has no symbolic dimensions for {given}", where=where, hint=hint)
+
+
 def symbols_of(data: bytes, module: Any) -> Symbols:
     """The symbols in the shapes of a jax.export file's arguments, in order; `module` is the file's own."""
     found: Symbols = {}
@@ -113,8 +119,7 @@ def with_sizes(data: bytes, module: Any, sizes: Mapping[str, int], where: str) -
     symbols = symbols_of(data, module)
     given = ", ".join(f"{name}={size}" for name, size in sizes.items())
     if not symbols:
-        hint = f"leave {DIM_OPTION} out, or save jax.export.export(…)(…).serialize() of symbolic shapes"
-        raise InputError(f"the program has no symbolic dimensions for {given}", where=where, hint=hint)
+        raise no_symbols(given, where)
     for name in sizes:
         if name not in symbols:
             what = f'the program has no symbolic dimension "{name}"'

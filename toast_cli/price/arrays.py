@@ -428,13 +428,13 @@ class ArrayKernels:
             yield KernelUse(makers, BROADCAST_IN_DIM, runs, 0.0, runs * moved, runs * self._seconds(0.0, moved))
 
     def _relaid(self, item: ArrayItem, made: Sharding) -> Iterator[KernelUse]:
-        """The kernels that copy what a loop carries before and after it, and lay out its slices, see `relaid_bytes`.
+        """The kernels that copy what a loop carries or stacks around it, and lay out its slices, see `relaid_bytes`.
         XLA:TPU adds the time to rearrange each tile to that for reading and writing a copy."""
         chip = self._problem.mesh.chip
         for value in item.values:
-            copied, sliced = (size / shards(made, self._sizes) for size in self._relaid_bytes.get(value, (0, 0)))
-            if copied or sliced:
-                turning = (copied + sliced) / _TILE_BYTES * self._retiling_cycles / chip.clock_hertz
+            copied, turned = (size / shards(made, self._sizes) for size in self._relaid_bytes.get(value, (0, 0)))
+            if copied or turned:
+                turning = turned / _TILE_BYTES * self._retiling_cycles / chip.clock_hertz
                 seconds = turning + 2.0 * copied / chip.memory_bytes_per_second
                 yield KernelUse((self._problem.program.producer[value],), COPY, 2.0, 0.0, 2.0 * copied, seconds)
 

@@ -37,7 +37,7 @@ from toast_cli.price.layouts import (
     tile_of,
     tilings,
 )
-from toast_cli.price.liveness import Lives, find_lives
+from toast_cli.price.liveness import Lives, find_lives, is_stacked
 from toast_cli.price.on_chip import elapsed_seconds, is_scalar, loop_residency, reuse_widths
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import Op, Program, once
@@ -180,14 +180,11 @@ def unfilled_stacks(program: Program, profile: CompilerProfile) -> set[int]:
     """Op numbers of broadcasts that fill arrays of which a loop then writes every slice, in the order of its counter.
 
     XLA:TPU allocates the buffer only (`AllocateBuffer`), for the residuals and results of a scan; what a reverse scan
-    stacks, it fills (libtpu 0.0.42.1 for v5p). A stack that replaces a donated argument is copied into the argument's
-    buffer after the loop, which takes about as long as filling it, and is counted as that.
+    stacks, it fills (libtpu 0.0.42.1 for v5p).
     """
     if "unfilled-stacks" not in profile.passes:
         return set()
-    donated = {argument.aliased_result for argument in program.arguments}
-    returned = {result.value for number, result in enumerate(program.results) if number in donated}
-    stacks = {op.results[0] for op in program.ops if op.name == CARRY and _is_stacked(program, op)} - returned
+    stacks = {op.results[0] for op in program.ops if op.name == CARRY and is_stacked(program, op)}
     return {
         number
         for number, op in enumerate(program.ops)
@@ -197,20 +194,6 @@ def unfilled_stacks(program: Program, profile: CompilerProfile) -> set[int]:
             for user, _ in program.users[op.results[0]]
         )
     }
-
-
-def _is_stacked(program: Program, carry: Op) -> bool:
-    loop, update = program.loops[carry.loop], program.producer[carry.operands[1]]
-    op = program.ops[update]
-    if op.name != DYNAMIC_UPDATE_SLICE or op.operands[0] != carry.results[0]:
-        return False
-    if any(loop.first <= user < loop.last and user != update for user, _ in program.users[carry.results[0]]):
-        return False
-    whole, part = (program.values[value].shape for value in op.operands[:2])
-    return any(
-        program.ops[program.producer[start]].name == CARRY and whole[dim] == part[dim] * loop.trips
-        for dim, start in enumerate(op.operands[2:])
-    )
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.program.model import DTYPE_BITS, Op, Program
+from toast_cli.program.model import DTYPE_BITS, Loop, Op, Program
 from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, REDUCE, RESULT
 from toast_cli.program.values import TO_HOST, expands_scalar, is_transfer
 
@@ -309,10 +309,9 @@ def _is_unified(program: Program, number: int) -> bool:
     )
 
 
-def _is_copied(program: Program, carry: Op) -> bool:
-    """Whether the readers of a carry in its loop, nested loops included, require another dimension order."""
-    loop = program.loops[carry.loop]
-    reached, waiting = {carry.results[0]}, [(carry.results[0], frozenset[str]())]
+def _is_wanted_in_another_order(program: Program, array: int, loop: Loop) -> bool:
+    """Whether the readers of an array in a loop, nested loops included, require another dimension order."""
+    reached, waiting = {array}, [(array, frozenset[str]())]
     while waiting:
         value, passed = waiting.pop()
         for number, position in program.users[value]:
@@ -367,24 +366,67 @@ def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
     """
     if "loop-copies" not in profile.passes:
         return set()
-    return {number for number, op in enumerate(program.ops) if op.name == CARRY and _is_copied(program, op)}
+
+    def wanted(op: Op) -> bool:
+        return _is_wanted_in_another_order(program, op.results[0], program.loops[op.loop])
+
+    return {number for number, op in enumerate(program.ops) if op.name == CARRY and wanted(op)}
 
 
-def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[int, float]]:
-    """Carry that is copied (see `copied_carries`) -> bytes of its copies before and after the loop, and of the slices
-    that the loop reads after an update, which it lays out anew in each trip; of the whole machine, in one run."""
+def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[float, float]]:
+    """Carry -> bytes that are copied before and after its loop, and bytes of which copies rearrange the tiles; of the
+    whole machine, in one run.
+
+    Those are a carry that is copied for its readers (see `copied_carries`), whose slices that the loop reads after an
+    update are laid out anew in each trip too; and a stack that replaces a donated argument, which is copied into the
+    argument's buffer after the loop, and has another dimension order if the loop's readers of a slice require it.
+    """
     arguments, returned = {a.value for a in program.arguments}, {result.value for result in program.results}
-    found = {}
+    found: dict[int, tuple[float, float]] = {}
     for number in copied_carries(program, profile):
         op = program.ops[number]
         (carried,) = op.results
-        ends = (op.operands[0] in arguments) + (carried in returned)
+        copied = ((op.operands[0] in arguments) + (carried in returned)) * program.values[carried].bytes
         updates = [program.ops[use] for use, place in program.users[carried] if place == 0]
         updated = [value for update in updates if update.name == DYNAMIC_UPDATE_SLICE for value in update.results]
         readers = [program.ops[use] for value in updated for use, place in program.users[value] if place == 0]
         slices = [one.trips * program.values[one.results[0]].bytes for one in readers if one.name == DYNAMIC_SLICE]
-        found[carried] = ends * program.values[carried].bytes, sum(slices)
+        found[carried] = copied, copied + sum(slices)
+    for number in returned_stacks(program, profile):
+        op = program.ops[number]
+        piece = program.ops[program.producer[op.operands[1]]].operands[1]
+        while (maker := program.ops[program.producer[piece]]).kind.view_or_convert:
+            piece = maker.operands[0]
+        copied = program.values[op.results[0]].bytes
+        found[op.results[0]] = copied, copied * _is_wanted_in_another_order(program, piece, program.loops[op.loop])
     return found
+
+
+def returned_stacks(program: Program, profile: CompilerProfile) -> list[int]:
+    """Op numbers of the carries that are stacks of slices and replace donated arguments."""
+    if "unfilled-stacks" not in profile.passes:
+        return []
+    replacing = {program.results[a.aliased_result].value for a in program.arguments if a.aliased_result >= 0}
+    return [
+        n
+        for n, op in enumerate(program.ops)
+        if op.name == CARRY and op.results[0] in replacing and is_stacked(program, op)
+    ]
+
+
+def is_stacked(program: Program, carry: Op) -> bool:
+    """Whether a loop writes every slice of a carry, in the order of its counter, and reads none."""
+    loop, update = program.loops[carry.loop], program.producer[carry.operands[1]]
+    op = program.ops[update]
+    if op.name != DYNAMIC_UPDATE_SLICE or op.operands[0] != carry.results[0]:
+        return False
+    if any(loop.first <= user < loop.last and user != update for user, _ in program.users[carry.results[0]]):
+        return False
+    whole, part = (program.values[value].shape for value in op.operands[:2])
+    return any(
+        program.ops[program.producer[start]].name == CARRY and whole[dim] == part[dim] * loop.trips
+        for dim, start in enumerate(op.operands[2:])
+    )
 
 
 # ---------------------------------------------------------------- the schedule
