@@ -80,7 +80,6 @@ SLOW = {
     "test_hostile",
     "test_inspect_and_diff",
     "test_items",
-    "test_known_checks",
     "test_loop_moves",
     "test_loop_sums",
     "test_manual_regions",

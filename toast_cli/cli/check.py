@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toast_cli.base.files import STDIN, DiskCache, Target, check_targets, key_of, resolved, users_folder, write_target
+from toast_cli.base.files import Target, check_targets, resolved, write_target
 from toast_cli.cli import options
 from toast_cli.cli.options import CheckFormat, parse_fraction
 from toast_cli.cli.running import (
@@ -145,7 +141,10 @@ def check(
         points = points_of_project(programs or [], given, config, update, allow_project_code)
     check_targets([target for _, target in targets if not target.is_stdout], [p.request.program for p in points])
 
-    judged = _judge(points, jobs, quiet, verbose, reported=targets != [(CheckFormat.text, STDOUT)])
+    if len(points) == 1:
+        judged = [_judge_alone(points[0], quiet, verbose, reported=targets != [(CheckFormat.text, STDOUT)])]
+    else:
+        judged = _judge_all(points, jobs, quiet)
     for point, result in zip(points, judged, strict=True):
         _store(point, result, quiet)
     verdicts = [result.verdict for result in judged]
@@ -194,33 +193,11 @@ def _given(written: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
-def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, reported: bool) -> list[Judged]:
-    """Judges all points; those with a cached verdict are not partitioned again (unless `verbose`, which shows a whole
-    report)."""
-    from toast_cli.report.checks import CheckVerdict
-
-    known = DiskCache(users_folder("checked"), CheckVerdict)
-    keys = ["" if verbose else key_of_point(point) for point in points]
-    done = {k: Judged(verdict) for k, key in enumerate(keys) if (verdict := known.find(key)) is not None}
-    left = [k for k in range(len(points)) if k not in done]
-    if done and not quiet:
-        say("note", f"{len(done)} of {len(points)} checks are known from before (TOAST_CACHE=off makes them again)")
-    if left and len(points) == 1:
-        done[0] = _judge_alone(points[0], quiet, verbose, reported)
-    elif left:
-        done.update(zip(left, _judge_all([points[k] for k in left], jobs, quiet), strict=True))
-    for k in left:
-        if not done[k].verdict.error:
-            known.store(keys[k], replace(done[k].verdict, seconds=0.0))
-    return [done[k] for k in range(len(points))]
-
-
 def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) -> Judged:
     """Judges one point in this process, with progress.
 
     An error is raised, or becomes a verdict if that is `reported` to other programs.
     """
-    from toast_cli.report.checks import CheckVerdict
     from toast_cli.report.terminal import print_report
 
     try:
@@ -229,8 +206,7 @@ def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) 
     except ToastError as error:
         if not reported:
             raise
-        failure = failure_of(error)
-        return Judged(CheckVerdict(point.request.program, point.request.mesh, error=failure.reason, hint=failure.hint))
+        return _not_judged(point, failure_of(error))
     if verbose:
         print_report(report, sys.stderr, verbose=True)
         print(file=sys.stderr)
@@ -239,17 +215,19 @@ def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) 
 
 def _judge_all(points: list[CheckPoint], jobs: int, quiet: bool) -> list[Judged]:
     """Judges several points, each in its own process; a failure becomes a verdict too."""
-    from toast_cli.report.checks import CheckVerdict
-
     done: dict[int, Judged] = {}
     with counted(len(points), "checks", wanted=not quiet) as advance:
         for number, result in run_all(points, work_on, jobs):
-            request = points[number].request
-            if isinstance(result, PointFailure):
-                result = Judged(CheckVerdict(request.program, request.mesh, error=result.reason, hint=result.hint))
-            done[number] = result
+            done[number] = _not_judged(points[number], result) if isinstance(result, PointFailure) else result
             advance()
     return [done[number] for number in range(len(points))]
+
+
+def _not_judged(point: CheckPoint, failure: PointFailure) -> Judged:
+    from toast_cli.report.checks import CheckVerdict
+
+    request = point.request
+    return Judged(CheckVerdict(request.program, request.mesh, error=failure.reason, hint=failure.hint))
 
 
 def _store(point: CheckPoint, judged: Judged, quiet: bool) -> None:
@@ -312,10 +290,6 @@ def _write(verdicts: list[CheckVerdict], targets: list[tuple[CheckFormat, Target
 # Collects what `toast check` checks: options and project files go in, `CheckPoint` values come out.
 
 DEFAULT_TOLERANCE = "5%"
-
-FORMAT = "1"  # of what is kept
-PACKAGES = ("jax", "jaxlib", "numpy", "scipy")  # on which a plan or its figures may depend
-_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -410,49 +384,3 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
     bounds = {"subject-to": [*(given.get("subject-to") or ()), *allowed]}
     request = options.make_request(program, mesh, {**given, **bounds})
     return CheckPoint(request, limits, given.get("against", ""), update)
-
-
-def key_of_point(point: CheckPoint) -> str:
-    """The cache key of a point: a hash of all that its verdict depends on. Empty if that is more than a key covers (a
-    compiler, a time limit, a tactic from a file, standard input)."""
-    request = point.request
-    timed = request.confirm != 0 or request.budget_seconds is not None
-    from_files = any("." in text or "/" in text for text in (*request.tactics, request.strategy or ""))
-    if point.update or timed or request.program == STDIN or from_files:
-        return ""
-    try:
-        from toast_cli.hardware import load_spec
-
-        spec = load_spec(request.mesh)
-        contents = [
-            hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
-            for path in (request.program, point.against, request.plan)
-        ]
-    except (OSError, ValueError, ToastError):  # reported when the point is checked
-        return ""
-    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("TOAST_"))
-    return key_of(code_digest(), FORMAT, contents, spec, request, point.limits, point.against, settings, *_versions())
-
-
-@cache
-def code_digest() -> bytes:
-    """A hash of toast's own code and data."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            digest.update(f"{path.relative_to(_PACKAGE)} {path.stat().st_size} ".encode())
-            digest.update(path.read_bytes())
-    return digest.digest()
-
-
-@cache
-def _versions() -> tuple[Any, ...]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found: list[Any] = [platform.python_version(), platform.machine()]
-    for package in PACKAGES:
-        try:
-            found.append(version(package))
-        except PackageNotFoundError:
-            found.append(None)
-    return tuple(found)

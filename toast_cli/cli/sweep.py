@@ -31,6 +31,7 @@ from toast_cli.base.files import (
     REPORT_BYTES,
     Target,
     check_targets,
+    key_of,
     limit_of,
     read_file,
     read_whole_number,
@@ -324,6 +325,8 @@ def points_of(
     requests: Sequence[Request], shapes: str | None, limits: Sequence[int | None], seeds: Sequence[int]
 ) -> list[SweepPoint]:
     """Every request for every shape, memory limit and seed, in this order, each once."""
+    from toast_cli import __version__
+
     digests = {path: _digest(path) for request in requests for path in (request.program, request.mesh)}
     found: dict[str, SweepPoint] = {}
     for request in requests:
@@ -331,7 +334,7 @@ def points_of(
             for limit in limits:
                 for seed in seeds:
                     one = replace(point.request, memory_limit=limit, seed=seed)
-                    key = key_of(one, digests[one.program], digests[one.mesh])
+                    key = key_of(b"", one, digests[one.program], digests[one.mesh], __version__)[:16]
                     found.setdefault(key, SweepPoint(one, key, point.error))
     return list(found.values())
 
@@ -364,19 +367,6 @@ def parse_seeds(text: str) -> list[int]:
             raise UsageError(f'"{part.strip()}" is not a range', where="--seeds", hint=_SEEDS_HINT)
         seeds += range(begin, end + 1)
     return list(dict.fromkeys(seeds))
-
-
-def key_of(request: Request, program_digest: str, mesh_digest: str) -> str:
-    """Sixteen hexadecimal digits that identify the point, including the content of its files."""
-    from toast_cli import __version__
-
-    facts = {
-        **asdict(request),
-        "program content": program_digest,
-        "mesh content": mesh_digest,
-        "version": __version__,
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _digest(path: str) -> str:
