@@ -172,7 +172,7 @@ SHORT_NOTES = 6
 STOPPED = {
     "budget": "its time was over",
     "iterations": "all its iterations were done",
-    "plateau": "no better plan for a long time",
+    "plateau": "further plans gained less than 1%",
 }
 # Shown in place of an algorithm if nothing was searched.
 UNSEARCHED = {"strategy": "none, since a strategy was given", "plan": "none, since a saved plan was given"}
@@ -510,13 +510,15 @@ def _split(report: Report, between: str) -> Text:
 
 
 def overlap_text(predicted: PredictedFacts) -> str:
-    """The bounds of the step time, if communication can overlap with compute."""
-    least, most = format_seconds(predicted.step_seconds_lower), format_seconds(predicted.step_seconds_upper)
-    if not 0 < predicted.step_seconds_lower < predicted.step_seconds_upper or least == most:
+    """How much of the communication runs beside compute, and how much could; empty if none can."""
+    most = predicted.step_seconds_upper
+    if not 0 < predicted.step_seconds_lower < most:
         return ""
-    if format_seconds(predicted.step_seconds) == most:
-        return f"nothing overlaps here; {least} if all did"
-    return f"{least} if all overlaps, {most} if nothing"
+    hidden, hideable = most - predicted.step_seconds, most - predicted.step_seconds_lower
+    if hidden > 0.99 * hideable:
+        return f"overlap hides all of it that it can, {format_seconds(hideable)}"
+    part = format_seconds(hidden) if hidden > 0.01 * hideable else "none"
+    return f"overlap hides {part} of it, at best {format_seconds(hideable)}"
 
 
 def _lead(name: str, rest: str) -> Text:

@@ -133,7 +133,7 @@ def _each_once(
 # The prediction error exceeds these gains, while a known strategy is well tested in compilers, and a short plan is easy
 # to check.
 
-# Tolerated slowdown of a step, as a fraction: for a known strategy of no more memory, and for any that surely fits.
+# Tolerated slowdown of a step, as a fraction: for a known strategy, and for a plan of fewer decisions.
 MARGIN, SMALL_GAIN = 0.05, 0.03
 # A decision that changes step and peak memory by no more than this fraction has no effect.
 NO_EFFECT = 0.001
@@ -141,8 +141,8 @@ NO_EFFECT = 0.001
 
 def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     """The result with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds the plan of
-    the search. Decisions that change nothing are left out. No known strategy that is simpler, or needs no more memory,
-    is faster than the plan taken."""
+    the search. Decisions that change nothing are left out. Of several known strategies, the one of fewest tactics, then
+    the fastest."""
     if not result.fits:
         return result
     tolerance = _Tolerance(evaluator)
@@ -155,27 +155,13 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     ]
     known = [one for one in strategies if tolerance.allows(one.cost, result.cost)]
     if known:
-        fastest = min(known, key=lambda one: tolerance.step_seconds(one.cost))
-        equal = [one for one in known if tolerance.allows(one.cost, fastest.cost)]
-        best = min(equal, key=lambda one: (len(one.plan), tolerance.step_seconds(one.cost)))
-        plan, name = best.plan, best.label
+        simplest = min(known, key=lambda one: (_tactics(one.name), tolerance.step_seconds(one.cost)))
+        plan, name = simplest.plan, simplest.label
     else:
         plan, name = shortened(evaluator, result, tolerance), ""
     plan = without_idle(evaluator, plan)
     cost = evaluator.exact_cost(plan)
     if plan == result.plan or not tolerance.allows(cost, result.cost):
-        plan, cost, name = result.plan, result.cost, ""
-    better_known = [
-        one
-        for one in strategies
-        if one.label != name and tolerance.allows(one.cost, cost, 0.0)
-        if one.cost.peak_bytes <= cost.peak_bytes or not name or _tactics(one.name) < _tactics(best.name)
-    ]
-    if better_known:
-        best = min(better_known, key=lambda one: (_tactics(one.name), tolerance.step_seconds(one.cost)))
-        plan, name = without_idle(evaluator, best.plan), best.label
-        cost = evaluator.exact_cost(plan)
-    if plan == result.plan:
         return result
     return replace(result, plan=plan, cost=cost, known_as=name, fastest=(result.plan, result.cost))
 
@@ -187,8 +173,8 @@ def _tactics(name: str) -> int:
 
 class _Tolerance:
     """Accepts plans that are nearly as good as another one: they keep the goal's bounds, need no more memory or surely
-    fit, and are slower by no more than `MARGIN`, or by `SMALL_GAIN` if they need more memory. The step of a plan that
-    may not fit counts as longer (see `Objective`)."""
+    fit, and are slower by no more than a margin. The step of a plan that may not fit counts as longer (see
+    `Objective`)."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         problem = evaluator.problem
@@ -197,7 +183,6 @@ class _Tolerance:
         self.step_seconds = self._objective.step_seconds
 
     def allows(self, cost: Cost, other: Cost, margin: float = MARGIN) -> bool:
-        margin = margin if cost.peak_bytes <= other.peak_bytes else min(margin, SMALL_GAIN)
         fast = self.step_seconds(cost) <= (1 + margin) * self.step_seconds(other)
         return fast and cost.peak_bytes <= max(other.peak_bytes, self._sure_bytes) and self._objective.met(cost)
 
