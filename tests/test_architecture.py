@@ -34,6 +34,7 @@ ORDER = [
     "report",
     "largest_size",
     "pipeline",
+    "together",
     "api",
     "compiled",
     "runnable",

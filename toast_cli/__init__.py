@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toast_cli.api import Plan as Plan
     from toast_cli.api import partition as partition
+    from toast_cli.api import partition_together as partition_together
     from toast_cli.compiled import jit as jit
     from toast_cli.errors import ToastError as ToastError
     from toast_cli.runnable import Loaded as Loaded
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
 
 __version__ = "0.1.0"
-__all__ = ["Loaded", "Plan", "ToastError", "__version__", "jit", "load", "partition"]
+__all__ = ["Loaded", "Plan", "ToastError", "__version__", "jit", "load", "partition", "partition_together"]
 
 _HOMES = {
     "Plan": "toast_cli.api",
     "partition": "toast_cli.api",
+    "partition_together": "toast_cli.api",
     "jit": "toast_cli.compiled",
     "load": "toast_cli.runnable",
     "Loaded": "toast_cli.runnable",

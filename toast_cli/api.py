@@ -35,6 +35,7 @@ from toast_cli.program.quantities import format_bytes, format_seconds
 from toast_cli.report.model import DimensionAxes, Report
 from toast_cli.request import DEFAULTS, Request
 from toast_cli.tactics import parse_tactics
+from toast_cli.together import partition_together as run_together
 
 # ---------------------------------------------------------------- frameworks
 # A plan's shardings in the forms that frameworks read: regular expressions over paths, MaxText's YAML, Keras' layouts,
@@ -523,6 +524,31 @@ def partition(program: Any, mesh: Any, **options: Any) -> Plan:
     path, content, signature = read_program(program)
     request = replace(request_for(mesh, options), program=path, content=content)
     return Plan(run_pipeline(request), signature)
+
+
+def partition_together(
+    programs: Mapping[str, Any], mesh: Any, runs: Mapping[str, int] | None = None, **options: Any
+) -> dict[str, Plan]:
+    """Plans for several programs on the same devices, under one sharding of the arguments that they share (those of the
+    same path, shape and type in all), with which all runs together take least time. The same as `toast partition
+    --with`.
+
+    Args:
+        programs: name -> program, as `partition` takes it. runs: name -> how often it runs for one run of the first;
+            once where it is not named. mesh, options: as for `partition`.
+
+    Raises `ToastError`, also if the programs share no argument.
+    """
+    unknown = sorted(set(runs or {}) - set(programs))
+    if unknown or len(programs) < 2:
+        what = f"there is no program {unknown[0]!r}" if unknown else "one program is planned by partition"
+        raise UsageError(what, where="runs" if unknown else "programs", hint=f"the programs: {', '.join(programs)}")
+    base = request_for(mesh, options)
+    read = [read_program(program) for program in programs.values()]
+    requests = [replace(base, program=path, content=content) for path, content, _ in read]
+    outcomes = run_together(requests, list(programs), [(runs or {}).get(name, 1) for name in programs])
+    plans = (Plan(outcome, signature) for outcome, (_, _, signature) in zip(outcomes, read, strict=True))
+    return dict(zip(programs, plans, strict=True))
 
 
 def request_for(mesh: Any, options: dict[str, Any]) -> Request:

@@ -16,6 +16,19 @@ from toast_cli.request import AUTO, OPTIONS, Option, OptionKind, Request
 
 Words = TypeVar("Words", bound=StrEnum)
 
+WITH_OPTION = "--with"
+
+
+def parse_with(text: str) -> tuple[str, int]:
+    """`decode.mlir:64` -> the program and how often it runs for one run of the first; once without a number."""
+    path, colon, number = text.rpartition(":")
+    if not colon or not number.removeprefix("-").isdigit():
+        return text, 1
+    runs = read_number(number)
+    if not runs or not path:
+        raise UsageError(f'"{text:.60}" runs {number} times', where=WITH_OPTION, hint="write e.g. decode.mlir:64")
+    return path, runs
+
 
 def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
     """The request that options ask for.

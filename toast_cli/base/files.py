@@ -297,6 +297,11 @@ def output_format(path: str | None, given: Format | None) -> Format:
     return _FORMATS[suffix]
 
 
+def extension_of(format: Format) -> str:
+    """The extension of a file in this format."""
+    return next((extension for extension, one in _FORMATS.items() if one is format), ".mlir")
+
+
 def check_targets(targets: Sequence[Target], inputs: Sequence[str]) -> None:
     """Raise UsageError for a target that cannot be written, is one of the `inputs`, or is another target too.
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toast_cli.base.children import without_cycle_collection
-from toast_cli.base.files import Format, Target, check_targets, output_format, write_target
+from toast_cli.base.files import STDIN, Format, Target, check_targets, extension_of, output_format, write_target
 from toast_cli.cli import options
 from toast_cli.cli.options import Annotate
 from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say, say_confirmed
 from toast_cli.cli.verify import judge_of, verify_outcome
 from toast_cli.errors import UsageError
+from toast_cli.option_values import WITH_OPTION, parse_with
 from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
+    from toast_cli.pipeline import Emitted, Outcome
     from toast_cli.report.model import Report
 
 
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 LEFT_OUT = (
     "shardings of arguments and results only, the compiler finds the others; -o FILE.mlir writes the whole plan instead"
 )
+
+# What each program's outputs end in, where several programs are written to folders.
+ENDINGS = {"--json": ".json", "--save-plan": ".plan", "--html": ".html", "--trace": ".trace.json"}
 
 
 @options.with_options(
@@ -73,6 +80,16 @@ def partition(
         str | None,
         options.file("Write only the plan, for --plan; - for stdout."),
     ] = None,
+    with_programs: Annotated[
+        list[str] | None,
+        typer.Option(
+            WITH_OPTION,
+            metavar="PROGRAM:RUNS",
+            help="Plan another program too, which has arguments of the same name and type and runs RUNS times for one "
+            "run of PROGRAM: the shared arguments get one sharding, with which all runs together take least time; -o, "
+            "--json, … then name folders; repeatable.",
+        ),
+    ] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     **given: Any,
@@ -84,7 +101,9 @@ def partition(
     not be asked.
     """
     options.refuse_both(quiet, verbose)
-    chosen = output_format(output, format)
+    programs = [(program, 1), *map(parse_with, with_programs or ())]
+    wanted = {"-o": output, "--json": json, "--save-plan": save_plan, "--html": html, "--trace": trace}
+    chosen = output_format(output if len(programs) == 1 else None, format)
     if annotate is not None and chosen not in (Format.stablehlo, Format.bytecode, Format.jax_export):
         raise UsageError(
             f"{chosen.value} has no constraints to choose", where="--annotate", hint="give it with --format stablehlo"
@@ -96,15 +115,11 @@ def partition(
             hint="give it with --format stablehlo, hlo or spmd",
         )
     judge = judge_of(mesh, verify, "--verify") if verify is not None else None
-    program_target = Target("-o", output) if output is not None else None
-    report_target = Target("--json", json) if json is not None else None
-    plan_target = Target("--save-plan", save_plan) if save_plan is not None else None
-    page_target = Target("--html", html) if html is not None else None
-    trace_target = Target("--trace", trace) if trace is not None else None
-    outputs = (program_target, report_target, plan_target, page_target, trace_target)
-    targets = [target for target in outputs if target is not None]
-    check_targets(targets, [program, mesh])
-    request = options.make_request(program, mesh, given)
+    given_targets = {option: Target(option, path) for option, path in wanted.items() if path is not None}
+    targets = [given_targets] if len(programs) == 1 else in_folders(given_targets, programs, chosen)
+    check_targets([target for ones in targets for target in ones.values()], [*(path for path, _ in programs), mesh])
+    requests = [options.make_request(path, mesh, given) for path, _ in programs]
+    request = requests[0]
     if request.pipeline is not None and (output is not None or verify is not None):
         raise UsageError(
             "toast prices pipelines, and does not write the programs of their stages",
@@ -112,44 +127,87 @@ def partition(
             hint="leave out -o and --verify for the price, or leave out --pipeline to write the plan without stages",
         )
 
-    from toast_cli import pipeline
-    from toast_cli.report.model import to_bytes
+    from toast_cli import pipeline, together
 
     with progress_line(wanted=not quiet) as progress:
-        outcome = pipeline.partition(request, _say_asked if quiet else progress, None if quiet else say_confirmed)
-        report = outcome.report
-        fits = report.met
-        content = b""
-        if fits and (program_target is not None or verify is not None):
-            if progress is not None:
-                progress("emit", 1.0, report.predicted.step_seconds, report.search.evaluations, report.search.seconds)
-            emitted = outcome.emit(chosen.value, (annotate or Annotate.minimal).value)
-            content, report = emitted.content, emitted.report
-            if program_target is not None:
-                write_target(program_target, content)
-    if report_target is not None:
-        write_target(report_target, to_bytes(report))
-    if plan_target is not None:
-        write_target(plan_target, outcome.saved_plan())
-    if trace_target is not None:
-        from toast_cli.report.step import trace as trace_of
+        tell = _say_asked if quiet else progress
+        if len(programs) == 1:
+            outcomes: Sequence[Outcome] = [pipeline.partition(request, tell, None if quiet else say_confirmed)]
+        else:
+            names, runs = [path for path, _ in programs], [number for _, number in programs]
+            outcomes = together.partition_together(requests, names, runs, tell)
+        met = all(outcome.report.met for outcome in outcomes)
+        emitted: list[Emitted | None] = [None] * len(outcomes)
+        if met and (output is not None or verify is not None):
+            for k, outcome in enumerate(outcomes):
+                if progress is not None:
+                    step, search = outcome.report.predicted.step_seconds, outcome.report.search
+                    progress("emit", 1.0, step, search.evaluations, search.seconds)
+                emitted[k] = outcome.emit(chosen.value, (annotate or Annotate.minimal).value)
+    exits: list[int] = []
+    for outcome, written, ones in zip(outcomes, emitted, targets, strict=True):
+        if exits and not quiet:
+            print(file=sys.stderr if any(target.is_stdout for target in ones.values()) else sys.stdout)
+        report = outcome.report if written is None else written.report
+        _write(outcome, report, written, ones)
+        taken = any(target.is_stdout for target in ones.values())
+        if quiet:  # the report has them among its notes
+            for notice in outcome.notices:
+                say("note", notice)
+        if not (quiet and taken and met):
+            _show(
+                report, _written(ones.get("-o"), chosen, report, met=met), to_stderr=taken, quiet=quiet, verbose=verbose
+            )
+        if judge is not None and written is not None:
+            exits.append(verify_outcome(outcome, written.content, chosen, judge, to_stderr=taken, quiet=quiet))
+        else:
+            exits.append(OK)
+    return max(exits) if met else DOES_NOT_FIT
 
-        write_target(trace_target, trace_of(outcome.source, outcome.evaluator, outcome.result))
-    if page_target is not None:
+
+def in_folders(
+    given: Mapping[str, Target], programs: Sequence[tuple[str, int]], chosen: Format
+) -> list[dict[str, Target]]:
+    """[programs] the outputs of each where there are several: files in the folders that the options name, called as the
+    program.
+
+    Raises UsageError for an output that is no folder, and for two programs of one name.
+    """
+    names = [Path(path).name.split(".")[0] if path != STDIN else "stdin" for path, _ in programs]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two programs are called {max(names, key=names.count)}", where=WITH_OPTION, hint="rename one")
+    for option, target in given.items():
+        if not Path(target.path).is_dir():
+            hint = "mkdir out, and give out/: a file for each program is written there"
+            raise UsageError(f"with {WITH_OPTION} this is a folder, and {target.path} is none", where=option, hint=hint)
+    return [
+        {
+            option: Target(option, str(Path(target.path) / f"{name}{ENDINGS.get(option) or extension_of(chosen)}"))
+            for option, target in given.items()
+        }
+        for name in names
+    ]
+
+
+def _write(outcome: Outcome, report: Report, emitted: Emitted | None, targets: Mapping[str, Target]) -> None:
+    """Writes the outputs of one program."""
+    from toast_cli.report.model import to_bytes
+
+    if emitted is not None and "-o" in targets:
+        write_target(targets["-o"], emitted.content)
+    if "--json" in targets:
+        write_target(targets["--json"], to_bytes(report))
+    if "--save-plan" in targets:
+        write_target(targets["--save-plan"], outcome.saved_plan())
+    if "--trace" in targets:
+        from toast_cli.report.step import trace
+
+        write_target(targets["--trace"], trace(outcome.source, outcome.evaluator, outcome.result))
+    if "--html" in targets:
         from toast_cli.report.html.pages import run_page
         from toast_cli.report.html.pictures import pictures
 
-        write_target(page_target, run_page(report, pictures(outcome.source, outcome.evaluator, outcome.result)))
-
-    taken = any(target.is_stdout for target in targets)
-    if quiet:  # the report has them among its notes
-        for notice in outcome.notices:
-            say("note", notice)
-    if not (quiet and taken and fits):
-        _show(report, _written(program_target, chosen, report), to_stderr=taken, quiet=quiet, verbose=verbose)
-    if not fits:
-        return DOES_NOT_FIT
-    return OK if judge is None else verify_outcome(outcome, content, chosen, judge, to_stderr=taken, quiet=quiet)
+        write_target(targets["--html"], run_page(report, pictures(outcome.source, outcome.evaluator, outcome.result)))
 
 
 def _say_asked(stage: str, *_: object) -> None:
@@ -158,16 +216,17 @@ def _say_asked(stage: str, *_: object) -> None:
         say("note", "a compiler is asked about the plan; --confirm 0 asks none")
 
 
-def _written(target: Target | None, chosen: Format, report: Report) -> str:
-    """A line on the program's output file."""
+def _written(target: Target | None, chosen: Format, report: Report, *, met: bool) -> str:
+    """A line on the program's output file. met: whether programs are written, since all fit and keep their bounds."""
     if target is None:
-        return "nothing written; -o OUT writes the sharded program" if report.met else ""
+        return "nothing written; -o OUT writes the sharded program" if met else ""
     name = "stdout" if target.is_stdout else target.path
-    if report.met:
+    if met:
         rewritten = "; ".join(report.program.rewritten)
         left_out = LEFT_OUT + (f", and the program {rewritten}, without which it may not fit" if rewritten else "")
         return f"wrote {name} ({chosen.value})" + (f": {left_out}" if chosen in (Format.specs, Format.python) else "")
-    return f"{name} was not written: the plan {'does not fit' if report.fit == 'no' else 'breaks a bound'}"
+    why = "the plan breaks a bound" if not report.met else "another plan does not fit, or breaks a bound"
+    return f"{name} was not written: {'the plan does not fit' if report.fit == 'no' else why}"
 
 
 def _show(report: Report, written: str, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:

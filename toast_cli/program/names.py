@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from functools import lru_cache
 from typing import Any
 
 from toast_cli.errors import UsageError
@@ -20,7 +21,7 @@ _SPECIAL = re.compile(
 )
 _LAYER = re.compile(r"(?<=/)\d+(?=/|$)")
 _WORD = re.compile(r"[a-z]\w*")
-MOST_NUMBERS = 10_000  # in one range
+MOST_NUMBERS = 10_000  # in one pattern's ranges
 NEAREST = 4
 
 
@@ -34,9 +35,10 @@ def matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
     if pattern == f"{kind}{index}":
         return True
     names = (path, slash_path(path))
-    return bool(path) and (pattern in names or any(re.fullmatch(_expression(pattern), name) for name in names))
+    return bool(path) and (pattern in names or any(_compiled(pattern).fullmatch(name) for name in names))
 
 
+@lru_cache(maxsize=65536)
 def slash_path(path: str) -> str:
     """`params['layers'][0].kernel` -> `params/layers/0/kernel`; `[*]` for any number becomes `/*`."""
     return _KEY.sub(lambda key: "/" + (key[1] or key[2] or key[3]), path)
@@ -61,6 +63,11 @@ def nearest_paths(pattern: str, paths: Iterable[str]) -> str:
     return ", ".join(sorted(names, key=likeness, reverse=True)[:NEAREST])
 
 
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(_expression(pattern))
+
+
 def _expression(pattern: str) -> str:
     """A pattern as a regular expression."""
     text, end = "", 0
@@ -78,7 +85,10 @@ def _meaning(special: re.Match[str]) -> str:
     numbers: list[int] = []
     for run in special["numbers"].split(","):
         first, _, last = run.partition("..")
-        numbers += range(int(first), int(last or first) + 1)[:MOST_NUMBERS]
+        numbers += range(int(first), min(int(last or first), int(first) + MOST_NUMBERS) + 1)
+    if len(numbers) > MOST_NUMBERS:
+        what = f"{special['numbers']:.40} are more than {MOST_NUMBERS:,} numbers"
+        raise UsageError(what, where="pattern", hint="write * for any text")
     return f"(?:{'|'.join(map(str, numbers))})"
 
 

@@ -179,7 +179,9 @@ def time_by_line(report: Report, width: int, verbose: bool) -> RenderableType | 
         [format_percent(one.share), format_seconds(one.seconds), one.location or NOWHERE, one.module, one.mostly]
         for one in shown
     ]
-    return style.section("where the time goes, compute and communication before overlap", style.fitted(columns, rows, width, [(4,)]))
+    return style.section(
+        "where the time goes, compute and communication before overlap", style.fitted(columns, rows, width, [(4,)])
+    )
 
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:

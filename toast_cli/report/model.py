@@ -301,6 +301,27 @@ class SizesFacts:
 
 
 @dataclass(frozen=True)
+class MemberFacts:
+    """One of several programs under one sharding of the arguments that they share."""
+
+    program: str
+    runs: int  # for one run of the first program
+    step_seconds: float
+    alone_seconds: float  # its step in a plan for this program only
+    kept_bytes: int  # on a device: its own arguments, which stay while the others run
+
+
+@dataclass(frozen=True)
+class TogetherFacts:
+    """Several programs under one sharding of the arguments that they share (`--with`)."""
+
+    shared: int  # number of arguments that all programs have
+    seconds: float  # of all runs of all programs, for one run of the first
+    alone_seconds: float  # the same with a plan for each program by itself
+    programs: list[MemberFacts]
+
+
+@dataclass(frozen=True)
 class Report:
     program: ProgramFacts
     mesh: MeshFacts
@@ -321,6 +342,7 @@ class Report:
     alternatives: list[AlternativeFacts] = field(default_factory=list)  # the best first, where they were asked for
     time_by_line: list[LineFacts] = field(default_factory=list)  # those that take longest
     sizes: SizesFacts | None = None  # where the largest size of a symbolic dimension was asked for
+    together: TogetherFacts | None = None  # where the program is planned together with others
     schema: str = SCHEMA
 
     def __getitem__(self, key: str) -> Any:

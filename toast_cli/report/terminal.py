@@ -78,6 +78,21 @@ def sizes(report: Report) -> RenderableType | None:
     return style.section(f"sizes of {found.symbol}", rows, Text(found.text, style.LABEL))
 
 
+def together(report: Report) -> RenderableType | None:
+    """The steps of programs that share the sharding of some arguments; None for a program by itself."""
+    facts = report.together
+    if facts is None:
+        return None
+    columns = [("", "name"), ("runs", "right"), ("step time", "right"), ("alone", "right"), ("keeps", "right")]
+    rows = style.table(columns)
+    for one in facts.programs:
+        figures = (format_seconds(one.step_seconds), format_seconds(one.alone_seconds), format_bytes(one.kept_bytes))
+        rows.add_row(one.program, format_count(one.runs), *figures)
+    rows.add_row("in all", "", format_seconds(facts.seconds), format_seconds(facts.alone_seconds), "")
+    shared = format_plural(facts.shared, "argument")
+    return style.section("together", rows, Text(f"{shared} of all programs have one sharding", style.LABEL))
+
+
 def bound_text(bound: BoundFacts) -> str:
     """`communication[data] 12.0 ms, at most 20.0 ms`, and by how much it is exceeded if it is."""
     value, limit = written(bound)
@@ -147,6 +162,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         prediction(report, width),
         goal(report),
         sizes(report),
+        together(report),
         comparison(report, width) if report.baselines else None,
         alternatives(report),
         confirmation(report),

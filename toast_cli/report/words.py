@@ -326,9 +326,10 @@ def _stored(
     sizes: dict[int, float] = defaultdict(float)
     for k in (k for k, of in enumerate(problem.argument_role) if of == number):
         total += program.values[program.arguments[k].value].bytes
-        groups, split = problem.patterns[problem.op_pattern[k]].groups, lowered[problem.op_pattern[k]].factor_axes
-        parts = ((group, axis) for group, axes in zip(groups, split, strict=True) for axis in axes)
-        for axis in {axis for group, axis in parts if (group, axis) not in computed}:
+        groups, sharding = problem.patterns[problem.op_pattern[k]].groups, lowered[problem.op_pattern[k]]
+        split = {axis: group for group, axes in zip(groups, sharding.factor_axes, strict=True) for axis in axes}
+        pinned = {axis: NONE for axes in sharding.shardings[0] for axis in axes if axis not in split}
+        for axis in (axis for axis, group in {**split, **pinned}.items() if (group, axis) not in computed):
             sizes[axis] += program.values[program.arguments[k].value].bytes
     return frozenset(axis for axis, size in sizes.items() if size > _MOST * total)
 
