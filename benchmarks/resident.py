@@ -1,11 +1,9 @@
-"""What kernels take that neither read nor write device memory: cycles that XLA:TPU estimates for them, beside what
-`resident_kernels` and `accumulator_windows` count.
+"""What kernels take that neither read nor write device memory: cycles that XLA:TPU estimates for them.
 
-Compiles loops that keep all their arrays in on-chip memory, ahead of time with libtpu: one for contractions of a state
-with square weights in f32, one for those in bf16, one for elementwise work on one array; and one for each product that
-is added to what the loop carries, with whether it was compiled again. `python -m benchmarks.resident [MESH ...]` prints
-one row for each kernel; the figures of the profiles (`OnChip.vector_seconds` and so on) were read off them by hand: the
-smallest kernels give the start, the slope of the largest the rate.
+Compiles loops that keep all their arrays in on-chip memory, ahead of time with libtpu: one for elementwise work on one
+array, and one for each product that is added to what the loop carries, with whether it was compiled again and whether
+`has_small_windows` says so. `python -m benchmarks.resident [MESH ...]` prints one row for each kernel;
+`OnChip.vector_speed` and `OnChip.window_bytes` were read off them by hand.
 """
 
 from __future__ import annotations
@@ -20,13 +18,11 @@ from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import compile_for, target_of
 from toast_cli.ask_xla.hlo_text import computations
 from toast_cli.hardware import Spec, load_spec
-from toast_cli.price.cost import STREAMED_ROWS
 from toast_cli.price.on_chip import has_small_windows
 from toast_cli.price.profiles import find_profile
 
 MESHES = ("v4-32", "v5e-16", "v5p-64", "v6e-64")
 TRIPS = 50
-STATES = [(rows, width) for rows in (4, 8, 64, 512) for width in (128, 512, 1024, 2048)]
 ROWS = [8 * 4**power for power in range(6)]  # of 1,024 f32 elements
 ADDED = (
     (640, 6144), (640, 8192), (768, 5120), (768, 6144), (1024, 3072), (1024, 4096), (1024, 6144), (1152, 3840),
@@ -34,8 +30,7 @@ ADDED = (
     (2048, 4096), (2048, 6144), (2048, 8192), (2304, 2304), (2560, 3072), (4096, 4096),
 )  # fmt: skip
 COLUMNS = {
-    "mesh": "{mesh}", "kernel": "{kernel}", "compiled us": "{compiled:.2f}", "start us": "{start:.2f}",
-    "KiB": "{kib:.0f}", "GB/s beyond the start": "{rate:.0f}",
+    "mesh": "{mesh}", "kernel": "{kernel}", "compiled us": "{compiled:.2f}", "KiB": "{kib:.0f}", "GB/s": "{rate:.0f}",
 }  # fmt: skip
 ADDED_COLUMNS = {
     "mesh": "{mesh}", "added to": "{kernel}", "compiled us": "{compiled:.2f}", "GB/s": "{rate:.0f}",
@@ -47,39 +42,9 @@ _RESULT = re.compile(r"(?:f32|bf16)\[(\d+),(\d+)\]")
 
 
 def main(meshes: list[str]) -> int:
-    rows = [
-        row
-        for mesh in meshes or MESHES
-        for make in (contractions, narrow_contractions, elementwise)
-        for row in measured(mesh, make)
-    ]
-    show("kernels in on-chip memory", COLUMNS, rows)
+    show("kernels in on-chip memory", COLUMNS, [row for mesh in meshes or MESHES for row in measured(mesh)])
     show("products added to what a loop carries", ADDED_COLUMNS, [r for mesh in meshes or MESHES for r in added(mesh)])
     return 0
-
-
-def contractions() -> tuple[Callable[..., Any], list[Any]]:
-    """States, each multiplied by weights of its own in every trip."""
-    return _contractions("float32")
-
-
-def narrow_contractions() -> tuple[Callable[..., Any], list[Any]]:
-    """The same in bf16."""
-    return _contractions("bfloat16")
-
-
-def _contractions(dtype: str) -> tuple[Callable[..., Any], list[Any]]:
-    import jax
-    import jax.numpy as jnp
-
-    def run(states: Any, weights: Any) -> Any:
-        def step(_: Any, states: Any) -> Any:
-            return [jnp.tanh(state @ weight) for state, weight in zip(states, weights, strict=True)]
-
-        return jax.lax.fori_loop(0, TRIPS, step, states)
-
-    shapes = [(rows, width) for rows, width in STATES], [(width, width) for _, width in STATES]
-    return run, [[jax.ShapeDtypeStruct(shape, dtype) for shape in arrays] for arrays in shapes]
 
 
 def elementwise() -> tuple[Callable[..., Any], list[Any]]:
@@ -127,20 +92,15 @@ def added(mesh: str) -> Iterator[Row]:
                 }  # fmt: skip
 
 
-def measured(mesh: str, make: Callable[[], tuple[Callable[..., Any], list[Any]]]) -> Iterator[Row]:
-    """One row for each kernel of the loop."""
+def measured(mesh: str) -> Iterator[Row]:
+    """One row for each kernel of the loop of elementwise work."""
     spec = load_spec(mesh)
-    profile, chip, product = find_profile(spec.chip), spec.chip, make is not elementwise
-    given = profile.on_chip
-    kernels = sorted((shape, float(_CYCLES.findall(line)[0])) for shape, line in lines_of(make, spec))
+    kernels = sorted((shape, float(_CYCLES.findall(line)[0])) for shape, line in lines_of(elementwise, spec))
     for (rows, columns), cycles in kernels:
-        narrow = rows < STREAMED_ROWS or make is narrow_contractions
-        start = given.product_seconds + given.narrow_seconds * narrow if product else given.vector_seconds
-        seconds = cycles / chip.clock_hertz
-        size = 2 * columns * columns if product else 8 * rows * columns  # weights in bf16; read and written
+        seconds, size = cycles / spec.chip.clock_hertz, 8 * rows * columns  # read and written
         yield {
-            "mesh": mesh, "kernel": f"{make.__name__} {rows} x {columns}", "compiled": seconds * 1e6,
-            "start": start * 1e6, "kib": size / 1024, "rate": size / max(seconds - start, 1e-9) / 1e9,
+            "mesh": mesh, "kernel": f"{rows} x {columns}", "compiled": seconds * 1e6, "kib": size / 1024,
+            "rate": size / seconds / 1e9,
         }  # fmt: skip
 
 

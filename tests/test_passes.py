@@ -232,7 +232,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "fourier-transforms": (lambda x: jnp.fft.rfft(x).real, (arg(1024, 1024),), "", "less compute", "v5e-16"),
     "ragged-gradients": (program("contracted"), (), "", "less compute", RAGGED),
     "loop-residency": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
-    "resident-kernels": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
+    "scalar-unit": (lambda x: jnp.sin(x) * 2.0, (arg(),), "", "more compute", "v5e-16"),
     "accumulator-windows": (lambda w, x: lax.scan(lambda total, x: (total + x.T @ x, None), w, x)[0],
                             (arg(2560, 2560), arg(4, 16, 2560)), "", "less compute", "v5e-16"),
     "temporary-growth": (lambda x, v: (x @ v) @ v, (SQUARE,) * 2, "", "less peak", "h100-8"),

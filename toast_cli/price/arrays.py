@@ -5,7 +5,7 @@ layouts, and the kernels around them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, prod
@@ -19,7 +19,7 @@ from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.price.compilation import Compilation, Making, making_whole
 from toast_cli.price.compiled_collectives import Narrowing
 from toast_cli.price.convolutions import CopiedArgument, Images
-from toast_cli.price.cost import CollectiveUse, KernelUse, kernel_seconds
+from toast_cli.price.cost import KernelUse, kernel_seconds
 from toast_cli.price.fusion import MaskedSoftmax
 from toast_cli.price.layouts import (
     UNPADDED,
@@ -35,7 +35,7 @@ from toast_cli.price.layouts import (
 )
 from toast_cli.price.layouts import growth as growth_of_tiles
 from toast_cli.price.liveness import relaid_bytes
-from toast_cli.price.on_chip import kept_bytes, kernel_starts
+from toast_cli.price.on_chip import kept_bytes
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.program.values import Region, all_readings, readings
@@ -327,10 +327,9 @@ class ArrayKernels:
 
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._problem, self._sizes, self._tile = problem, problem.mesh.sizes, tile_of(profile)
-        self._kept_bytes, self._starts, self._on_chip = kept_bytes(profile), kernel_starts(profile), profile.on_chip
+        self._kept_bytes, self._on_chip = kept_bytes(profile), profile.on_chip
         self._attained = profile.attained
         self._elementwise = replace(self._attained, memory=self._attained.elementwise or self._attained.memory)
-        self._counts_residents = "resident-kernels" in profile.passes
         self._layouts, self._turning_cycles = Layouts(problem, profile), profile.turning_cycles
         self._retiling_cycles = profile.retiling_cycles
         self._relaid_bytes = {} if self._tile == UNPADDED else relaid_bytes(problem.program, profile)
@@ -348,18 +347,6 @@ class ArrayKernels:
         yield from self._into_rows(item, made)
         yield from self._spread(item, made)
         yield from self._relaid(item, made)
-
-    def exchange_uses(self, sent: Iterable[CollectiveUse]) -> Iterator[KernelUse]:
-        """The kernels in loops that slice halos out and insert received ones, see `Starts`."""
-        if not self._counts_residents:
-            return
-        ops = self._problem.program.ops
-        rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
-        for use in sent:
-            if ops[use.op].loop >= 0:
-                moved = 2.0 * use.bytes
-                seconds = use.count * (self._starts.vector + moved / rate)
-                yield KernelUse((use.op,), ops[use.op].name, use.count, 0.0, use.count * moved, seconds)
 
     def _unsliced(self, item: ArrayItem, made: Sharding, read: Sequence[Sharding]) -> Iterator[KernelUse]:
         """The kernel that computes a whole array, if readers take different shards of it; the shards themselves count

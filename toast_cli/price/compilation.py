@@ -38,7 +38,7 @@ from toast_cli.price.layouts import (
     tilings,
 )
 from toast_cli.price.liveness import Lives, find_lives, is_stacked
-from toast_cli.price.on_chip import elapsed_seconds, is_scalar, loop_residency, reuse_widths
+from toast_cli.price.on_chip import elapsed_seconds, loop_residency, reuse_widths
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import Op, Program, once
 from toast_cli.program.ops import (
@@ -163,17 +163,22 @@ def kernels(
     """
     ones = [1.0] * len(program.values)
     grouping = _Grouping(program, stored, free, profile, form or MemoryForm(ones, ones, {}))
-    scalars_free, unfilled = "resident-kernels" in profile.passes, unfilled_stacks(program, profile)
+    scalars_free, unfilled = "scalar-unit" in profile.passes, unfilled_stacks(program, profile)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None or number in unfilled:
             continue
-        if any(stored[v] for v in op.results) and not (scalars_free and is_scalar(program, op)):
+        if any(stored[v] for v in op.results) and not (scalars_free and _is_scalar(program, op)):
             grouping.add_kernels(number)
     if "reduction-fusion" in profile.passes:
         let_reductions_ride(program, grouping.found, grouping.reads, profile)
     if "normalization-fusion" in profile.passes:
         join_rows(program, grouping.found, grouping.reads, stored)
     return grouping.found
+
+
+def _is_scalar(program: Program, op: Op) -> bool:
+    """Whether an op computes a scalar from scalars, such as a loop's counter."""
+    return op.kind.elementwise and not any(program.values[v].shape for v in (*op.operands, *op.results))
 
 
 def unfilled_stacks(program: Program, profile: CompilerProfile) -> set[int]:

@@ -83,7 +83,7 @@ class ShareMemo:
         self._asynchronous = asynchronous
         self._of_work: dict[tuple[int, int], tuple[float, Sent]] = {}
         self._of_sums: dict[tuple[int | Sharding, ...], Sent] = {}
-        self._of_neighbours: dict[tuple[int, ...], tuple[float, Sent]] = {}
+        self._of_neighbours: dict[tuple[int, ...], Sent] = {}
         self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
         self._memories: list[MemoryShares] = [()]
@@ -105,10 +105,7 @@ class ShareMemo:
             sent.append(of_work)
             transfers += self._work.transfer_seconds(work, lowered[work.pattern])
         sent += [self._sum_seconds(added, lowered) for added in bucket.sums]
-        for read in bucket.neighbours:
-            cutting, exchanged = self._neighbour_share(read, lowered)
-            compute += cutting
-            sent.append(exchanged)
+        sent += [self._neighbour_seconds(read, lowered) for read in bucket.neighbours]
         held = []
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
@@ -172,14 +169,12 @@ class ShareMemo:
             found = self._of_sums[known] = self._sent(self._pricer.sum_collectives(item, lowered))
         return found
 
-    def _neighbour_share(self, item: NeighbourItem, lowered: Lowered) -> tuple[float, Sent]:
-        """Seconds of compute and communication of one item's halo exchange."""
+    def _neighbour_seconds(self, item: NeighbourItem, lowered: Lowered) -> Sent:
+        """The halo exchange of one item."""
         key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
         found = self._of_neighbours.get(key)
         if found is None:
-            sent = list(self._pricer.neighbour_collectives(item, lowered))
-            cutting = sum([use.seconds for use in self._arrays.exchange_uses(sent)])
-            found = self._of_neighbours[key] = (cutting, self._sent(sent))
+            found = self._of_neighbours[key] = self._sent(self._pricer.neighbour_collectives(item, lowered))
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:

@@ -21,7 +21,6 @@ from toast_cli.price.cost import (
     grid_of,
     growth,
     kernel_seconds,
-    least_rows,
     local_size,
 )
 from toast_cli.price.gpu_libraries import (
@@ -35,7 +34,7 @@ from toast_cli.price.items import WorkItem
 from toast_cli.price.kernel import Rows, elements_walked, ragged_growth
 from toast_cli.price.layouts import growth as tiled_growth
 from toast_cli.price.layouts import growth_in, tile_of
-from toast_cli.price.on_chip import has_small_windows, kept_bytes, kernel_starts
+from toast_cli.price.on_chip import has_small_windows, kept_bytes
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.price.timeline import InRegion
 from toast_cli.program.model import DTYPE_BITS, HandWritten
@@ -61,7 +60,6 @@ class WorkPricer:
         self._hand_written = replace(attained, matrix=hand_written)
         self._kept_bytes = kept_bytes(profile)
         self._on_chip = profile.on_chip
-        self._starts = kernel_starts(profile)
         self._sizes = problem.mesh.sizes
         self._libraries = "library-products" in profile.passes
         self._copies: dict[int, tuple[int, ...]] = {}
@@ -92,7 +90,6 @@ class WorkPricer:
         )
         resident = work.in_loop and transfers_in + transfers_out == 0.0
         walked = self._walked(work, cuts)
-        start = self._starting(work, cuts, walked) if resident else attained.kernel_seconds
         flops = work.flops / prod(cuts)
         if walked:  # in any memory
             into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
@@ -114,11 +111,10 @@ class WorkPricer:
                 )
                 if resident and made <= self._kept_bytes:
                     made = left = 0.0
-                again = self._starts.vector if resident else attained.kernel_seconds
                 first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), 0.0)
                 finished = read + out + left + self._on_the_chip(kept_out)
                 second = kernel_seconds(chip, self._elementwise, "", 0.0, finishing, finished, 0.0)
-                return work.runs * (extra + first + second + work.kernels * start + again)
+                return work.runs * (extra + first + second + (work.kernels + 1) * attained.kernel_seconds)
         else:
             rates, vector, flops = self._elementwise, vector + flops, 0.0
             if resident and self._on_chip.vector_speed:
@@ -127,7 +123,7 @@ class WorkPricer:
                 passes = into * (REDUCING if work.kind.name == REDUCE else 1.0)
                 moved = max(passes, reads + read + out + self._on_the_chip(kept_in + kept_out))
         busy = kernel_seconds(chip, rates, work.dtype, flops, vector + finishing, moved, 0.0)
-        return work.runs * (extra + busy + work.kernels * start)
+        return work.runs * (extra + busy + work.kernels * attained.kernel_seconds)
 
     def transfer_seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of transfers between device and host memory."""
@@ -166,13 +162,6 @@ class WorkPricer:
         if not work.kind.contraction or len(work.operands) != 2:
             return 0.0
         return elements_walked(self._profile, self._grid(work), cuts)
-
-    def _starting(self, work: WorkItem, cuts: tuple[int, ...], walked: float) -> float:
-        """Start and end overhead in seconds of a kernel that does not touch device memory, see `Starts`."""
-        if walked or not work.kind.matrix_unit:
-            return self._starts.vector
-        few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
-        return self._starts.narrow if few or work.dtype != "f32" else self._starts.product
 
     def _growth(self, work: WorkItem, op_sharding: OpSharding, cuts: tuple[int, ...]) -> float:
         """The factor by which padding to the matrix unit increases a product's flops."""

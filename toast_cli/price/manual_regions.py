@@ -52,8 +52,6 @@ def kernels_of(
     """All kernels of some items."""
     for item in items.work:
         yield from work.uses(item, lowered[item.pattern])
-    for read in items.neighbours:
-        yield from arrays.exchange_uses(pricer.neighbour_collectives(read, lowered))
     for array in items.arrays:
         yield from arrays.uses(array, *pricer.lies(array, lowered), pricer.copies(array, lowered))
 

@@ -1,4 +1,4 @@
-"""On-chip memory: arrays that XLA:TPU keeps in CMEM or VMEM, and kernels that only touch them.
+"""On-chip memory: arrays that XLA:TPU keeps in CMEM or VMEM.
 
 Seen in programs and in dumps of memory-space assignment of libtpu 0.0.42.1 for v4, v5e, v5p and v6e.
 
@@ -219,39 +219,6 @@ def _only_multiplied(program: Program, value: int, loop: int) -> bool:
             elif not op.kind.matrix_unit:
                 return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class Starts:
-    """Start and end overhead in seconds of a kernel that does not touch device memory.
-
-    It waits for no transfer before its first element, or after its last. Loops over time consist of such kernels. Loop
-    counters and other scalars run on the scalar unit, which takes no additional time. Halos of a split dimension that
-    is sliced in a loop are extracted and inserted by kernels of their own. Seen in loops of products of 4 to 512 rows,
-    in f32 and bf16, and of elementwise work on 8,192 to 8 million elements (`python -m benchmarks.resident`), and in
-    small LSTMs and GRUs.
-
-    vector: without a contraction. product: with one. narrow: with one whose result has fewer rows than a tile, or whose
-    operands are narrower than f32.
-    """
-
-    vector: float
-    product: float
-    narrow: float
-
-
-def kernel_starts(profile: CompilerProfile) -> Starts:
-    """The overheads of the profile's compiler."""
-    given, others = profile.on_chip, profile.attained.kernel_seconds
-    if "resident-kernels" not in profile.passes or not given.vector_seconds:
-        return Starts(others, others, others)
-    return Starts(given.vector_seconds, given.product_seconds, given.product_seconds + given.narrow_seconds)
-
-
-def is_scalar(program: Program, op: Op) -> bool:
-    """Whether an op computes a scalar from scalars."""
-    values = program.values
-    return op.kind.elementwise and not any(values[v].shape for v in (*op.operands, *op.results))
 
 
 BUFFERED = 3  # windows that a kernel holds in its own memory at once

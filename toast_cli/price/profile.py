@@ -51,10 +51,7 @@ class OnChip:
         refills: longest stay of a temporary there, in units of the time to read `bytes` from device memory.
         speed: bandwidth of kernels there relative to device memory; 0: nothing stays there while a loop runs, see
             `loop_residency`.
-        vector_seconds, product_seconds: overhead of starting and draining a kernel that only reads and writes there,
-            without and with a contraction, see `Starts`; 0: unknown. narrow_seconds: additional overhead if
-            the contraction's result has fewer rows than a tile, or its operands are narrower than f32. vector_speed:
-            bandwidth there of a kernel without a contraction, relative to device memory.
+        vector_speed: bandwidth there of a kernel without a contraction, relative to device memory.
         own_bytes: scratch memory of a kernel. window_bytes: of the largest window in which a product accumulates into
             an array that a loop keeps there, see `has_small_windows`; 0: unknown.
     """
@@ -63,9 +60,6 @@ class OnChip:
     filled: float = 0.0
     refills: float = 0.0
     speed: float = 0.0
-    vector_seconds: float = 0.0
-    product_seconds: float = 0.0
-    narrow_seconds: float = 0.0
     vector_speed: float = 0.0
     own_bytes: float = 0.0
     window_bytes: float = 0.0
@@ -207,7 +201,7 @@ PASSES: Mapping[str, str] = {
     "memory-space-assignment": "Small temporaries that are read soon are in on-chip memory.",
     "on-chip-reuse": "Small or brief arrays pass from one kernel to others without traffic to device memory.",
     "loop-residency": "Arrays that every iteration of a loop reads whole stay in on-chip memory.",
-    "resident-kernels": "A kernel that touches no device memory has less start and end overhead.",
+    "scalar-unit": "Scalars that are computed from scalars take no kernel.",
     "accumulator-windows": "A loop's product is added window by window; windows that do not fit become small ones.",
     "temporary-growth": "One factor stands for temporaries that the rules do not count.",
 }

@@ -17,7 +17,7 @@ from toast_cli.price.profiles import plain
 
 RELEASE = (0, 0, 42, 1)
 VERSION = "libtpu 0.0.42.1"
-MIB, US = 2**20, 1e-6
+MIB = 2**20
 
 # Every figure but `vector` and `pass_bytes`, which all chips share, is fitted chip by chip.
 _SHARED = Attained(vector=0.66, pass_bytes=4.0, hand_written=0.5)
@@ -44,19 +44,16 @@ ESTIMATED = {
 # device memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`)
 # of its own estimate of time; plans take about three times what an ideal split of all work would, which is what
 # `refills` are counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (unmeasured for
-# v5p). `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`, as `window_bytes`.
+# v5p). `vector_speed`, `window_bytes`: `python -m benchmarks.resident`.
 ON_CHIP = {
-    name: OnChip(
-        mib * MIB, 0.75, 3.0, speed, vector * US, product * US, narrow * US, vector_speed,
-        16 * MIB, window * MIB,
+    name: OnChip(mib * MIB, 0.75, 3.0, speed, vector_speed, 16 * MIB, window * MIB)
+    for name, mib, speed, vector_speed, window in (
+        ("v4", 128, 2.2, 1.0, 0),
+        ("v5e", 112, 8.0, 1.84, 7),
+        ("v5p", 46, 0.0, 2.2, 0),
+        ("v6e", 94, 5.0, 4.7, 0),
     )
-    for name, mib, speed, vector, product, narrow, vector_speed, window in (
-        ("v4", 128, 2.2, 0.61, 0.93, 0.0, 1.0, 0),
-        ("v5e", 112, 8.0, 1.21, 0.17, 1.24, 1.84, 7),
-        ("v5p", 46, 0.0, 1.22, 1.34, 0.0, 2.2, 0),
-        ("v6e", 94, 5.0, 1.22, 0.58, 0.0, 4.7, 0),
-    )
-}  # fmt: skip
+}
 
 # Where all-gathers over a whole slice become all-reduces up to a size only.
 SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), SliceGathers(bytes=16 * MIB))
@@ -77,9 +74,8 @@ PASSES = plain.PASSES | {
     "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "moved-operands", "interior-pads",
     "vector-products", "fourier-transforms", "ragged-gradients", "tiling", "tile-dimensions", "lookup-rows",
     "space-to-batch", "convolution-tiles", "swapped-convolutions", "returned-layouts", "gathered-pieces",
-    "memory-space-assignment", "on-chip-reuse", "loop-residency", "resident-kernels",
-    "accumulator-windows", "held-results", "convolved-arguments",
-    "unfilled-stacks", "narrowed-stacks",
+    "memory-space-assignment", "on-chip-reuse", "loop-residency", "scalar-unit", "accumulator-windows", "held-results",
+    "convolved-arguments", "unfilled-stacks", "narrowed-stacks",
 }  # fmt: skip
 
 # Seen in loops and softmaxes compiled for each generation.
