@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -44,13 +45,25 @@ SCHEDULES: list[tuple[str, list[tuple[int, int, float, int]], float]] = [
 ]
 
 
-@pytest.mark.parametrize(("sent", "exposed"), [row[1:] for row in SCHEDULES], ids=[row[0] for row in SCHEDULES])
-def test_exposed_seconds(sent: list[tuple[int, int, float, int]], exposed: float) -> None:
+@pytest.mark.parametrize(("sent", "expected"), [row[1:] for row in SCHEDULES], ids=[row[0] for row in SCHEDULES])
+def test_exposed_seconds(sent: list[tuple[int, int, float, int]], expected: float) -> None:
+    assert exposed(sent) == pytest.approx(expected)
+
+
+def exposed(sent: list[tuple[int, int, float, int]]) -> float:
+    """Exposed seconds beside three kernels of 2, 3 and 4 seconds."""
     ready, due, seconds, axes = (np.array([one[k] for one in sent]) for k in range(4))
     whole = np.int64
     collectives = Sent(ready.astype(whole), due.astype(whole), seconds.astype(float), axes.astype(whole))
-    found = exposed_seconds(np.array([1, 3, 5]), np.array([2.0, 3.0, 4.0]), collectives)
-    assert found == pytest.approx(exposed)
+    return exposed_seconds(np.array([1, 3, 5]), np.array([2.0, 3.0, 4.0]), collectives)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3), st.integers(1, 9), st.integers(1, 3)), max_size=12))
+def test_collectives_that_are_surely_in_time_need_not_be_followed(rows: list[tuple[int, int, int, int]]) -> None:
+    sent = [(ready, ready + length, float(seconds), axes) for ready, length, seconds, axes in rows]
+    with patch("toast_cli.price.timeline._perhaps_late", lambda start, *_: np.arange(len(start))):
+        every = exposed(sent)
+    assert exposed(sent) == pytest.approx(every)
 
 
 def two_layers(x: Any, v: Any, w: Any) -> Any:

@@ -418,9 +418,10 @@ class ArrayKernels:
         """The kernels that copy what a loop carries or stacks around it, and lay out its slices, see `relaid_bytes`.
         XLA:TPU adds the time to rearrange each tile to that for reading and writing a copy."""
         chip = self._problem.mesh.chip
-        for value in item.values:
-            copied, turned = (size / shards(made, self._sizes) for size in self._relaid_bytes.get(value, (0, 0)))
-            if copied or turned:
+        for value in item.values if self._relaid_bytes else ():
+            sizes = self._relaid_bytes.get(value)
+            if sizes is not None and any(sizes):
+                copied, turned = (size / shards(made, self._sizes) for size in sizes)
                 turning = turned / _TILE_BYTES * self._retiling_cycles / chip.clock_hertz
                 seconds = turning + 2.0 * copied / chip.memory_bytes_per_second
                 yield KernelUse((self._problem.program.producer[value],), COPY, 2.0, 0.0, 2.0 * copied, seconds)

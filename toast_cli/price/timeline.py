@@ -113,9 +113,10 @@ class Windows:
             members += kernel.ops
             each += [kernel.seconds * part for part in self._trips(kernel.ops)]
         rows = [
-            (loop, ready if use.kind in kinds else due, due, ready, use.seconds * part, _bits(use.axes))
+            (loop, ready if overlaps else due, due, ready, use.seconds * part, axes)
             for use in uses
             if not _is_inside(use, inlined)
+            for overlaps, axes in [(use.kind in kinds, _bits(use.axes))]
             for loop, ready, due, part in self._places(use)
         ]
         loops, ready, due, free, seconds, axes = zip(*rows, strict=True) if rows else ((),) * 6
@@ -395,19 +396,23 @@ class Sent:
 def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float64], sent: Sent) -> float:
     """Seconds that the cores wait for collectives.
 
-    Only collectives that can overlap with something are followed one by one: the cores wait for the others in any case,
-    so these only count by how long they occupy which links between two events.
+    Only collectives that overlap with something and may be late are followed one by one. The cores wait for those that
+    cannot overlap in any case, so these only count by how long they occupy which links between two events.
 
     Args:
         moments: [kernels] when each kernel runs. kernel_seconds: [kernels]. A collective that is due at the moment of a
             kernel is done before it, one that is ready at that moment starts before it.
     """
     overlaps = _overlapping(sent, kernel_seconds.sum())
-    order = np.flatnonzero(overlaps)
-    order = order[np.lexsort((sent.ready[order], sent.due[order]))]
     exposed = float(sent.seconds[~overlaps].sum())
+    order = np.flatnonzero(overlaps)
+    by_time = np.argsort(moments)
+    computed = np.append(0.0, np.cumsum(kernel_seconds[by_time]))
+    start, end = (computed[np.searchsorted(moments[by_time], each[order])] for each in (sent.ready, sent.due))
+    order = order[_perhaps_late(start, end, sent.seconds[order])]
     if not len(order):
         return exposed
+    order = order[np.lexsort((sent.ready[order], sent.due[order]))]
     ready, due = sent.ready[order], sent.due[order]
     axes, left = sent.axes[order].tolist(), sent.seconds[order].tolist()
     events = np.unique(np.concatenate([ready, due]))
@@ -434,6 +439,8 @@ def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float
                 exposed += rest
                 links.carry(rest, axes[ending])
             ending += 1
+        if ending + len(starts) == count:  # nothing is on its way
+            continue
         if computing[number]:
             links.carry(computing[number])
         for some, seconds in waiting_for:
@@ -450,6 +457,31 @@ def _overlapping(sent: Sent, computing: float) -> NDArray[np.bool_]:
     if len(order):
         found[order[total <= NEGLIGIBLE * (computing + total[-1])]] = False
     return found
+
+
+def _perhaps_late(
+    start: NDArray[np.float64], end: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Numbers of the collectives that may not be done when they are due.
+
+    If one link carried all of them, one after the other, it would be busy for some periods. A collective that is due
+    after the period in which it is ready is done in time. It never delays one that is due earlier: what is due first is
+    carried first. So the rest is late as it would be without it, and what it leaves may have shorter periods.
+
+    Args:
+        start, end: [collectives] seconds of compute before each can start, and before it must be done.
+        seconds: [collectives] of each.
+    """
+    numbers = np.argsort(start, kind="stable")
+    count = -1
+    while count != len(numbers):
+        count = len(numbers)
+        sent = np.cumsum(seconds[numbers])
+        done = sent + np.maximum.accumulate(start[numbers] - sent + seconds[numbers])
+        last = np.append(start[numbers[1:]] >= done[:-1], True)[:count]  # of its busy period
+        idle = done[last][np.cumsum(last) - last]  # [numbers] when the period ends
+        numbers = numbers[end[numbers] < idle]
+    return numbers
 
 
 class _Links:
