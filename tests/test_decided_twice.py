@@ -16,7 +16,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.report.build import _decision
 from toast_cli.report.explain import Study
-from toast_cli.report.explain.decisions import explain_decision, explain_plan
+from toast_cli.report.explain.answers import explain
 from toast_cli.report.explain.study import stored_plan
 from toast_cli.report.model import to_bytes
 from toast_cli.report.terminal import _local_sizes
@@ -47,10 +47,10 @@ def test_each_holds_where_it_is_the_first() -> None:
         return study.holder(case.problem.op_pattern[op], 0)[0]
 
     assert [giver("tanh"), giver("sine"), giver("cosine")] == [1, 2, 3]
-    first, last = (" ".join(explain_decision(study, number).sentences) for number in (1, 3))
+    first, last = (" ".join(explain(study, decision=str(number)).sentences) for number in (1, 3))
     assert "it leaves these ops to other decisions" in first
     assert "decision 1 splits it already" in last
-    assert len(explain_plan(study).changes) == 3
+    assert len(explain(study).changes) == 3
     assert "data x data" not in summary(case.problem, study.plan)
 
 

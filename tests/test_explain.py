@@ -26,8 +26,7 @@ from toast_cli.report.arrays import together
 from toast_cli.report.build import collective_facts
 from toast_cli.report.command_tables import explanation_blocks
 from toast_cli.report.explain import Explanation, Study
-from toast_cli.report.explain.decisions import explain_collective, explain_decision, explain_line, explain_plan
-from toast_cli.report.explain.memory import explain_argument, explain_peak
+from toast_cli.report.explain.answers import explain
 from toast_cli.report.explain.study import SCHEMA, stored_plan, stored_shape
 from toast_cli.report.model import to_bytes
 from toast_cli.report.words import Sight, rows_of, sight
@@ -65,7 +64,7 @@ def costs(found: Explanation) -> dict[str, tuple[float, int]]:
 
 def test_the_overview_prices_the_plan_without_each_decision() -> None:
     of = study()
-    found = explain_plan(of)
+    found = explain(of)
     assert len(found.changes) == len(of.plan)
     for number, change in enumerate(found.changes, 1):
         cost = of.evaluator.exact_cost(of.problem.canonical((*of.plan[: number - 1], *of.plan[number:])))
@@ -77,7 +76,7 @@ def test_the_overview_prices_the_plan_without_each_decision() -> None:
 def test_a_decision_says_what_it_does_and_what_comes_with_it() -> None:
     of = study(mesh=GPUS)  # XLA:TPU makes all-reduces of scatters as small as these
     number = place_of(of, "embed", "data")
-    found = explain_decision(of, number)
+    found = explain(of, decision=str(number))
     assert "It splits embed" in found.sentences[0]
     assert " ways over data" in found.sentences[0]
     assert re.search(
@@ -92,7 +91,7 @@ def test_a_decision_says_what_it_does_and_what_comes_with_it() -> None:
 def test_alternatives_to_a_decision_are_plans_with_something_in_its_place() -> None:
     of = study()
     number = place_of(of, "ff", "model")
-    found = explain_decision(of, number)
+    found = explain(of, decision=str(number))
     groups = of.problem.dimensions.groups
     instead = {g.name for g in groups}
     for change in found.changes[1:]:
@@ -104,7 +103,7 @@ def test_alternatives_to_a_decision_are_plans_with_something_in_its_place() -> N
 def test_keeping_weights_whole_is_explained() -> None:
     of = study("zero2")
     number = next(n for n, d in enumerate(of.plan, 1) if not isinstance(d, Shard))
-    assert "keeps weights replicated over data between steps" in explain_decision(of, number).sentences[0]
+    assert "keeps weights replicated over data between steps" in explain(of, decision=str(number)).sentences[0]
 
 
 # ---------------------------------------------------------------- arguments
@@ -112,29 +111,19 @@ def test_keeping_weights_whole_is_explained() -> None:
 
 def test_an_argument_says_who_split_it_and_who_did_not() -> None:
     of = study()
-    found = explain_argument(of, "params['layers'][0]['up']")
+    found = explain(of, decision="params['layers'][0]['up']")
     embed, ff = place_of(of, "embed", "data"), place_of(of, "ff", "model")
-    assert f"data by decision {embed} (embed over data)" in found.sentences[0]
-    assert f"model by decision {ff} (ff over model)" in found.sentences[1]
-    assert "weights, read by dot_general, subtract" in found.sentences[2]
-    assert "moving them takes" in found.sentences[2]
-
-
-def test_other_shardings_of_an_argument_are_priced_as_pins() -> None:
-    of = study()
-    found = explain_argument(of, "params['layers'][0]['up']")
-    outcome = pipeline.partition(
-        Request(T2B, MESH, strategy="fsdp+megatron", pins=("params['layers'][0]['up']=None,None",))
-    )
-    assert costs(found)["(None, None)"] == (
-        outcome.report.predicted.step_seconds,
-        outcome.report.predicted.peak_bytes,
-    )
-    assert "(data, model)" not in costs(found)  # what it is
+    said = " ".join(found.sentences)
+    assert f"embed is split over data, by decision {embed}, in 1 op." in said
+    assert f"ff is split over model, by decision {ff}, in 1 op." in said
+    assert "Read by dot_general, subtract; moving them takes" in said
+    assert {w.partition(" (")[0] for w in costs(found)} == {f"without decision {n}" for n in (embed, ff)}
+    of_all = " ".join(explain(of, decision="*").sentences)
+    assert re.search(r"\(vocab over data\) does nothing: data is taken there by embed, decision \d, in 3 ops", of_all)
 
 
 def test_many_arguments_are_folded() -> None:
-    found = explain_argument(study(), "*up*")
+    found = explain(study(), decision="*up*")
     assert [(item.text.partition(" ")[0], item.count) for item in found.items] == [("{params,mu,nu}/layers/*/up", 6)]
 
 
@@ -148,7 +137,7 @@ def test_a_line_says_what_splits_it_and_what_moves_there() -> None:
         for k, op in enumerate(of.problem.program.ops)
         if op.name.endswith("dot_general") and "mlp" in of.source.location(k)
     )
-    found = explain_line(of, f"some/folder/{source}")
+    found = explain(of, collective=f"some/folder/{source}")
     ff, batch = place_of(of, "ff", "model"), place_of(of, "batch", "data")
     said = " ".join(found.sentences)
     assert f"ff is split over model, by decision {ff}" in said
@@ -162,7 +151,7 @@ def test_a_collective_names_the_decisions_it_hangs_on() -> None:
     of = study()
     rows = [row[0] for row in of.collective_rows]
     number = next(k for k, use in enumerate(rows, 1) if use.kind == "all-gather" and use.axes == (0,))
-    found = explain_collective(of, number)
+    found = explain(of, collective=str(number))
     embed, batch = place_of(of, "embed", "data"), place_of(of, "batch", "data")
     said = " ".join(found.sentences)
     assert re.search(rf"split over data along \w+ \(decision {embed}\)", said) or f"decision {batch}" in said
@@ -180,12 +169,12 @@ def test_collectives_are_numbered_as_in_the_report(program: str) -> None:
     assert len(of.collective_rows) == len(rows)
     for number, row in enumerate(rows, 1):
         if number <= 5 or number == len(rows):
-            found = explain_collective(of, number)
+            found = explain(of, collective=str(number))
             assert found.subject.startswith(f"collective {number}: {row.kind} over {'+'.join(row.axes)} at ")
             assert f", {row.count:,} times a step, {format_bytes(row.bytes)} on each device" in found.sentences[0]
             assert f": {format_seconds(row.seconds)}, " in found.sentences[0]
     with pytest.raises(UsageError, match=f"the plan has {len(rows)}, numbered as in the report"):
-        explain_collective(of, len(rows) + 1)
+        explain(of, collective=str(len(rows) + 1))
 
 
 def test_rows_go_by_the_time_of_all_in_them() -> None:
@@ -195,13 +184,13 @@ def test_rows_go_by_the_time_of_all_in_them() -> None:
 def test_a_reduction_is_said_to_be_one() -> None:
     of = study("data-parallel")
     number = next(k for k, row in enumerate(of.collective_rows, 1) if row[0].kind == "all-reduce")
-    said = " ".join(explain_collective(of, number).sentences)
+    said = " ".join(explain(of, collective=str(number)).sentences)
     assert "each device has a part of the sum" in said
 
 
 def test_the_peak_adds_up_and_what_lowers_it_does() -> None:
     of = study("data-parallel")
-    found = explain_peak(of)
+    found = explain(of, peak=True)
     assert sum(item.bytes for item in found.items) <= found.peak_bytes * 1.001
     assert sum(item.bytes for item in found.items) > 0.5 * found.peak_bytes
     assert found.changes
@@ -210,12 +199,20 @@ def test_the_peak_adds_up_and_what_lowers_it_does() -> None:
 
 
 WRONG: list[tuple[Callable[[Study], Explanation], str, str]] = [
-    (lambda of: explain_decision(of, 99), "there is no decision 99", "numbered from 1"),
-    (lambda of: explain_collective(of, 10**6), "there is no collective", "the most expensive first"),
-    (lambda of: explain_argument(of, "nothing*"), "no argument matches 'nothing*'", "the nearest arguments are "),
-    (lambda of: explain_line(of, "decoder.py"), "cannot read 'decoder.py'", "FILE:LINE"),
-    (lambda of: explain_line(of, "decoder.py:1"), "no operation comes from decoder.py:1", "lines of decoder.py it has"),
-    (lambda of: explain_line(of, "other.py:1"), "no operation comes from other.py:1", "holds no lines of other.py"),
+    (lambda of: explain(of, decision=str(99)), "there is no decision 99", "numbered from 1"),
+    (lambda of: explain(of, collective=str(10**6)), "there is no collective", "the most expensive first"),
+    (lambda of: explain(of, decision="nothing*"), "no argument matches 'nothing*'", "the nearest arguments are "),
+    (lambda of: explain(of, collective="decoder.py"), "cannot read 'decoder.py'", "FILE:LINE"),
+    (
+        lambda of: explain(of, collective="decoder.py:1"),
+        "no operation comes from decoder.py:1",
+        "lines of decoder.py it has",
+    ),
+    (
+        lambda of: explain(of, collective="other.py:1"),
+        "no operation comes from other.py:1",
+        "holds no lines of other.py",
+    ),
 ]
 
 
@@ -285,8 +282,13 @@ def test_the_plan_of_another_program_is_refused(tmp_path: Path) -> None:
 @cache
 def explained() -> tuple[Explanation, ...]:
     of = study()
-    of_parts = explain_decision(of, 1), explain_argument(of, "*up*"), explain_collective(of, 1), explain_peak(of)
-    return explain_plan(of), *of_parts
+    of_parts = (
+        explain(of, decision=str(1)),
+        explain(of, decision="*up*"),
+        explain(of, collective=str(1)),
+        explain(of, peak=True),
+    )
+    return explain(of), *of_parts
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -20,7 +20,7 @@ from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.price.memo import OpShardingMemo
 from toast_cli.program.ops import GATHER, SCATTER
 from toast_cli.report.explain import Study
-from toast_cli.report.explain.decisions import explain_decision
+from toast_cli.report.explain.answers import explain
 from toast_cli.report.words import decision_text
 
 VOCAB, EMBED, BATCH, SEQ = 64, 32, 8, 16
@@ -119,5 +119,5 @@ def test_it_is_said_and_kept(tmp_path: Path) -> None:
     assert decision_text(case.problem, plan[0]).endswith("over data, except in ops that look up rows of tables")
     file.write_bytes(save_plan(case.problem, plan))
     assert carried_over(case.problem, read_plan(str(file))) == (plan, [])
-    said = " ".join(explain_decision(Study(case.source, case.evaluator, plan), 1).sentences)
+    said = " ".join(explain(Study(case.source, case.evaluator, plan), decision="1").sentences)
     assert "it leaves these ops to other decisions" in said

@@ -18,7 +18,7 @@ from toast_cli.plan.loops import LOOP_READS
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.comparison import short
-from toast_cli.report.explain.decisions import explain_decision
+from toast_cli.report.explain.answers import explain
 from toast_cli.report.explain.study import Study
 from toast_cli.report.words import decision_text
 from toast_cli.search.run import Settings, run_search
@@ -124,7 +124,7 @@ def test_the_decision_is_saved_and_told(tmp_path: Path) -> None:
     assert carried_over(of.problem, read_plan(str(file)))[0] == plan
     assert decision_text(of.problem, plan[1]) == "gather what loops read over data once, before the loop, and hold it"
     assert short(of.problem, plan[1]) == "what loops read gathered before the loop over data"
-    told = explain_decision(Study(of.source, of.evaluator, plan), 2)
+    told = explain(Study(of.source, of.evaluator, plan), decision="2")
     assert told.subject == "decision 2: what loops read gathered before the loop over data"
     assert [one.text for one in told.items] == ["- all-gather over data"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toast_cli.base.files import Target, check_targets, read_whole_number, write_target
+from toast_cli.base.files import Target, check_targets, write_target
 from toast_cli.cli import options
 from toast_cli.cli.running import OK, progress_line, say
 from toast_cli.errors import UsageError
@@ -85,6 +85,7 @@ def explain(
     from toast_cli.report import style
     from toast_cli.report.command_tables import explanation_blocks, explanation_line
     from toast_cli.report.explain import Study
+    from toast_cli.report.explain.answers import explain as answer
     from toast_cli.report.explain.study import stored_plan
     from toast_cli.report.model import write_json
 
@@ -98,7 +99,7 @@ def explain(
         if as_annotated:
             found = _annotated(study, outcome, request)
         else:
-            found = _explanation(study, decision, collective, peak, request.pins)
+            found = answer(study, decision=decision, collective=collective, peak=peak)
     for notice in outcome.notices:
         say("note", notice)
     for target in targets:
@@ -127,19 +128,3 @@ def _annotated(study: Study, outcome: Outcome, request: Request) -> Explanation:
             hint="save the program with its with_sharding_constraint and in_shardings, for as many devices as the mesh",
         )
     return explain_annotated(study, own, request.content or b"", request.program)
-
-
-def _explanation(
-    study: Study, decision: str | None, collective: str | None, peak: bool, pins: tuple[str, ...]
-) -> Explanation:
-    """The explanation of the requested item; of the whole plan if none is requested."""
-    from toast_cli.report.explain.decisions import explain_collective, explain_decision, explain_line, explain_plan
-    from toast_cli.report.explain.memory import explain_argument, explain_peak
-
-    if decision is not None:
-        number = read_whole_number(decision)
-        return explain_argument(study, decision, pins) if number is None else explain_decision(study, number)
-    if collective is not None:
-        number = read_whole_number(collective)
-        return explain_line(study, collective) if number is None else explain_collective(study, number)
-    return explain_peak(study) if peak else explain_plan(study)
