@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import toast_cli as toast
-from toast_cli.emit.specs import dtype_of
+from toast_cli.program.model import dtype_of
 from toast_cli.program.names import subtrees, tree_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,6 +21,7 @@ from toast_cli import xla
 from toast_cli.ask_xla.child import Failure, ask, free_bytes
 from toast_cli.ask_xla.compile import Dialect, as_stablehlo
 from toast_cli.frontend import attributes as foreign
+from toast_cli.program.model import dtype_of
 from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE, RAGGED_DOT, RESHAPE, kind_of
 from toast_cli.xla import ir
 
@@ -206,7 +207,7 @@ def _wide_constant(found: re.Match[str]) -> str:
     """Rewrites a constant that is written as bits (a long list, infinities) to the bits of f32;
     others stay as printed."""
     numbers, shape, element = found.groups()
-    narrow = _dtype(element)
+    narrow = dtype_of(element)
     if numbers.startswith('"'):
         wide = np.frombuffer(bytes.fromhex(numbers[3:-1]), narrow).astype(np.float32)
         numbers = f'"0x{wide.tobytes().hex().upper()}"'
@@ -218,14 +219,6 @@ def _wide_constant(found: re.Match[str]) -> str:
 def _wide_bits(bits: str, narrow: np.dtype[Any]) -> str:
     raw = int(bits, 16).to_bytes(narrow.itemsize, "little")
     return f"0x{int(np.frombuffer(raw, narrow).astype(np.float32).view(np.uint32)[0]):08X}"
-
-
-def _dtype(element: str) -> np.dtype[Any]:
-    import ml_dtypes
-
-    names = {"bf16": "bfloat16", "f16": "float16"}
-    name = names.get(element) or f"float{element[1]}_{element[2:].lower()}"
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 # ---------------------------------------------------------------- comparing results
@@ -410,7 +403,6 @@ def narrowest_float(elements: set[str]) -> str:
 FREE_RANGE = 8
 DEVIATION, SMALL = 0.1, 1e-4
 POSITIVE = frozenset({"stablehlo.sqrt", "stablehlo.rsqrt", "stablehlo.log", "stablehlo.power"})
-FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 def input_sets(module: Any, seed: int, count: int) -> list[list[NDArray[Any]]]:
@@ -430,14 +422,11 @@ def input_sets(module: Any, seed: int, count: int) -> list[list[NDArray[Any]]]:
 
 def random_array(argument: Any, rng: np.random.Generator, *, state: bool) -> NDArray[Any]:
     """A random array for one argument."""
-    import ml_dtypes
-
     shape, element = xla.shape_and_element_type(argument.type) or ((), "i1")
     if element == "i1":
         return rng.integers(0, 2, shape).astype(bool)
     if element.startswith(("i", "ui")):
-        name = element.replace("i", "int", 1)
-        return rng.integers(0, index_range(argument), shape).astype(np.dtype(getattr(ml_dtypes, name, name)))
+        return rng.integers(0, index_range(argument), shape).astype(dtype_of(element))
     if element.startswith("complex"):
         values = rng.normal(0, DEVIATION, shape) + 1j * rng.normal(0, DEVIATION, shape)
         return values.astype(np.complex64 if "f32" in element else np.complex128)
@@ -445,8 +434,7 @@ def random_array(argument: Any, rng: np.random.Generator, *, state: bool) -> NDA
         numbers = (SMALL if state else 1.0) * rng.uniform(0.5, 1.5, shape)
     else:
         numbers = rng.normal(0, DEVIATION, shape)
-    name = FLOAT_NAMES.get(element) or f"float{element[1]}_{element[2:].lower()}"
-    return numbers.astype(np.dtype(getattr(ml_dtypes, name, name)))
+    return numbers.astype(dtype_of(element))
 
 
 def index_range(argument: Any) -> int:

@@ -36,6 +36,8 @@ from toast_cli.ask_xla.collectives import (
 from toast_cli.ask_xla.hlo_text import Node, Nodes, array_bytes, called, computations, cycles_of
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+# A hand-written kernel, for which the compiler estimates no cycles: at least it reads and writes its arrays.
+_KERNEL = 'custom_call_target="tpu_custom_call"'
 # Asynchronous transfers, and how the type of an array says that it is in on-chip memory.
 _TRANSFERS = frozenset({"copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"})
 _ON_CHIP = "S(1)"
@@ -175,6 +177,8 @@ class _Walk:
                     total.compute += clocks.wait_for(operand)
                 continue
             busy = cycles_of(node.rest) / self.clock_hertz if self.clock_hertz else 0.0
+            if not busy and _KERNEL in node.rest and self.clock_hertz:
+                busy = self._memory_bytes(node, nodes) / self.memory_bytes_per_second
             if node.opcode in _TRANSFERS and _ON_CHIP in node.kind:
                 moved = min(size for size in node.sizes if size > 4)  # source, destination and a context of 4 bytes
                 clocks.fetch(node.name, moved / self.memory_bytes_per_second)

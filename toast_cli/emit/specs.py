@@ -20,6 +20,7 @@ from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
+from toast_cli.program.model import dtype_of
 
 SCHEMA = "toast.specs/1"
 
@@ -357,7 +358,6 @@ def words(text: str) -> str:
 # `jax.export` exports a placeholder function with these types and shardings, and the program replaces its module.
 
 # MLIR's element types -> jax.numpy's, if the names differ by more than their first letter.
-_DTYPES = {"i1": "bool", "bf16": "bfloat16", "pred": "bool", "complex<f32>": "complex64", "complex<f64>": "complex128"}
 # The trees of a user's function: PyTreeDef of `(args, kwargs)`, [program's arguments] index of the leaf, PyTreeDef of
 # the results, abstract leaves.
 Trees = tuple[Any, tuple[int, ...], Any, list[Any]]
@@ -486,22 +486,6 @@ def abstract(place: InterfaceArray) -> Any:
     import jax
 
     return jax.ShapeDtypeStruct(place.shape, dtype_of(place.dtype))
-
-
-def dtype_of(element: str) -> Any:
-    """NumPy's type of an MLIR element type: `bf16` -> bfloat16, `ui8` -> uint8, `f8E4M3FN` -> float8_e4m3fn."""
-    import jax.numpy as jnp
-
-    name = _DTYPES.get(element)
-    if name is None and element.startswith("ui"):
-        name = "uint" + element[2:]
-    elif name is None and element.startswith("i"):
-        name = "int" + element[1:]
-    elif name is None and element[1:].isdigit():
-        name = "float" + element[1:]
-    elif name is None:
-        name = f"float{element[1:].partition('E')[0]}_e{element.partition('E')[2]}".lower()
-    return jnp.dtype(name)
 
 
 def partition_spec(sharding: Iterable[Sequence[str] | None]) -> Any:

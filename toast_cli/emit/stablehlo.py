@@ -17,6 +17,7 @@ from toast_cli.errors import UsageError
 from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.places import BACKWARD, pass_of, users_frame
 from toast_cli.frontend.source import Source
+from toast_cli.kernels.paged import operands_of_function
 from toast_cli.plan.partitioned import ConstraintFacts, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.program.model import Value
@@ -165,8 +166,8 @@ def _spec(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] 
 
 
 def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[ConstraintFacts]:
-    """One line per kernel. Its operands and results are the kernel's, without integer indices and masks, and without
-    unused results."""
+    """One line per kernel. Its operands are those of the function that calls it where `kernels` knows that, or else the
+    kernel's without integer indices and masks; its results are without unused ones."""
     program = source.program
     found: dict[tuple[str, str], ConstraintFacts] = {}
     split = [
@@ -177,10 +178,10 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
     forward = [number for number in split if pass_of(source.name_stack(number)) != BACKWARD]
     for number in forward or split:
         op = program.ops[number]
+        numbers = [k for k, value in enumerate(op.operands) if _holds_numbers(program.values[value])]
         in_specs = [
-            _kernel_spec(lowered.required.get((number, k), lowered.shardings[value]), lowered)
-            for k, value in enumerate(op.operands)
-            if _holds_numbers(program.values[value])
+            _kernel_spec(lowered.required.get((number, k), lowered.shardings[op.operands[k]]), lowered)
+            for k in (op.kernel and operands_of_function(op.kernel)) or numbers
         ]
         made = [value for value in op.results if program.users[value] and _holds_numbers(program.values[value])]
         out_specs = [_kernel_spec(lowered.computed.get(value, lowered.shardings[value]), lowered) for value in made[:1]]

@@ -32,6 +32,8 @@ from toast_cli.kernels.mosaic import (
     parse_body,
     read_mosaic,
 )
+from toast_cli.kernels.paged import ASSUMED, local_body, read_paged
+from toast_cli.kernels.paged import KIND as PAGED
 from toast_cli.kernels.table import Table, UserKernel, find, read_table, rule_of, sizes_of, suggestion
 from toast_cli.program.model import HandWritten, Rule, Value, ValueFactors
 from toast_cli.xla import ir, sdy, shape_and_element_type, walk_ops
@@ -44,6 +46,7 @@ _ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)")
 MOST_WORK = 1e24
 # Targets of kernels: Pallas for TPU, which toast can read; Pallas and Triton for GPU.
 TARGETS = (TARGET, "triton_kernel_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "mosaic_gpu")
+DEPENDENT = "its dimensions depend on each other, or on where in the array a step is"
 # And the reason why there is no rule, and what its price assumes: "as if ..."
 Description = tuple[HandWritten, Rule | None, str, tuple[str, ...]]
 
@@ -85,7 +88,8 @@ def hand_written(attributes: Any) -> HandWritten | None:
     if KERNEL not in attributes:
         return None
     facts = json.loads(ir.StringAttr(attributes[KERNEL]).value)
-    return HandWritten(**{**facts, "axes": tuple(facts["axes"])})
+    parameters = tuple((name, value) for name, value in facts["parameters"])
+    return HandWritten(**{**facts, "axes": tuple(facts["axes"]), "parameters": parameters})
 
 
 def drop_descriptions(module: Any) -> None:
@@ -143,8 +147,7 @@ def _described(call: Any, said: UserKernel | None) -> Description:
     operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
     name = _name(call) or _target(call)
     try:
-        kernel, rule, assumed = _read(call, name, operands, results)
-        why = "its dimensions depend on each other, or on where in the array a step is"
+        kernel, rule, assumed, why = _read(call, name, operands, results)
     except KernelError as error:
         moved = float(sum(value.bytes for value in (*operands, *results)))
         kernel, rule, why = HandWritten(name, bytes=moved), None, str(error)
@@ -207,16 +210,20 @@ def _in_place(call: Any, rule: Rule | None) -> Rule | None:
 
 def _read(
     call: Any, name: str, operands: list[Value], results: list[Value]
-) -> tuple[HandWritten, Rule | None, tuple[str, ...]]:
-    """Reads a kernel from its configuration, and what its price assumes. Raises `KernelError` if it cannot be read."""
+) -> tuple[HandWritten, Rule | None, tuple[str, ...], str]:
+    """Reads a kernel from its configuration, what its price assumes, and why it has no rule if it has none. Raises
+    `KernelError` if it cannot be read."""
     target, text = _target(call), call.attributes.get("backend_config")
     if target != TARGET and not target.startswith(PREFIX):
         raise KernelError("what it computes only its author knows")
     if not isinstance(text, ir.StringAttr):
         raise KernelError("it has no configuration")
     if target != TARGET:
-        return *read_cudnn(target, _text(text), operands, results), ()
+        return *read_cudnn(target, _text(text), operands, results), (), DEPENDENT
     config = config_of(_text(text))
+    paged = read_paged(name, config, operands, results, splits=not _in_region(call))
+    if paged is not None:
+        return paged[0], paged[1], (ASSUMED,), paged[2]
     kernel = read_mosaic(config, lambda operand: _integers(_constant(call.operands[operand])))
     shapes = [value.shape for value in operands], [value.shape for value in results]
     found = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
@@ -232,7 +239,7 @@ def _read(
         raise KernelError("its grid and windows take longer than any chip can run")
     axes = found.axes if found is not None and free else ()
     facts = HandWritten(name if name != target else printable(kernel.name), "mosaic", products, vector, moved, axes)
-    return facts, found.rule if found is not None and free else None, kernel.work.assumed
+    return facts, found.rule if found is not None and free else None, kernel.work.assumed, DEPENDENT
 
 
 def _shape_and_type(value: Any) -> tuple[tuple[int, ...], str]:
@@ -465,10 +472,13 @@ def run_on_part(call: Any, kernel: HandWritten, pieces: dict[int, int]) -> None:
     if prod(pieces.values()) == 1 or not kernel.kind:
         return
     cuts: dict[int, int] = {}  # axis of the grid, or dimension of an attention's scores
-    for factor, count in pieces.items():
+    for factor, count in pieces.items() if kernel.axes else ():
         cuts[kernel.axes[factor]] = cuts.get(kernel.axes[factor], 1) * count
     text = json.loads(call.attributes["backend_config"].value)
-    if kernel.kind == "cudnn":
+    if kernel.kind == PAGED:
+        sides = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
+        text[CONFIG]["body"] = local_body(kernel, *sides)
+    elif kernel.kind == "cudnn":
         shape = text[CUDNN_CONFIG][SCORES]
         shape["dimensions"] = [str(int(n) // cuts.get(d, 1)) for d, n in enumerate(shape["dimensions"])]
     else:

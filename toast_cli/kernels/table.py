@@ -13,6 +13,7 @@ Sizes follow from the kernel's arrays; expressions may use them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -121,21 +122,24 @@ def find(kernels: list[UserKernel], *names: str) -> UserKernel | None:
     return next((one for one in kernels if any(name and fnmatchcase(name, one.pattern) for name in names)), None)
 
 
-def sizes_of(kernel: UserKernel, name: str, operands: list[Value], results: list[Value]) -> dict[str, int]:
-    """The size of each named factor. Raises `InputError` if the arrays do not match the rule."""
+def sizes_of(
+    kernel: UserKernel, name: str, operands: list[Value], results: list[Value], sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The size of each named factor; `sizes`: those that are known. Raises `InputError` if the arrays do not match the
+    rule."""
     if kernel.operands is None:
         return {}
     dims = [*kernel.operands, *kernel.results]
     counts = (len(operands), len(results)), (len(kernel.operands), len(kernel.results))
     if counts[0] != counts[1]:
         raise _misfit(kernel, name, f"has {counts[0][0]} operands and {counts[0][1]} results, the rule {counts[1]}")
-    sizes: dict[str, int] = {}
+    sizes = dict(sizes or {})
     pairs: list[tuple[Names, int]] = []
     for value, array in zip(chain(operands, results), dims, strict=True):
         if len(value.shape) != len(array):
             raise _misfit(kernel, name, f"has an array {value} where the rule has {len(array)} dimensions")
         pairs += zip(array, value.shape, strict=True)
-    for names, size in sorted(pairs, key=lambda pair: len(pair[0])):  # single names determine sizes first
+    for names, size in sorted(pairs, key=lambda pair: len({*pair[0]} - {*sizes})):  # the fewest unknown names first
         open_names = [one for one in names if one not in sizes]
         known = prod(sizes[one] for one in names if one in sizes)
         if len(open_names) == 1 and known and size % known == 0:

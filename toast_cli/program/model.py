@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from math import prod
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from toast_cli.program.ops import CUSTOM_CALL, DOT_GENERAL, OP_KINDS, OpKind, kind_of
 
@@ -36,6 +36,27 @@ DTYPE_BITS = {
     "f8E4M3FNUZ": 8, "f8E5M2": 8, "f8E5M2FNUZ": 8, "f8E8M0FNU": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64,
     "complex<f32>": 64, "complex<f64>": 128, "token": 0,
 }  # fmt: skip
+_NUMPY_NAMES = {
+    "i1": "bool",
+    "bf16": "bfloat16",
+    "pred": "bool",
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
+}
+
+
+def dtype_of(element: str) -> Any:
+    """NumPy's type of an MLIR element type: `bf16` -> bfloat16, `ui8` -> uint8, `f8E4M3FN` -> float8_e4m3fn."""
+    import ml_dtypes
+    import numpy as np
+
+    name = _NUMPY_NAMES.get(element)
+    if name is None and element.startswith(("i", "ui")):
+        name = element.replace("i", "int", 1)
+    elif name is None:
+        bits, _, digits = element[1:].partition("E")
+        name = f"float{bits}_e{digits.lower()}" if digits else f"float{bits}"
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +167,12 @@ class HandWritten:
     """A hand-written kernel (Pallas, cuDNN, Triton) that is one op of a program.
 
     Attributes:
-        name: the author's name of the kernel. kind: "mosaic", "cudnn", or "" if unknown. products: matrix-unit flops of
-        one run, on unsharded shapes; a multiply-add counts 2. vector: other flops.
+        name: the author's name of the kernel. kind: "mosaic", "cudnn", "paged", or "" if unknown. products:
+        matrix-unit flops of one run, on unsharded shapes; a multiply-add counts 2. vector: other flops.
         bytes: read from memory and written to it, without on-chip traffic.
         axes: [factors of the op's rule] axis of the kernel's grid that a factor belongs to, -1 for none; for cuDNN
             attention, dimension of its scores. Factors beyond the end of the tuple stay whole.
+        parameters: with which its package lowers a kernel of paged attention.
     """
 
     name: str
@@ -159,6 +181,7 @@ class HandWritten:
     vector: float = 0.0
     bytes: float = 0.0
     axes: tuple[int, ...] = ()
+    parameters: tuple[tuple[str, float | bool], ...] = ()
 
     @property
     def flops(self) -> float:
