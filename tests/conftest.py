@@ -102,6 +102,7 @@ SLOW = {
     "test_search",
     "test_split_ops",
     "test_spmd",
+    "test_staged",
     "test_streams",
     "test_sweep",
     "test_three_forms",

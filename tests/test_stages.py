@@ -309,7 +309,7 @@ def test_unasked_a_report_mentions_what_is_near_or_fits(times: float, fits: bool
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("--pipeline", "2", "-o", "stages.mlir"), "toast prices pipelines, and does not write the programs"),
+        (("--pipeline", "2", "-o", "stages.mlir"), "the programs of stages are several files"),
         (("--strategy", "pipeline"), "hint: give --pipeline STAGES"),
     ],
 )

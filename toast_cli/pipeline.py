@@ -45,7 +45,7 @@ from toast_cli.search.alternatives import different_plans
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import PLANS
 from toast_cli.tactics import PricedStrategy, parse_tactics
-from toast_cli.tactics.stages import PricedPipeline, best_pipeline, parse_stages
+from toast_cli.tactics.stages import PricedPipeline, best_pipeline, check_request, parse_stages
 from toast_cli.tactics.strategies import preferred
 
 if TYPE_CHECKING:
@@ -65,10 +65,11 @@ _SHORTER = 0.1
 @dataclass(frozen=True)
 class Emitted:
     """A file's content, and the report updated after writing it: with its constraints, notes on them, and the time it
-    took."""
+    took. files: name -> content, of a folder instead."""
 
     content: bytes
     report: Report
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,18 @@ class Outcome:
         analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
         report = replace(self.report, constraints=list(written.constraints), analysis=analysis, timings=timings)
         return Emitted(written.content, report)
+
+    def emit_stages(self) -> Emitted:
+        """The pipeline's programs, which `Request.stages_written` asks for. Raises UsageError, at `--pipeline`, for a
+        program that cannot be cut."""
+        from toast_cli.rewrite.stage_files import stage_files
+        from toast_cli.rewrite.stages import staged_program
+
+        priced, mesh, source = self.pipeline, self.problem.mesh, self.source
+        assert priced is not None
+        if source.program.microbatches > 1 and self.original is not None:
+            source = self.original
+        return Emitted(b"", self.report, in_fork(lambda: stage_files(staged_program(source, mesh, priced))))
 
     def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:
         from toast_cli.emit import write
@@ -255,10 +268,13 @@ def plan_given(
         spec = load_spec(request.mesh, request.prices)
         tactics = parse_tactics(request.tactics, request.strategy)
         stages = None if request.pipeline is None else parse_stages(request.pipeline)
+        stages = None if stages is None else replace(stages, written=request.stages_written)
         saved = read_plan(request.plan) if request.plan is not None else None
         meshes = choose_meshes(spec, request, saved)
         tactics.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if tactics.suit(mesh.names)]
+        if stages is not None:
+            check_request(stages, meshes)
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
         judge = _Judge(spec, request, on_answer)
     with _timed("load", timings, tell):

@@ -247,10 +247,11 @@ class Request:
         "--pipeline",
         OptionKind.TEXT,
         "Also price a pipeline: a number of stages, or the mesh axis that they are on, and the microbatches after a "
-        "colon, e.g. 4, 4:16 or slice:16.",
+        "colon, e.g. 4, 4:16 or slice:16; -o FOLDER/ writes its programs.",
         "STAGES",
         in_projects=False,
     )
+    stages_written: bool = False  # a pipeline of the kind that is written, whose programs follow
     content: bytes | None = field(default=None, repr=False)
     parted: bool | None = None
     plan: str | None = _option(

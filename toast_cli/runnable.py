@@ -11,7 +11,7 @@ text is compiled as it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -30,6 +30,7 @@ from toast_cli.emit.specs import (
 )
 from toast_cli.errors import InputError, UsageError
 from toast_cli.program.names import below_root, root_of, subtrees, tree_of
+from toast_cli.rewrite.stage_files import INDEX, StagedArray, StageProgram, StageValue, read_stages
 
 HLO_FORMATS = ("hlo-text", "hlo-proto")
 
@@ -45,13 +46,15 @@ def load(
 
     Args:
         path: a file written by `toast partition -o`, `plan.save` or `toast.jit(…).lower`: `.mlir`, `.mlirbc`,
-            `.jax_export`, `.hlo`, also compressed.
+            `.jax_export`, `.hlo`, also compressed; or a folder of programs of pipeline stages.
         mesh: a `jax.sharding.Mesh` with the program's axes. devices: as many as the program is for, if no mesh is
             given (None: the mesh in use, see `jax.set_mesh`, else the first of jax.devices()).
         axes: what the mesh calls axes of the program, if not the same: `{"data": "fsdp"}` for the program's `data`.
 
     Raises `ToastError` for a file that cannot be read, that holds no shardings, or that does not match the mesh.
     """
+    if Path(path).is_dir():
+        return LoadedStages(Path(path), mesh, devices)
     boundary, artifact, shardy = read_boundary(str(Path(path)))
     return Loaded(boundary, artifact, mesh, devices, shardy, axes or {})
 
@@ -341,3 +344,160 @@ def _is_key(leaf: Any) -> bool:
 
 def _shape(axes: dict[str, int]) -> str:
     return ",".join(f"{name}={size}" for name, size in axes.items())
+
+
+# ---------------------------------------------------------------- programs of pipeline stages
+# Each runs on the devices of its stage, in the schedule's order, and `jax.device_put` sends what stages exchange. JAX
+# does not wait for devices, so that stages work at the same time.
+
+Key = tuple[str, int, int]  # value, microbatch (-1: none), stage
+
+
+class LoadedStages(Loaded):
+    """A step in programs of stages, which is called like any loaded program. Its state stays where it is: a result that
+    is given as an argument again is on its stage. Arrays of which each stage has a part are split over a mesh with one
+    more axis, the stages.
+
+    Attributes:
+        staged: the programs and their schedule.
+    """
+
+    def __init__(self, folder: Path, mesh: Any, devices: Sequence[Any] | None) -> None:
+        self.staged = staged = read_stages(folder)
+        ins, outs = (tuple(map(self._interface, places)) for places in (staged.arguments, staged.results))
+        interface = ProgramInterface(staged.name, staged.mesh, ins, outs, sum(map(len, staged.devices)))
+        super().__init__(interface, b"", mesh, devices)
+
+    def lower(self) -> Any:
+        """Raises UsageError: there is one lowered program for each stage and pass."""
+        raise UsageError("these are several programs", where=self.staged.name, hint="see .staged.programs")
+
+    def _interface(self, array: StagedArray) -> InterfaceArray:
+        value = self.staged.values[array.values[0]]
+        shape = tuple(n * len(array.values) if d == array.dim else n for d, n in enumerate(value.shape))
+        return InterfaceArray(array.path, shape, value.dtype, value.sharding, array.donated)
+
+    @cached_property
+    def _meshes(self) -> list[Any]:
+        """The mesh of each stage."""
+        sizes, devices = tuple(self.staged.stage_mesh.values()), self.mesh.devices.flatten()
+        return [_mesh(devices[list(numbers)].reshape(sizes), self.staged.stage_mesh) for numbers in self.staged.devices]
+
+    def _on_stage(self, value: str, stage: int) -> Any:
+        import jax
+
+        return jax.sharding.NamedSharding(self._meshes[stage], partition_spec(self.staged.values[value].sharding))
+
+    def _placed(self, array: StagedArray) -> Any:
+        """The sharding of an argument or a result of the step."""
+        import jax
+
+        if len(array.values) == 1:
+            return self._on_stage(array.values[0], array.stages[0])
+        axes = list(self.staged.values[array.values[0]].sharding)
+        across = "_".join(["stage", *self.staged.stage_mesh])  # no axis has this name
+        axes[array.dim] = (across, *axes[array.dim])
+        devices = np.stack([self._meshes[stage].devices for stage in array.stages])
+        return jax.sharding.NamedSharding(_mesh(devices, (across, *self.staged.stage_mesh)), partition_spec(axes))
+
+    @cached_property
+    def in_shardings(self) -> list[Any]:
+        """One sharding per argument of the step, in order."""
+        return [self._placed(array) for array in self.staged.arguments]
+
+    @cached_property
+    def out_shardings(self) -> list[Any]:
+        """One sharding per result, in order."""
+        return [self._placed(array) for array in self.staged.results]
+
+    def _loaded(self, program: StageProgram) -> Callable[..., list[Any]]:
+        """A program of one stage as a function of arrays."""
+        from toast_cli import xla
+
+        def place(name: str, donated: bool = False) -> InterfaceArray:
+            value = self.staged.values.get(name, StageValue((), "i32", (), each=True))  # else the microbatch's number
+            return InterfaceArray(name, value.shape, value.dtype, value.sharding, donated)
+
+        arguments = tuple(place(name, k in program.donated) for k, name in enumerate(program.arguments))
+        results, mesh = tuple(map(place, program.results)), self._meshes[program.stage]
+        interface = ProgramInterface(program.name, self.staged.stage_mesh, arguments, results, mesh.size)
+        return Loaded(interface, xla.write_portable_artifact(program.text), mesh, None)._run
+
+    @cached_property
+    def _run(self) -> Callable[..., list[Any]]:
+        import jax
+
+        steps, values = self.staged.steps, self.staged.values
+        programs = {program.name: (program, self._loaded(program)) for program in self.staged.programs}
+
+        def key(name: str, microbatch: int, stage: int) -> Key:
+            return name, microbatch if name in values and values[name].each else -1, stage
+
+        last: dict[Key, int] = {}  # array -> the last step that reads it
+        for number, step in enumerate(steps):
+            program = programs[step.program][0] if step.program else None
+            read = [(step.value, step.source)] if program is None else [(n, program.stage) for n in program.arguments]
+            last.update({key(name, step.microbatch, stage): number for name, stage in read})
+        for array in self.staged.results:
+            last.update({(value, -1, k): len(steps) for value, k in zip(array.values, array.stages, strict=True)})
+
+        def run(*leaves: Any) -> list[Any]:
+            held: dict[Key, Any] = {}
+            for leaf, array in zip(leaves, self.staged.arguments, strict=True):
+                for value, stage, part in zip(array.values, array.stages, self._apart(leaf, array), strict=True):
+                    held[value, -1, stage] = part
+            for number, step in enumerate(steps):
+                if step.program:
+                    program, call = programs[step.program]
+                    keys = [key(name, step.microbatch, program.stage) for name in program.arguments]
+                    made = call(*[np.int32(step.microbatch) if one[0] == INDEX else held[one] for one in keys])
+                    held.update(
+                        zip([key(n, step.microbatch, program.stage) for n in program.results], made, strict=True)
+                    )
+                else:
+                    keys = [(step.value, step.microbatch, step.source)]
+                    sent = jax.device_put(held[keys[0]], self._on_stage(step.value, step.target))
+                    held[step.value, step.microbatch, step.target] = sent
+                for read in keys:
+                    if last[read] == number:
+                        held.pop(read, None)
+            return [
+                self._together([held[value, -1, k] for value, k in zip(array.values, array.stages, strict=True)], n)
+                for n, array in enumerate(self.staged.results)
+            ]
+
+        return run
+
+    def _apart(self, leaf: Any, array: StagedArray) -> list[Any]:
+        """The stages' parts of an array, on the devices where they are."""
+        import jax
+
+        if len(array.values) == 1:
+            return [leaf]
+        pieces = {shard.device: shard.data for shard in leaf.addressable_shards}
+        make = jax.make_array_from_single_device_arrays
+        return [
+            make(self.staged.values[value].shape, there, [pieces[device] for device in there.mesh.devices.flat])
+            for value, stage in zip(array.values, array.stages, strict=True)
+            for there in (self._on_stage(value, stage),)
+        ]
+
+    def _together(self, parts: list[Any], number: int) -> Any:
+        """A result of the step, of its parts on stages."""
+        import jax
+
+        if len(parts) == 1:
+            return parts[0]
+        pieces, there = (
+            {s.device: s.data for part in parts for s in part.addressable_shards},
+            self.out_shardings[number],
+        )
+        order = [pieces[device] for device in there.mesh.devices.flat]
+        return jax.make_array_from_single_device_arrays(self.results[number].shape, there, order)
+
+
+def _mesh(devices: Any, names: Iterable[str]) -> Any:
+    """A mesh of automatic axes."""
+    import jax
+
+    return jax.sharding.Mesh(devices, tuple(names), axis_types=(jax.sharding.AxisType.Auto,) * devices.ndim)

@@ -11,11 +11,12 @@ import json
 import os
 import reprlib
 import secrets
+import shutil
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
@@ -270,14 +271,21 @@ _COMPRESSED = (".gz", ".zst")
 
 @dataclass(frozen=True)
 class Target:
-    """An output: a path or `-`, as given with `option`."""
+    """An output: a path or `-`, as given with `option`. folder_of: for a folder, a file in each folder that may be
+    written over."""
 
     option: str
     path: str
+    folder_of: str = ""
 
     @property
     def is_stdout(self) -> bool:
         return self.path == STDOUT
+
+
+def is_folder(path: str | None) -> bool:
+    """True if an output is a folder: it ends in a slash, or is one."""
+    return path is not None and (path.endswith("/") or Path(path).is_dir())
 
 
 def output_format(path: str | None, given: Format | None) -> Format:
@@ -338,6 +346,26 @@ def write_target(target: Target, content: bytes) -> None:
         raise _cannot_write(target, error) from None
 
 
+def write_folder(target: Target, files: Mapping[str, bytes]) -> None:
+    """Writes a folder of these files, in place of an earlier one; it appears complete or not at all."""
+    path = resolved(target.path, target.option, UsageError)
+    new, old = (path.with_name(f"{_temporary_prefix(path)}{secrets.token_hex(4)}.tmp") for _ in range(2))
+    try:
+        new.mkdir()
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+    except OSError as error:
+        if old.exists():
+            old.rename(path)
+        raise _cannot_write(target, error) from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def _check_file(target: Target, inputs: Sequence[str]) -> None:
     try:
         _check_path(target, inputs)
@@ -347,7 +375,10 @@ def _check_file(target: Target, inputs: Sequence[str]) -> None:
 
 def _check_path(target: Target, inputs: Sequence[str]) -> None:
     path = Path(target.path)
-    if not target.path or path.is_dir():
+    if target.folder_of and path.exists() and not (path / target.folder_of).is_file() and any(path.iterdir()):
+        what = f"{target.path} has other files than those of an earlier output"
+        raise UsageError(what, where=target.option, hint="give a new folder, or an empty one")
+    if not target.path or (path.is_dir() and not target.folder_of):
         raise UsageError("is a directory" if target.path else "no file name", where=target.option, hint="give a file")
     for name in inputs:
         if name != STDOUT and path.exists() and _same_file(path, name):
@@ -356,7 +387,7 @@ def _check_path(target: Target, inputs: Sequence[str]) -> None:
     if not folder.is_dir():
         raise UsageError(f"there is no directory {folder}", where=target.option, hint=f"make it: mkdir -p {folder}")
     try:
-        if path.exists() and not path.is_file():
+        if path.exists() and not path.is_file() and not target.folder_of:
             return
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")

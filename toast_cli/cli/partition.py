@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toast_cli.base.children import without_cycle_collection
-from toast_cli.base.files import STDIN, Format, Target, check_targets, extension_of, output_format, write_target
+from toast_cli.base.files import (
+    STDIN,
+    Format,
+    Target,
+    check_targets,
+    extension_of,
+    is_folder,
+    output_format,
+    write_folder,
+    write_target,
+)
 from toast_cli.cli import options
 from toast_cli.cli.options import Annotate
 from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say, say_confirmed
@@ -44,7 +55,13 @@ def partition(
     program: options.Program,
     mesh: options.MeshSpec,
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="OUT", help="Write the sharded program here; - for stdout.")
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="Write the sharded program here; - for stdout; a folder for the programs of --pipeline's stages.",
+        ),
     ] = None,
     format: Annotated[
         Format | None,
@@ -103,7 +120,11 @@ def partition(
     options.refuse_both(quiet, verbose)
     programs = [(program, 1), *map(parse_with, with_programs or ())]
     wanted = {"-o": output, "--json": json, "--save-plan": save_plan, "--html": html, "--trace": trace}
-    chosen = output_format(output if len(programs) == 1 else None, format)
+    folder = len(programs) == 1 and is_folder(output)  # of programs of stages
+    if folder and (format, annotate, verify) != (None, None, None):
+        what = "programs of stages are StableHLO with a sharding on every value"
+        raise UsageError(what, where="-o", hint="leave out --format, --annotate and --verify")
+    chosen = output_format(None if folder or len(programs) > 1 else output, format)
     if annotate is not None and chosen not in (Format.stablehlo, Format.bytecode, Format.jax_export):
         raise UsageError(
             f"{chosen.value} has no constraints to choose", where="--annotate", hint="give it with --format stablehlo"
@@ -116,16 +137,19 @@ def partition(
         )
     judge = judge_of(mesh, verify, "--verify") if verify is not None else None
     given_targets = {option: Target(option, path) for option, path in wanted.items() if path is not None}
+    if folder:
+        given_targets["-o"] = Target("-o", str(output), folder_of="schedule.json")
     targets = [given_targets] if len(programs) == 1 else in_folders(given_targets, programs, chosen)
     check_targets([target for ones in targets for target in ones.values()], [*(path for path, _ in programs), mesh])
     requests = [options.make_request(path, mesh, given) for path, _ in programs]
     request = requests[0]
-    if request.pipeline is not None and (output is not None or verify is not None):
-        raise UsageError(
-            "toast prices pipelines, and does not write the programs of their stages",
-            where="--pipeline",
-            hint="leave out -o and --verify for the price, or leave out --pipeline to write the plan without stages",
-        )
+    if folder and request.pipeline is None:
+        hint = "give the number of stages, --pipeline 4:16, or a file"
+        raise UsageError("a folder is for the programs of a pipeline's stages", where="-o", hint=hint)
+    if request.pipeline is not None and not folder and (output is not None or verify is not None):
+        hint = "give a folder, -o stages/, or leave out --pipeline to write the plan without stages"
+        raise UsageError("the programs of stages are several files", where="--pipeline", hint=hint)
+    request = replace(request, stages_written=folder)
 
     from toast_cli import pipeline, together
 
@@ -136,14 +160,16 @@ def partition(
         else:
             names, runs = [path for path, _ in programs], [number for _, number in programs]
             outcomes = together.partition_together(requests, names, runs, tell)
-        met = all(outcome.report.met for outcome in outcomes)
+        staged = outcomes[0].pipeline if folder else None
+        met = all(outcome.report.met for outcome in outcomes) if staged is None else staged.fits
         emitted: list[Emitted | None] = [None] * len(outcomes)
         if met and (output is not None or verify is not None):
             for k, outcome in enumerate(outcomes):
                 if progress is not None:
                     step, search = outcome.report.predicted.step_seconds, outcome.report.search
                     progress("emit", 1.0, step, search.evaluations, search.seconds)
-                emitted[k] = outcome.emit(chosen.value, (annotate or Annotate.minimal).value)
+                annotated = (annotate or Annotate.minimal).value
+                emitted[k] = outcome.emit_stages() if folder else outcome.emit(chosen.value, annotated)
     exits: list[int] = []
     for outcome, written, ones in zip(outcomes, emitted, targets, strict=True):
         if exits and not quiet:
@@ -193,7 +219,9 @@ def _write(outcome: Outcome, report: Report, emitted: Emitted | None, targets: M
     """Writes the outputs of one program."""
     from toast_cli.report.model import to_bytes
 
-    if emitted is not None and "-o" in targets:
+    if emitted is not None and emitted.files:
+        write_folder(targets["-o"], emitted.files)
+    elif emitted is not None and "-o" in targets:
         write_target(targets["-o"], emitted.content)
     if "--json" in targets:
         write_target(targets["--json"], to_bytes(report))

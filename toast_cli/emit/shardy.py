@@ -66,9 +66,9 @@ class ShardyNotation:
         self._context = module.context
         self.devices = prod(axis_sizes)
         self._axis_names = axis_names
-        self._mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes_text(axis_names, axis_sizes)}]>", self._context)
+        self.mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes_text(axis_names, axis_sizes)}]>", self._context)
         meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
-        same = [op.attributes["sym_name"].value for op in meshes if op.attributes["mesh"] == self._mesh]
+        same = [op.attributes["sym_name"].value for op in meshes if op.attributes["mesh"] == self.mesh]
         self._declared = bool(same)
         self._symbol = same[0] if same else free_symbol(module, "mesh")
         self._values: dict[tuple[Sharding, frozenset[int]], Any] = {}
@@ -77,7 +77,7 @@ class ShardyNotation:
     def prepare(self, module: Any, undo: Undo) -> None:
         """Declares the mesh, unless the program already declares the same one for its manual regions."""
         if not self._declared:
-            undo.append(declare_mesh(module, self._symbol, self._mesh).erase)
+            undo.append(declare_mesh(module, self._symbol, self.mesh).erase)
 
     def _text(self, sharding: Sharding, open: frozenset[int] = frozenset()) -> str:
         dimensions = (

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -60,11 +60,13 @@ Vector = NDArray[np.float64]  # seconds of compute, and those that communication
 
 @dataclass(frozen=True)
 class StageRequest:
-    """What the user asks for: a number of stages, or an axis whose size is that number; 0 and "" where it is open."""
+    """What the user asks for: a number of stages, or an axis whose size is that number; 0 and "" where it is open.
+    written: a pipeline of the kind that toast writes, 1F1B with one part of the stack on each stage."""
 
     stages: int = 0
     axis: str = ""
     microbatches: int = 0
+    written: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,11 +138,25 @@ def best_pipeline(evaluator: Evaluator, request: StageRequest | None) -> PricedP
             return None
         raise
     possible = [priced for place in places for priced in pipelines(evaluator, problem, stack, place, request)]
+    if wanted.written:
+        possible = [priced for priced in possible if (priced.schedule, priced.repeats) == (ONE_F_ONE_B, 1)]
     if not possible and request is not None:
         raise _error(f"no known strategy gives a stage {wanted.microbatches} microbatches", "try fewer")
     best = min(possible, key=lambda priced: priced.rank, default=None)
     spmd = [priced.cost.step_seconds for priced in possible if priced.schedule != ONE_F_ONE_B and priced.fits]
     return None if best is None else replace(best, spmd_seconds=min(spmd, default=None))
+
+
+def check_request(wanted: StageRequest, meshes: Sequence[Mesh]) -> None:
+    """Raises UsageError, at `--pipeline`, if no mesh has the requested axis or number of stages."""
+    refused = []
+    for mesh in meshes:
+        try:
+            _places(mesh, wanted)
+        except UsageError as error:
+            refused.append(error)
+    if refused and len(refused) == len(meshes):
+        raise refused[0]
 
 
 def _places(mesh: Mesh, wanted: StageRequest) -> list[tuple[int, int]]:
@@ -220,13 +236,13 @@ def pipelines(
     for strategy, plan in named.items():
         over = {d.axis for d in plan if isinstance(d, Shard) and groups[d.group].role == "batch"}
         local = batch // prod(mesh.sizes[axis] for axis in over)
-        parts = _Parts(there, plan, stack)
+        breakdown = _Breakdown(there, plan, stack)
         for number in [wanted] if wanted else divisors(local)[1:]:
             if local % number:
                 continue
-            hop = collective_seconds(whole, "collective-permute", parts.handed_bytes / number, (axis,))
-            times = [parts.microbatch(end, stages, number) for end in (FIRST, LAST, *[""] * (stages - 2))]
-            slowest, once = max(times, key=sum), parts.once(stages)
+            hop = collective_seconds(whole, "collective-permute", breakdown.handed_bytes / number, (axis,))
+            times = [breakdown.microbatch(end, stages, number) for end in (FIRST, LAST, *[""] * (stages - 2))]
+            slowest, once = max(times, key=sum), breakdown.once(stages)
             for schedule, repeats in _schedules(stack.layers // stages, stages, number):
                 busy, idle = float(sum(slowest)), float(sum(map(sum, times)) - sum(slowest)) / repeats
                 waits = 2 * (number * repeats + stages - 1) * hop
@@ -237,7 +253,7 @@ def pipelines(
                     kept = (2 * (stages - 1) + parts_ahead) / repeats, parts_ahead / repeats
                     kept = (min(number, stages if repeats == 1 else kept[0]), min(number, kept[1]))
                 compute, sent = (number * slowest + once).tolist()
-                held = [parts.memory(end, stages, number, n) for end, n in zip((FIRST, LAST), kept, strict=True)]
+                held = [breakdown.memory(end, stages, number, n) for end, n in zip((FIRST, LAST), kept, strict=True)]
                 peak, arguments = map(max, zip(*held, strict=True))
                 over_each = (sent + waits,) * len(mesh.axes)  # at most: not told apart by axis
                 cost = Cost(compute, sent + waits, peak, arguments, over_each, exposed_seconds=sent + waits + idle)
@@ -254,7 +270,7 @@ def _schedules(layers: int, stages: int, microbatches: int) -> Iterator[tuple[st
         yield CIRCULAR if repeats > 1 else GPIPE, repeats
 
 
-class _Parts:
+class _Breakdown:
     """Seconds and bytes of one plan, by where they are and what they grow with. handed_bytes: what a layer hands to the
     next one on a device, in all microbatches."""
 
@@ -361,7 +377,8 @@ class Stack:
 
     Attributes:
         ops: those of the layers. scanned: they are in loops, else there are equal ops for each layer.
-        weights: the layers'; shapes: of arrays of them, their gradients and moments.
+        weights: the layers', each with the number of its layer; -1 if it holds all. shapes: of arrays of them, their
+        gradients and moments.
         handed: values that a layer hands to the next one. kept: values that wait for the backward pass.
         microbatches: trips of the program's own loop around the stack, 1 without one.
     """
@@ -370,7 +387,7 @@ class Stack:
     layers: int
     ops: frozenset[int]
     scanned: bool
-    weights: frozenset[int]
+    weights: Mapping[int, int]
     shapes: frozenset[tuple[int, ...]]
     handed: tuple[int, ...]
     kept: frozenset[int]
@@ -460,7 +477,7 @@ def _scanned(program: Program) -> Stack | None:
     while parent >= 0:
         outer, parent = outer * program.loops[parent].trips, program.loops[parent].parent
     layers = int(program.loops[loops[0]].trips)
-    return Stack(program, layers, ops, True, frozenset(weights), shapes, handed, kept, outer)
+    return Stack(program, layers, ops, True, dict.fromkeys(weights, -1), shapes, handed, kept, outer)
 
 
 def _unrolled(program: Program) -> Stack | None:
@@ -497,7 +514,7 @@ def _unrolled(program: Program) -> Stack | None:
     handed = sorted(crossing, key=lambda v: program.values[v].bytes)[-1:]
     # What is read long after the ops of its layer waits for the backward pass.
     waiting = (v for n in ops for v in program.ops[n].results if any(u > n + 2 * length for u, _ in program.users[v]))
-    weights = frozenset(v for family in rows for v in family.values())
+    weights = {v: layer for family in rows for layer, v in family.items()}
     shapes = frozenset(program.values[v].shape for v in weights)
     return Stack(program, layers, ops, False, weights, shapes, tuple(handed), dependent.intersection(waiting))
 

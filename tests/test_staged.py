@@ -1,0 +1,187 @@
+"""Programs of pipeline stages: they train as the program that they were cut from, on the devices of their stages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from programs import arg
+
+from toast_cli.cli.app import run
+from toast_cli.rewrite.stage_files import BACKWARD, FORWARD
+from toast_cli.rewrite.stages import one_f_one_b
+
+ROOT = Path(__file__).parents[1]
+
+# Decoders with a tied embedding, a norm in front of each layer, clipped gradients and momentum.
+WALK = """
+import json, sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+import toast_cli as toast
+from toast_cli.cli.app import run
+
+LAYERS, WORDS, WIDTH, BATCH = 4, 48, 16, 32
+
+def layer(x, w):
+    scale = lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+    return x + jnp.tanh((x * scale) @ w["up"]) @ w["down"]
+
+def trained(scanned):
+    def loss(params, tokens):
+        x, one = params["embed"][tokens[:, 0]], jax.checkpoint(layer)
+        if scanned:
+            x = lax.scan(lambda y, w: (one(y, w), None), x, params["layers"])[0]
+        else:
+            for w in params["layers"]:
+                x = one(x, w)
+        logits = x @ params["embed"].T
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[:, 1:], -1)[:, 0])
+
+    def step(params, moments, count, tokens):
+        value, gradients = jax.value_and_grad(loss)(params, tokens)
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
+        scale = jnp.minimum(1.0, 0.5 / norm) / (1.0 + 0.1 * count)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + scale * g, moments, gradients)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, params, moments), moments, count + 1, value
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = {"up": (LAYERS, WIDTH, 2 * WIDTH), "down": (LAYERS, 2 * WIDTH, WIDTH)}
+    layers = {n: 0.3 * jax.random.normal(k, s) for (n, s), k in zip(shapes.items(), keys)}
+    if not scanned:
+        layers = [{n: w[k] for n, w in layers.items()} for k in range(LAYERS)]
+    params = {"layers": layers, "embed": jax.random.normal(keys[2], (WORDS, WIDTH))}
+    return step, (params, jax.tree.map(jnp.zeros_like, params), jnp.int32(0))
+
+folder, found = Path(sys.argv[1]), {}
+tokens = jax.random.randint(jax.random.key(1), (BATCH, 2), 0, WORDS)
+for form, shape in json.loads(sys.argv[2]).items():
+    step, state = trained(form == "scanned")
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(*state, tokens)
+    (folder / "step.mlir").write_text(lowered.as_text(debug_info=True))
+    stages = int(shape[5])
+    asked = ["--mesh", "v5e-8", "--mesh-shape", shape, "--pipeline", f"{stages}:4", "--strategy", "data-parallel"]
+    assert run(["partition", str(folder / "step.mlir"), *asked, "--quiet", "-o", f"{folder}/{form}/"]) == 0
+    staged, plain = toast.load(folder / form), jax.jit(step)
+    mine, given = jax.tree.map(jnp.copy, state), None
+    for _ in range(3):
+        state, value = plain(*state, tokens)[:3], plain(*state, tokens)[3]
+        given = mine
+        *mine, loss = staged(*mine, tokens)
+        for one, other in zip(jax.tree.leaves((state, value)), jax.tree.leaves((tuple(mine), loss)), strict=True):
+            np.testing.assert_allclose(np.asarray(other), np.asarray(one), rtol=2e-4, atol=2e-6)
+    places = [sorted(d.id for d in w.sharding.device_set) for w in jax.tree.leaves(mine[0]["layers"])]
+    used = [w.is_deleted() for w in jax.tree.leaves(given[:2])]
+    found[form] = {"places": places, "used": used, "shapes": [w.shape for w in jax.tree.leaves(mine[0]["layers"])]}
+print(json.dumps(found))
+"""
+SHAPES = {"unrolled": "pipe=4,data=2"}
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder with the written programs, and what a process with 8 devices found."""
+    folder = tmp_path_factory.mktemp("stages")
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", WALK, str(folder), json.dumps(SHAPES)]
+    child = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr[-3000:]
+    return folder, json.loads(child.stdout.splitlines()[-1])
+
+
+def test_the_state_stays_on_its_stage_and_is_used_up(walk: tuple[Path, dict[str, Any]]) -> None:
+    found = walk[1]["unrolled"]
+    assert found["places"] == [[2 * stage, 2 * stage + 1] for stage in range(4) for _ in ("down", "up")]
+    assert all(found["used"])
+
+
+def test_stages_send_one_activation_and_the_shared_weight(walk: tuple[Path, dict[str, Any]]) -> None:
+    schedule = json.loads((walk[0] / "unrolled" / "schedule.json").read_text())
+    values, width = schedule["values"], 16
+    sent = [
+        (s["value"], s["source"], s["target"]) for s in schedule["steps"] if not s["program"] and s["microbatch"] == 0
+    ]
+    activations = [(source, target) for name, source, target in sent if values[name]["shape"] == [8, width]]
+    assert sorted(activations) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+    assert [(source, target) for name, source, target in sent if values[name]["shape"] == [48, width]] == [(3, 0)]
+    assert all(schedule["steps"][k]["program"] for k in (-1, -2))
+    once = [s for s in schedule["steps"] if s["microbatch"] < 0 and not s["program"]]
+    assert [(s["source"], s["target"]) for s in once if sorted(values[s["value"]]["shape"]) == [width, 48]] == [(0, 3)]
+    assert all(len(values[s["value"]]["shape"]) == 0 for s in once[2:])  # tokens and the tied weight come first
+
+
+def test_all_programs_are_also_one_of_mpmd(walk: tuple[Path, dict[str, Any]]) -> None:
+    text = (walk[0] / "unrolled" / "pipeline.mpmd.mlir").read_text()
+    assert text.count("mpmd.fragment_call") > 4 * 8
+    assert '<"stage_3" : <["pipe"=1, "data"=2]>>' in text
+    assert "func.func public @main" in text
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 2), (2, 5), (4, 2), (4, 16)])
+def test_1f1b_runs_each_once_behind_what_it_needs_and_keeps_few(stages: int, microbatches: int) -> None:
+    order = list(one_f_one_b(stages, microbatches))
+    place = {item: number for number, item in enumerate(order)}
+    assert len(order) == len(place) == 2 * stages * microbatches
+    for phase, stage, m in order:
+        before = [(phase, stage - 1, m)] if phase == FORWARD else [(phase, stage + 1, m), (FORWARD, stage, m)]
+        assert all(place[item] < place[phase, stage, m] for item in before if item in place)
+        ahead = sum(1 if p == FORWARD else -1 for p, s, _ in order[: place[phase, stage, m] + 1] if s == stage)
+        assert ahead <= stages - stage
+    assert order[-1] == (BACKWARD, 0, microbatches - 1)
+
+
+@cache
+def unrolled(normed: bool = False) -> str:
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            x = jnp.tanh(x @ w)
+            x = x - jnp.mean(x, 0) if normed else x
+        return jnp.mean(x**2)
+
+    step = jax.jit(lambda params, x: jax.tree.map(lambda w, g: w - g, params, jax.grad(loss)(params, x)))
+    return str(step.lower([arg(8, 8)] * 4, arg(16, 8)).as_text(debug_info=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "normed", "what"),
+    [
+        (("-o", "stages/"), False, "-o: a folder is for the programs of a pipeline's stages"),
+        (("-o", "stages/", "--pipeline", "2:4", "--format", "hlo"), False, "leave out --format"),
+        (("-o", "other/", "--pipeline", "2:4"), False, "other/ has other files than those of an earlier output"),
+        (("-o", "step.mlir", "--pipeline", "2:4"), False, "give a folder, -o stages/"),
+        (("-o", "stages/", "--pipeline", "rows:4"), False, "no mesh axis 'rows' to have stages on"),
+        (("-o", "stages/", "--pipeline", "8:4"), False, "4 layers have no 8 equal parts"),
+        (("-o", "stages/", "--pipeline", "2:5"), False, "a batch of 16 has no 5 equal microbatches"),
+        (
+            ("-o", "stages/", "--pipeline", "2:4"),
+            True,
+            "cannot be run in 4 microbatches with the same numbers: subtract",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_one_error(
+    arguments: tuple[str, ...],
+    normed: bool,
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.mlir").write_text(unrolled(normed))
+    Path("other").mkdir()
+    Path("other/mine.txt").write_text("")
+    shape = "pipe=8" if "8:4" in arguments else "pipe=2,data=4"
+    asked = ["--mesh", "v5e-8", "--mesh-shape", shape, "--strategy", "data-parallel", *arguments]
+    assert run(["partition", "model.mlir", *asked]) == 2
+    assert what in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.mlir", "other"]
