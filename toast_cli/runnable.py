@@ -258,9 +258,8 @@ def read_boundary(path: str) -> tuple[ProgramInterface, bytes, bool]:
     flag that is True if Shardy partitions it."""
     from toast_cli import xla
     from toast_cli.frontend.convert import refuse_left_out
-    from toast_cli.frontend.formats import read_bytes, source_name
+    from toast_cli.frontend.formats import parse_here, read_bytes, source_name
     from toast_cli.frontend.loading import load as load_source
-    from toast_cli.frontend.loading import parse
 
     content = read_bytes(path)
     source = load_source(path, keep_shardings=True, content=content)
@@ -286,7 +285,7 @@ def read_boundary(path: str) -> tuple[ProgramInterface, bytes, bool]:
         found = sharding.axes if sharding is not None and sharding.axes is not None else ((),) * len(array.shape)
         return InterfaceArray(name, array.shape, array.dtype, found, donated)
 
-    _, module = parse(content, source_name(path))
+    _, module = parse_here(content, source_name(path))  # as a child did when it was loaded
     refuse_left_out(module, source_name(path))
     bytecode = xla.write_bytecode(module)
     boundary = ProgramInterface(
