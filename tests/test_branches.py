@@ -33,6 +33,18 @@ IF = f""""stablehlo.if"(%k) ({{ %s = stablehlo.sine %a : {T4} stablehlo.return %
   {{ stablehlo.return %b : {T4} }}) : (tensor<i1>) -> {T4}"""
 SELECT = f"stablehlo.select %k, %s, %b : tensor<4xi1>, {T4}"
 SINE = f"%s = stablehlo.sine %a : {T4}"
+ROUNDED = "%{name} = stablehlo.reduce_precision %a, format = {format} : tensor<4xf32>"
+BRANCH = "%n{name} = stablehlo.negate %{operand} : tensor<4xf32> stablehlo.return %n{name} : tensor<4xf32>"
+
+
+def alike(format: str = "e5m10", operand: str = "v") -> str:
+    """A conditional with two branches that are alike but for what is given."""
+    first = ROUNDED.format(name="u", format="e5m10") + BRANCH.format(name="u", operand="u")
+    other = ROUNDED.format(name="v", format=format) + BRANCH.format(name="v", operand=operand)
+    return f'"stablehlo.case"(%i) ({{ {first} }}, {{ {other} }}) : (tensor<i32>) -> {T4}'
+
+
+DIFFERENT = ["case", *("reduce_precision", "negate") * 2]
 KNOWN = {
     "the first branch": (constant("k", 0), CASE, ["sine"]),
     "the second": (constant("k", 1), CASE, ["cosine"]),
@@ -44,6 +56,9 @@ KNOWN = {
     ),
     "an index that is computed": ("%k = stablehlo.negate %i : tensor<i32>", CASE, ["negate", "case", "sine", "cosine"]),
     "an argument": ("", CASE.replace("%k", "%i"), ["case", "sine", "cosine"]),
+    "branches that are alike": ("", alike(), ["reduce_precision", "negate"]),
+    "one attribute differs": ("", alike(format="e8m7"), DIFFERENT),
+    "one operand differs": ("", alike(operand="b"), ["case", "reduce_precision", "negate", "negate"]),
     "true": (constant("k", "true", "i1"), IF, ["sine"]),
     "false": (constant("k", "false", "i1"), IF, []),
     "a truth that is given": ("", IF.replace("%k", "%p"), ["if", "sine"]),

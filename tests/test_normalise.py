@@ -61,6 +61,8 @@ CALLS = {
             %1 = "stablehlo.case"(%k) ({{
               %2 = func.call @g(%x) : ({T4}) -> {T4}
               stablehlo.return %2 : {T4}
+            }}, {{
+              stablehlo.return %x : {T4}
             }}) : (tensor<i32>) -> {T4}
             stablehlo.return %1, %k : {T4}, tensor<i32>
           }}

@@ -236,7 +236,8 @@ _COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
 
 # ---------------------------------------------------------------- branches that are always taken
 # Removes conditionals with a constant predicate, which a `lax.cond` on a Python bool leaves (optax's `MultiSteps`
-# decides that way whether to skip an update).
+# decides that way whether to skip an update), and those whose branches are alike: in a `jax.export` for several
+# platforms each `jnp.einsum` is one.
 #
 # XLA inlines the branch before it partitions, so its operations fuse with those around them; the cost model would
 # count the conditional's results as separate arrays.
@@ -257,11 +258,40 @@ def take_known_branches(module: Any) -> None:
     decided = 0
     for operation in walk_ops(module, *DECIDED, inner_first=True):
         number = constant_number(operation.operands[0])
+        if number is None and operation.name != SELECT and branches_alike(operation):
+            number = 0
         if number is not None:
             replace_operation(operation, outcome(operation, number))
             decided += 1
     if decided:
         run_passes(module, DROP_UNREAD)
+
+
+def branches_alike(operation: Any) -> bool:
+    """True if all branches of a conditional compute the same."""
+    first, *others = (region.blocks[0] for region in operation.regions)
+    return all(_alike(first, other, {}) for other in others)
+
+
+def _alike(first: Any, second: Any, same: dict[Any, Any]) -> bool:
+    """Whether two blocks hold the same operations on the same values. same: value in the first -> its equal in the
+    second; values from outside are their own."""
+    ours, theirs = list(first.operations), list(second.operations)
+    if len(ours) != len(theirs) or [a.type for a in first.arguments] != [b.type for b in second.arguments]:
+        return False
+    same.update(zip(first.arguments, second.arguments, strict=True))
+    for one, other in zip(ours, theirs, strict=True):
+        if one.name != other.name or attributes_of(one) != attributes_of(other):
+            return False
+        if [a.type for a in one.results] != [b.type for b in other.results]:
+            return False
+        if [same.get(value, value) for value in one.operands] != list(other.operands):
+            return False
+        blocks = [[block for region in op.regions for block in region.blocks] for op in (one, other)]
+        if len(blocks[0]) != len(blocks[1]) or not all(_alike(a, b, same) for a, b in zip(*blocks, strict=True)):
+            return False
+        same.update(zip(one.results, other.results, strict=True))
+    return True
 
 
 def drop_zero_products(module: Any) -> None:

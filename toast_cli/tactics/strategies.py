@@ -141,8 +141,8 @@ NO_EFFECT = 0.001
 
 def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     """The result with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds the plan of
-    the search. Decisions that change nothing are left out. Of several known strategies, the one of fewest tactics, then
-    the fastest."""
+    the search. Decisions that change nothing are left out. Of several known strategies, the one of fewest tactics,
+    then of fewest decisions."""
     if not result.fits:
         return result
     tolerance = _Tolerance(evaluator)
@@ -155,7 +155,7 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     ]
     known = [one for one in strategies if tolerance.allows(one.cost, result.cost)]
     if known:
-        simplest = min(known, key=lambda one: (_tactics(one.name), tolerance.step_seconds(one.cost)))
+        simplest = min(known, key=lambda one: (_tactics(one.name), len(one.plan), one.cost.step_seconds))
         plan, name = simplest.plan, simplest.label
     else:
         plan, name = shortened(evaluator, result, tolerance), ""
