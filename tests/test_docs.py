@@ -160,7 +160,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
         (tmp_path / name[1]).write_text(code)
     programs = tmp_path / "bin"
     programs.mkdir()
-    briefly = 'test "$1" = partition && set -- "$@" --iterations 500\n'
+    briefly = 'test "$1" = partition && set -- "$@" --iterations 60\n'
     for name, first, arguments in (("python", "", ""), ("toast", briefly, "-m toast_cli")):
         (programs / name).write_text(f'#!/bin/sh\n{first}exec "{sys.executable}" {arguments} "$@"\n')
         (programs / name).chmod(0o755)
