@@ -112,6 +112,9 @@ def with_axes(text: str, axes: Sequence[str], style: str = "") -> Text:
     return coloured
 
 
+BAR = "█▒░"  # what bars are drawn with
+
+
 def bar(parts: Iterable[TextPart], width: int) -> Text:
     """A bar of `width` characters; the rest is drawn empty, and anything beyond 1 is cut off.
 

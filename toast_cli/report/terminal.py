@@ -125,10 +125,9 @@ def print_report(report: Report, stream: TextIO, *, verbose: bool = False, width
 
 def render_report(report: Report, console: Console, *, verbose: bool = False) -> str:
     """The report as `console` would show it."""
-    blocks = [block for block in _blocks(report, console.width, verbose) if block is not None]
     spaced: list[RenderableType] = []
-    for block in blocks:
-        spaced += [block, Text()]
+    for block in blocks(report, console.width, verbose):
+        spaced += [block, Text()] if block is not None else []
     return style.render(spaced[:-1], console)
 
 
@@ -151,7 +150,7 @@ def one_line(report: Report) -> str:
     )
 
 
-def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | None]:
+def blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | None]:
     """The sections in reading order; None for an empty one."""
     fits = report.fit != NO
     return [

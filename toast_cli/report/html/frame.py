@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toast_cli.program.quantities import format_plural
-from toast_cli.report.style import BAD, GOOD, TITLE
+from toast_cli.report.style import BAD, BAR, GOOD, TITLE
 
 WIDE = 10_000  # columns: nothing of a terminal's section is left out
 _SCRIPTS = ("draw.js", "points.js", "trees.js", "step.js")
@@ -30,20 +30,22 @@ _STYLE = """
 """
 
 
-def frame(title: str, about: str, body: str) -> bytes:
+def frame(title: str, body: str) -> bytes:
     """UTF-8 HTML."""
     scripts = "\n".join(map(_part, _SCRIPTS)) if "data-chart=" in body else ""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_part('page.css')}</style></head>\n<body><h1>{escape(title)}</h1>"
-        f"<p class='faint'>{escape(about)}</p>\n{body}\n<script>{scripts}</script></body></html>\n"
+        f"\n{body}\n<script>{scripts}</script></body></html>\n"
     ).encode("utf-8", "backslashreplace")
 
 
 def section(title: str, about: str, body: str) -> str:
-    """A heading, a sentence that describes the body, and the body; empty for an empty body."""
-    return f"<section><h2>{escape(title)}</h2><p class='faint'>{escape(about)}</p>{body}</section>" if body else ""
+    """The body beneath a heading and a sentence, if there are these; empty for an empty body."""
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
+    words = f"<p class='faint'>{escape(about)}</p>" if about else ""
+    return f"<section>{heading}{words}{body}</section>" if body else ""
 
 
 def chart(kind: str, label: str, data: Any) -> str:
@@ -66,14 +68,21 @@ def table(heads: Sequence[str], rows: Iterable[str], figures: Iterable[int] = ()
     return f"<div class='scroll'><table>{head}{''.join(rows)}</table></div>"
 
 
+def titled(drawn: RenderableType | None) -> tuple[str, Sequence[RenderableType | None]]:
+    """The title of a section of the terminal's report, empty if it has none, and what stands beneath it."""
+    if isinstance(drawn, Group) and isinstance(first := drawn.renderables[0], Text):
+        return first.plain, drawn.renderables[1:]
+    return "", [drawn]
+
+
 def from_terminal(drawn: RenderableType | None, shown: int = 12) -> str:
-    """A section of the terminal's report in markup, without its title; rows beyond `shown` are folded away."""
+    """A part of the terminal's report in markup; rows of a table beyond `shown` are folded away."""
     if isinstance(drawn, Group):
-        return "".join(from_terminal(part, shown) for part in drawn.renderables[1:])
+        return "".join(from_terminal(part, shown) for part in drawn.renderables)
     if isinstance(drawn, Padding):
         return from_terminal(drawn.renderable, shown)
     if isinstance(drawn, Text):
-        return f"<p class='faint'>{escape(drawn.plain)}</p>" if drawn else ""
+        return f"<p class='faint'>{_cell(drawn)}</p>" if drawn else ""
     if not isinstance(drawn, Table):
         return ""
     kinds = [
@@ -91,6 +100,8 @@ def from_terminal(drawn: RenderableType | None, shown: int = 12) -> str:
 
 
 def _cell(cell: RenderableType) -> str:
+    if set(str(cell)) <= set(BAR):  # drawn for a terminal
+        return ""
     text = escape(str(cell)).replace("\n", "<br>")
     look = str(cell.style) if isinstance(cell, Text) else ""
     kind = {BAD: "bad", GOOD: "good", TITLE: "best"}.get(look)

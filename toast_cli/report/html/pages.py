@@ -1,157 +1,77 @@
-"""The HTML pages of a run, of a comparison and of a sweep."""
+"""One HTML page for a run, a comparison or a sweep: the sections of the terminal's report, with charts above them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 
-from toast_cli.price.memory_fit import UNSURE, YES
-from toast_cli.program.quantities import (
-    format_bytes,
-    format_count,
-    format_percent,
-    format_plural,
-    format_price,
-    format_seconds,
-)
-from toast_cli.report.arrays import arguments, collectives, live_at_peak
-from toast_cli.report.command_tables import DOES_NOT_FIT, FITS, SweepRow, rows_table
-from toast_cli.report.comparison import ANNOTATED, Comparison, Contender, alternatives, confirmation, decisions, figures
+from rich.console import RenderableType
+
+from toast_cli.program.quantities import format_plural, format_price, format_seconds
+from toast_cli.report import terminal
+from toast_cli.report.command_tables import DOES_NOT_FIT, FITS, SweepRow, sweep_blocks
+from toast_cli.report.comparison import ANNOTATED, Comparison, Contender, comparison_blocks
 from toast_cli.report.html import charts
 from toast_cli.report.html.charts import MEMORY_AXIS, TIME_AXIS, front_line, plan_point, plans_chart
-from toast_cli.report.html.frame import WIDE, fold, frame, from_terminal, section, table
+from toast_cli.report.html.frame import WIDE, frame, from_terminal, section, titled
 from toast_cli.report.html.pictures import Pictures
 from toast_cli.report.model import Report
-from toast_cli.report.terminal import decision_name, overlap_text, peak_share
 
-# ---------------------------------------------------------------- a run
-# One run as an HTML page: the chosen plan, and charts of memory, time, arithmetic, arrays and the search.
+_PLANS = (
+    "Each point is a plan: the faster the lower, the less memory or the cheaper the further left; a cross does not fit."
+)
 
 
 def run_page(report: Report, drawn: Pictures) -> bytes:
     """UTF-8 HTML, scripts and styles inside."""
-    mesh, search = report.mesh, report.search
-    shape = " × ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
-    looked = f"{search.algorithm}, {format_plural(search.evaluations, 'plan')} in {format_seconds(search.seconds)}"
-    about = (
-        f"{format_count(report.program.ops)} operations, {format_count(report.program.arguments)} arguments; "
-        f"{mesh.name}: {mesh.devices} {mesh.chip}, {shape}; {looked}"
-    )
-    peak = report.predicted.peak_location or "the peak"
-    alive = from_terminal(live_at_peak(report, WIDE, verbose=True), 20)
-    traffic = from_terminal(collectives(report, WIDE, verbose=True)) if mesh.devices > 1 else ""
-    sections = [
-        _figures(report),
-        section(
-            "Plan",
-            "Which dimensions each mesh axis splits. Where two want one axis in the same operation, the upper has it.",
-            _plan(report),
-        ),
-        section(
-            "One step",
-            "On each device, in the program's order and with nothing overlapped; a loop is there once, as long as all "
-            "its trips. What is lighter may hide behind compute. Drag to zoom, double click for the whole step.",
+    above = {
+        "predicted": (
+            "One step on each device, in the program's order and with nothing overlapped; a loop is there once, as "
+            "long as all its trips. What is lighter may hide behind compute. Drag to zoom, double click for the whole "
+            "step.",
             charts.step_chart(report, drawn),
         ),
-        section(
-            "Time by module",
-            "Where a step's time goes: by module, place in the source and operation. Blue computes, orange "
-            "communicates. Click to go in.",
+        "where the time goes": (
+            "By module, place in the source and operation. Blue computes, orange communicates. Click to go in.",
             charts.time_chart(drawn),
         ),
-        section(
-            "Alive at the peak",
-            f"At {peak}. Click to go in.",
-            charts.alive_chart(drawn) and charts.alive_chart(drawn) + fold("as a table", alive),
-        ),
-        section(
-            "Arguments",
-            "How each is sharded between steps.",
-            from_terminal(arguments(report, WIDE, shown=len(report.arguments)), 16),
-        ),
-        section("Collectives", "The ones that take longest, and what causes them.", traffic),
-        section(
-            "Compared with known strategies",
-            "Faster is lower, less memory is further left; a cross does not fit.",
-            charts.strategies_chart(report),
-        ),
-        section(
-            "Other plans",
-            "The best that differ from the one taken, by the share of the step that only one of the two spends so.",
-            from_terminal(alternatives(report)),
-        ),
-        section(
-            "What the compiler says",
-            report.confirmation.compiler if report.confirmation else "",
-            from_terminal(confirmation(report)),
-        ),
-        section("Notes", "", "".join(f"<p>{escape(note)}</p>" for note in report.analysis.notes)),
-    ]
-    return frame(f"{report.program.title} on {mesh.name}", about, "\n".join(filter(None, sections)))
-
-
-def _figures(report: Report) -> str:
-    predicted = report.predicted
-    share = format_percent(predicted.peak_bytes / predicted.limit_bytes) if predicted.limit_bytes else ""
-    fits = (
-        f"{share} of {format_bytes(predicted.limit_bytes)}"
-        if report.fit == YES
-        else f"<span class='bad'>{'may' if report.fit == UNSURE else 'does'} not fit</span>"
-    )
-    figures = [
-        ("step time", format_seconds(predicted.step_seconds), overlap_text(predicted)),
-        ("compute", format_seconds(predicted.compute_seconds), ""),
-        ("communication", format_seconds(predicted.communication_seconds), ""),
-        ("peak memory", format_bytes(predicted.peak_bytes), fits),
-        ("MFU", format_percent(predicted.mfu), peak_share(predicted)),
-    ]
-    cells = "".join(
-        f"<div>{name}<b>{value}</b><span class='faint'>{note}</span></div>" for name, value, note in figures
-    )
-    return f"<p>{escape(report.plan.summary or 'unsharded')}</p><div class='figures'>{cells}</div>"
-
-
-def _plan(report: Report) -> str:
-    rows = [
-        f"<tr><td class='n'>{number}</td><td>{escape(one.axis)}</td><td>{escape(decision_name(one))}</td>"
-        f"<td class='text'>{escape(one.text)}</td></tr>"
-        for number, one in enumerate(report.plan.decisions, 1)
-    ]
-    idle = [name for name in report.mesh.axes if all(one.axis != name for one in report.plan.decisions)]
-    rows += [f"<tr><td></td><td>{escape(name)}</td><td class='faint'>not used</td><td></td></tr>" for name in idle]
-    return table((), rows)
-
-
-# ---------------------------------------------------------------- a comparison
-# A comparison as one HTML page: time against memory with the Pareto front, and the table.
+        "alive at the peak": ("By kind and module. Click to go in.", charts.alive_chart(drawn)),
+        "compared with": (_PLANS, charts.strategies_chart(report)),
+    }
+    return _page(f"{report.program.title} on {report.mesh.name}", terminal.blocks(report, WIDE, verbose=True), above)
 
 
 def comparison_page(found: Comparison) -> bytes:
-    """UTF-8 HTML, scripts and styles inside."""
-    shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
-    about = (
-        f"{format_count(found.program.ops)} operations; {found.mesh.name}: {found.mesh.devices} {found.mesh.chip}, "
-        f"{shape}, {format_bytes(found.limit_bytes)} usable per device"
+    """The same for a comparison: time against memory with the Pareto front, and the tables."""
+    head = f"{found.program.title} on {found.mesh.name}"
+    above = {head: (_PLANS, _comparison_chart(found))}
+    return _page(
+        f"{head}: plans compared", comparison_blocks(found, WIDE, verbose=True), above, 2 * len(found.contenders)
     )
-    chart = section(
-        "Time against memory",
-        "Faster is lower, less memory is further left; a cross does not fit. No plan is better in both than those on "
-        "the front.",
-        _comparison_chart(found),
-    )
-    every = len(found.contenders) * 2
-    rows = section(
-        "Plans",
-        "The search's first, the others from the fastest that fits on.",
-        from_terminal(figures(found, WIDE), every),
-    )
-    differ = section(
-        "Decisions",
-        "That a strategy has and the search's plan has not, and the other way round.",
-        from_terminal(decisions(found), every),
-    )
-    title = f"{found.program.title} on {found.mesh.name}: plans compared"
-    return frame(title, about, f"{chart}\n{rows}\n{differ}")
+
+
+def sweep_page(rows: Sequence[SweepRow]) -> bytes:
+    """The same for a sweep: all its points."""
+    about = f"{format_plural(len(rows), 'point')}. {_PLANS}"
+    return _page("Sweep", sweep_blocks(rows, WIDE), {"": (about, _sweep_chart(rows))}, len(rows))
+
+
+def _page(
+    title: str, blocks: Iterable[RenderableType | None], above: Mapping[str, tuple[str, str]], shown: int = 16
+) -> bytes:
+    """A page of the terminal's blocks.
+
+    Args:
+        above: start of a block's title -> a sentence, and the chart that stands above the block; in the first such
+            block. shown: rows of each table; the rest is folded away.
+    """
+    body, waiting = [], dict(above)
+    for block in blocks:
+        heading, parts = titled(block)
+        start = next((start for start in waiting if heading.startswith(start)), None)
+        about, chart = ("", "") if start is None else waiting.pop(start)
+        markup = "".join(from_terminal(part, shown) for part in parts)
+        body.append(section(heading, about if chart else "", chart + markup))
+    return frame(title, "\n".join(filter(None, body)))
 
 
 def _comparison_chart(found: Comparison) -> str:
@@ -174,25 +94,13 @@ def _more(one: Contender) -> list[str]:
     return [split, one.summary]
 
 
-# ---------------------------------------------------------------- a sweep
-# A sweep as one HTML page: for each program time against memory of all its points, and their table.
-
 _COLOURS = 8  # meshes with a colour of their own
 
 
-def sweep_page(rows: Sequence[SweepRow]) -> bytes:
-    """UTF-8 HTML, scripts and styles inside."""
-    meshes = list(dict.fromkeys(row.mesh for row in rows))
-    colours = {mesh: f"k{number}" if number < _COLOURS else "others" for number, mesh in enumerate(meshes)}
-    about = (
-        "Each point is a row of the table: the faster the lower, the cheaper the further left; a cross does not fit."
-    )
-    body = section("Points", about, _sweep_chart(rows, colours) + from_terminal(rows_table(rows, WIDE), len(rows)))
-    return frame("Sweep", format_plural(len(rows), "point"), body)
-
-
-def _sweep_chart(rows: Sequence[SweepRow], colours: dict[str, str]) -> str:
+def _sweep_chart(rows: Sequence[SweepRow]) -> str:
     """Time against price, or against memory where prices are unknown; the time of a token where sizes differ."""
+    meshes = dict.fromkeys(row.mesh for row in rows)
+    colours = {mesh: f"k{number}" if number < _COLOURS else "others" for number, mesh in enumerate(meshes)}
     done = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
     priced, sized = any(row.step_price for row in done), len({row.dims for row in done}) > 1
 
