@@ -84,7 +84,7 @@ for form, shape in json.loads(sys.argv[2]).items():
     found[form] = {"places": places, "used": used, "shapes": [w.shape for w in jax.tree.leaves(mine[0]["layers"])]}
 print(json.dumps(found))
 """
-SHAPES = {"unrolled": "pipe=4,data=2"}
+SHAPES = {"unrolled": "pipe=4,data=2", "scanned": "pipe=2,data=4"}
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,27 @@ def test_stages_send_one_activation_and_the_shared_weight(walk: tuple[Path, dict
     once = [s for s in schedule["steps"] if s["microbatch"] < 0 and not s["program"]]
     assert [(s["source"], s["target"]) for s in once if sorted(values[s["value"]]["shape"]) == [width, 48]] == [(0, 3)]
     assert all(len(values[s["value"]]["shape"]) == 0 for s in once[2:])  # tokens and the tied weight come first
+
+
+def test_scanned_layers_have_a_loop_and_their_rows_on_each_stage(walk: tuple[Path, dict[str, Any]]) -> None:
+    found = walk[1]["scanned"]
+    assert found["places"] == [list(range(8))] * 2
+    assert found["shapes"] == [[4, 32, 16], [4, 16, 32]]
+    assert all(found["used"])
+    folder = walk[0] / "scanned"
+    schedule = json.loads((folder / "schedule.json").read_text())
+    parted = [array for array in schedule["arguments"] if len(array["values"]) > 1]
+    assert [array["path"] for array in parted if "params" in array["path"]] == [
+        "params['layers']['down']", "params['layers']['up']"
+    ]  # fmt: skip
+    assert {tuple(array["stages"]) for array in parted} == {(0, 1)}
+    values = schedule["values"]
+    assert values[parted[0]["values"][0]]["shape"] == [2, 32, 16]
+    sent = [s for s in schedule["steps"] if not s["program"] and s["microbatch"] == 0]
+    shapes = [(s["source"], s["target"], values[s["value"]]["shape"]) for s in sent]
+    assert shapes.count((0, 1, [8, 16])) == shapes.count((1, 0, [8, 16])) == 1
+    for name in ("forward_0", "forward_1", "backward_0", "backward_1"):
+        assert (folder / f"{name}.mlir").read_text().count("stablehlo.while") == 1
 
 
 def test_all_programs_are_also_one_of_mpmd(walk: tuple[Path, dict[str, Any]]) -> None:

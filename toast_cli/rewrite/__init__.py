@@ -4,7 +4,8 @@
 * `microbatches`: the batch runs in microbatches, one after the other.
 * `offload`: residuals or optimizer state are in host memory while they are not needed.
 * `fused_products`: fused products are parted.
-* `stages`: the step is cut into programs of pipeline stages (`stage_files`), which no longer are one program.
+* `stages`: the step is cut into programs of pipeline stages (`stage_files`), which no longer are one program;
+  `layer_loops` divides scans over layers among them.
 
 The new program has the same arguments and results. It is analysed, searched and written like the user's own, so
 nothing behind a rewrite knows of it. `fitting` chooses rewrites where no plan fits in memory (`--fit auto`), or also

@@ -8,10 +8,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from toast_cli.base.files import PROGRAM_BYTES, read_file, read_json, typed
-from toast_cli.errors import InputError
+from toast_cli.errors import InputError, UsageError
 from toast_cli.frontend.constraints import quoted
+from toast_cli.frontend.places import place_text
 
 BEFORE, FORWARD, BACKWARD, AFTER = "before", "forward", "backward", "after"
 INDEX = "microbatch"  # the argument of programs that read the microbatch's number
@@ -86,6 +88,12 @@ class StagedProgram:
     arguments: tuple[StagedArray, ...]
     results: tuple[StagedArray, ...]
     steps: tuple[Step, ...]
+
+
+def refusal(what: str, location: Any = "", hint: str = "leave out -o for the price alone") -> UsageError:
+    """The error for a program that cannot be cut. location: of the op concerned."""
+    place = place_text(str(location), "user", "")
+    return UsageError(f"{what}{f', at {place}' if place else ''}", where="--pipeline", hint=hint)
 
 
 # ---------------------------------------------------------------- files

@@ -19,7 +19,7 @@ are refused (see `rewrite.batch_split`), and a mean is a sum of examples that ar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -32,11 +32,10 @@ from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions
 from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, read_sharding, written
-from toast_cli.errors import UsageError
 from toast_cli.frontend import program_pins
 from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.places import FORWARD as FORWARD_PASS
-from toast_cli.frontend.places import name_stack_of, pass_of, place_text
+from toast_cli.frontend.places import name_stack_of, pass_of
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.trips import trip_count
 from toast_cli.hardware import Mesh
@@ -44,8 +43,10 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import make_problem
 from toast_cli.plan.sharding import Sharding
 from toast_cli.price.evaluator import Evaluator
+from toast_cli.program.model import Program
 from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM
 from toast_cli.program.roles import INPUTS, argument_roles
+from toast_cli.rewrite.layer_loops import Divided, LayerLoops
 from toast_cli.rewrite.microbatches import with_microbatches
 from toast_cli.rewrite.stage_files import (
     AFTER,
@@ -58,8 +59,9 @@ from toast_cli.rewrite.stage_files import (
     StageProgram,
     StageValue,
     Step,
+    refusal,
 )
-from toast_cli.tactics.stages import OPTION, PricedPipeline, find_stack, stage_mesh
+from toast_cli.tactics.stages import PricedPipeline, find_stack, stage_mesh
 from toast_cli.tactics.strategies import priced_strategies
 from toast_cli.xla import ir
 
@@ -68,16 +70,14 @@ def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline) -> Staged
     """A step in programs of stages, as priced, by a plan of the whole step on the mesh of a stage. Raises UsageError,
     at `--pipeline`, for a program that cannot be cut."""
     stack, stages, microbatches = find_stack(source.program), priced.stages, priced.microbatches
-    if stack.scanned:
-        raise _refusal("toast cuts unrolled layers into stages, and this program scans over its layers")
     if stack.microbatches == 1:
         found = with_microbatches(source, microbatches)
         if isinstance(found, str):
-            raise _refusal(f"the batch cannot be run in {microbatches} microbatches with the same numbers: {found}")
+            raise refusal(f"the batch cannot be run in {microbatches} microbatches with the same numbers: {found}")
         source, stack = found, find_stack(found.program)
     elif stack.microbatches != microbatches:
         number = int(stack.microbatches)
-        raise _refusal(f"the program has {number} microbatches of its own", hint=f"give --pipeline {stages}:{number}")
+        raise refusal(f"the program has {number} microbatches of its own", hint=f"give --pipeline {stages}:{number}")
     axis = mesh.names.index(priced.axis)
     there = stage_mesh(mesh, axis, stages)
     pins = program_pins(source, there.names, there.sizes)
@@ -85,18 +85,22 @@ def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline) -> Staged
     known = priced_strategies(evaluator)[0].values() if there.devices > 1 else ()
     plans = [one.plan for one in sorted(known, key=lambda one: (one.label != priced.strategy, one.rank))]
     module, shardings = _annotated(source, evaluator.lowered(plans[0] if plans else ()))
-    stage_of = {weight: layer * stages // stack.layers for weight, layer in stack.weights.items()}
-    made = _Cut(source, module, shardings, stage_of, priced, there).run()
+    block = xla.main_function(module).entry_block
+    loops = [op.operation for op in block.operations if op.operation.name == "stablehlo.while"]
+    loop = max((one for one in loops if trip_count(one) == microbatches), key=lambda one: len(xla.operations_in(one)))
+    if stack.scanned:
+        with module.context, ir.Location.unknown():
+            divided = LayerLoops(block, loop, shardings, stack, stages).run()
+    else:
+        arguments, results = ([([v], 0) for v in vs] for vs in (block.arguments, xla.terminator(block).operands))
+        places = zip(source.program.arguments, block.arguments, strict=True)
+        stage_of = {v: stack.weights[a.value] * stages // stack.layers for a, v in places if a.value in stack.weights}
+        divided = Divided(loop, arguments, results, stage_of)
+    made = _Cut(source.program, module, shardings, divided, priced, there).run()
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
     numbers = np.arange(mesh.devices).reshape(mesh.sizes)
     devices = tuple(tuple(map(int, part.flat)) for part in np.split(numbers, stages, axis))
     return replace(made, axis=priced.axis, mesh=sizes, devices=devices)
-
-
-def _refusal(what: str, location: Any = "", hint: str = "leave out -o for the price alone") -> UsageError:
-    """The error for a program that cannot be cut. location: of the op concerned."""
-    place = place_text(str(location), "user", "")
-    return UsageError(f"{what}{f', at {place}' if place else ''}", where=OPTION, hint=hint)
 
 
 def _annotated(source: Source, lowered: PartitionedProgram) -> tuple[Any, dict[Any, Sharding]]:
@@ -143,19 +147,18 @@ class _Cut:
     loop's operand, the argument of its body, the next value that this hands on, and the loop's result."""
 
     def __init__(
-        self, source: Source, module: Any, shardings: dict[Any, Sharding], stage_of: Mapping[int, int],
-        priced: PricedPipeline, mesh: Mesh,
+        self, program: Program, module: Any, shardings: dict[Any, Sharding], divided: Divided, priced: PricedPipeline,
+        mesh: Mesh,
     ) -> None:  # fmt: skip
-        self._module, self._shardings, self._program = module, shardings, source.program
+        self._module, self._shardings, self._program, self._divided = module, shardings, program, divided
         self._stages, self._microbatches = priced.stages, priced.microbatches
         self._axes = dict(zip(mesh.names, mesh.sizes, strict=True))
         self._notation = ShardyNotation(module, mesh.names, mesh.sizes)
         block = xla.main_function(module).entry_block
         outer = [op.operation for op in block.operations]
-        self._arguments, self._results = list(block.arguments), list(outer[-1].operands)
-        loops = [op for op in outer if op.name == "stablehlo.while" and trip_count(op) == self._microbatches]
-        self._loop = max(loops, key=lambda loop: len(xla.operations_in(loop)))
-        self._body = self._loop.regions[1].blocks[0]
+        self._arguments = [value for values, _ in divided.arguments for value in values]
+        self._results = [value for values, _ in divided.results for value in values]
+        self._loop, self._body = divided.loop, divided.loop.regions[1].blocks[0]
         self._index: Any = None
         self._carried: dict[Any, int] = {}  # argument of the loop's body -> its number
         self._names: dict[Any, str] = {}
@@ -170,14 +173,12 @@ class _Cut:
         inner = [op.operation for op in self._body.operations]
         self._yields = list(inner[-1].operands)
         self._reads = {op: list(dict.fromkeys(v for _, _, v in xla.outer_operands([op]))) for op in (*outer, *inner)}
-        needed, waiting = set[Any](), [self._loop]  # by the loop
-        while waiting:
-            op = waiting.pop()
-            if op is not None and op not in needed:
-                needed.add(op)
-                waiting += map(self._owner, self._reads[op])
-        late = [op for op in outer[:-1] if op not in needed]
-        self._parts = ([op for op in outer if op in needed and op != self._loop], inner[:-1], late)
+        needed = self._leading_to([self._loop])
+        live = {*needed, *self._leading_to(map(self._owner, (*self._results, *self._yields)))}
+        # Ops before the loop, in it and behind it, without terminators.
+        early = [op for op in outer if op in needed and op != self._loop]
+        late = [op for op in outer if op in live and op not in needed]
+        self._parts = (early, [op for op in inner if op in live], late)
         self._part = {op: number for number, ops in enumerate(self._parts) for op in ops}
         self._order = {op: number for number, op in enumerate(self._part)}
         self._users: dict[Any, list[Any]] = defaultdict(list)
@@ -186,14 +187,12 @@ class _Cut:
                 self._users[value].append(op)
         # Arguments that a value depends on, as bits; those that are inputs, and those that follow training.
         self._roots = {value: 1 << number for number, value in enumerate(self._arguments)}
-        names, roles = argument_roles(self._program)
-        self._inputs = sum(1 << number for number, role in enumerate(roles) if names[role] == INPUTS)
-        counters = [
-            isinstance(value.type.element_type, ir.IntegerType) for value in self._arguments
-        ]  # also random keys
-        self._weights = sum(1 << k for k, counts in enumerate(counters) if not counts) & ~self._inputs
-        places = {argument.value: self._arguments[k] for k, argument in enumerate(self._program.arguments)}
-        self._layers = {places[value]: stage for value, stage in stage_of.items()}
+        names, roles = argument_roles(program)
+        given = {v for role, (vs, _) in zip(roles, divided.arguments, strict=True) if names[role] == INPUTS for v in vs}
+        self._inputs = sum(self._roots[value] for value in given)
+        counters = [v for v in self._arguments if isinstance(v.type.element_type, ir.IntegerType)]  # also random keys
+        self._weights = sum(self._roots.values()) & ~sum(self._roots[v] for v in {*given, *counters})
+        self._layers = divided.stage_of
         # Stage of weights of layers and of what depends on these alone; in the end of all that is made once.
         self._stage: dict[Any, int] = dict(self._layers)
         self._home: dict[Any, _Fragment] = {}  # of ops that only one program has
@@ -249,6 +248,16 @@ class _Cut:
         owner = None if isinstance(value, ir.BlockArgument) else value.owner.operation
         return None if owner is None or owner == self._loop else owner
 
+    def _leading_to(self, ops: Iterable[Any]) -> set[Any]:
+        """Ops, and all those that make what they read."""
+        found, waiting = set[Any](), [*ops]
+        while waiting:
+            op = waiting.pop()
+            if op is not None and op not in found:
+                found.add(op)
+                waiting += map(self._owner, self._reads[op])
+        return found
+
     def _inherit(self, op: Any) -> int:
         """The roots of an op's results."""
         roots = 0
@@ -276,12 +285,8 @@ class _Cut:
                         first.setdefault(argument, op)
             elif fixed:
                 self._stage.update(dict.fromkeys(op.results, fixed[0]))
-        own, forward, waiting = set(placed), set[Any](), list(first.values())
-        while waiting:
-            op = waiting.pop()
-            if op in own and op not in forward:
-                forward.add(op)
-                waiting += map(self._owner, self._reads[op])
+        own = set(placed)
+        forward = self._leading_to(first.values()) & own
         for op in placed:  # the head, and the loss
             made = {maker for maker in map(self._owner, self._reads[op]) if maker in own}
             if made and made <= forward and pass_of(name_stack_of(str(op.location))) == FORWARD_PASS:
@@ -379,7 +384,7 @@ class _Cut:
 
     def _assembled(self) -> StagedProgram:
         """The programs: the members of each are what its wanted values need."""
-        ends = [self._want(value, 0) for value in self._results]
+        ends = {value: self._want(value, 0) for value in self._results}
         for number in self._carried.values():
             self._home_of_sum(number).wanted[self._yields[number]] = None
             self._send(self._loop.operands[number], self._home_of_sum(number).stage)
@@ -392,21 +397,24 @@ class _Cut:
                     self._send(value, fragment.stage)
                 elif self._home_of_sum(self._carried[value]) is not fragment:
                     what = "several programs read what one microbatch hands to the next"
-                    raise _refusal(what, self._yields[self._carried[value]].owner.location)
+                    raise refusal(what, self._yields[self._carried[value]].owner.location)
         exchanged = dict.fromkeys(v for fragment in order for v in (*fragment.inputs, *fragment.wanted))
-        program, homes = self._program, [self._source.get(v, self._stage.get(v, 0)) for v in self._arguments]
+        homes = {v: self._source.get(v, self._stage.get(v, 0)) for v in self._arguments}
+
+        def array(
+            path: str, divided: tuple[list[Any], int], stages: Mapping[Any, int], *, donated: bool
+        ) -> StagedArray:
+            names, places = zip(*((self._name(v), stages[v]) for v in divided[0]), strict=True)
+            return StagedArray(path, names, places, divided[1], donated)
+
+        given = zip(self._program.arguments, self._divided.arguments, strict=True)
+        left = zip(self._program.results, self._divided.results, strict=True)
         return StagedProgram(
             xla.module_name(self._module), "", {}, self._axes, (), self._microbatches, "1F1B",
             {self._name(v): self._value(v) for v in (*self._arguments, *exchanged) if v != self._index},
             tuple(self._programs(order)),
-            tuple(
-                StagedArray(argument.path, (self._name(v),), (home,), donated=argument.donated)
-                for argument, v, home in zip(program.arguments, self._arguments, homes, strict=True)
-            ),
-            tuple(
-                StagedArray(result.path, (self._name(v),), (end,))
-                for result, v, end in zip(program.results, self._results, ends, strict=True)
-            ),
+            tuple(array(one.path, vs, homes, donated=one.donated) for one, vs in given),
+            tuple(array(one.path, vs, ends, donated=False) for one, vs in left),
             tuple(self._steps(order)),
         )  # fmt: skip
 
@@ -503,8 +511,8 @@ class _Cut:
         which nothing reads later."""
         last = {(value, fragment.stage): fragment for fragment in order for value in fragment.inputs}
         kinds = {value: (value.type, self._sharding(value)) for fragment in order for value in fragment.wanted}
-        given = {value for value, a in zip(self._arguments, self._program.arguments, strict=True) if a.donated}
-        given -= {*self._results}
+        pairs = zip(self._program.arguments, self._divided.arguments, strict=True)
+        given = {v for argument, (vs, _) in pairs if argument.donated for v in vs} - {*self._results}
         for fragment in order:
             reused = {v: self._yields[self._carried[v]] for v in fragment.inputs if v in self._carried}
             for value in fragment.inputs if fragment.phase in (BEFORE, AFTER) else ():

@@ -1,0 +1,320 @@
+"""Divides scans over layers among pipeline stages: a loop over all layers becomes a loop over its own layers for each
+stage, one after the other, and arrays with a row for each layer (weights, moments, gradients, what the backward pass
+reads) become one array for each stage. Ops between them run on each stage's rows.
+
+    while (i < 8) { row(weights, i) }  ->  while (i < 4) { row(weights_0, i) }; while (i < 8) { row(weights_1, i - 4) }
+
+An op that needs all rows at once gets them joined again, so that the program stays the same. Ops that nothing reads any
+more stay in the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from toast_cli import xla
+from toast_cli.emit.shardy import CONSTRAINT
+from toast_cli.frontend.known_numbers import known_numbers
+from toast_cli.frontend.source import retyped
+from toast_cli.frontend.trips import trip_count
+from toast_cli.plan.sharding import Sharding
+from toast_cli.program.ops import (
+    BARRIER,
+    BROADCAST_IN_DIM,
+    CONVERT,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    REDUCE,
+    RESHAPE,
+    TRANSPOSE,
+    kind_of,
+)
+from toast_cli.rewrite.stage_files import refusal
+from toast_cli.tactics.stages import Stack
+from toast_cli.xla import ir
+
+Arrays = list[
+    tuple[list[Any], int]
+]  # for each array its parts, one for each stage or a single one, and their dimension
+_WHILE = "stablehlo.while"
+_JOINED = ("stablehlo.add", "stablehlo.maximum", "stablehlo.minimum", "stablehlo.multiply")
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A step that can be cut: its loop over microbatches, the parts of its arguments and results, and the stage of
+    each weight of a layer."""
+
+    loop: Any
+    arguments: Arrays
+    results: Arrays
+    stage_of: dict[Any, int]
+
+
+class LayerLoops:
+    """One division of the step in a block. loop: over microbatches. shardings: of values; those of parts are added."""
+
+    def __init__(self, block: Any, loop: Any, shardings: dict[Any, Sharding], stack: Stack, stages: int) -> None:
+        self._block, self._loop, self._shardings = block, loop, shardings
+        self._shapes, self._layers, self._stages = stack.shapes, stack.layers, stages
+        self._parts: dict[Any, tuple[list[Any], int]] = {}
+
+    def run(self) -> Divided:
+        """Divides what has a row for each layer."""
+        arguments = list(self._block.arguments)
+        for argument in arguments:
+            if tuple(argument.type.shape) in self._shapes:
+                dim = list(argument.type.shape).index(self._layers)
+                kind = self._part_type(argument.type, dim)
+                added = [self._block.add_argument(kind, self._loop.location) for _ in range(self._stages)]
+                self._note(argument, added, dim)
+        for op in [op.operation for op in self._block.operations][:-1]:
+            if op == self._loop:
+                self._over_microbatches()
+            else:
+                self._op(op)
+        results = list(xla.terminator(self._block).operands)
+        stage_of = {part: stage for v in arguments if v in self._parts for stage, part in enumerate(self._parts[v][0])}
+        first, last = ([self._parts.get(v, ([v], 0)) for v in values] for values in (arguments, results))
+        return Divided(self._loop, first, last, stage_of)
+
+    def _note(self, value: Any, parts: list[Any], dim: int) -> None:
+        self._parts[value] = parts, dim
+        sharding = self._shardings.get(value)
+        if sharding is not None:  # rows of one layer are not divided further
+            self._shardings.update(dict.fromkeys(parts, tuple(() if d == dim else a for d, a in enumerate(sharding))))
+
+    def _part_type(self, kind: Any, dim: int) -> Any:
+        return retyped(kind, tuple(n // self._stages if d == dim else n for d, n in enumerate(kind.shape)))
+
+    def _apart(self, value: Any, dim: int, before: Any) -> list[Any]:
+        """The parts of an array."""
+        if value in self._parts and self._parts[value][1] == dim:
+            return self._parts[value][0]
+        value, kind, rows = self._whole(value, before), self._part_type(value.type, dim), self._layers // self._stages
+        parts = []
+        for stage in range(self._stages):
+            start = [stage * rows if d == dim else 0 for d in range(kind.rank)]
+            end = [first + size for first, size in zip(start, kind.shape, strict=True)]
+            numbers = {"start_indices": start, "limit_indices": end, "strides": [1] * kind.rank}
+            places = {name: ir.DenseI64ArrayAttr.get(of) for name, of in numbers.items()}
+            parts += xla.create("stablehlo.slice", [value], [kind], places, before)
+        return parts
+
+    def _whole(self, value: Any, before: Any) -> Any:
+        """An array with the rows of all stages."""
+        if value not in self._parts:
+            return value
+        parts, dim = self._parts[value]
+        along = {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)}
+        (joined,) = xla.create("stablehlo.concatenate", parts, [value.type], along, before)
+        self._shardings[joined] = self._shardings.get(value, ((),) * value.type.rank)
+        return joined
+
+    def _join(self, op: Any, *, itself: bool) -> None:
+        """Lets the ops in an op's regions, and the op itself, read whole arrays."""
+        for inner, number, value in xla.outer_operands([op]):
+            if value in self._parts and (itself or inner != op):
+                inner.operands[number] = self._whole(value, op)
+
+    def _op(self, op: Any) -> None:
+        """Has each stage do its rows of an op, if that can be."""
+        dims = {value: self._parts[value][1] for value in op.operands if value in self._parts}
+        place = self._result_dim(op, dims) if dims else None
+        if place is None:
+            self._join(op, itself=True)
+            return
+        (dim,) = set(dims.values())
+        operands = [self._apart(v, dim, op) if v.type.rank else [v] * self._stages for v in op.operands]
+        parts = []
+        for own in zip(*operands, strict=True):
+            copy = op.clone(ip=ir.InsertionPoint(op))
+            for number, value in enumerate(own):
+                copy.operands[number] = value
+            if place >= 0:
+                copy.results[0].set_type(self._part_type(op.results[0].type, place))
+            parts.append(copy.results[0])
+        if place >= 0:
+            self._note(op.results[0], parts, place)
+            return
+        total, name = parts[0], op.regions[0].blocks[0].operations[0].operation.name
+        for part in parts[1:]:
+            (total,) = xla.create(name, [total, part], [total.type], {}, op)
+        op.results[0].replace_all_uses_with(total)
+
+    def _result_dim(self, op: Any, dims: dict[Any, int]) -> int | None:
+        """The dimension of a result along which an op can be divided; -1 for a reduction over it; None for others."""
+        if len(op.results) != 1 or len({*dims.values()}) > 1:
+            return None
+        dim, shape = next(iter(dims.values())), list(op.results[0].type.shape)
+        if kind_of(op.name).elementwise or op.name in (CONSTRAINT, BARRIER):
+            return dim
+        if op.name in (BROADCAST_IN_DIM, TRANSPOSE):
+            key = "broadcast_dimensions" if op.name == BROADCAST_IN_DIM else "permutation"
+            order = list(ir.DenseI64ArrayAttr(op.attributes[key]))
+            return int(order[dim] if op.name == BROADCAST_IN_DIM else order.index(dim))
+        if op.name == RESHAPE:
+            ahead = prod(list(op.operands[0].type.shape)[:dim])
+            return next((d for d, n in enumerate(shape) if n == self._layers and prod(shape[:d]) == ahead), None)
+        if op.name == REDUCE and op.regions[0].blocks[0].operations[0].operation.name in _JOINED:
+            removed = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
+            return -1 if dim in removed else dim - sum(one < dim for one in removed)
+        return None
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+
+    def _over_microbatches(self) -> None:
+        """Lets the loop over microbatches carry parts, and divides what is in it."""
+        old, last = self._loop, xla.terminator(self._loop.regions[1].blocks[0])
+        stacked = {k: list(v.type.shape).index(self._layers) for k, v in enumerate(old.operands) if self._is_stacked(v)}
+        operands: list[Any] = []
+        for number, value in enumerate(old.operands):
+            operands += self._apart(value, stacked[number], old) if number in stacked else [self._whole(value, old)]
+        types = [value.type for value in operands]
+        at = ir.InsertionPoint(old)
+        new = ir.Operation.create(_WHILE, results=types, operands=operands, regions=2, loc=old.location, ip=at)
+        before = [block for region in old.regions for block in region]
+        blocks = [region.blocks.append(*types, arg_locs=[old.location] * len(types)) for region in new.regions]
+        last_operands = list(last.operands)
+        for number, argument in enumerate(before[1].arguments):  # what it hands on unchanged is read from outside
+            if last_operands[number] == argument:
+                argument.replace_all_uses_with(old.operands[number])
+                last.operands[number] = argument
+        pairs = [(b.arguments, n.arguments) for b, n in zip(before, blocks, strict=True)]
+        for values, others in ((old.results, new.results), *pairs):
+            rest = iter(list(others))
+            for number, value in enumerate(values):
+                if number in stacked:
+                    self._note(value, [next(rest) for _ in range(self._stages)], stacked[number])
+                else:
+                    value.replace_all_uses_with(next(rest))
+        for block, target in zip(before, blocks, strict=True):
+            for op in [op.operation for op in block.operations]:
+                target.append(op)
+        self._loop = new
+        for op in [op.operation for op in blocks[1].operations][:-1]:
+            if not (op.name == _WHILE and trip_count(op) == self._layers and self._over_layers(op)):
+                self._op(op)
+        handed: list[Any] = []
+        for number, value in enumerate(last.operands):
+            handed += self._apart(value, stacked[number], last) if number in stacked else [self._whole(value, last)]
+        ir.Operation.create("stablehlo.return", operands=handed, ip=ir.InsertionPoint(last))
+        last.erase()
+
+    def _is_stacked(self, value: Any) -> bool:
+        return tuple(value.type.shape) in self._shapes
+
+    def _over_layers(self, loop: Any) -> bool:
+        """Divides a loop over layers; False for a loop that reads and writes no row of an array in each trip. Raises
+        UsageError, at `--pipeline`, if it takes the layers in another order than stages have them."""
+        body, size = loop.regions[1].blocks[0], self._layers // self._stages
+        counters = {k: numbers for k in range(len(body.arguments)) if (numbers := _counted(loop, k)) is not None}
+        rows = {k: found for k, argument in enumerate(body.arguments) if (found := self._rows(argument)) is not None}
+        if not counters or not any(loop.operands[k] in self._parts for k in rows):
+            return False
+        self._join(loop, itself=False)
+        (counter, (first, step)), *_ = counters.items()
+        last = xla.terminator(body).operands
+        unchanged = {k for k, argument in enumerate(body.arguments) if last[k] == argument}
+        stages = []  # of the chunks of trips
+        for chunk in range(self._stages):
+            known = [
+                {body.arguments[counter]: np.asarray(first + step * t)}
+                for t in range(chunk * size, chunk * size + size)
+            ]
+            read = [[known_numbers(op.operands[n], k) for k in known] for _, uses, _ in rows.values() for op, n in uses]
+            places = [[-1 if n is None else int(n.flat[0]) // size for n in numbers] for numbers in read]
+            if len({place for numbers in places for place in numbers}) > 1 or places[0][0] < 0:
+                raise refusal("a loop over layers does not take them one after the other", loop.location)
+            stages.append(places[0][0])
+        carried = [value if k in rows else self._whole(value, loop) for k, value in enumerate(loop.operands)]
+        parts = {k: self._apart(carried[k], dim, loop) for k, (dim, _, _) in rows.items()}
+        for chunk, stage in enumerate(stages):
+            start, end = [first + step * t * size for t in (chunk, chunk + 1)]
+            carried[counter] = _constant(carried[counter].type, start, loop)
+            copy = loop.clone(ip=ir.InsertionPoint(loop))
+            for k, value in enumerate(carried):
+                copy.operands[k] = parts[k][stage] if k in rows else value
+                self._shardings[copy.results[k]] = self._shardings.get(loop.results[k], ((),) * value.type.rank)
+            self._narrow(copy, rows, stage * size)
+            _limit(copy, counter, end, up=bool(step > 0))
+            carried = [v if k in unchanged else copy.results[k] for k, v in enumerate(carried)]
+            for k in rows:
+                parts[k] = [copy.results[k] if n == stage else part for n, part in enumerate(parts[k])]
+        for k, result in enumerate(loop.results):
+            if k in rows:
+                self._note(result, parts[k], rows[k][0])
+            else:
+                result.replace_all_uses_with(carried[k])
+        return True
+
+    def _rows(self, argument: Any) -> tuple[int, list[tuple[Any, int]], list[Any]] | None:
+        """(dimension, (op, operand) of each row's number, arrays like it) if a loop's body reads and writes an array by
+        rows of one layer alone."""
+        uses: dict[Any, tuple[int, int]] = {}  # op that reads or writes a row -> dimension, operand
+        alike = [argument]
+        for value in alike:  # grows in the loop
+            for use in value.uses:
+                op, shape = use.owner.operation, list(argument.type.shape)
+                if op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE) and use.operand_number == 0:
+                    ahead = 1 if op.name == DYNAMIC_SLICE else 2
+                    row = list((op.results[0] if ahead == 1 else op.operands[1]).type.shape)
+                    dims = [d for d, (n, m) in enumerate(zip(shape, row, strict=True)) if n != m]
+                    if [shape[d] for d in dims] != [self._layers] or row[dims[0]] != 1:
+                        return None
+                    uses[op] = dims[0], ahead + dims[0]
+                    alike += [op.results[0]] if ahead == 2 else []
+                elif op.name in (CONSTRAINT, CONVERT) or (op.name == BARRIER and len(op.operands) == 1):
+                    alike.append(op.results[0])
+                elif op.name != "stablehlo.return":
+                    return None
+        along = {dim for dim, _ in uses.values()}
+        return (along.pop(), [(op, n) for op, (_, n) in uses.items()], alike) if len(along) == 1 else None
+
+    def _narrow(self, loop: Any, rows: Collection[int], first: int) -> None:
+        """Lets a loop have the rows of one stage. first: the number of its first row."""
+        for k in rows:
+            arguments = [region.blocks[0].arguments[k] for region in loop.regions]
+            found = self._rows(arguments[1])
+            assert found is not None
+            dim, uses, alike = found
+            for value in (loop.results[k], arguments[0], *alike):
+                value.set_type(self._part_type(value.type, dim))
+            for op, number in uses:
+                index = op.operands[number]
+                shift = _constant(index.type, first, op)
+                (op.operands[number],) = xla.create("stablehlo.subtract", [index, shift], [index.type], {}, op)
+
+
+def _counted(loop: Any, number: int) -> tuple[Any, Any] | None:
+    """(first number, step) of a counter that a loop carries."""
+    body = loop.regions[1].blocks[0]
+    first, handed = known_numbers(loop.operands[number]), xla.terminator(body).operands[number]
+    if first is None or first.size != 1:
+        return None
+    later = [known_numbers(handed, {body.arguments[number]: np.asarray(first + k)}) for k in (0, 1)]
+    steps = [None if n is None else int((n - first).flat[0]) - k for k, n in enumerate(later)]
+    return None if steps[0] is None or steps[0] == 0 or steps[0] != steps[1] else (first, steps[0])
+
+
+def _constant(kind: Any, number: Any, before: Any) -> Any:
+    attribute = ir.IntegerAttr.get(kind.element_type, int(number))
+    value = {"value": ir.DenseElementsAttr.get_splat(kind, attribute)}
+    return xla.create("stablehlo.constant", [], [kind], value, before)[0]
+
+
+def _limit(loop: Any, counter: int, end: Any, *, up: bool) -> None:
+    """Lets a loop run until its counter is at `end`."""
+    last = xla.terminator(loop.regions[0].blocks[0])
+    argument = loop.regions[0].blocks[0].arguments[counter]
+    attributes = {
+        "comparison_direction": ir.Attribute.parse(f"#stablehlo<comparison_direction {'LT' if up else 'GT'}>"),
+        "compare_type": ir.Attribute.parse("#stablehlo<comparison_type SIGNED>"),
+    }
+    compared = [argument, _constant(argument.type, end, last)]
+    (last.operands[0],) = xla.create("stablehlo.compare", compared, [last.operands[0].type], attributes, last)
