@@ -16,9 +16,8 @@ from toast_cli.pipeline import Outcome, partition
 from toast_cli.report.command_tables import DOES_NOT_FIT, FAILED, FITS, SweepRow
 from toast_cli.report.comparison import compare
 from toast_cli.report.html import pages
-from toast_cli.report.html.charts import front_line, step_chart
 from toast_cli.report.html.frame import chart
-from toast_cli.report.html.pages import run_page
+from toast_cli.report.html.pages import front_line, run_page, step_chart
 from toast_cli.report.html.pictures import OTHERS, Branch, Pictures, memory_bands, pictures, plain
 from toast_cli.report.model import AlternativeFacts, ConfirmationFacts, ConfirmedPlanFacts
 from toast_cli.request import Request
