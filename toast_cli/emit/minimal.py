@@ -5,8 +5,8 @@ In: a `Source` and a `PartitionedProgram`. Out: `ChosenAnnotations`.
 One pass decides where constraints stand. A use that needs another sharding than its value's gets one, unless the
 operation's own sharding implies it. Values for which some constraint or op offers more axes than planned get one
 (`contested_values`), so that the outcome does not depend on the order in which ops are visited; so do values whose
-sharding no neighbour offers, and those at the edges of loops. Then Shardy's propagation runs once. If it gives some
-value another sharding than planned, every value gets a constraint.
+sharding no neighbour offers, and those at the edges of loops. Then Shardy's propagation runs. Values to which it gives
+another sharding than planned get a constraint, too. If it then still does so, every value gets one.
 """
 
 from __future__ import annotations
@@ -59,10 +59,16 @@ class ChosenAnnotations(NamedTuple):
 
 
 def choose_annotations(source: Source, lowered: PartitionedProgram) -> ChosenAnnotations:
-    """Chooses annotations, with one propagation. Raises `ir.MLIRError` if Shardy's passes refuse the program."""
+    """Chooses annotations. Raises `ir.MLIRError` if Shardy's passes refuse the program."""
     few = few_annotations(source, lowered)
     astray = ops_astray(source, lowered, few)
-    return ChosenAnnotations(full_annotations(source, lowered) if astray else few, astray)
+    if not astray:
+        return ChosenAnnotations(few, astray)
+    full, constrained = full_annotations(source, lowered), {each.handle for each in few.constraints}
+    strays = {source.definitions[v] for number in astray for v in source.program.ops[number].results} - constrained
+    more = replace(few, constraints=(*few.constraints, *(c for c in full.constraints if c.handle in strays)))
+    astray = ops_astray(source, lowered, more)
+    return ChosenAnnotations(full if astray else more, astray)
 
 
 def ops_astray(source: Source, lowered: PartitionedProgram, annotations: Annotations) -> list[int]:
@@ -125,9 +131,10 @@ def few_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
 
 
 def unoffered_values(program: Program, lowered: PartitionedProgram, implied: set[tuple[int, int]]) -> Iterator[int]:
-    """Results of ops that an operand follows (a use in `implied`, which has no constraint), where every reader needs
-    another sharding: nobody offers them their own."""
-    for number, _ in implied:
+    """Results of scatters, and of ops that an operand follows (a use in `implied`, which has no constraint), where
+    every reader needs another sharding: nobody offers them their own."""
+    scatters = (number for number, op in enumerate(program.ops) if op.kind.lookup and op.kind.updates)
+    for number in {*scatters, *(number for number, _ in implied)}:
         for value in program.ops[number].results:
             if all(use in lowered.required for use in program.users[value]):
                 yield value
