@@ -41,7 +41,7 @@ GPUS = "a100-16"
 
 @cache
 def study(strategy: str = "fsdp:data+megatron:model", program: str = T2B, mesh: str = MESH) -> Study:
-    outcome = pipeline.partition(Request(program, mesh, strategy=strategy))
+    outcome = pipeline.partition(Request(program, mesh, strategy=strategy), annotated=False)
     return Study(outcome.source, outcome.evaluator, outcome.result.plan)
 
 
@@ -229,7 +229,7 @@ def test_what_is_not_there_says_what_is(ask: Callable[[Study], Explanation], wha
 
 @pytest.mark.parametrize(("strategy", "program"), [("zero2", T2B), ("fsdp+expert", MOE)])
 def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program: str) -> None:
-    outcome = pipeline.partition(Request(program, MESH, strategy=strategy))
+    outcome = pipeline.partition(Request(program, MESH, strategy=strategy), annotated=False)
     path = tmp_path / "report.json"
     path.write_bytes(to_bytes(outcome.report))
     assert stored_plan(str(path), outcome.problem) == (outcome.problem, outcome.result.plan)
@@ -237,13 +237,13 @@ def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program:
 
 
 def test_a_plan_that_holds_in_a_part_comes_back(tmp_path: Path) -> None:
-    outcome = pipeline.partition(Request(T2B, MESH, strategy="fsdp+megatron"))
+    outcome = pipeline.partition(Request(T2B, MESH, strategy="fsdp+megatron"), annotated=False)
     names = [group.name for group in outcome.problem.dimensions.groups]
     batch = next(d for d in outcome.result.plan if isinstance(d, Shard) and d.group == names.index("batch"))
     plan = (batch._replace(only=names.index("heads")), batch._replace(unless=names.index("heads"), axis=1))
     kept, report = tmp_path / "plan.json", tmp_path / "report.json"
     kept.write_bytes(save_plan(outcome.problem, plan))
-    again = pipeline.partition(Request(T2B, MESH, plan=str(kept)))
+    again = pipeline.partition(Request(T2B, MESH, plan=str(kept)), annotated=False)
     facts = again.report.plan.decisions
     assert [(d.only, d.unless) for d in facts] == [("heads", ""), ("", "heads")]
     assert facts[0].text.endswith("over data, only in ops with heads")
@@ -252,7 +252,7 @@ def test_a_plan_that_holds_in_a_part_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_decides_layers_apart_comes_back(tmp_path: Path) -> None:
-    outcome = pipeline.partition(Request(T2B, MESH, strategy="fsdp+megatron"))
+    outcome = pipeline.partition(Request(T2B, MESH, strategy="fsdp+megatron"), annotated=False)
     names = [group.name for group in outcome.problem.dimensions.groups]
     apart, _ = unmirror(outcome.problem, [names.index("ff")])
     first = [group.name for group in apart.dimensions.groups].index("ff:first")
@@ -269,7 +269,7 @@ def test_a_plan_that_decides_layers_apart_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_another_program_is_refused(tmp_path: Path) -> None:
-    outcome = pipeline.partition(Request(MOE, MESH, strategy="expert"))
+    outcome = pipeline.partition(Request(MOE, MESH, strategy="expert"), annotated=False)
     path = tmp_path / "report.json"
     path.write_bytes(to_bytes(outcome.report))
     with pytest.raises(InputError, match="the report is of another program: this one has no dimension 'experts'"):

@@ -162,7 +162,6 @@ def saved_bytes(source: Source) -> int:
     sweep(
         product(PROGRAMS, Recompute),
         *product(("scanned",), Recompute),
-        ("unrolled", ALL),
         *((name, list(Recompute)[number % 3]) for number, name in enumerate(PROGRAMS) if "scan" not in name),
         ("scanned from the last", BATCHED),
     ),
@@ -203,7 +202,7 @@ def test_a_scan_stacks_up_inputs_of_layers_or_products() -> None:
 @pytest.mark.parametrize("policy", Recompute)
 def test_the_program_is_the_same_each_time(policy: Recompute) -> None:
     source = source_of(*(PROGRAMS["scanned"][0], *PROGRAMS["scanned"][1]))
-    assert len({str(rewritten(source, policy).module) for _ in range(3)}) == 1
+    assert len({str(rewritten(source, policy).module) for _ in range(2)}) == 1
 
 
 def test_what_is_made_again_is_read_as_it_is() -> None:
@@ -350,11 +349,16 @@ def is_rewritten(report: dict[str, Any]) -> bool:
     return bool(report["program"]["recompute"]) or report["program"]["microbatches"] > 1
 
 
-def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None:
-    fast = ["--iterations", "12"]
-    code, written = report_of(deep, tmp_path, *fast)
+@pytest.fixture(scope="module")
+def bound(deep: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four fifths of the memory that the program needs as it is written."""
+    code, written = report_of(deep, tmp_path_factory.mktemp("written"), "--iterations", "12")
     assert code == 0 and written["program"]["recompute"] == ""
-    limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B"]
+    return f"{int(0.8 * written['predicted']['peak_bytes'])}B"
+
+
+def test_it_is_chosen_where_nothing_else_fits(deep: str, bound: str, tmp_path: Path) -> None:
+    fast, limit = ["--iterations", "12"], ["--memory-limit", bound]
     assert report_of(deep, tmp_path, *fast, *limit, "--fit", "as-written")[0] == 3
     code, found = report_of(deep, tmp_path, *fast, *limit)
     assert code == 0 and is_rewritten(found)
@@ -362,18 +366,14 @@ def test_it_is_chosen_where_nothing_else_fits(deep: str, tmp_path: Path) -> None
     assert any(note.startswith(("made to fit: --recompute", "made to fit: --microbatches")) for note in notes)
 
 
-def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, tmp_path: Path) -> None:
-    fast = ["--iterations", "12"]
-    _, written = report_of(deep, tmp_path, *fast)
-    bound = int(0.8 * written["predicted"]["peak_bytes"])
-    code, found = report_of(deep, tmp_path, *fast, "--subject-to", f"peak_memory<={bound}B")
-    assert code == 0 and is_rewritten(found) and found["predicted"]["peak_bytes"] <= bound
+def test_it_is_chosen_where_a_bound_on_memory_does_not_hold(deep: str, bound: str, tmp_path: Path) -> None:
+    code, found = report_of(deep, tmp_path, "--iterations", "12", "--subject-to", f"peak_memory<={bound}")
+    assert code == 0 and is_rewritten(found) and found["predicted"]["peak_bytes"] <= int(bound[:-1])
 
 
-def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, tmp_path: Path) -> None:
-    fast, (_, written) = ["--iterations", "12"], report_of(deep, tmp_path, "--iterations", "12")
-    limit = ["--memory-limit", f"{int(0.8 * written['predicted']['peak_bytes'])}B", "--subject-to", "step_time<=1us"]
-    code, found = report_of(deep, tmp_path, *fast, *limit)
+def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, bound: str, tmp_path: Path) -> None:
+    limit = ["--memory-limit", bound, "--subject-to", "step_time<=1us"]
+    code, found = report_of(deep, tmp_path, "--iterations", "12", *limit)
     assert code == 3 and any("breaks a --subject-to bound" in note for note in found["analysis"]["notes"])
 
 
@@ -387,16 +387,15 @@ class Refuses:
         return Compiled("compiled", "", 1e-3, peak_bytes=1) if fits else Compiled("out of memory", "exceeds HBM")
 
 
-@pytest.mark.parametrize("options", [["--confirm", "1"], ["--confirm", "2"]])
 def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
-    options: list[str], deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: Refuses())
     fast = ["--iterations", "12"]
-    code, found = report_of(deep, tmp_path, *fast, *options)
+    code, found = report_of(deep, tmp_path, *fast, "--confirm", "2")
     assert code == 0 and found["program"]["recompute"] == POLICY and found["confirmation"]["chosen"]
-    code, found = report_of(deep, tmp_path, *fast, *options, "--fit", "as-written")
+    code, found = report_of(deep, tmp_path, *fast, "--confirm", "1", "--fit", "as-written")
     assert code == 3 and found["confirmation"]["rejected"]
 
 
@@ -417,7 +416,7 @@ def test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried(
     assert found["program"]["recompute"] or found["program"]["microbatches"] > 1
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 5])
+@pytest.mark.parametrize("number", [1, 4])
 def test_a_search_that_the_user_ends_is_followed_by_no_other(
     number: int, deep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
