@@ -21,7 +21,8 @@ from toast_cli.rewrite.stages import one_f_one_b
 
 ROOT = Path(__file__).parents[1]
 
-# Decoders with a tied embedding, a norm in front of each layer, clipped gradients and momentum.
+# Decoders with a tied embedding, a norm in front of each layer, clipped gradients and momentum; scanned, with a loss on
+# what each layer reads.
 WALK = """
 import json, sys
 from pathlib import Path
@@ -40,12 +41,12 @@ def trained(scanned):
     def loss(params, tokens):
         x, one = params["embed"][tokens[:, 0]], jax.checkpoint(layer)
         if scanned:
-            x = lax.scan(lambda y, w: (one(y, w), None), x, params["layers"])[0]
+            x, kept = lax.scan(lambda y, w: (one(y, w), jnp.mean(y * y)), x, params["layers"])
         else:
             for w in params["layers"]:
                 x = one(x, w)
-        logits = x @ params["embed"].T
-        return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[:, 1:], -1)[:, 0])
+        logits, more = x @ params["embed"].T, 0.01 * jnp.sum(kept) if scanned else 0.0
+        return more + jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[:, 1:], -1)[:, 0])
 
     def step(params, moments, count, tokens):
         value, gradients = jax.value_and_grad(loss)(params, tokens)

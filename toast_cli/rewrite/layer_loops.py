@@ -63,6 +63,7 @@ class LayerLoops:
         self._block, self._loop, self._shardings = block, loop, shardings
         self._shapes, self._layers, self._stages = stack.shapes, stack.layers, stages
         self._parts: dict[Any, tuple[list[Any], int]] = {}
+        self._sums = set[Any]()  # whole arrays that the loop carries
 
     def run(self) -> Divided:
         """Divides what has a row for each layer."""
@@ -125,7 +126,9 @@ class LayerLoops:
     def _op(self, op: Any) -> None:
         """Has each stage do its rows of an op, if that can be."""
         dims = {value: self._parts[value][1] for value in op.operands if value in self._parts}
-        place = self._result_dim(op, dims) if dims else None
+        if op.name == CONSTRAINT and op.operands[0] in self._sums:
+            self._sums.add(op.results[0])
+        place = self._result_dim(op, dims) if dims and self._sums.isdisjoint(op.operands) else None
         if place is None:
             self._join(op, itself=True)
             return
@@ -197,6 +200,7 @@ class LayerLoops:
             for op in [op.operation for op in block.operations]:
                 target.append(op)
         self._loop = new
+        self._sums.update(v for v in blocks[1].arguments if all(v not in parts for parts, _ in self._parts.values()))
         for op in [op.operation for op in blocks[1].operations][:-1]:
             if not (op.name == _WHILE and trip_count(op) == self._layers and self._over_layers(op)):
                 self._op(op)

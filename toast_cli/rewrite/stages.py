@@ -335,7 +335,7 @@ class _Cut:
             possible.update({result: shared | present[result] for result in op.results})
         for op in reversed(ops):
             users = (stages[user] for result in op.results for user in self._users[result] if user in stages)
-            later = min(users, default=0)
+            later = min(users, default=max(set.intersection(*(possible[result] for result in op.results))))
             if later > stages[op] and all(later in possible[result] for result in op.results):
                 stages[op] = later
         return stages, stages_with()
