@@ -67,7 +67,8 @@ class Compiler:
     def identity(self) -> tuple[object, ...]:
         """Everything besides the program that its answers depend on."""
         links = tuple((axis.name, axis.size, axis.links) for axis in self.mesh.axes)
-        return (self.target, _versions(), links, self.mesh.chip.clock_hertz)
+        chip = self.mesh.chip
+        return (self.target, _versions(), links, chip.clock_hertz, chip.memory_bytes_per_second)
 
     def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
         start = time.monotonic()
