@@ -329,6 +329,7 @@ def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> li
     turn = _turn(graph, weights)
     segments = _segments(graph, turn)
     held = _held(graph, segments, turn)
+    made = [(value, place) for value, place in graph.place.items() if not is_remade(value)]
     found = []
     for segment in reversed([one for one in segments[:-1] if one.needed]):
         first = segment.first
@@ -341,7 +342,7 @@ def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> li
         kept = graph.least_kept(segment.needed, cost, policy)
         if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, segment.needed)):
             continue
-        early = {value for value, at in graph.place.items() if at < first and not is_remade(value)}
+        early = {value for value, place in made if place < first}
         if _recompute_segment(graph, segment, kept | held | early, turn):
             found.append(graph.operations[first].location)
     return found
