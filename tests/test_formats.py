@@ -257,7 +257,7 @@ def test_names_that_are_not_text_are_refused() -> None:
         load_module("model", content=data)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.data())
 def test_truncated_text_is_an_error_with_a_place(data: st.DataObject) -> None:
     text = written()["stablehlo"]

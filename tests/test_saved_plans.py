@@ -188,7 +188,7 @@ def test_a_plan_goes_from_run_to_run(
     assert Path("p.json").read_bytes() == Path("q.json").read_bytes()
     capsys.readouterr()
     assert main(["check", program, *options, "--plan", "p.json"]) == 0
-    other = str(SAMPLES / "t2b_tiny.mlirbc.zst")
+    other = str(SAMPLES / "mlp_tiny.mlir")
     assert main(["partition", other, "--mesh", "v4-32", "--plan", "p.json", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "p.json: decision 1 (experts over data) is left out: nothing here is like experts" in " ".join(out.split())

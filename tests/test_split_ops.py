@@ -81,5 +81,8 @@ ELSEWHERE = {"chlo.ragged_dot", "__op$block_scaled_dot", "stablehlo.partition_id
 
 
 def test_every_local_rule_is_tried() -> None:
-    tried = {op.name for situation in (*SPLIT.values(), *SITUATIONS.values()) for op in situation.source().program.ops}
-    assert set(RULES) - ELSEWHERE <= tried
+    untried = set(RULES) - ELSEWHERE
+    for one in (*SPLIT.values(), *SITUATIONS.values()):
+        if any(name in one.text for name in untried):
+            untried -= {op.name for op in one.source().program.ops}
+    assert not untried
