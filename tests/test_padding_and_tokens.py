@@ -130,3 +130,10 @@ def test_the_cache_of_a_decode() -> None:
     assert (
         partition(Request("sample_models/t2b_tiny.mlirbc.zst", "v4-8", strategy="fsdp")).report.predicted.sequences == 0
     )
+
+
+def test_attention_of_a_decode_in_words() -> None:
+    """Sequences over data, heads over model: attention is told by itself, and its caches are no optimizer state."""
+    tactics = ("data-parallel:data", "megatron:model")
+    request = Request("sample_models/itx_decode_tiny.mlir", "v4-8", tactics=tactics, iterations=1)
+    assert partition(request).report.plan.summary.startswith("attention DP 2 × TP 2; data (2): data-parallel; model")

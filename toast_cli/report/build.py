@@ -50,7 +50,7 @@ from toast_cli.report.model import (
     SearchFacts,
 )
 from toast_cli.report.step import step_of, time_by_line
-from toast_cli.report.words import decision_text, idle_axes, part_name, scope_name, side_texts, summary
+from toast_cli.report.words import caches_of, decision_text, idle_axes, part_name, scope_name, side_texts, summary
 from toast_cli.search.incumbent import SearchResult, reader
 from toast_cli.tactics import PricedStrategy, priced_strategies
 from toast_cli.tactics.strategies import NO_EFFECT, PAIRS, baselines, better
@@ -552,17 +552,6 @@ def _positions_written(program: Program, caches: Mapping[int, int]) -> float:
             if cache in caches and caches[cache] not in update.shape:
                 written[cache] += op.trips * update.elements * caches[cache] / program.values[cache].elements
     return max(written.values(), default=0.0)
-
-
-def caches_of(problem: Problem) -> dict[int, int]:
-    """Arguments that hold keys and values (state over batch and sequence): value -> positions of a sequence."""
-    found = {}
-    for number, argument in enumerate(problem.program.arguments):
-        groups = [problem.dimensions.groups[group] for group in problem.patterns[problem.op_pattern[number]].groups]
-        sizes = {group.role: group.size for group in groups}
-        if problem.roles[problem.argument_role[number]] == STATE and {"batch", "seq"} <= sizes.keys():
-            found[argument.value] = sizes["seq"]
-    return found
 
 
 def _cache_facts(evaluator: Evaluator, plan: Plan, cost: Cost) -> tuple[float, int]:

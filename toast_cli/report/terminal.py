@@ -194,6 +194,8 @@ UNSEARCHED = {"strategy": "none, since a strategy was given", "plan": "none, sin
 # Width of the words and figures beside a bar.
 BAR_COLUMNS = 70
 LEAST_BAR = 8
+# What overlap hides is not shown if it could hide less than this fraction of a step.
+LITTLE = 0.001
 # A column of words narrower than this is left out.
 LEAST_WORDS = 16
 # Minimum width of a decision's name; it wraps to leave room for the words behind it.
@@ -527,7 +529,7 @@ def _split(report: Report, between: str) -> Text:
 def overlap_text(predicted: PredictedFacts) -> str:
     """How much of the communication runs beside compute, and how much could; empty if none can."""
     most = predicted.step_seconds_upper
-    if not 0 < predicted.step_seconds_lower < most:
+    if not 0 < predicted.step_seconds_lower < (1 - LITTLE) * most:
         return ""
     hidden, hideable = most - predicted.step_seconds, most - predicted.step_seconds_lower
     if hidden > 0.99 * hideable:

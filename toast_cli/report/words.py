@@ -52,7 +52,33 @@ def _split_text(problem: Problem, plan: Plan) -> str:
         f"{' x '.join(mesh.names[a] for a in axes)} ({prod(mesh.sizes[a] for a in axes)}): {text}"
         for text, axes in axes_of.items()
     ]
-    return "; ".join([*parts, *_whole(problem, lowered)])
+    attention = _attention(problem, lowered) if any("tensor-parallel" in text for text in parts) else []
+    return "; ".join([*attention, *parts, *_whole(problem, lowered)])
+
+
+def _attention(problem: Problem, lowered: list[OpSharding]) -> list[str]:
+    """`attention DP 4 × TP 2` where a decode splits the sequences of its caches: attention is then split in another way
+    than the products around it."""
+    for value in caches_of(problem):
+        number = problem.op_pattern[problem.program.producer[value]]
+        ways: dict[str, int] = defaultdict(lambda: 1)
+        for group, axes in zip(problem.patterns[number].groups, lowered[number].factor_axes, strict=True):
+            ways[problem.dimensions.groups[group].role] *= prod(problem.mesh.sizes[axis] for axis in axes)
+        if ways["batch"] > 1:
+            kinds = {"DP": ways["batch"], "TP": ways["heads"], "CP": ways["seq"]}
+            return [f"attention {' × '.join(f'{kind} {number}' for kind, number in kinds.items() if number > 1)}"]
+    return []
+
+
+def caches_of(problem: Problem) -> dict[int, int]:
+    """Arguments that hold keys and values (state over batch and sequence): value -> positions of a sequence."""
+    found = {}
+    for number, argument in enumerate(problem.program.arguments):
+        groups = [problem.dimensions.groups[group] for group in problem.patterns[problem.op_pattern[number]].groups]
+        sizes = {group.role: group.size for group in groups}
+        if problem.roles[problem.argument_role[number]] == STATE and {"batch", "seq"} <= sizes.keys():
+            found[argument.value] = sizes["seq"]
+    return found
 
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:
@@ -321,16 +347,19 @@ def _used(problem: Problem, work: dict[tuple[int, int], float]) -> set[tuple[int
 def _stored(
     problem: Problem, lowered: list[OpSharding], role: str, computed: Collection[tuple[int, int]]
 ) -> frozenset[int]:
-    """Axes over which most bytes of a role's arguments are stored sharded, but not used so."""
+    """Axes over which most bytes of a role's arguments are stored sharded, but not used so. Caches of each sequence are
+    no such state."""
     program, number, total = problem.program, problem.roles.index(role), 0
+    sequences = {k for k, of in enumerate(problem.dimensions.groups) if of.role == "batch"}
     sizes: dict[int, float] = defaultdict(float)
     for k in (k for k, of in enumerate(problem.argument_role) if of == number):
         total += program.values[program.arguments[k].value].bytes
         groups, sharding = problem.patterns[problem.op_pattern[k]].groups, lowered[problem.op_pattern[k]]
         split = {axis: group for group, axes in zip(groups, sharding.factor_axes, strict=True) for axis in axes}
         pinned = {axis: NONE for axes in sharding.shardings[0] for axis in axes if axis not in split}
-        for axis in (axis for axis, group in {**split, **pinned}.items() if (group, axis) not in computed):
-            sizes[axis] += program.values[program.arguments[k].value].bytes
+        for axis, group in {**split, **pinned}.items():
+            if (group, axis) not in computed and group not in sequences:
+                sizes[axis] += program.values[program.arguments[k].value].bytes
     return frozenset(axis for axis, size in sizes.items() if size > _MOST * total)
 
 
