@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import pytest
 from programs import arg
 
+from toast_cli.base.files import Target, check_targets, write_folder
 from toast_cli.cli.app import run
+from toast_cli.errors import UsageError
 from toast_cli.rewrite.stage_files import BACKWARD, FORWARD
 from toast_cli.rewrite.stages import one_f_one_b
 
@@ -207,3 +209,51 @@ def test_what_cannot_be_written_is_one_error(
     assert run(["partition", "model.mlir", *asked]) == 2
     assert what in " ".join(capsys.readouterr().err.split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.mlir", "other"]
+
+
+@pytest.mark.parametrize(
+    ("added", "path", "inputs"),
+    [
+        (("stages/mine.txt",), "stages/", ()),
+        (("stages/schedule.json",), "stages/", ()),
+        (("stages/forward_0.mlir/mine.txt",), "stages/", ()),
+        ((), "stages/", ("stages/forward_0.mlir",)),
+        ((), ".", ()),
+        ((), "..", ()),
+        (("mine.txt",), "mine.txt/", ()),
+    ],
+)
+def test_a_folder_replaces_only_files_of_an_earlier_output(
+    added: tuple[str, ...], path: str, inputs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    files = {"schedule.json": json.dumps({"files": ["schedule.json", "forward_0.mlir"]}).encode()}
+    write_folder(Target("-o", "stages/", "schedule.json"), files)
+    check_targets([Target("-o", "stages/", "schedule.json")], ["model.mlir", "-"])
+    for name in added:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError):
+        check_targets([Target("-o", path, "schedule.json")], inputs)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_folder_stays_when_its_replacement_is_interrupted(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = Target("-o", str(tmp_path / "stages"), "schedule.json"), Path.rename
+    write_folder(target, {"schedule.json": b'{"files": ["schedule.json"], "earlier": 1}'})
+
+    def interrupted(path: Path, new: Path) -> Path:
+        if new.name == "stages" and b"earlier" not in (path / "schedule.json").read_bytes():
+            raise error
+        return rename(path, new)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises((KeyboardInterrupt, UsageError)):
+        write_folder(target, {"schedule.json": b"{}"})
+    assert b"earlier" in (tmp_path / "stages" / "schedule.json").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["stages"]

@@ -271,8 +271,8 @@ _COMPRESSED = (".gz", ".zst")
 
 @dataclass(frozen=True)
 class Target:
-    """An output: a path or `-`, as given with `option`. folder_of: for a folder, a file in each folder that may be
-    written over."""
+    """An output: a path or `-`, as given with `option`. folder_of: for a folder, its JSON file that lists its
+    `files`, those that the next output may replace."""
 
     option: str
     path: str
@@ -322,7 +322,8 @@ def check_targets(targets: Sequence[Target], inputs: Sequence[str]) -> None:
             raise UsageError(f"{seen[key]} and {target.option} both write to {target.path}", hint="give two files")
         seen[key] = target.option
         if not target.is_stdout:
-            _check_file(target, inputs)
+            others = [other.path for other in targets if other is not target and target.folder_of]
+            _check_file(target, [*inputs, *others])
 
 
 def write_target(target: Target, content: bytes) -> None:
@@ -354,14 +355,15 @@ def write_folder(target: Target, files: Mapping[str, bytes]) -> None:
         new.mkdir()
         for name, content in files.items():
             (new / name).write_bytes(content)
+        _check_folder(target, ())  # again: the search took long
         if path.exists():
             path.rename(old)
         new.rename(path)
     except OSError as error:
-        if old.exists():
-            old.rename(path)
         raise _cannot_write(target, error) from None
     finally:
+        if old.exists() and not path.exists():  # also where Ctrl-C came in between
+            old.rename(path)
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
@@ -375,9 +377,8 @@ def _check_file(target: Target, inputs: Sequence[str]) -> None:
 
 def _check_path(target: Target, inputs: Sequence[str]) -> None:
     path = Path(target.path)
-    if target.folder_of and path.exists() and not (path / target.folder_of).is_file() and any(path.iterdir()):
-        what = f"{target.path} has other files than those of an earlier output"
-        raise UsageError(what, where=target.option, hint="give a new folder, or an empty one")
+    if target.folder_of:
+        _check_folder(target, inputs)
     if not target.path or (path.is_dir() and not target.folder_of):
         raise UsageError("is a directory" if target.path else "no file name", where=target.option, hint="give a file")
     for name in inputs:
@@ -396,6 +397,24 @@ def _check_path(target: Target, inputs: Sequence[str]) -> None:
         os.close(descriptor)
     except OSError as error:
         raise _cannot_write(target, error) from None
+
+
+def _check_folder(target: Target, others: Sequence[str]) -> None:
+    """Raises UsageError unless a folder is new, empty, or holds files of an earlier output alone, none of `others`."""
+    path, hint = resolved(target.path, target.option, UsageError), "give a new folder, or an empty one"
+    used = [
+        name for name in others if name != STDOUT and resolved(name, target.option, UsageError).is_relative_to(path)
+    ]
+    if used or Path.cwd().is_relative_to(path):
+        what = f"{used[0]} is in it" if used else "the working directory is in it"
+        raise UsageError(f"{target.path} cannot be replaced: {what}", where=target.option, hint=hint)
+    own = set[str]()
+    with suppress(InputError, TypeError, KeyError):  # no list: no file is known to be of an earlier output
+        own.update(read_json(str(path / target.folder_of), "")["files"])
+    strangers = [file.name for file in path.iterdir() if file.name not in own or file.is_dir()] if path.exists() else []
+    if strangers:
+        what = f"{target.path} has other files than those of an earlier output"
+        raise UsageError(f"{what}: {strangers[0]}", where=target.option, hint=hint)
 
 
 def _same_file(path: Path, name: str) -> bool:

@@ -104,10 +104,10 @@ SCHEDULE, MPMD = "schedule.json", "pipeline.mpmd.mlir"
 
 def stage_files(staged: StagedProgram) -> dict[str, bytes]:
     """File name -> content."""
-    facts = {"schema": SCHEMA, **asdict(staged)}
+    texts = {f"{program.name}.mlir": program.text for program in staged.programs}
+    facts = {"schema": SCHEMA, "files": [SCHEDULE, MPMD, *texts], **asdict(staged)}
     for program in facts["programs"]:
         del program["text"], program["function"]
-    texts = {f"{program.name}.mlir": program.text for program in staged.programs}
     return {SCHEDULE: json.dumps(facts, indent=1).encode(), MPMD: "".join(_mpmd_lines(staged)).encode(), **texts}
 
 
