@@ -94,9 +94,11 @@ def priced(
     schedule: str = ONE_F_ONE_B,
     repeats: int = 1,
     inside: str = "",
+    *,
+    written: bool = False,
 ) -> PricedPipeline:
     """A pipeline over the mesh's first axis."""
-    request = StageRequest(stages, "", microbatches)
+    request = StageRequest(stages, "", microbatches, written)
     found = pipelines(evaluator, evaluator.problem, find_stack(evaluator.problem.program), (0, stages), request)
     return next(p for p in found if (p.schedule, p.repeats, p.strategy) == (schedule, repeats, inside))
 
@@ -164,6 +166,12 @@ def test_gradients_are_reduced_once_and_gathered_weights_recur() -> None:
         hops / 2 - hops / 8, rel=0.05
     )
     assert many["fsdp"].communication_seconds > 2 * few["fsdp"].communication_seconds
+
+
+def test_written_stages_reduce_gradients_in_each_microbatch() -> None:
+    evaluator = evaluator_of(trained(), round_mesh(stage=2, data=4))
+    once, each = (priced(evaluator, 2, 8, inside="data-parallel", written=written).cost for written in (False, True))
+    assert each.communication_seconds > 4 * once.communication_seconds
 
 
 @pytest.mark.parametrize("form", ["transposed", "unrolled", "repeated"])

@@ -236,7 +236,7 @@ def pipelines(
     for strategy, plan in named.items():
         over = {d.axis for d in plan if isinstance(d, Shard) and groups[d.group].role == "batch"}
         local = batch // prod(mesh.sizes[axis] for axis in over)
-        breakdown = _Breakdown(there, plan, stack)
+        breakdown = _Breakdown(there, plan, stack, written=bool(request and request.written))
         for number in [wanted] if wanted else divisors(local)[1:]:
             if local % number:
                 continue
@@ -272,9 +272,11 @@ def _schedules(layers: int, stages: int, microbatches: int) -> Iterator[tuple[st
 
 class _Breakdown:
     """Seconds and bytes of one plan, by where they are and what they grow with. handed_bytes: what a layer hands to the
-    next one on a device, in all microbatches."""
+    next one on a device, in all microbatches. written: gradients are reduced in each microbatch, as the programs of
+    stages do that toast writes."""
 
-    def __init__(self, evaluator: Evaluator, plan: Plan, stack: Stack) -> None:
+    def __init__(self, evaluator: Evaluator, plan: Plan, stack: Stack, *, written: bool) -> None:
+        self._written = written
         self._stack, self._problem, self._program = stack, evaluator.problem, evaluator.problem.program
         self._dependent = _dependent(self._program)
         cost, ops = evaluator.exact_cost(plan), self._program.ops
@@ -350,7 +352,7 @@ class _Breakdown:
         if use.value not in self._dependent:
             return where, EACH
         if use.reason == "partial" and is_weight and not of_examples:
-            return where, ONCE if use.kind == "all-reduce" else EACH
+            return where, ONCE if use.kind == "all-reduce" and not self._written else EACH
         return self._place(use.op, [use.value])
 
     def _group(self, value: int, role: str) -> str:
