@@ -18,6 +18,7 @@ from toast_cli.largest_size import split_dims
 from toast_cli.option_values import WITH_OPTION
 from toast_cli.pipeline import Outcome, briefly, plan_given
 from toast_cli.plan.decisions import Plan
+from toast_cli.price.memory_fit import NO
 from toast_cli.program.model import Program
 from toast_cli.report.model import MemberFacts, TogetherFacts
 from toast_cli.request import Request
@@ -123,7 +124,16 @@ def _planned_together(names: Sequence[str], runs: Sequence[int], planned: Planne
         for name, number, after, before, own in zip(names, runs, best.outcomes, alone, kept, strict=True)
     ]
     facts = TogetherFacts(len(shared), _seconds(best.outcomes, runs), _seconds(alone, runs), members)
-    return tuple(replace(one, report=replace(one.report, together=facts)) for one in best.outcomes)
+    limits = _limits(best.outcomes, alone, shared)
+    return tuple(_told(one, facts, limit) for one, limit in zip(best.outcomes, limits, strict=True))
+
+
+def _told(outcome: Outcome, facts: TogetherFacts, limit: int) -> Outcome:
+    """The outcome with the facts of all programs; it does not fit if it needs more than what the others leave it."""
+    report = replace(outcome.report, together=facts)
+    if outcome.result.cost.peak_bytes > limit:
+        report = replace(report, predicted=replace(report.predicted, limit_bytes=limit, fits=False, fit=NO))
+    return replace(outcome, report=report)
 
 
 def shared_arguments(programs: Sequence[Program]) -> frozenset[str]:
