@@ -58,7 +58,10 @@ ENTRY e {
   c = pred[] parameter(1)
   t0 = (f32[4]) tuple(p)
   t = (f32[4], (f32[4])) tuple(p, t0)
-  o = (f32[4], (f32[4])) conditional(c, t, t), true_computation=t, false_computation=f
+  q = f32[4] parameter(2)
+  t1 = (f32[4]) tuple(q)
+  u = (f32[4], (f32[4])) tuple(q, t1)
+  o = (f32[4], (f32[4])) conditional(c, t, u), true_computation=t, false_computation=f
   ROOT a = f32[4] get-tuple-element(o), index=0
 }""",
         ["if", "constant", "constant"],

@@ -362,7 +362,7 @@ def test_a_plan_for_a_rewritten_program_says_so_everywhere(
         assert toast(command, *options, *more) == code
         return capsys.readouterr().out
 
-    assert "FSDP; in 2 microbatches\n" in said("partition", "--quiet")
+    assert "FSDP; in 2 microbatches\n" in said("partition", "--quiet", "--strategy", "fsdp")
     assert "in 2 microbatches" in said("partition", "-o", str(shardings)).rpartition("wrote")[2]
     assert shardings.read_text().startswith("# These are shardings of the program in 2 microbatches: ")
     assert "in 2 microbatches" in said("check")

@@ -110,7 +110,7 @@ WRONG = (
     # --with and other options; what the error says
     (("{back}:0",), "runs 0 times"),
     (("{back}", "-o", "out.mlir"), "this is a folder"),
-    (("{back}", "--with", "{back}"), "two programs are called back"),
+    (("{back}", "--with", "{back}", "-o", "out"), "two programs are called back"),
     (("{back}", "--pipeline", "2"), "one program is planned so"),
     (("{other}",), "share no argument"),
 )

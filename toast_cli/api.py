@@ -543,10 +543,13 @@ def partition_together(
     if unknown or len(programs) < 2:
         what = f"there is no program {unknown[0]!r}" if unknown else "one program is planned by partition"
         raise UsageError(what, where="runs" if unknown else "programs", hint=f"the programs: {', '.join(programs)}")
+    times = [(runs or {}).get(name, 1) for name in programs]
+    if not all(isinstance(number, int) and number > 0 for number in times):
+        raise UsageError(f"{times} are not all whole numbers of runs", where="runs", hint="give 1 or more for each")
     base = request_for(mesh, options)
     read = [read_program(program) for program in programs.values()]
     requests = [replace(base, program=path, content=content) for path, content, _ in read]
-    outcomes = run_together(requests, list(programs), [(runs or {}).get(name, 1) for name in programs])
+    outcomes = run_together(requests, list(programs), times)
     plans = (Plan(outcome, signature) for outcome, (_, _, signature) in zip(outcomes, read, strict=True))
     return dict(zip(programs, plans, strict=True))
 

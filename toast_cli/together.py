@@ -28,6 +28,8 @@ from toast_cli.rewrite.variants import Progress
 ROUNDS = 3
 # Of shardings whose times differ by no more than this fraction, the one with the least memory is taken.
 TIE = 0.01
+# A sharding is not tried if the plans known for it take so many times as long: a search gains less.
+MUCH_LONGER = 1.25
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def partition_together(
             pins, limit = (*request.pins, *sharding.pins), sharding.limits[k]
             request = replace(request, mesh_shape=sharding.mesh_shape, pins=pins, memory_limit=limit)
         if brief:
-            request = replace(briefly(request), confirm=0, top=1)
+            request = replace(briefly(replace(request, budget_seconds=None)), confirm=0, top=1)
+        elif request.budget_seconds is not None:  # of all full searches, with the usual number of rounds
+            request = replace(request, budget_seconds=request.budget_seconds / (2 * len(requests)))
         source = None if start is None else start.original or start.source
         return plan_given(request, progress, None, sharding is None, source, start)
 
@@ -102,7 +106,9 @@ def partition_together(
 
 
 def _planned_together(names: Sequence[str], runs: Sequence[int], planned: Planner) -> tuple[Outcome, ...]:
-    alone = tuple(planned(k, None, None, False) for k in range(len(names)))
+    alone: list[Outcome] = []
+    for k in range(len(names)):
+        alone.append(planned(k, None, None, _interrupted(alone)))
     shared = shared_arguments([one.source.program for one in alone])
     if not shared:
         hint = "arguments are shared that have the same name and type; the programs' arguments: "
@@ -148,8 +154,8 @@ def _named(program: Program) -> dict[str, str]:
 
 
 def _best_attempt(alone: Sequence[Outcome], shared: frozenset[str], runs: Sequence[int], planned: Planner) -> Attempt:
-    """The sharding with the least time in short searches. One that cannot be better is not tried: no program is faster
-    than alone, nor than its own plan with this sharding, if there is one."""
+    """The sharding with the least time in short searches. One is not tried whose known plans, with every other program
+    as fast as alone, take much longer than the best."""
     least = [one.report.predicted.step_seconds for one in alone]
     known: dict[SharedSharding, dict[int, float]] = {}
     for k, outcome in enumerate(alone):
@@ -158,13 +164,13 @@ def _best_attempt(alone: Sequence[Outcome], shared: frozenset[str], runs: Sequen
         for plan, seconds in priced:
             steps = known.setdefault(_sharding_of(outcome, plan, shared), {})
             steps[k] = min(seconds, steps.get(k, inf))
-    bounds = {
+    estimates = {
         sharding: sum(number * max(steps.get(k, 0.0), least[k]) for k, number in enumerate(runs))
         for sharding, steps in known.items()
     }
     best: Attempt | None = None
-    for sharding in sorted(bounds, key=bounds.__getitem__):
-        if best is not None and best.is_met and (1 + TIE) * _seconds(best.outcomes, runs) < bounds[sharding]:
+    for sharding in sorted(estimates, key=estimates.__getitem__):
+        if best is not None and best.is_met and MUCH_LONGER * _seconds(best.outcomes, runs) < estimates[sharding]:
             break
         limited = replace(sharding, limits=_limits(alone, alone, shared))
         attempt = Attempt(limited, tuple(planned(k, limited, one, True) for k, one in enumerate(alone)))

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from toast_cli import jit as jit
     from toast_cli import load as load
     from toast_cli import partition as partition
+    from toast_cli import partition_together as partition_together
 
-__all__ = ["Loaded", "Plan", "ToastError", "__version__", "jit", "load", "partition"]
+__all__ = ["Loaded", "Plan", "ToastError", "__version__", "jit", "load", "partition", "partition_together"]
 
 
 def __getattr__(name: str) -> Any:

@@ -180,7 +180,7 @@ class _Walk:
             if not busy and _KERNEL in node.rest and self.clock_hertz:
                 busy = self._memory_bytes(node, nodes) / self.memory_bytes_per_second
             if node.opcode in _TRANSFERS and _ON_CHIP in node.kind:
-                moved = min(size for size in node.sizes if size > 4)  # source, destination and a context of 4 bytes
+                moved = min(node.sizes[:2], default=0)  # source and destination; a context follows
                 clocks.fetch(node.name, moved / self.memory_bytes_per_second)
             if kind_of(node, name) is not None:
                 end = self._send(self._collective(name, node), clocks, total)

@@ -305,6 +305,14 @@ def output_format(path: str | None, given: Format | None) -> Format:
     return _FORMATS[suffix]
 
 
+def program_name(path: str) -> str:
+    """The name of a program's file without the extensions of formats and compressions."""
+    name = Path(path if path != STDIN else "stdin")
+    while name.suffix in (*_FORMATS, *_COMPRESSED, ".txt"):
+        name = name.with_suffix("")
+    return name.name
+
+
 def extension_of(format: Format) -> str:
     """The extension of a file in this format."""
     return next((extension for extension, one in _FORMATS.items() if one is format), ".mlir")

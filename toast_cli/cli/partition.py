@@ -12,13 +12,13 @@ import typer
 
 from toast_cli.base.children import without_cycle_collection
 from toast_cli.base.files import (
-    STDIN,
     Format,
     Target,
     check_targets,
     extension_of,
     is_folder,
     output_format,
+    program_name,
     write_folder,
     write_target,
 )
@@ -161,7 +161,9 @@ def partition(
             names, runs = [path for path, _ in programs], [number for _, number in programs]
             outcomes = together.partition_together(requests, names, runs, tell)
         staged = outcomes[0].pipeline if folder else None
-        met = all(outcome.report.met for outcome in outcomes) if staged is None else staged.fits
+        met = all(outcome.report.met for outcome in outcomes)
+        if staged is not None:
+            met = staged.fits and all(bound.holds for bound in outcomes[0].report.goal.bounds)
         emitted: list[Emitted | None] = [None] * len(outcomes)
         if met and (output is not None or verify is not None):
             for k, outcome in enumerate(outcomes):
@@ -199,8 +201,8 @@ def in_folders(
 
     Raises UsageError for an output that is no folder, and for two programs of one name.
     """
-    names = [Path(path).name.split(".")[0] if path != STDIN else "stdin" for path, _ in programs]
-    if len(set(names)) < len(names):
+    names = [program_name(path) for path, _ in programs]
+    if given and len(set(names)) < len(names):
         raise UsageError(f"two programs are called {max(names, key=names.count)}", where=WITH_OPTION, hint="rename one")
     for option, target in given.items():
         if not Path(target.path).is_dir():
@@ -253,8 +255,13 @@ def _written(target: Target | None, chosen: Format, report: Report, *, met: bool
         rewritten = "; ".join(report.program.rewritten)
         left_out = LEFT_OUT + (f", and the program {rewritten}, without which it may not fit" if rewritten else "")
         return f"wrote {name} ({chosen.value})" + (f": {left_out}" if chosen in (Format.specs, Format.python) else "")
-    why = "the plan breaks a bound" if not report.met else "another plan does not fit, or breaks a bound"
-    return f"{name} was not written: {'the plan does not fit' if report.fit == 'no' else why}"
+    if target.folder_of:
+        why = "the pipeline does not fit, or the plan breaks a bound"
+    elif report.fit == "no":
+        why = "the plan does not fit"
+    else:
+        why = "another plan does not fit, or breaks a bound" if report.met else "the plan breaks a bound"
+    return f"{name} was not written: {why}"
 
 
 def _show(report: Report, written: str, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:

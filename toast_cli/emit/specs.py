@@ -357,7 +357,6 @@ def words(text: str) -> str:
 #
 # `jax.export` exports a placeholder function with these types and shardings, and the program replaces its module.
 
-# MLIR's element types -> jax.numpy's, if the names differ by more than their first letter.
 # The trees of a user's function: PyTreeDef of `(args, kwargs)`, [program's arguments] index of the leaf, PyTreeDef of
 # the results, abstract leaves.
 Trees = tuple[Any, tuple[int, ...], Any, list[Any]]

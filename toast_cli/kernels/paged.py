@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import re
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -175,13 +176,16 @@ def _parameters(
     body = parse_body(config)
     main, lines = main_of(body), _lines(body)
     arguments = [tuple(a.type.shape) for a in main.regions[0].blocks[0].arguments if isinstance(a.type, ir.ShapedType)]
-    grid = [int(bound) for bound in main.attributes["iteration_bounds"]]
-    first = ir.DictAttr(next(iter(main.attributes["window_params"])))
-    window = tuple(int(n) for n in first["window_bounds"])
-    scratch = arguments[-int(ir.IntegerAttr(main.attributes["scratch_operands"]).value) :]
     names = (*kernel.floats, kernel.capped) if any("math.tanh" in line for line in lines) else kernel.floats
     unlikely = dict(zip(names, _UNLIKELY, strict=False))
-    parameters = {**kernel.parameters(grid, scratch, window), **unlikely}
+    try:
+        grid = [int(bound) for bound in main.attributes["iteration_bounds"]]
+        first = ir.DictAttr(next(iter(main.attributes["window_params"])))
+        window = tuple(int(n) for n in first["window_bounds"])
+        scratch = arguments[-int(ir.IntegerAttr(main.attributes["scratch_operands"]).value) :]
+        parameters = {**kernel.parameters(grid, scratch, window), **unlikely}
+    except (KeyError, IndexError):
+        raise KernelError(f"it is called as {kernel.function} of {kernel.package}, and has another grid") from None
     trial = _lines(parse_body(_lowered(kernel, parameters, sizes, operands)))
     for ours, theirs in zip(trial, lines, strict=False):
         said, number = _FLOAT.search(ours), _FLOAT.search(theirs)
@@ -197,9 +201,11 @@ def _lowered(
     kernel: PagedKernel, parameters: Parameters, sizes: dict[str, int], operands: list[Value]
 ) -> dict[str, Any]:
     """The configuration of the kernel's call, as its package lowers it. Raises `KernelError` if it does not."""
+    users_own = "jax" in sys.modules
     import jax  # heavy, and few programs have such kernels
 
-    jax.config.update("jax_platforms", "cpu")  # this child process needs no device
+    if not users_own:
+        jax.config.update("jax_platforms", "cpu")  # no device is needed, and none is to be claimed
     shapes = []
     for number, names in kernel.arguments:
         dims = [prod(sizes[one] for one in dim.split("*")) for dim in names.split(", ") if dim]

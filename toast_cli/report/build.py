@@ -400,10 +400,9 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     gain = format_percent(1 - cost.step_seconds / result.cost.step_seconds)
     taken = result.known_as or f"this plan of {format_plural(len(result.plan), 'decision')}"
     return [
-        f"toast prefers {taken} to a plan of {format_plural(len(plan), 'decision')} that is predicted {gain} faster, "
-        f"less than predictions err ({format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}: "
-        f"{summary(problem, plan)}); "
-        "--minimise step_time takes the fastest"
+        f"toast prefers {taken} to a plan of {format_plural(len(plan), 'decision')} that is predicted {gain} faster "
+        f"({format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}: {summary(problem, plan)}), since "
+        "predictions err by about 5%, or memory is short; --minimise step_time takes the fastest"
     ]
 
 
