@@ -257,3 +257,15 @@ def test_a_folder_stays_when_its_replacement_is_interrupted(
         write_folder(target, {"schedule.json": b"{}"})
     assert b"earlier" in (tmp_path / "stages" / "schedule.json").read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["stages"]
+
+
+def test_pins_hold_in_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.mlir").write_text(unrolled())
+    asked = ["--mesh", "v5e-8", "--mesh-shape", "pipe=2,data=4", "--pipeline", "2:4", "--pin", "params[2]=None,data"]
+    assert run(["partition", "model.mlir", *asked, "--quiet", "-o", "stages/"]) == 0
+    schedule = json.loads(Path("stages/schedule.json").read_text())
+    assert set(schedule["files"]) == {path.name for path in Path("stages").iterdir()}
+    of_arguments = [schedule["values"][a["values"][0]]["sharding"] for a in schedule["arguments"]]
+    assert of_arguments[2] == [[], ["data"]]
+    assert of_arguments[3] != [[], ["data"]]

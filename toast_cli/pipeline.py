@@ -85,6 +85,7 @@ class Outcome:
     original: Source | None = None  # the user's program, if `source` is a rewritten one
     annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
     pipeline: PricedPipeline | None = None  # the best pipeline, if the user asks for one or the mesh has a network
+    pins: tuple[str, ...] = ()  # the user's
 
     @property
     def problem(self) -> Problem:
@@ -126,7 +127,7 @@ class Outcome:
         assert priced is not None
         if source.program.microbatches > 1 and self.original is not None:
             source = self.original
-        return Emitted(b"", self.report, in_fork(lambda: stage_files(staged_program(source, mesh, priced))))
+        return Emitted(b"", self.report, in_fork(lambda: stage_files(staged_program(source, mesh, priced, self.pins))))
 
     def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:
         from toast_cli.emit import write
@@ -340,6 +341,7 @@ def plan_given(
         None if source is original else original,
         own,
         staged,
+        request.pins,
     )
 
 

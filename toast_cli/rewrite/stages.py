@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -32,6 +33,7 @@ from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions
 from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, read_sharding, written
+from toast_cli.errors import UsageError
 from toast_cli.frontend import program_pins
 from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.places import FORWARD as FORWARD_PASS
@@ -39,8 +41,9 @@ from toast_cli.frontend.places import name_stack_of, pass_of
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.trips import trip_count
 from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.sharding import Sharding
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.model import Program
@@ -62,11 +65,11 @@ from toast_cli.rewrite.stage_files import (
     refusal,
 )
 from toast_cli.tactics.stages import PricedPipeline, find_stack, stage_mesh
-from toast_cli.tactics.strategies import priced_strategies
+from toast_cli.tactics.strategies import STRATEGIES, plans_of_strategy
 from toast_cli.xla import ir
 
 
-def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline) -> StagedProgram:
+def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline, user_pins: tuple[str, ...]) -> StagedProgram:
     """A step in programs of stages, as priced, by a plan of the whole step on the mesh of a stage. Raises UsageError,
     at `--pipeline`, for a program that cannot be cut."""
     stack, stages, microbatches = find_stack(source.program), priced.stages, priced.microbatches
@@ -81,13 +84,15 @@ def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline) -> Staged
     axis = mesh.names.index(priced.axis)
     there = stage_mesh(mesh, axis, stages)
     pins = program_pins(source, there.names, there.sizes)
-    evaluator = Evaluator(make_problem(source.program, analyse(source.program), there, (), pins))
-    known = priced_strategies(evaluator)[0].values() if there.devices > 1 else ()
-    plans = [one.plan for one in sorted(known, key=lambda one: (one.label != priced.strategy, one.rank))]
-    module, shardings = _annotated(source, evaluator.lowered(plans[0] if plans else ()))
+    evaluator = Evaluator(make_problem(source.program, analyse(source.program), there, user_pins, pins))
+    plan = _plan_called(priced.strategy, evaluator.problem) if priced.strategy else ()
+    module, shardings = _annotated(source, evaluator.lowered(plan))
     block = xla.main_function(module).entry_block
     loops = [op.operation for op in block.operations if op.operation.name == "stablehlo.while"]
-    loop = max((one for one in loops if trip_count(one) == microbatches), key=lambda one: len(xla.operations_in(one)))
+    loops = [one for one in loops if trip_count(one) == microbatches]
+    if not loops:
+        raise refusal(f"the program has no loop over all {microbatches} microbatches, but loops in one another")
+    loop = max(loops, key=lambda one: len(xla.operations_in(one)))
     if stack.scanned:
         with module.context, ir.Location.unknown():
             divided = LayerLoops(block, loop, shardings, stack, stages).run()
@@ -101,6 +106,17 @@ def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline) -> Staged
     numbers = np.arange(mesh.devices).reshape(mesh.sizes)
     devices = tuple(tuple(map(int, part.flat)) for part in np.split(numbers, stages, axis))
     return replace(made, axis=priced.axis, mesh=sizes, devices=devices)
+
+
+def _plan_called(label: str, problem: Problem) -> Plan:
+    """The plan of a known strategy, by the name that tables give it. Raises UsageError, at `--pipeline`, if the problem
+    has none of this name."""
+    for name in STRATEGIES:
+        with suppress(UsageError):
+            for axes, plan in plans_of_strategy(problem, name).items():
+                if (axes or name) == label:
+                    return plan
+    raise refusal(f"the program in microbatches has no plan {label}")
 
 
 def _annotated(source: Source, lowered: PartitionedProgram) -> tuple[Any, dict[Any, Sharding]]:
