@@ -8,16 +8,19 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import pytest
-from programs import arg
+from programs import arg, source_of
 
+from toast_cli import xla
 from toast_cli.base.files import Target, check_targets, write_folder
 from toast_cli.cli.app import run
 from toast_cli.errors import UsageError
+from toast_cli.rewrite.layer_loops import LayerLoops
 from toast_cli.rewrite.stage_files import BACKWARD, FORWARD
 from toast_cli.rewrite.stages import one_f_one_b
 
@@ -85,6 +88,11 @@ for form, shape in json.loads(sys.argv[2]).items():
     places = [sorted(d.id for d in w.sharding.device_set) for w in jax.tree.leaves(mine[0]["layers"])]
     used = [w.is_deleted() for w in jax.tree.leaves(given[:2])]
     found[form] = {"places": places, "used": used, "shapes": [w.shape for w in jax.tree.leaves(mine[0]["layers"])]}
+    if form == "unrolled":
+        mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("fsdp", "pipe"))
+        other = toast.load(folder / form, mesh=mesh, axes={"data": "fsdp"})
+        places = zip(other.arguments, other.in_shardings)
+        found["other"] = [[d.id for d in s.mesh.devices.flat] for a, s in places if "params['layers']" in a.path]
 print(json.dumps(found))
 """
 SHAPES = {"unrolled": "pipe=4,data=2", "scanned": "pipe=2,data=4"}
@@ -105,6 +113,12 @@ def test_the_state_stays_on_its_stage_and_is_used_up(walk: tuple[Path, dict[str,
     found = walk[1]["unrolled"]
     assert found["places"] == [[2 * stage, 2 * stage + 1] for stage in range(4) for _ in ("down", "up")]
     assert all(found["used"])
+
+
+def test_stages_are_on_the_devices_of_a_mesh_with_other_names_in_another_order(
+    walk: tuple[Path, dict[str, Any]],
+) -> None:
+    assert walk[1]["other"] == [[stage, stage + 4] for stage in range(4) for _ in ("down", "up")]
 
 
 def test_stages_send_one_activation_and_the_shared_weight(walk: tuple[Path, dict[str, Any]]) -> None:
@@ -269,3 +283,23 @@ def test_pins_hold_in_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     of_arguments = [schedule["values"][a["values"][0]]["sharding"] for a in schedule["arguments"]]
     assert of_arguments[2] == [[], ["data"]]
     assert of_arguments[3] != [[], ["data"]]
+
+
+@pytest.mark.parametrize(
+    ("reduced", "divided"),
+    [
+        (lambda w: jax.lax.reduce(w, 0.0, jax.lax.add, (0, 1)), True),
+        (lambda w: jax.lax.reduce(w, -jnp.inf, jax.lax.max, (0, 1)), True),
+        (lambda w: jax.lax.reduce(w, 1.0, jax.lax.add, (0, 1)), False),
+        (lambda w: jax.lax.reduce(w, 0.0, jax.lax.max, (0, 1)), False),
+        (lambda w: jax.lax.reduce(w, 0.0, lambda a, b: a + 2 * b, (0, 1)), False),
+    ],
+)
+def test_stages_reduce_their_rows_only_from_the_neutral_element(reduced: Any, divided: bool) -> None:
+    module = source_of(reduced, arg(4, 8)).module
+    function, stack = xla.main_function(module), SimpleNamespace(shapes={(4, 8)}, layers=4)
+    block = function.entry_block
+    with module.context, xla.ir.Location.unknown():
+        LayerLoops(block, function, {}, cast("Any", stack), stages=2).run()
+    names = [op.operation.name for op in block.operations]
+    assert names.count("stablehlo.concatenate") == (0 if divided else 1)

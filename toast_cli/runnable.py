@@ -54,7 +54,7 @@ def load(
     Raises `ToastError` for a file that cannot be read, that holds no shardings, or that does not match the mesh.
     """
     if Path(path).is_dir():
-        return LoadedStages(Path(path), mesh, devices)
+        return LoadedStages(Path(path), mesh, devices, axes or {})
     boundary, artifact, shardy = read_boundary(str(Path(path)))
     return Loaded(boundary, artifact, mesh, devices, shardy, axes or {})
 
@@ -361,11 +361,11 @@ class LoadedStages(Loaded):
         staged: the programs and their schedule.
     """
 
-    def __init__(self, folder: Path, mesh: Any, devices: Sequence[Any] | None) -> None:
+    def __init__(self, folder: Path, mesh: Any, devices: Sequence[Any] | None, names: Mapping[str, str]) -> None:
         self.staged = staged = read_stages(folder)
         ins, outs = (tuple(map(self._interface, places)) for places in (staged.arguments, staged.results))
         interface = ProgramInterface(staged.name, staged.mesh, ins, outs, sum(map(len, staged.devices)))
-        super().__init__(interface, b"", mesh, devices)
+        super().__init__(interface, b"", mesh, devices, names=names)
 
     def lower(self) -> Any:
         """Raises UsageError: there is one lowered program for each stage and pass."""
@@ -379,7 +379,9 @@ class LoadedStages(Loaded):
     @cached_property
     def _meshes(self) -> list[Any]:
         """The mesh of each stage."""
-        sizes, devices = tuple(self.staged.stage_mesh.values()), self.mesh.devices.flatten()
+        sizes, names = tuple(self.staged.stage_mesh.values()), self.mesh.axis_names
+        order = [names.index(name) for name in (*self.axes, *names) if name in names]  # axes of size 1 may differ
+        devices = self.mesh.devices.transpose(list(dict.fromkeys(order))).flatten()
         return [_mesh(devices[list(numbers)].reshape(sizes), self.staged.stage_mesh) for numbers in self.staged.devices]
 
     def _on_stage(self, value: str, stage: int) -> Any:

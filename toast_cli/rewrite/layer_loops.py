@@ -19,6 +19,7 @@ import numpy as np
 
 from toast_cli import xla
 from toast_cli.emit.shardy import CONSTRAINT
+from toast_cli.emit.spmd.site import body_reducer
 from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.source import retyped
 from toast_cli.frontend.trips import trip_count
@@ -36,13 +37,13 @@ from toast_cli.program.ops import (
 )
 from toast_cli.rewrite.stage_files import refusal
 from toast_cli.tactics.stages import Stack
-from toast_cli.xla import ir
+from toast_cli.xla import ir, splat_number
+from toast_cli.xla.build import identity
 
 Arrays = list[
     tuple[list[Any], int]
 ]  # for each array its parts, one for each stage or a single one, and their dimension
 _WHILE = "stablehlo.while"
-_JOINED = ("stablehlo.add", "stablehlo.maximum", "stablehlo.minimum", "stablehlo.multiply")
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,13 @@ class LayerLoops:
         if op.name == RESHAPE:
             ahead = prod(list(op.operands[0].type.shape)[:dim])
             return next((d for d, n in enumerate(shape) if n == self._layers and prod(shape[:d]) == ahead), None)
-        if op.name == REDUCE and op.regions[0].blocks[0].operations[0].operation.name in _JOINED:
+        if op.name == REDUCE:
             removed = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
-            return -1 if dim in removed else dim - sum(one < dim for one in removed)
+            if dim not in removed:
+                return int(dim - sum(one < dim for one in removed))
+            reducer, start = body_reducer(op.regions[0]), op.operands[1]
+            neutral = None if reducer is None else identity(reducer, str(start.type.element_type))
+            return -1 if neutral is not None and splat_number(start) == neutral else None  # each stage starts there
         return None
 
     # -- loops --------------------------------------------------------------------------------------------------------
