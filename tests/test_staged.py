@@ -198,6 +198,7 @@ def unrolled(normed: bool = False) -> str:
         (("-o", "step.mlir", "--pipeline", "2:4"), False, "give a folder, -o stages/"),
         (("-o", "stages/", "--pipeline", "rows:4"), False, "no mesh axis 'rows' to have stages on"),
         (("-o", "stages/", "--pipeline", "8:4"), False, "4 layers have no 8 equal parts"),
+        (("-o", "stages/", "--pipeline", "2:4", "--pin", "x=pipe"), False, "the stages are over pipe, and so is --pin"),
         (("-o", "stages/", "--pipeline", "2:5"), False, "a batch of 16 has no 5 equal microbatches"),
         (
             ("-o", "stages/", "--pipeline", "2:4"),
@@ -303,3 +304,44 @@ def test_stages_reduce_their_rows_only_from_the_neutral_element(reduced: Any, di
         LayerLoops(block, function, {}, cast("Any", stack), stages=2).run()
     names = [op.operation.name for op in block.operations]
     assert names.count("stablehlo.concatenate") == (0 if divided else 1)
+
+
+def accumulated(*loops: int) -> str:
+    """Gradients that the user's own loops add up, one in the other, which count in 64 bits."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    def step(params: Any, x: Any) -> Any:
+        def summed(total: Any, rows: Any) -> tuple[Any, None]:
+            if rows.ndim > 2:
+                return jax.lax.scan(summed, total, rows)[0], None
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(params, rows)), None
+
+        gradients = summed(jax.tree.map(jnp.zeros_like, params), x.reshape(*loops, -1, 8))[0]
+        return jax.tree.map(lambda w, g: w - g, params, gradients)
+
+    with jax.enable_x64(True):
+        return str(jax.jit(step).lower([arg(8, 8)] * 4, arg(16, 8)).as_text(debug_info=True))
+
+
+@pytest.mark.parametrize("loops", [(4,), (2, 2)])
+def test_microbatches_of_the_program_are_those_of_the_stages(
+    loops: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.mlir").write_text(accumulated(*loops))
+    asked = ["--mesh", "v5e-8", "--mesh-shape", "pipe=2,data=4", "--strategy", "data-parallel", "--pipeline", "2:4"]
+    code = run(["partition", "model.mlir", *asked, "--quiet", "-o", "stages/"])
+    if len(loops) > 1:
+        assert (code, Path("stages").exists()) == (2, False)
+        assert "no loop over all 4 microbatches" in capsys.readouterr().err
+        return
+    assert code == 0
+    schedule = json.loads(Path("stages/schedule.json").read_text())
+    assert {"forward_0", "forward_1", "backward_0", "backward_1"} <= {p["name"] for p in schedule["programs"]}
+    assert schedule["values"]["microbatch"]["dtype"] == "i64"
+    assert "func.func @number_3() -> tensor<i64>" in Path("stages/pipeline.mpmd.mlir").read_text()
+    assert "stablehlo.while" not in Path("stages/forward_0.mlir").read_text()

@@ -29,8 +29,9 @@ from toast_cli.emit.specs import (
     wide_types,
 )
 from toast_cli.errors import InputError, UsageError
+from toast_cli.program.model import dtype_of
 from toast_cli.program.names import below_root, root_of, subtrees, tree_of
-from toast_cli.rewrite.stage_files import INDEX, StagedArray, StageProgram, StageValue, read_stages
+from toast_cli.rewrite.stage_files import INDEX, StagedArray, StageProgram, read_stages
 
 HLO_FORMATS = ("hlo-text", "hlo-proto")
 
@@ -416,7 +417,7 @@ class LoadedStages(Loaded):
         from toast_cli import xla
 
         def place(name: str, donated: bool = False) -> InterfaceArray:
-            value = self.staged.values.get(name, StageValue((), "i32", (), each=True))  # else the microbatch's number
+            value = self.staged.values[name]
             return InterfaceArray(name, value.shape, value.dtype, value.sharding, donated)
 
         arguments = tuple(place(name, k in program.donated) for k, name in enumerate(program.arguments))
@@ -428,11 +429,9 @@ class LoadedStages(Loaded):
     def _run(self) -> Callable[..., list[Any]]:
         import jax
 
-        steps, values = self.staged.steps, self.staged.values
+        steps, key = self.staged.steps, self.staged.key
+        number_type = dtype_of(self.staged.values[INDEX].dtype) if INDEX in self.staged.values else np.int32
         programs = {program.name: (program, self._loaded(program)) for program in self.staged.programs}
-
-        def key(name: str, microbatch: int, stage: int) -> Key:
-            return name, microbatch if name in values and values[name].each else -1, stage
 
         last: dict[Key, int] = {}  # array -> the last step that reads it
         for number, step in enumerate(steps):
@@ -451,7 +450,9 @@ class LoadedStages(Loaded):
                 if step.program:
                     program, call = programs[step.program]
                     keys = [key(name, step.microbatch, program.stage) for name in program.arguments]
-                    made = call(*[np.int32(step.microbatch) if one[0] == INDEX else held[one] for one in keys])
+                    made = call(
+                        *[np.asarray(step.microbatch, number_type) if one[0] == INDEX else held[one] for one in keys]
+                    )
                     held.update(
                         zip([key(n, step.microbatch, program.stage) for n in program.results], made, strict=True)
                     )

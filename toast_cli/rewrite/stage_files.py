@@ -89,6 +89,10 @@ class StagedProgram:
     results: tuple[StagedArray, ...]
     steps: tuple[Step, ...]
 
+    def key(self, value: str, microbatch: int, stage: int) -> tuple[str, int, int]:
+        """What a value is on a stage: that of a microbatch, or (-1) the only one."""
+        return value, microbatch if self.values[value].each else -1, stage
+
 
 def refusal(what: str, location: Any = "", hint: str = "leave out -o for the price alone") -> UsageError:
     """The error for a program that cannot be cut. location: of the op concerned."""
@@ -135,8 +139,6 @@ def _mpmd_lines(staged: StagedProgram) -> Iterator[str]:
     meshes = ", ".join(f'<"stage_{stage}" : <[{axes}]>>' for stage in range(len(staged.devices)))
 
     def kind(name: str, stage: int) -> str:
-        if name == INDEX:
-            return f'!mpmd.mesh_tensor<"stage_{stage}", tensor<i32>>'
         value = staged.values[name]
         tensor = "x".join([*map(str, value.shape), value.dtype])
         split = ", ".join("{" + ", ".join(map(quoted, names)) + "}" for names in value.sharding)
@@ -155,9 +157,6 @@ def _mpmd_lines(staged: StagedProgram) -> Iterator[str]:
     yield f"  func.func public @main({', '.join(ins)}) -> ({outs}) attributes {{{topology}}} {{\n"
     programs = {program.name: program for program in staged.programs}
 
-    def key(name: str, microbatch: int, stage: int) -> tuple[str, int, int]:
-        return name, microbatch if staged.values[name].each else -1, stage
-
     for number, step in enumerate(staged.steps):
         if not step.program:
             source = held[step.value, step.microbatch, step.source]
@@ -173,10 +172,10 @@ def _mpmd_lines(staged: StagedProgram) -> Iterator[str]:
                 call = f"mpmd.fragment_call<{mesh}, origin=[]> @number_{step.microbatch}()"
                 yield f"    %index{number} = {call} : () -> {kind(INDEX, program.stage)}\n"
             else:
-                read.append(held[key(name, step.microbatch, program.stage)])
+                read.append(held[staged.key(name, step.microbatch, program.stage)])
         several = len(program.results) > 1
         for place, name in enumerate(program.results):
-            held[key(name, step.microbatch, program.stage)] = f"%{number}" + (f"#{place}" if several else "")
+            held[staged.key(name, step.microbatch, program.stage)] = f"%{number}" + (f"#{place}" if several else "")
         types = (
             ", ".join(kind(name, program.stage) for name in names) for names in (program.arguments, program.results)
         )
@@ -186,8 +185,9 @@ def _mpmd_lines(staged: StagedProgram) -> Iterator[str]:
         yield "({}) -> ({})\n".format(*types)
     names = ", ".join(held[value, -1, stage] for value, stage in left)
     yield f"    return {names} : {outs}\n  }}\n"
-    for microbatch in range(staged.microbatches):
-        yield f"  func.func @number_{microbatch}() -> tensor<i32> attributes {{mesh_shape = #sdy.mesh<[{axes}]>}} {{\n"
-        yield f"    %0 = stablehlo.constant dense<{microbatch}> : tensor<i32>\n    return %0 : tensor<i32>\n  }}\n"
+    for microbatch in range(staged.microbatches) if INDEX in staged.values else ():
+        tensor = f"tensor<{staged.values[INDEX].dtype}>"
+        yield f"  func.func @number_{microbatch}() -> {tensor} attributes {{mesh_shape = #sdy.mesh<[{axes}]>}} {{\n"
+        yield f"    %0 = stablehlo.constant dense<{microbatch}> : {tensor}\n    return %0 : {tensor}\n  }}\n"
     yield from (f"{program.function}\n" for program in staged.programs)
     yield "}\n"

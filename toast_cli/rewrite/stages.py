@@ -44,7 +44,7 @@ from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.plan.sharding import Sharding
+from toast_cli.plan.sharding import Sharding, parse_pin
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.model import Program
 from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM
@@ -83,6 +83,9 @@ def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline, user_pins
         raise refusal(f"the program has {number} microbatches of its own", hint=f"give --pipeline {stages}:{number}")
     axis = mesh.names.index(priced.axis)
     there = stage_mesh(mesh, axis, stages)
+    over = [pin for pin in user_pins if any(priced.axis in (axes or ()) for axes in parse_pin(pin)[1])]
+    if over and there.sizes[axis] == 1:
+        raise refusal(f"the stages are over {priced.axis}, and so is --pin {over[0]!r}", hint="pin other axes")
     pins = program_pins(source, there.names, there.sizes)
     evaluator = Evaluator(make_problem(source.program, analyse(source.program), there, user_pins, pins))
     plan = _plan_called(priced.strategy, evaluator.problem) if priced.strategy else ()
@@ -427,7 +430,7 @@ class _Cut:
         left = zip(self._program.results, self._divided.results, strict=True)
         return StagedProgram(
             xla.module_name(self._module), "", {}, self._axes, (), self._microbatches, "1F1B",
-            {self._name(v): self._value(v) for v in (*self._arguments, *exchanged) if v != self._index},
+            {self._name(v): self._value(v) for v in (*self._arguments, *exchanged)},
             tuple(self._programs(order)),
             tuple(array(one.path, vs, homes, donated=one.donated) for one, vs in given),
             tuple(array(one.path, vs, ends, donated=False) for one, vs in left),
@@ -516,7 +519,7 @@ class _Cut:
 
     def _value(self, value: Any) -> StageValue:
         shape, dtype = xla.shape_and_element_type(value.type) or ((), "token")
-        each = self._part.get(self._owner(value)) == 1 and value not in self._yields
+        each = value == self._index or (self._part.get(self._owner(value)) == 1 and value not in self._yields)
         names = list(self._axes)
         return StageValue(
             shape, dtype, tuple([tuple([names[a] for a in axes]) for axes in self._sharding(value)]), each

@@ -475,10 +475,7 @@ def _scanned(program: Program) -> Stack | None:
         program.ops[n].results[0] for n in carries if written[n] != DYNAMIC_UPDATE_SLICE and len(values[n].shape) > 1
     )
     kept = frozenset(n for n, value in enumerate(program.values) if value.shape in stacks)
-    outer, parent = 1.0, program.loops[loops[0]].parent
-    while parent >= 0:
-        outer, parent = outer * program.loops[parent].trips, program.loops[parent].parent
-    layers = int(program.loops[loops[0]].trips)
+    outer, layers = _trips(program, program.loops[loops[0]].parent), int(program.loops[loops[0]].trips)
     return Stack(program, layers, ops, True, dict.fromkeys(weights, -1), shapes, handed, kept, outer)
 
 
@@ -518,7 +515,13 @@ def _unrolled(program: Program) -> Stack | None:
     waiting = (v for n in ops for v in program.ops[n].results if any(u > n + 2 * length for u, _ in program.users[v]))
     weights = {v: layer for family in rows for layer, v in family.items()}
     shapes = frozenset(program.values[v].shape for v in weights)
-    return Stack(program, layers, ops, False, weights, shapes, tuple(handed), dependent.intersection(waiting))
+    outer, kept = _trips(program, program.ops[begin].loop), dependent.intersection(waiting)
+    return Stack(program, layers, ops, False, weights, shapes, tuple(handed), kept, outer)
+
+
+def _trips(program: Program, loop: int) -> float:
+    """How often what is in a loop, and in those around it, runs; 1 outside."""
+    return program.loops[loop].trips * _trips(program, program.loops[loop].parent) if loop >= 0 else 1.0
 
 
 def _arguments(program: Program) -> Iterator[tuple[int, str]]:
