@@ -242,7 +242,8 @@ def sized(request: Request, planned: Callable[[Request, Outcome | None, bool], O
     assert best is not None
     facts, found = chosen_sizes(wanted, tried, interrupted=interrupted), best[1]
     if not interrupted:
-        at_size = replace(request, content=content, dims=(f"{wanted.name}={facts.size}", *given))
+        fit = Fit.as_written.value if best[0][0] else request.fit
+        at_size = replace(request, content=content, fit=fit, dims=(f"{wanted.name}={facts.size}", *given))
         found = surely(at_size, found, False)
     return replace(found, report=replace(found.report, sizes=facts))
 
