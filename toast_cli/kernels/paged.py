@@ -216,6 +216,7 @@ def _lowered(
         function = getattr(importlib.import_module(kernel.package), kernel.function)
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
             lowered = jax.jit(partial(function, **parameters)).trace(*shapes).lower(lowering_platforms=("tpu",))
+    # What another package raises for parameters or local shapes that its kernel has no form for.
     except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None
     for call in walk_ops(lowered.compiler_ir(), "stablehlo.custom_call"):
