@@ -301,7 +301,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mesh", default="h100-8", metavar="SPEC", help="mesh of the rows for XLA:CPU")
     parser.add_argument("--plans", nargs="+", default=[], metavar="NAME", help="only these plans, e.g. search fsdp")
     parser.add_argument(
-        "--forms", nargs="+", default=["stablehlo"], choices=["stablehlo", "hlo", "spmd"], help="how they are written"
+        "--forms", nargs="+", default=["stablehlo"], choices=["stablehlo", "hlo"], help="how they are written"
     )
     parser.add_argument("--tpu", nargs="+", default=[], metavar="PROGRAM", help="also these, for XLA:TPU ahead of time")
     parser.add_argument("--tpu-mesh", nargs="+", default=["v4-32"], metavar="SPEC", help="meshes of those")

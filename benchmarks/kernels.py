@@ -219,7 +219,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("programs", nargs="*", help="; ".join(PROGRAMS))
     parser.add_argument("--mesh", nargs="+", default=["v5e-16", "v4-32"], metavar="SPEC")
     parser.add_argument("--plans", nargs="+", default=[], metavar="NAME", help="only these plans, e.g. search fsdp")
-    parser.add_argument("--form", default="stablehlo", choices=["stablehlo", "hlo", "spmd"])
+    parser.add_argument("--form", default="stablehlo", choices=["stablehlo", "hlo"])
     parser.add_argument("--iterations", type=int, default=60, help="of the search")
     parser.add_argument(
         "--keep", type=Path, default=Path("build/kernels"), metavar="FOLDER", help="of compiled programs"

@@ -27,7 +27,7 @@ TESTS = {
     "price.timeline": "overlap cost",
     "dimensions.merged": "merged_dimensions",
     "emit.minimal": "constraints_needed emit_constraints contested",
-    "emit.spmd.moves": "halo split_ops",
+    "emit.regions.moves": "halo split_ops",
     "price.buffers": "cost tight_memory decoding_memory memory_space_assignment",
     "frontend.simplify": "shifts normalise",
     "rewrite.recompute": "recompute offload",

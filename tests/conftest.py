@@ -101,7 +101,6 @@ SLOW = {
     "test_saved_plans",
     "test_search",
     "test_split_ops",
-    "test_spmd",
     "test_staged",
     "test_streams",
     "test_sweep",

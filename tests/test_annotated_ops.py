@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from op_kinds import IMAGES, X, conv, loss, pool
 from programs import Case, arg, case_of
-from spmd_cases import differing, wrong_in
+from run_here import differing, wrong_in
 
 from toast_cli import xla
 from toast_cli.ask_xla.compile import as_stablehlo
@@ -62,7 +62,7 @@ def test_forms_without_regions_say_so() -> None:
     )
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd"])
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
 def test_a_slice_of_which_devices_keep_a_part_is_clamped_first(form: str) -> None:
     """16 of 64 rows from the 60th on are the last 16, of which each of four devices has 4."""
     case = case_of(

@@ -78,13 +78,7 @@ def test_shardy_forgets_where_it_runs(body: str) -> None:
         written(body, "stablehlo")
 
 
-@pytest.mark.parametrize("body", ["infeed", "outfeed", "recv", "send", "call", "function", "unread"])
-def test_no_effect_runs_once_on_each_device(body: str) -> None:
-    with pytest.raises(UsageError, match="what runs on one device"):
-        written(body, "spmd")
-
-
-@pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd", "spmd-hlo"])
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
 def test_a_program_that_asks_on_which_device_it_runs(form: str) -> None:
     with pytest.raises(UsageError, match="partition_id asks on which device it runs; XLA's partitioner refuses"):
         written("partition_id", form)

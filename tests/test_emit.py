@@ -210,7 +210,7 @@ UNKNOWN = [
     (
         lambda s, p: emit(s, p, "xml"),
         "unknown format 'xml'",
-        "choose from stablehlo, bytecode, hlo, spmd, spmd-hlo, specs, python",
+        "choose from stablehlo, bytecode, hlo, specs, python",
     ),
     (lambda s, p: emit_shardy(s, p, annotate="some"), "unknown value 'some'", "choose from minimal, full, arguments"),
 ]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from programs import Case, arg, case_of
-from spmd_cases import wrong_in
+from run_here import wrong_in
 
 from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.emit import emit, write

@@ -307,7 +307,7 @@ def grids(text: str) -> list[list[int]]:
     return [[int(n) for n in main_of(parse_body({"body": body})).attributes["iteration_bounds"]] for body in found]
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "spmd", "hlo", "spmd-hlo"])
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
 def test_written_with_smaller_grids(form: str) -> None:
     """Batch over data, heads over model: 4 x 8 x 2 x 2 steps become 2 x 2 x 2 x 2."""
     case = on_mesh(attention, *(HEADS,) * 3)

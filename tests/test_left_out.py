@@ -105,7 +105,7 @@ def test_what_needs_no_numbers_is_answered(tmp_path: Path, capsys: pytest.Captur
     assert "the numbers of 1 constant are left out of the file" in capsys.readouterr().out
     assert main((*partition, "--format", "specs")) == 0
     written.unlink()
-    for form in ("stablehlo", "bytecode", "hlo", "spmd", "spmd-hlo", "jax_export"):
+    for form in ("stablehlo", "bytecode", "hlo", "jax_export"):
         assert main((*partition, "--format", form)) == 2
         assert not written.exists()
         assert f"{program}:4:" in capsys.readouterr().err

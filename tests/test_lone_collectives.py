@@ -98,7 +98,7 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd", "spmd-hlo"])
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
 @pytest.mark.parametrize("text", TOGETHER[:2] + TOGETHER[-2:])
 def test_what_devices_share_is_not_written(text: str, form: str) -> None:
     source = source_of_text(text)

@@ -11,10 +11,7 @@ import jax.numpy as jnp
 import pytest
 from emitted import collectives, compiled, on_cpu, worst_error
 from programs import Case, arg, case_of, round_mesh
-from spmd_cases import wrong_results
 
-from toast_cli import xla
-from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.plan.decisions import LOOK_UPS, Plan
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.price.memo import OpShardingMemo
@@ -72,7 +69,7 @@ def test_it_is_offered_for_what_indices_have_and_tables_have_not() -> None:
     assert offered == {case.group("ids.0"), case.group("ids.1")}
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd"])
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
 def test_the_promise_holds(form: str) -> None:
     """Rows go to the batch's devices in an all-to-all, as do their gradients; only the product gathers the table."""
     case = trained()
@@ -87,14 +84,8 @@ def test_the_promise_holds(form: str) -> None:
         ("reduce-scatter", ("data",), w // 8, 1),
         ("reduce-scatter", ("data",), table // 8, 1),
     ])  # fmt: skip
-    lowered = case.lowered(plan)
-    if form == "spmd":
-        executable = xla.compile_program(emit_spmd(case.source, lowered), xla.cpu_devices(8), shardy=True)
-        assert wrong_results(case.source, lowered, 8) == []
-    else:
-        executable = compiled(case, plan, form)
-        assert worst_error(case.source, lowered, form) < 1e-5
-    assert collectives(case, executable) == (promised if form == "spmd" else on_cpu(case, promised))
+    assert worst_error(case.source, case.lowered(plan), form) < 1e-5
+    assert collectives(case, compiled(case, plan, form)) == on_cpu(case, promised)
 
 
 def test_tables_that_have_the_batch_are_told_from_those_that_have_not() -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from programs import Case, arg, case_of
-from spmd_cases import wrong_in
+from run_here import wrong_in
 from sweeps import sweep
 
 from benchmarks.law import differing, statements
@@ -216,18 +216,17 @@ def test_what_loops_only_read_is_moved_once(name: str) -> None:
     assert [who for who in said if differing(said[who], said["lowered"])] == []
 
 
-FORMS = ("stablehlo", "hlo", "spmd")
-WRITTEN = sweep(product(PROGRAMS, FORMS), *((name, FORMS[number % 3]) for number, name in enumerate(PROGRAMS)))
+FORMS: tuple[Dialect, ...] = ("stablehlo", "hlo")
+WRITTEN = sweep(product(PROGRAMS, FORMS), *((name, FORMS[number % 2]) for number, name in enumerate(PROGRAMS)))
 
 
 @pytest.mark.parametrize(("name", "form"), WRITTEN)
-def test_what_is_written_is_promised(name: str, form: str) -> None:
+def test_what_is_written_is_promised(name: str, form: Dialect) -> None:
     """Numbers stay, and the partitioner makes of it what the report says."""
     case, plan = planned(name)
-    dialect: Dialect = "hlo" if form == "hlo" else "stablehlo"
     content = emit(case.source, case.lowered(plan), form)
-    assert wrong_in(case.source, content, 8, dialect) == []
-    compiled = collectives_after_partitioning(content, dialect, AXES)
+    assert wrong_in(case.source, content, 8, form) == []
+    compiled = collectives_after_partitioning(content, form, AXES)
     assert not isinstance(compiled, Failure), compiled
     promised = collective_facts(case.source, case.evaluator, plan)
     compared = compare_traffic(promised, compiled, AXES)

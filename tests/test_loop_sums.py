@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from programs import Case, arg, case_of
-from spmd_cases import wrong_in
+from run_here import wrong_in
 from sweeps import sweep
 
 from benchmarks.law import differing, statements
 from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.compile import collectives_after_partitioning
+from toast_cli.ask_xla.compile import Dialect, collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import emit
 from toast_cli.emit.stablehlo import emit_shardy
@@ -176,17 +176,17 @@ def test_bytecode_says_what_the_text_says(name: str) -> None:
     assert str(one) == str(other)
 
 
-FORMS = ("stablehlo", "hlo", "spmd")
-WRITTEN = sweep(product(PROGRAMS, FORMS), *((name, FORMS[number % 3]) for number, name in enumerate(PROGRAMS)))
+FORMS: tuple[Dialect, ...] = ("stablehlo", "hlo")
+WRITTEN = sweep(product(PROGRAMS, FORMS), *((name, FORMS[number % 2]) for number, name in enumerate(PROGRAMS)))
 
 
 @pytest.mark.parametrize(("name", "form"), WRITTEN)
-def test_what_is_written_is_promised(name: str, form: str) -> None:
+def test_what_is_written_is_promised(name: str, form: Dialect) -> None:
     """Numbers stay, and the partitioner makes of it what the report says."""
     case, plan = planned(name)
     content = emit(case.source, case.lowered(plan), form)
-    assert wrong_in(case.source, content, 8, "hlo" if form == "hlo" else "stablehlo") == []
-    compiled = collectives_after_partitioning(content, "hlo" if form == "hlo" else "stablehlo", AXES)
+    assert wrong_in(case.source, content, 8, form) == []
+    compiled = collectives_after_partitioning(content, form, AXES)
     assert not isinstance(compiled, Failure), compiled
     promised = collective_facts(case.source, case.evaluator, plan)
     assert compare_traffic(promised, compiled, AXES).share == 1.0

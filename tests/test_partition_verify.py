@@ -48,7 +48,7 @@ REFUSED = [
     (
         ["--verify", "cpu", "--format", "specs"],
         "specs is not a program that XLA can check",
-        "--format stablehlo, hlo or spmd",
+        "--format stablehlo or hlo",
     ),
     (["--verify", "cup"], "cup", "cpu"),
 ]

@@ -134,7 +134,7 @@ def test_scales_that_do_not_fit_leave_it_whole() -> None:
     assert op.opaque
 
 
-@pytest.mark.parametrize("form", sweep(["stablehlo", "hlo", "spmd"], "spmd"))
+@pytest.mark.parametrize("form", sweep(["stablehlo", "hlo"], "stablehlo"))
 def test_scaled_blocks_as_promised_however_they_are_split(form: str) -> None:
     at = Planned(Whole(Situation(SCALED)), MESHES["4x2"])
     found = plans(at)
@@ -147,12 +147,12 @@ def planned(name: str) -> Planned:
     return Planned(Whole(Situation(program(name))), MESHES["4x2"])
 
 
-FORMS = ("stablehlo", "hlo", "spmd")
+FORMS = ("stablehlo", "hlo")
 
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    sweep(product(TENSORS, FORMS), *((name, FORMS[number % 3]) for number, name in enumerate(TENSORS))),
+    sweep(product(TENSORS, FORMS), *((name, FORMS[number % 2]) for number, name in enumerate(TENSORS))),
 )
 def test_as_promised_however_it_is_split(name: str, form: str) -> None:
     at = planned(name)
@@ -161,11 +161,10 @@ def test_as_promised_however_it_is_split(name: str, form: str) -> None:
     assert {plan: wrong for plan in found if (wrong := list(at.under(plan).wrong_with(form)))} == {}
 
 
-@pytest.mark.parametrize("form", ["hlo", "spmd-hlo"])
-def test_in_hlo_they_are_written_out(form: str) -> None:
+def test_in_hlo_they_are_written_out() -> None:
     """XLA compiles them with Shardy only, and HLO is for XLA without."""
     at = planned("rows")
-    written = write(at.whole.source, at.evaluator.lowered(at.result.plan), form)
+    written = write(at.whole.source, at.evaluator.lowered(at.result.plan), "hlo")
     assert b" ragged-dot(" not in written.content and b" dot(" in written.content
     assert any("written out, each group with all rows" in note for note in written.notes)
 

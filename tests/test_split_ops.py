@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from cases import SITUATIONS
 from cases.model import Situation
-from cases.running import FORMS, MESHES, Planned, Whole
+from cases.running import FORMS, MESHES, REGIONS, Planned, Whole
 from jaxlib.mlir.dialects import stablehlo
 from op_kinds import OPS, TEXTS
 
-from toast_cli.emit.spmd.rules import RULES
+from toast_cli.emit.regions.rules import RULES
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.sharding import Sharding
 
@@ -51,13 +51,11 @@ def plans(at: Planned) -> list[Plan]:
 
 def trials() -> list[Any]:
     """(op, form, how many plans, None for all): `make test` compiles one of each form."""
-    found = []
-    for name in SPLIT:
-        for form, many in {"stablehlo": 1, "spmd": 1}.items():
-            found.append(pytest.param(name, form, many, id=f"{name}, {form}, {many}"))
-        every = [pytest.param(name, form, None, marks=pytest.mark.thorough, id=f"{name}, {form}") for form in FORMS]
-        found.extend(every)
-    return found
+    forms = (*FORMS, REGIONS)
+    one = [pytest.param(name, form, 1, id=f"{name}, {form}, 1") for name in SPLIT for form in ("stablehlo", REGIONS)]
+    thorough = pytest.mark.thorough
+    every = [pytest.param(name, form, None, marks=thorough, id=f"{name}, {form}") for name in SPLIT for form in forms]
+    return one + every
 
 
 @pytest.mark.parametrize(("name", "form", "many"), trials())
@@ -76,8 +74,8 @@ def test_every_op_of_stablehlo_is_tried() -> None:
     assert known - tried == untried & known  # a jaxlib has the ops of its version
 
 
-# Tried in tests/test_ragged_dots.py, or no arrays: numbers of devices.
-ELSEWHERE = {"chlo.ragged_dot", "__op$block_scaled_dot", "stablehlo.partition_id", "stablehlo.replica_id"}
+# Tried in tests/test_ragged_dots.py.
+ELSEWHERE = {"chlo.ragged_dot", "__op$block_scaled_dot"}
 
 
 def test_every_local_rule_is_tried() -> None:

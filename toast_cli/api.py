@@ -428,8 +428,8 @@ class Plan:
         return [(name, found[0] if len(found) == 1 else tuple(found)) for name, found in axes.items()]
 
     def program(self, format: str = "stablehlo", annotate: str = "minimal") -> bytes:
-        """The program with its shardings: "stablehlo", "bytecode", "jax_export", "hlo", "spmd", "spmd-hlo", or the
-        shardings alone: "specs", "python".
+        """The program with its shardings ("stablehlo", "bytecode", "jax_export", "hlo"), or the shardings alone
+        ("specs", "python").
 
         Raises `UsageError` for another format, or for a program that it cannot hold.
         """

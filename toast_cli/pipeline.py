@@ -97,8 +97,7 @@ class Outcome:
         return self.problem.notices
 
     def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> Emitted:
-        """The program as "stablehlo" (text), "bytecode", "jax_export", "hlo", "spmd", "spmd-hlo", "specs" (JSON) or
-        "python".
+        """The program as "stablehlo" (text), "bytecode", "jax_export", "hlo", "specs" (JSON) or "python".
 
         Args:
             annotate: what carries a sharding in StableHLO: "minimal", "full" or "arguments".

@@ -17,10 +17,8 @@ from cases.model import ONE, SQUARE, Situation, X, case
 P = PartitionSpec
 MESH = AbstractMesh((4, 2), ("data", "model"), (AxisType.Auto,) * 2)
 A, W = "tensor<64x32xf32>", "tensor<32x32xf32>"
-ALONE = "what runs on one device .a host callback"
 ANYWHERE = "XLA's partitioner refuses it here"
-BY_HAND = "manual regions of its own"
-CALLBACK: dict[str, Any] = {"refused": {"spmd": ALONE}, "runs": False, "compiles": False}
+CALLBACK: dict[str, Any] = {"runs": False, "compiles": False}
 FEED: dict[str, Any] = {"runs": False, "compiles": False}
 
 
@@ -90,7 +88,7 @@ def nested_by_hand(x: jax.Array, w: jax.Array) -> jax.Array:
     )
 
 
-MANUAL: dict[str, Any] = {"mesh": "4x2", "refused": {"spmd": BY_HAND}}
+MANUAL: dict[str, Any] = {"mesh": "4x2"}
 
 
 @jax.custom_vjp
@@ -143,7 +141,7 @@ CALLS: dict[str, Situation] = {
             %1 = stablehlo.sine %x : {A}
             return %1 : {A}"""
         ),
-        refused={"stablehlo": ANYWHERE, "spmd": ALONE},
+        refused={"stablehlo": ANYWHERE},
         runs=False,
         compiles=False,
     ),
@@ -154,11 +152,11 @@ CALLS: dict[str, Situation] = {
         row_parallel, X, SQUARE, **MANUAL,
     ),
     "branches by hand": case(
-        either_by_hand, X, SQUARE, mesh="4x2", refused={"spmd": BY_HAND},
+        either_by_hand, X, SQUARE, **MANUAL,
     ),
     "constraint in a region by hand": case(constrained_by_hand, X, SQUARE, **MANUAL),
     "region in a region by hand": case(
-        nested_by_hand, X, SQUARE, mesh="4x2", refused={"hlo": ".shard_map. in another one", "spmd": BY_HAND}
+        nested_by_hand, X, SQUARE, mesh="4x2", refused={"hlo": ".shard_map. in another one"}
     ),
     "printing": case(printing, X, SQUARE, **CALLBACK),
     "ordered callback in a loop": case(ordered, X, SQUARE, **CALLBACK),
@@ -186,7 +184,7 @@ CALLS: dict[str, Situation] = {
             %1 = stablehlo.add %0#0, %x : {A}
             return %1 : {A}"""
         ),
-        refused={"stablehlo": ANYWHERE, "spmd": ALONE},
+        refused={"stablehlo": ANYWHERE},
         **FEED,
     ),
     "outfeed": case(
@@ -196,7 +194,7 @@ CALLS: dict[str, Situation] = {
             %u = "stablehlo.outfeed"(%0, %t) <{{outfeed_config = ""}}> : ({A}, !stablehlo.token) -> !stablehlo.token
             return %0 : {A}"""
         ),
-        refused={"stablehlo": ANYWHERE, "spmd": ALONE},
+        refused={"stablehlo": ANYWHERE},
         **FEED,
     ),
     "random numbers of the device": case(
@@ -208,7 +206,6 @@ CALLS: dict[str, Situation] = {
             %1 = stablehlo.add %0, %x : {A}
             return %1 : {A}"""
         ),
-        refused={"spmd": "what runs on one device .*stablehlo.rng"},
         runs=False,
     ),
     "number of a device": case(

@@ -54,4 +54,4 @@ def case(program: Callable[..., Any] | str, *arguments: Any, **more: Any) -> Sit
 
 
 def every_form(reason: str) -> dict[str, str]:
-    return dict.fromkeys(("stablehlo", "hlo", "spmd"), reason)
+    return dict.fromkeys(("stablehlo", "hlo"), reason)

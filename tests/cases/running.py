@@ -32,8 +32,14 @@ from toast_cli.ask_xla.numbers import (
 )
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import write
+from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.hlo import with_dense_products
+from toast_cli.emit.misread import ops_in_regions
+from toast_cli.emit.regions.rules import RULES
+from toast_cli.emit.shardy import write_shardy
+from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.program.ops import BLOCK_SCALED_DOT
 from toast_cli.report.build import build_report
 from toast_cli.report.html.pages import run_page
@@ -42,7 +48,8 @@ from toast_cli.report.model import Report
 from toast_cli.report.step import trace
 from toast_cli.search.run import Settings, run_search
 
-FORMS = ("stablehlo", "hlo", "spmd")
+FORMS = ("stablehlo", "hlo")
+REGIONS = "regions"  # no format of toast: see `in_own_regions`
 MESHES = {"4x2": {"data": 4, "model": 2}, "8": {"all": 8}}
 PLANS = 40  # looked at in a search
 SMALL_BYTES = 64  # a number or two for each device: losses, counts
@@ -110,7 +117,8 @@ class Planned:
         trace(source, self.evaluator, self.result)
 
     def written(self, form: str) -> bytes:
-        return write(self.whole.source, self.evaluator.lowered(self.result.plan), form).content
+        source, lowered = self.whole.source, self.evaluator.lowered(self.result.plan)
+        return in_own_regions(source, lowered) if form == REGIONS else write(source, lowered, form).content
 
     def wrong_with(self, form: str) -> Iterator[str]:
         """What XLA does otherwise than was promised."""
@@ -153,6 +161,13 @@ class Planned:
         for error in result_errors(types, self.whole.narrowest, expected, shaken, found):
             if error.wrong:
                 yield f"result {error.index} differs by {error.error:.1e}, {error.allowed:.0e} may be rounding"
+
+
+def in_own_regions(source: Source, lowered: PartitionedProgram) -> bytes:
+    """StableHLO in which each op that has a local rule is in a manual region."""
+    numbers = [number for number, op in enumerate(source.program.ops) if op.name in RULES and op.operands]
+    with ops_in_regions(source, lowered, numbers) as (there, rest):
+        return write_shardy(there, rest, full_annotations(there, rest))
 
 
 def dense(program: bytes) -> bytes:

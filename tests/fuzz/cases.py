@@ -13,7 +13,7 @@ from fuzz.mutate import WORDS, mutated, mutated_gently, mutated_json
 
 QUICK = ("--iterations", "3")
 MESHES = ("v4-32", "v5e-16", "h100-8", "v2-8")
-FORMATS = ("stablehlo", "bytecode", "hlo", "specs", "python", "spmd", "spmd-hlo", "nonsense")
+FORMATS = ("stablehlo", "bytecode", "hlo", "specs", "python", "spmd", "nonsense")
 ENDINGS = ("mlir", "mlirbc", "hlo", "json", "py", "mlir.gz", "txt")
 
 

@@ -250,8 +250,6 @@ class Format(StrEnum):
     stablehlo = "stablehlo"
     bytecode = "bytecode"
     hlo = "hlo"
-    spmd = "spmd"
-    spmd_hlo = "spmd-hlo"
     specs = "specs"
     python = "python"
     jax_export = "jax_export"

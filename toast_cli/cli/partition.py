@@ -133,7 +133,7 @@ def partition(
         raise UsageError(
             f"{chosen.value} is not a program that XLA can check",
             where="--verify",
-            hint="give it with --format stablehlo, hlo or spmd",
+            hint="give it with --format stablehlo or hlo",
         )
     judge = judge_of(mesh, verify, "--verify") if verify is not None else None
     given_targets = {option: Target(option, path) for option, path in wanted.items() if path is not None}

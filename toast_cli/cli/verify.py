@@ -122,7 +122,7 @@ def verify_outcome(
     original = xla.write_bytecode((outcome.original or outcome.source).module)
     verdict = check(
         content,
-        "hlo" if form in (Format.hlo, Format.spmd_hlo) else "stablehlo",
+        "hlo" if form == Format.hlo else "stablehlo",
         promises.axes,
         original,
         promises,

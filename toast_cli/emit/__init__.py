@@ -3,8 +3,8 @@
 `emit.stablehlo` writes StableHLO with Shardy's shardings and reads it again, `emit.hlo` has XLA convert that to HLO
 text with GSPMD's, and `emit.specs` writes PartitionSpecs as JSON and Python. `emit.minimal` chooses where few shardings
 suffice, `emit.annotations` lists one for every value, and `emit.shardy` adds them to the module and removes them again.
-`emit.spmd.writer` writes the program of one device instead, which leaves nothing to a partitioner and needs no
-annotations. `emit.stablehlo` lists the constraints and kernels for people.
+`emit.misread` puts ops that annotations cannot split as planned into manual regions, whose bodies `emit.regions`
+writes. `emit.stablehlo` lists the constraints and kernels for people.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.emit.hlo import emit_hlo as emit_hlo
-from toast_cli.emit.hlo import emit_spmd_hlo
 from toast_cli.emit.misread import misread_note
 from toast_cli.emit.specs import emit_specs as emit_specs
-from toast_cli.emit.spmd.writer import emit_spmd as emit_spmd
 from toast_cli.emit.stablehlo import Written as Written
 from toast_cli.emit.stablehlo import emit_python as emit_python
 from toast_cli.emit.stablehlo import emit_shardy as emit_shardy
@@ -35,16 +33,12 @@ FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "stablehlo": emit_shardy,
     "bytecode": partial(emit_shardy, binary=True),
     "hlo": emit_hlo,
-    "spmd": emit_spmd,
-    "spmd-hlo": emit_spmd_hlo,
     "specs": emit_specs,
     "python": emit_python,
 }
 
 # These formats hold only shardings, not the program.
 SHARDINGS_ONLY = ("specs", "python")
-# These formats hold the program of one device, whose shards all have one size.
-OF_ONE_DEVICE = ("spmd", "spmd-hlo")
 
 
 def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
@@ -74,6 +68,6 @@ def write(source: Source, lowered: PartitionedProgram, format: str, annotate: st
         _refuse_unwritable(source, format)
         return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
     note = misread_note(source, lowered) if format in SHARDINGS_ONLY else ""
-    if format in ("hlo", "spmd-hlo") and xla.walk_ops(source.module, RAGGED_DOT):
+    if format == "hlo" and xla.walk_ops(source.module, RAGGED_DOT):
         note = "products of ragged groups are written out, each group with all rows: in HLO XLA has no others"
     return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

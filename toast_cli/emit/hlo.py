@@ -1,4 +1,4 @@
-"""HLO text with GSPMD's shardings, for XLA without Shardy: annotated, or the program of one device.
+"""HLO text with GSPMD's shardings, for XLA without Shardy.
 
 XLA's own converter writes the module with a Shardy constraint on every value as HLO that has both notations; Shardy's
 is removed from the text. Before that, what the converter cannot say without Shardy is said with GSPMD's custom calls.
@@ -17,9 +17,8 @@ from toast_cli import xla
 from toast_cli.emit.annotations import Constraint, Reshard, full_annotations
 from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions, shardings_at
+from toast_cli.emit.regions.rules import group_bounds
 from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, check_manual_regions, read_sharding
-from toast_cli.emit.spmd.rules import group_bounds
-from toast_cli.emit.spmd.writer import refuse_bound, spmd_module
 from toast_cli.errors import UsageError
 from toast_cli.frontend.constraints import manual_axes
 from toast_cli.frontend.known_numbers import CONDITIONALS
@@ -68,32 +67,12 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
             boundaries = [boundary(region, source, lowered, numbers.get(region)) for region in regions]
             module = source.module.operation.clone()
             keep_branch_operands(module)
-            return converted(module, boundaries, source, lowered)
-
-
-def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
-    """The program of each device as HLO text.
-
-    Raises `UsageError` for programs with manual regions of their own, with host callbacks, and with ops that only XLA
-    with Shardy accepts.
-    """
-    refuse_bound(source)
-    refuse_shardy_only(source, lowered)
-    module = spmd_module(source, lowered)
-    with source.module.context, ir.Location.unknown():
-        boundaries = [boundary(region, source, lowered, None) for region in xla.walk_ops(module, REGION)]
-        return converted(module, boundaries, source, lowered)
-
-
-def converted(module: Any, boundaries: list[RegionShardings], source: Source, lowered: PartitionedProgram) -> bytes:
-    """HLO text of a module with Shardy's shardings, which is changed. boundaries: of its manual regions, in order."""
-    devices = prod(lowered.axis_sizes)
-    write_out_ragged(module)
-    outside = constants_outside(module)
-    for region, at in zip(xla.walk_ops(module, REGION), boundaries, strict=True):
-        flatten(region, at, lowered.axis_sizes, outside)
-    text = without_shardy(xla.stablehlo_to_hlo_text(xla.write_bytecode(module)))
-    if devices > 1:  # as XLA prints it
+            write_out_ragged(module)
+            outside_regions = constants_outside(module)
+            for region, at in zip(xla.walk_ops(module, REGION), boundaries, strict=True):
+                flatten(region, at, lowered.axis_sizes, outside_regions)
+            text = without_shardy(xla.stablehlo_to_hlo_text(xla.write_bytecode(module)))
+    if (devices := prod(lowered.axis_sizes)) > 1:  # as XLA prints it
         text = re.sub(r"\AHloModule [^,\n]+", rf"\g<0>, num_partitions={devices}", text)
     text = with_host_memory(text, source)
     xla.hlo_text_to_proto(text)

@@ -33,8 +33,8 @@ from toast_cli.emit.annotations import (
     sharding_finder,
     unneeded_values,
 )
+from toast_cli.emit.regions.site import factor_axes
 from toast_cli.emit.shardy import propagate, without_units
-from toast_cli.emit.spmd.site import factor_axes
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import waypoints

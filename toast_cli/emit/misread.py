@@ -44,12 +44,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
+from toast_cli.emit.regions.loops import Deciding, Writer
+from toast_cli.emit.regions.moves import Devices, Mover, Piece
+from toast_cli.emit.regions.rules import rule_of
+from toast_cli.emit.regions.site import Site, align, body_reducer
+from toast_cli.emit.regions.values import Completions, completions
 from toast_cli.emit.shardy import ShardyNotation, Undo, replace_by_region
-from toast_cli.emit.spmd.moves import Devices, Mover, Piece
-from toast_cli.emit.spmd.rules import rule_of
-from toast_cli.emit.spmd.site import Site, align, body_reducer
-from toast_cli.emit.spmd.values import Completions, completions
-from toast_cli.emit.spmd.writer import Deciding, Writer
 from toast_cli.frontend.rules import convolution_dims
 from toast_cli.frontend.source import Source, Use
 from toast_cli.kernels.describe import CUSTOM_CALL
@@ -80,24 +80,30 @@ def in_regions(
     op is in one that also does its reductions. sums_too: also sums of complex numbers."""
     with (
         loops_in_regions(source, lowered) as (there, rest, inside),
-        _ops_in_regions(there, rest, inside, complex_sums(source, lowered) if sums_too else []) as found,
+        ops_in_regions(there, rest, _wrong_ops(there, rest, inside, sums_too=sums_too)) as found,
     ):
         yield found
 
 
+def _wrong_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int], *, sums_too: bool) -> list[int]:
+    """Numbers of all ops that need a region, except those in `inside`, which are in regions already."""
+    numbers = {*misread_ops(source, lowered, inside), *gathered_ops(source, lowered, inside)}
+    numbers.update(regrouped_lookups(source, lowered), complex_sums(source, lowered) if sums_too else ())
+    numbers.update(number for number, op in enumerate(source.program.ops) if op.kind.name in _PRODUCTS)
+    return sorted(numbers - inside)
+
+
 @contextmanager
-def _ops_in_regions(
-    source: Source, lowered: PartitionedProgram, inside: frozenset[int], sums: list[int]
+def ops_in_regions(
+    source: Source, lowered: PartitionedProgram, numbers: list[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
-    """The same for misread ops that are in no region yet."""
-    products = {number for number, op in enumerate(source.program.ops) if op.kind.name in _PRODUCTS} - inside
-    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums, *products} - inside
-    numbers = sorted({*misread_ops(source, lowered, inside), *misled})
+    """The rewritten source and program with these ops in manual regions, one for each."""
     if not numbers:
         yield source, lowered
         return
     undo: Undo = []
-    results = {source.program.ops[number].results[0] for number in products}
+    ops = [source.program.ops[number] for number in numbers]
+    results = {op.results[0] for op in ops if op.kind.name in _PRODUCTS}
     lowered, steps = completions(source.program, lowered, results)
     definitions, operations = list(source.definitions), list(source.operations)
     computed, partial = dict(lowered.computed), dict(lowered.partial)

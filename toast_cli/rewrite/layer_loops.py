@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from toast_cli import xla
+from toast_cli.emit.regions.site import body_reducer
 from toast_cli.emit.shardy import CONSTRAINT
-from toast_cli.emit.spmd.site import body_reducer
 from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.source import retyped
 from toast_cli.frontend.trips import trip_count

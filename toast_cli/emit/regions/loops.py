@@ -1,136 +1,34 @@
-"""Writes the whole program on local shapes, op by op.
-
-The `main` of the file is one manual region over all mesh axes (`sdy.manual_computation`), with the plan's shardings at
-its boundary; JAX loads it like any sharded program. Every collective of the plan is in its place.
+"""Writes a loop that carries partial sums on local shapes, op by op, with every collective of the plan in its place;
+finds the operations that only say how often loops run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
 from typing import Any
 
-from toast_cli.emit.shardy import PARTITIONS, REPLICAS, ShardyNotation, Undo, annotate_boundary, written
-from toast_cli.emit.spmd.moves import Devices, Piece
-from toast_cli.emit.spmd.values import Values
-from toast_cli.errors import UsageError
-from toast_cli.frontend.attributes import is_placed
+from toast_cli.emit.regions.moves import Devices, Piece
+from toast_cli.emit.regions.values import Values
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, local_shape, replicated
-from toast_cli.program.ops import ARGUMENT, RNG
-from toast_cli.xla import ir, main_function, splat_number, terminator, walk_ops
+from toast_cli.xla import ir, splat_number, terminator, walk_ops
 from toast_cli.xla.build import Builder
-
-# ---------------------------------------------------------------- the file
-
-
-def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = False) -> bytes:
-    """The program of each device as StableHLO text, or as MLIR bytecode.
-
-    Raises `UsageError` for programs with manual regions of their own, and with host callbacks.
-    """
-    return written(spmd_module(source, lowered), binary=binary)
-
-
-def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
-    """The same as an operation `builtin.module` in the context of `source`."""
-    refuse_bound(source)
-    undo: Undo = []  # changes to a copy need no undo
-    with source.module.context, ir.Location.unknown():
-        module = source.module.operation.clone()
-        notation = ShardyNotation(module, lowered.axis_names, lowered.axis_sizes)
-        notation.prepare(module, undo)
-        function = main_function(module)
-        region, in_shardings, out_shardings = manual_region(source, lowered, function)
-        for name, attribute in notation.region_attributes(in_shardings, out_shardings).items():
-            region.attributes[name] = attribute
-        annotate_boundary(function.operation, "arg_attrs", in_shardings, notation, undo)
-        annotate_boundary(function.operation, "res_attrs", out_shardings, notation, undo)
-        number = ir.IntegerType.get_signless(32)
-        module.attributes[PARTITIONS] = ir.IntegerAttr.get(number, prod(lowered.axis_sizes))
-        module.attributes[REPLICAS] = ir.IntegerAttr.get(number, 1)
-        module.verify()
-    return module
-
-
-def refuse_bound(source: Source) -> None:
-    """Raises `UsageError` for the first op that cannot be inside a region: a manual region, an op that runs on one
-    device, or a random number generator, which would differ between devices."""
-    for number, op in enumerate(source.program.ops):
-        shard_map = op.name == "sdy.manual_computation"
-        if shard_map or op.name == RNG or is_placed(source.operations[number]):
-            placed = "what runs on one device (a host callback, an infeed, stablehlo.rng)"
-            what = "manual regions of its own (shard_map)" if shard_map else placed
-            raise UsageError(
-                f"a program with {what} cannot be written as the program of one device",
-                where=source.location(number),
-                hint="write it with --format stablehlo or hlo",
-            )
-
-
-def manual_region(
-    source: Source, lowered: PartitionedProgram, function: Any
-) -> tuple[Any, tuple[Sharding, ...], tuple[Sharding, ...]]:
-    """Moves the body of `function`, a copy of the entry function, into a region on local shapes; returns it with the
-    shardings of arguments and results."""
-    block = function.regions[0].blocks[0]
-    kinds, locations = ([a.type for a in block.arguments], [a.location for a in block.arguments])
-    entry = block.create_before(*kinds, arg_locs=locations)
-    region = ir.Operation.create(
-        "sdy.manual_computation",
-        results=function.type.results,
-        operands=list(entry.arguments),
-        regions=1,
-        loc=function.location,
-        ip=ir.InsertionPoint(entry),
-    )
-    block.append_to(region.regions[0])
-    last = terminator(block)
-    ir.Operation.create("func.return", operands=list(region.results), loc=last.location, ip=ir.InsertionPoint(entry))
-    original = main_function(source.module).regions[0].blocks[0]
-    out_shardings = Writer(source, lowered, block).write(original, block)
-    ir.Operation.create("sdy.return", operands=list(last.operands), loc=last.location, ip=ir.InsertionPoint(last))
-    last.erase()
-    return region, tuple(lowered.shardings[argument.value] for argument in source.program.arguments), out_shardings
-
-
-# ---------------------------------------------------------------- the region
-# Writes the whole program on local shapes, op by op.
 
 BARRIER = "stablehlo.optimization_barrier"
 
 
 class Writer:
-    """Writes one block; used once. deciding: of the same source, if it exists already."""
+    """Writes the loop in one block; used once. deciding: of the same source."""
 
-    def __init__(
-        self, source: Source, lowered: PartitionedProgram, block: Any, deciding: Deciding | None = None
-    ) -> None:
+    def __init__(self, source: Source, lowered: PartitionedProgram, block: Any, deciding: Deciding) -> None:
         self._source, self._program = source, source.program
         self._build = Builder(block.owner.context)
         self._devices = Devices(self._build, lowered.axis_sizes, block.operations[0].operation)
         self._values = Values(source, lowered, self._build, self._devices)
         self._lowered = self._values.lowered
-        self._deciding = deciding or Deciding(source)
+        self._deciding = deciding
         self._loose: dict[Any, Any] = {}  # a value that the program does not have -> its handle in the copy, replicated
-        self._out_shardings: tuple[Sharding, ...] = ()
-
-    def write(self, original: Any, block: Any) -> tuple[Sharding, ...]:
-        """Writes the block, which is a copy of `original`. Returns the shardings of the results, which are the operands
-        of the block's last operation."""
-        arguments = [op for op in self._program.ops if op.name == ARGUMENT]
-        operations = list(block.operations)
-        self._at(self._devices.start)
-        for op, handle in zip(arguments, block.arguments, strict=True):
-            (value,) = op.results
-            sharding = self._lowered.shardings[value]
-            handle.set_type(self._values.type_of(value, sharding))
-            self._values.pieces[value] = Piece(handle, sharding)
-            self._values.move_ahead(value)
-        self._block(original, operations)
-        self._clear()
-        return self._out_shardings
 
     def enter(self, handle: Any, value: int | None, piece: Piece) -> None:
         """Maps a value of the original module to its piece in the block; value: its number, None if the program has
@@ -188,9 +86,7 @@ class Writer:
         numbers, name = self._deciding.ops_of(original), operation.name
         if name == "stablehlo.return":
             return
-        if name == "func.return":
-            self._return(operation, numbers)
-        elif name == "stablehlo.while" and self._deciding.runs(original):
+        if name == "stablehlo.while" and self._deciding.runs(original):
             self._while(original, operation, numbers)
         elif name in ("stablehlo.case", "stablehlo.if") and self._deciding.runs(original):
             self._branches(original, operation, numbers)
@@ -231,13 +127,6 @@ class Writer:
             if number is not None:
                 (value,) = self._program.ops[number].results
                 self._values.complete(value, Piece(result, piece.sharding), operation)
-
-    def _return(self, operation: Any, numbers: list[int]) -> None:
-        """Writes the end of the program."""
-        pieces = [self._values.operand(number, 0) for number in numbers]
-        for number, piece in zip(numbers, pieces, strict=True):
-            operation.operands[self._source.use(number, 0).operand] = piece.handle
-        self._out_shardings = tuple(piece.sharding for piece in pieces)
 
     # -- regions --------------------------------------------------------------------------------------------------
 

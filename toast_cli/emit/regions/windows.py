@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.emit.spmd.moves import NeededRange, Piece, exchange, filled, from_whole, groups
-from toast_cli.emit.spmd.site import Alignment, Site, body_reducer
+from toast_cli.emit.regions.moves import NeededRange, Piece, exchange, filled, from_whole, groups
+from toast_cli.emit.regions.site import Alignment, Site, body_reducer
 from toast_cli.frontend.rules import convolution_dims
 from toast_cli.plan.reshard import Permute, exchanged, permutes, ranges_needed
 from toast_cli.plan.sharding import shards

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from toast_cli.emit.spmd.moves import Piece
-from toast_cli.emit.spmd.site import LocalRule, Site, body_reducer, reduce, start_once
-from toast_cli.emit.spmd.windows import convolution, pad, reduce_window, reverse, select_and_scatter, slices
+from toast_cli.emit.regions.moves import Piece
+from toast_cli.emit.regions.site import LocalRule, Site, body_reducer, reduce, start_once
+from toast_cli.emit.regions.windows import convolution, pad, reduce_window, reverse, select_and_scatter, slices
 from toast_cli.frontend.rules import RaggedDot, group_factor, ragged_dot
 from toast_cli.kernels.describe import run_on_part
 from toast_cli.plan.sharding import local_shape, replicated, shards
@@ -50,12 +50,6 @@ def on_every_device(site: Site) -> list[Piece]:
     """The operation on replicated arrays, on every device: the fallback."""
     site.bring_all(tuple(site.replicated(k) for k in range(len(site.operands))))
     return site.localise(tuple(replicated(len(site.result(k).shape)) for k in range(len(site.op.results))))
-
-
-def one_device(site: Site) -> list[Piece]:
-    """The replica id or partition id, in a program for one device."""
-    value = site.result(0)
-    return site.replaced([site.build.constant(0, value.dtype)], (replicated(0),))
 
 
 def custom_call(site: Site) -> list[Piece]:
@@ -435,8 +429,6 @@ RULES: dict[str, LocalRule] = {
     "stablehlo.scatter": scatter,
     "stablehlo.dynamic_slice": dynamic_slice,
     "stablehlo.dynamic_update_slice": dynamic_update_slice,
-    "stablehlo.partition_id": one_device,
-    "stablehlo.replica_id": one_device,
     RAGGED_DOT: ragged,
     BLOCK_SCALED_DOT: plain,
 }

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from toast_cli.emit.spmd.moves import Devices, Mover, Piece, Scopes, groups
+from toast_cli.emit.regions.moves import Devices, Mover, Piece, Scopes, groups
 from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.program.model import Op, Program, Rule, Value, ValueFactors
 from toast_cli.program.ops import REDUCERS
@@ -136,7 +136,6 @@ class Site:
     devices: Devices
     mover: Mover
     scopes: Scopes = field(default_factory=Scopes)
-    superseded: bool = False  # True if other operations have replaced this one
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -187,13 +186,6 @@ class Site:
                 result.set_type(self.build.type(value.dtype, local_shape(value.shape, sharding, self.sizes)))
             pieces.append(Piece(result, sharding, partial, reducer))
         return pieces
-
-    def replaced(
-        self, handles: list[Any], shardings: tuple[Sharding, ...], partial: tuple[int, ...] = (), reducer: str = "add"
-    ) -> list[Piece]:
-        """Returns results that other operations have made, and marks the operation as superseded."""
-        self.superseded = True
-        return [Piece(handle, sharding, partial, reducer) for handle, sharding in zip(handles, shardings, strict=True)]
 
     def behind(self) -> AbstractContextManager[None]:
         """New operations go after the operation while the block runs."""

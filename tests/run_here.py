@@ -1,4 +1,4 @@
-"""Programs written for one device, run on virtual devices of this process, beside the unsplit program."""
+"""Written programs, run on virtual devices of this process, beside the unsplit program."""
 
 from __future__ import annotations
 
@@ -8,21 +8,14 @@ from typing import TypeVar
 from toast_cli import xla
 from toast_cli.ask_xla.compile import Dialect
 from toast_cli.ask_xla.numbers import compare_here, input_sets, relative_error, result_types
-from toast_cli.emit.spmd.writer import emit_spmd
 from toast_cli.frontend import Source
-from toast_cli.plan.partitioned import PartitionedProgram
 
 Key = TypeVar("Key", bound=Hashable)
 _MOST = 1e-4  # relative error: sums in another order, in f32
 
 
-def wrong_results(source: Source, lowered: PartitionedProgram, devices: int) -> list[int]:
-    """Numbers of the results of the spmd form that are not those of the program itself."""
-    return wrong_in(source, emit_spmd(source, lowered), devices)
-
-
 def wrong_in(source: Source, written: bytes, devices: int, form: Dialect = "stablehlo") -> list[int]:
-    """The same for a program that has been written."""
+    """Numbers of the results of a written program that are not those of the program itself."""
     errors = compare_here(xla.write_bytecode(source.module), written, devices, 0, form, 600.0)
     return [k for k, error in enumerate(errors) if error.wrong]
 

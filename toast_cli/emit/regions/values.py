@@ -10,9 +10,9 @@ from itertools import product
 from typing import Any
 
 from toast_cli.emit.annotations import added_up_converted
-from toast_cli.emit.spmd.moves import Devices, Mover, Piece, Scopes
-from toast_cli.emit.spmd.rules import rule_of
-from toast_cli.emit.spmd.site import Site, align
+from toast_cli.emit.regions.moves import Devices, Mover, Piece, Scopes
+from toast_cli.emit.regions.rules import rule_of
+from toast_cli.emit.regions.site import Site, align
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partials import ALL_GATHER
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
@@ -131,8 +131,6 @@ class Values:
             self._program, op, operation, operands, wanted, self._build, self._devices, self._mover, self.scopes
         )
         pieces = rule_of(op.kind)(site)
-        if site.superseded:
-            self.unused[operation] = None
         if operands and operands[0].partial:  # see `_goes_on`
             first = operands[0]
             return [replace(piece, partial=first.partial, reducer=first.reducer) for piece in pieces]

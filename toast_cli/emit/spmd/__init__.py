@@ -1,7 +1,0 @@
-"""Ops on local shapes with explicit collectives: the bodies of manual regions, and whole programs of one device, in
-which no partitioner decides anything.
-
-`writer` walks the program; `rules` and `windows` have a local rule for each family of ops (others are computed
-replicated); `site` is the interface of rules; `moves` writes reshards and reductions; `values` keeps each device's
-piece of every value.
-"""
