@@ -32,15 +32,15 @@ from toast_cli.ask_xla.numbers import (
 )
 from toast_cli.ask_xla.verdict import compare_traffic
 from toast_cli.emit import write
-from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.hlo import with_dense_products
 from toast_cli.emit.misread import ops_in_regions
 from toast_cli.emit.regions.rules import RULES
 from toast_cli.emit.shardy import write_shardy
+from toast_cli.emit.stablehlo import shardy_annotations
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.program.ops import BLOCK_SCALED_DOT
+from toast_cli.program.ops import BARRIER, BLOCK_SCALED_DOT
 from toast_cli.report.build import build_report
 from toast_cli.report.html.pages import run_page
 from toast_cli.report.html.pictures import pictures
@@ -165,9 +165,10 @@ class Planned:
 
 def in_own_regions(source: Source, lowered: PartitionedProgram) -> bytes:
     """StableHLO in which each op that has a local rule is in a manual region."""
-    numbers = [number for number, op in enumerate(source.program.ops) if op.name in RULES and op.operands]
+    rules = {*RULES, "chlo.top_k"} - {BARRIER}  # its arrays are ops of their own in a `Program`
+    numbers = [number for number, op in enumerate(source.program.ops) if op.name in rules and op.operands]
     with ops_in_regions(source, lowered, numbers) as (there, rest):
-        return write_shardy(there, rest, full_annotations(there, rest))
+        return write_shardy(there, rest, shardy_annotations(there, rest))
 
 
 def dense(program: bytes) -> bytes:
