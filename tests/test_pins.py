@@ -16,7 +16,7 @@ from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem
 from toast_cli.plan.sharding import unused_pins
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.program.names import matches
+from toast_cli.program.names import matching
 
 N, D, F = 8, 16, 64  # batch, model, hidden
 WEIGHTS = {"down": arg(F, D), "up": arg(D, F)}
@@ -162,7 +162,7 @@ PATHS = [
 
 @pytest.mark.parametrize(("pattern", "path", "meant"), PATHS)
 def test_what_reports_show_is_a_pattern(pattern: str, path: str, meant: bool) -> None:
-    assert matches(pattern, path, 0) == meant
+    assert bool(matching(pattern, [path])) == meant
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import NONE
 from toast_cli.program.model import Program
-from toast_cli.program.names import PinnedAxes, Pins, matches, nearest_paths, shown_path, slash_path
+from toast_cli.program.names import PinnedAxes, Pins, matching, nearest_paths, shown_path, slash_path
 from toast_cli.program.ops import RESULT
 from toast_cli.program.roles import carried_results
 
@@ -294,22 +294,21 @@ def number_pins(
     donor = {result: a.value for a, result in zip(program.arguments, carried, strict=False) if result >= 0}
     for text in user_pins:
         pattern, pin = parse_pin(text)
-        matched = False
-        for k, argument in enumerate(program.arguments):
-            if matches(pattern, argument.label, k):
-                matched = True
-                name = shown_path(argument.label, k)
-                value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, text, name)
-                if carried[k] >= 0:
-                    use_pins[result_ops[carried[k]], 0] = value_pins[argument.value]
-        for k, result in enumerate(program.results):
-            if matches(pattern, result.path, k, "result"):
-                matched = True
-                name = f"result {slash_path(result.path) or k}"
-                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, text, name)
-                if k in donor:
-                    value_pins[donor[k]] = use_pins[result_ops[k], 0]
-        if not matched:
+        matched = matching(pattern, (argument.label for argument in program.arguments))
+        for k in matched:
+            argument = program.arguments[k]
+            shape, name = program.values[argument.value].shape, shown_path(argument.label, k)
+            value_pins[argument.value] = _fit(pin, shape, mesh, text, name)
+            if carried[k] >= 0:
+                use_pins[result_ops[carried[k]], 0] = value_pins[argument.value]
+        returned = matching(pattern, (result.path for result in program.results), "result")
+        for k in returned:
+            result = program.results[k]
+            shape, name = program.values[result.value].shape, f"result {slash_path(result.path) or k}"
+            use_pins[result_ops[k], 0] = _fit(pin, shape, mesh, text, name)
+            if k in donor:
+                value_pins[donor[k]] = use_pins[result_ops[k], 0]
+        if not matched and not returned:
             nearest = nearest_paths(pattern, (a.label for a in program.arguments))
             raise UsageError(
                 f"no argument or result matches {pattern!r}", where="--pin", hint=f"the nearest arguments are {nearest}"
@@ -322,9 +321,9 @@ def unused_pins(program: Program, user_pins: tuple[str, ...]) -> tuple[str, ...]
     matched = []
     for text in user_pins:
         pattern, pin = parse_pin(text)
-        arguments = {("arg", k) for k, one in enumerate(program.arguments) if matches(pattern, one.label, k)}
-        results = {("result", k) for k, one in enumerate(program.results) if matches(pattern, one.path, k, "result")}
-        matched.append((text, pin, arguments | results))
+        arguments = matching(pattern, (one.label for one in program.arguments))
+        results = matching(pattern, (one.path for one in program.results), "result")
+        matched.append((text, pin, {*(("arg", k) for k in arguments), *(("result", k) for k in results)}))
     notices = []
     for number, (text, pin, places) in enumerate(matched):
         later = set().union(*(others for _, _, others in matched[number + 1 :]))

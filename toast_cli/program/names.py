@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
-from functools import lru_cache
 from typing import Any
 
 from toast_cli.errors import UsageError
@@ -25,20 +24,22 @@ MOST_NUMBERS = 10_000  # in one pattern's ranges
 NEAREST = 4
 
 
-def matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
-    """Whether a pattern matches this argument or result, by its number (`arg3`), its path as JAX writes it, or its path
-    with slashes.
+def matching(pattern: str, paths: Iterable[str], kind: str = "arg") -> list[int]:
+    """Numbers of the arguments or results that a pattern matches: by their number (`arg3`), their path as JAX writes
+    it, or their path with slashes.
 
     `*` (or `.*`) is any text, `{a,b}` is one of these texts, and `1..17` or `0,3` one of these numbers, so that the
     paths in reports are patterns. All other characters match themselves, including brackets and quotes.
     """
-    if pattern == f"{kind}{index}":
-        return True
-    names = (path, slash_path(path))
-    return bool(path) and (pattern in names or any(_compiled(pattern).fullmatch(name) for name in names))
+    expression = re.compile(_expression(pattern))
+    return [
+        k
+        for k, path in enumerate(paths)
+        if pattern == f"{kind}{k}"
+        or (path and any(pattern == name or expression.fullmatch(name) for name in (path, slash_path(path))))
+    ]
 
 
-@lru_cache(maxsize=65536)
 def slash_path(path: str) -> str:
     """`params['layers'][0].kernel` -> `params/layers/0/kernel`; `[*]` for any number becomes `/*`."""
     return _KEY.sub(lambda key: "/" + (key[1] or key[2] or key[3]), path)
@@ -61,11 +62,6 @@ def nearest_paths(pattern: str, paths: Iterable[str]) -> str:
 
     names = dict.fromkeys(_LAYER.sub("*", shown_path(path, k)) for k, path in enumerate(paths))
     return ", ".join(sorted(names, key=likeness, reverse=True)[:NEAREST])
-
-
-@lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(_expression(pattern))
 
 
 def _expression(pattern: str) -> str:
@@ -110,13 +106,11 @@ def with_dimension_names(program: Program, given: tuple[str, ...]) -> Program:
     arguments = list(program.arguments)
     for text in given:
         pattern, names = parse_names(text)
-        found = [
-            k
-            for k, a in enumerate(arguments)
-            if matches(pattern, a.label, k) or f"/{slash_path(a.label)}".endswith(f"/{pattern}")
-        ]
+        labels = [a.label for a in arguments]
+        ending = {k for k, label in enumerate(labels) if f"/{slash_path(label)}".endswith(f"/{pattern}")}
+        found = sorted(ending.union(matching(pattern, labels)))
         if not found:
-            nearest = nearest_paths(pattern, (a.label for a in arguments))
+            nearest = nearest_paths(pattern, labels)
             raise UsageError(
                 f"no argument matches {pattern!r}", where=_OPTION, hint=f"the nearest arguments are {nearest}"
             )

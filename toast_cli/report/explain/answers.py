@@ -20,7 +20,7 @@ from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS
 from toast_cli.plan.sharding import shards
 from toast_cli.price.cost import BY_HAND, INSIDE, CollectiveUse, Cost
-from toast_cli.program.names import matches, nearest_paths, shown_path, slash_path
+from toast_cli.program.names import matching, nearest_paths, shown_path, slash_path
 from toast_cli.program.ops import ARGUMENT
 from toast_cli.program.quantities import (
     NamedArray,
@@ -194,27 +194,27 @@ def _explain_arguments(study: Study, pattern: str) -> Explanation:
         pattern: as for `--pin`: a path in which * is anything, or argN.
     """
     program, lowered, problem = study.problem.program, study.lowered, study.problem
-    matching = [k for k, a in enumerate(program.arguments) if matches(pattern, a.label, k)]
-    if not matching:
+    numbers = matching(pattern, (a.label for a in program.arguments))
+    if not numbers:
         nearest = nearest_paths(pattern, (a.label for a in program.arguments))
         raise UsageError(
             f"no argument matches {pattern!r}", where="--decision", hint=f"the nearest arguments are {nearest}"
         )
-    values = [program.arguments[k].value for k in matching]
+    values = [program.arguments[k].value for k in numbers]
     rows = fold(
         [
             NamedArray(shown_path(program.arguments[k].label, k), (str(program.values[v]), lowered.shardings[v]))
-            for k, v in zip(matching, values, strict=True)
+            for k, v in zip(numbers, values, strict=True)
         ]
     )
     items = []
     for row in rows:
-        value, role = values[row.members[0]], problem.roles[problem.argument_role[matching[row.members[0]]]]
+        value, role = values[row.members[0]], problem.roles[problem.argument_role[numbers[row.members[0]]]]
         size = sum(program.values[values[member]].bytes for member in row.members)
         detail = f"{study.sharding(lowered.shardings[value])}, {role}"
         items.append(Item(f"{row.pattern} {program.values[value]}", detail, len(row.members), bytes=size))
     # The arrays that are the arguments in another form, such as converted ones, and what reads them.
-    same = {value for value, argument in views(program).items() if argument in set(matching)}
+    same = {value for value, argument in views(program).items() if argument in set(numbers)}
     readers = {
         program.ops[op].name.partition(".")[2] for value in same for op, _ in program.users[value]
         if not any(result in same for result in program.ops[op].results)
