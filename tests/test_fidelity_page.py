@@ -42,7 +42,7 @@ def test_agreement_is_counted_for_each_compiler_and_form() -> None:
 
 def test_a_row_measured_again_takes_the_place_of_the_stored_one() -> None:
     """And the forms of one plan stand beside each other."""
-    old, other, form = ROW | {"step": "-"}, ROW | {"plan": "search"}, ROW | {"form": "hlo"}
+    old, other, form = ROW | {"step": "-"}, ROW | {"plan": "search"}, ROW | {"form": "stablehlo"}
     assert merged([old, other, form, ROW]) == [ROW, form, other]
 
 
