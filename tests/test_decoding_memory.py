@@ -88,7 +88,7 @@ def test_how_often_a_donated_cache_is_there(layers: Any, loops: bool, order: str
 # form, order of the cache's dimensions, queries per head; how often its bytes are copied, and in other tiles
 COPIES = [
     (carried, "btkh", 1, 2, 3),  # before and after the loop; and each layer's slice is laid out anew
-    (scanned_over, "btkh", 1, 1, 1),  # the new stack, into the argument's buffer
+    (scanned_over, "btkh", 1, 2, 2),  # each layer's slice, and the new stack into the argument's buffer
     (scanned_over, "bkth", 4, 1, 0),  # as arguments lie
 ]
 
@@ -107,6 +107,22 @@ def test_copies_of_a_cache_take_time(
     size = 4 * LAYERS * BATCH * LENGTH * FEATURES
     moved = 2 * copied * size / mesh.chip.memory_bytes_per_second
     assert seconds == pytest.approx(turned * size / 4096 * cycles / mesh.chip.clock_hertz + moved, rel=0.01)
+
+
+def test_a_cache_with_few_heads_on_each_device_is_copied_slowly() -> None:
+    """A device of 4 holds 2 of 8 heads: the new stack and each slice, as it is read and as it is written, lie in tiles
+    of 2 rows, and in whole ones between; with a quarter of the batch all are whole."""
+
+    def run(cache: Any, w: Any, x: Any) -> Any:
+        return scanned_over(partial(step, "btkh", 4), cache, w, x, LENGTH // 2)
+
+    shapes = arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES)
+    case = case_of(run, *shapes, donate=(0,), mesh="v5e-16")
+    few, many = (
+        sum(use.seconds for use in case.evaluator.kernels((case.shard(at, "data"),)) if use.name == "copy")
+        for at in ("cache.3", "cache.1")
+    )
+    assert few / many == pytest.approx((3 * 3.1 - 1) / 2, rel=0.01)
 
 
 def unrolled(attend: Any, caches: Any, weights: Any, x: Any, at: Any) -> tuple[Any, Any]:

@@ -31,6 +31,7 @@ from toast_cli.price.layouts import (
     growth_in,
     innermost_dims,
     pieces_are_copied,
+    slowdown,
     tile_of,
 )
 from toast_cli.price.layouts import growth as growth_of_tiles
@@ -416,14 +417,20 @@ class ArrayKernels:
 
     def _relaid(self, item: ArrayItem, made: Sharding) -> Iterator[KernelUse]:
         """The kernels that copy what a loop carries or stacks around it, and lay out its slices, see `relaid_bytes`.
-        XLA:TPU adds the time to rearrange each tile to that for reading and writing a copy."""
+        XLA:TPU adds the time to rearrange each tile to that for reading and writing a copy; short tiles take longer."""
         chip = self._problem.mesh.chip
         for value in item.values if self._relaid_bytes else ():
-            sizes = self._relaid_bytes.get(value)
-            if sizes is not None and any(sizes):
+            *sizes, outermost = self._relaid_bytes.get(value, (0.0, 0.0, frozenset[int]()))
+            if any(sizes):
                 copied, turned = (size / shards(made, self._sizes) for size in sizes)
                 turning = turned / _TILE_BYTES * self._retiling_cycles / chip.clock_hertz
-                seconds = turning + 2.0 * copied / chip.memory_bytes_per_second
+                copying = turning + 2.0 * copied / chip.memory_bytes_per_second
+                local, bits = _shape_of_largest(item.shape, made, self._sizes), 8 * item.bytes // prod(item.shape)
+                tiles = {dim - len(local) for dim in innermost_dims(local, self._tile, bits)}
+                slower = slowdown(local, self._tile, bits)
+                # Where slices are laid out anew, the kernels that read and write them do it in the argument's tiles.
+                again = 0.0 if tiles.isdisjoint(outermost) else 2.0 * slower - 1.0
+                seconds = (slower + again) * copying
                 yield KernelUse((self._problem.program.producer[value],), COPY, 2.0, 0.0, 2.0 * copied, seconds)
 
     def _bytes(self, item: ArrayItem, sharding: Sharding, lane: int) -> tuple[float, float]:

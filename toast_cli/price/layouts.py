@@ -510,4 +510,4 @@ def _squeezes(program: Program, op: Op) -> bool:
 def slowdown(shape: tuple[int, ...], tile: TileShape, bits: int) -> float:
     """Time of elementwise work on an array of this local shape over that in tiles of 8 rows."""
     rows = shape[innermost_dims(shape, tile, bits)[1]]
-    return next((slower for most, slower in reversed(_SLOWDOWN[bits].items()) if rows <= most), 1.0)
+    return next((slower for most, slower in reversed(_SLOWDOWN.get(bits, {}).items()) if rows <= most), 1.0)

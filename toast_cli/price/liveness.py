@@ -309,8 +309,9 @@ def _is_unified(program: Program, number: int) -> bool:
     )
 
 
-def _is_wanted_in_another_order(program: Program, array: int, loop: Loop) -> bool:
-    """Whether the readers of an array in a loop, nested loops included, require another dimension order."""
+def _wanted_outermost(program: Program, array: int, loop: Loop) -> frozenset[int] | None:
+    """The batch dimensions, counted from the last, of a reader of an array in a loop, nested loops included, that
+    requires another dimension order; None if no reader does."""
     reached, waiting = {array}, [(array, frozenset[str]())]
     while waiting:
         value, passed = waiting.pop()
@@ -319,14 +320,13 @@ def _is_wanted_in_another_order(program: Program, array: int, loop: Loop) -> boo
             if not loop.first <= number < loop.last:
                 continue
             if op.kind.matrix_unit and position < 2:
-                if (DYNAMIC_UPDATE_SLICE in passed and DYNAMIC_SLICE in passed) or _wants_another_order(
-                    program, op, position
-                ):
-                    return True
+                batch, is_wanted = _batch_dims(program, op, position)
+                if is_wanted or (DYNAMIC_UPDATE_SLICE in passed and DYNAMIC_SLICE in passed):
+                    return frozenset(batch)
             elif position == 0 and _is_followed(op) and op.results[0] not in reached:
                 reached.add(op.results[0])
                 waiting.append((op.results[0], _after(passed, op.name)))
-    return False
+    return None
 
 
 def _is_followed(op: Op) -> bool:
@@ -339,19 +339,20 @@ def _after(passed: frozenset[str], name: str) -> frozenset[str]:
     return passed if name == DYNAMIC_UPDATE_SLICE and DYNAMIC_SLICE in passed else passed | {name}
 
 
-def _wants_another_order(program: Program, op: Op, position: int) -> bool:
-    """Whether an operand's batch dimensions (those in both operands and in the result) are not its outermost, or the
-    other operand has only a vector for each."""
+def _batch_dims(program: Program, op: Op, position: int) -> tuple[list[int], bool]:
+    """An operand's batch dimensions (those in both operands and in the result), counted from the last, and whether they
+    are not its outermost, or the other operand has only a vector for each."""
     operands = op.rule.operands
     if op.name == CONVOLUTION or len(operands) < 2:
-        return False
+        return [], False
     mine, other, result = (
         {f for dim in dims for f in dim} for dims in (operands[position], operands[1 - position], op.rule.results[0])
     )
     numbering = [bool(dim) and all(f in other and f in result for f in dim) for dim in operands[position]]
     shape = program.values[op.operands[1 - position]].shape
     is_vector = all(size == 1 or set(dim) <= mine for dim, size in zip(operands[1 - position], shape, strict=True))
-    return numbering != sorted(numbering, reverse=True) or (any(numbering) and is_vector)
+    batch = [dim for dim, numbers in enumerate(numbering, -len(numbering)) if numbers]
+    return batch, numbering != sorted(numbering, reverse=True) or (bool(batch) and is_vector)
 
 
 def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
@@ -368,21 +369,22 @@ def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
         return set()
 
     def wanted(op: Op) -> bool:
-        return _is_wanted_in_another_order(program, op.results[0], program.loops[op.loop])
+        return _wanted_outermost(program, op.results[0], program.loops[op.loop]) is not None
 
     return {number for number, op in enumerate(program.ops) if op.name == CARRY and wanted(op)}
 
 
-def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[float, float]]:
+def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[float, float, frozenset[int]]]:
     """Carry -> bytes that are copied before and after its loop, and bytes of which copies rearrange the tiles; of the
-    whole machine, in one run.
+    whole machine, in one run; and the dimensions, counted from the last, that the loop's readers of a slice require
+    outermost: if the argument's tiles have one of them (heads, where a device has several), each slice is copied, too.
 
     Those are a carry that is copied for its readers (see `copied_carries`), whose slices that the loop reads after an
     update are laid out anew in each trip too; and a stack that replaces a donated argument, which is copied into the
     argument's buffer after the loop, and has another dimension order if the loop's readers of a slice require it.
     """
     arguments, returned = {a.value for a in program.arguments}, {result.value for result in program.results}
-    found: dict[int, tuple[float, float]] = {}
+    found: dict[int, tuple[float, float, frozenset[int]]] = {}
     for number in copied_carries(program, profile):
         op = program.ops[number]
         (carried,) = op.results
@@ -391,14 +393,15 @@ def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[
         updated = [value for update in updates if update.name == DYNAMIC_UPDATE_SLICE for value in update.results]
         readers = [program.ops[use] for value in updated for use, place in program.users[value] if place == 0]
         slices = [one.trips * program.values[one.results[0]].bytes for one in readers if one.name == DYNAMIC_SLICE]
-        found[carried] = copied, copied + sum(slices)
+        found[carried] = copied, copied + sum(slices), frozenset()
     for number in returned_stacks(program, profile):
         op = program.ops[number]
         piece = program.ops[program.producer[op.operands[1]]].operands[1]
         while (maker := program.ops[program.producer[piece]]).kind.view_or_convert:
             piece = maker.operands[0]
         copied = program.values[op.results[0]].bytes
-        found[op.results[0]] = copied, copied * _is_wanted_in_another_order(program, piece, program.loops[op.loop])
+        outermost = _wanted_outermost(program, piece, program.loops[op.loop])
+        found[op.results[0]] = copied, 0.0 if outermost is None else copied, outermost or frozenset()
     return found
 
 
