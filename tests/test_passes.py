@@ -211,8 +211,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "masked-groups": (program("rows"), (), "", "less compute", "h100-8"),
     "convolved-arguments": (lambda x, w: lax.conv(x, w, (16, 16), "VALID").sum(),
                             (arg(8, 3, 1024, 1024), arg(64, 3, 16, 16)), "", "less peak", "v4-32"),
-    "returned-layouts": (lambda x, w: jnp.einsum("bsd,dv->bsv", x, w), (arg(16, 1024, 64), arg(64, 50257)), "",
-                         "less peak", "v5e-16"),
     "vector-products": (lambda q, k: jnp.einsum("bhd,bthd->bht", q, k), (arg(16, 16, 128), arg(16, 1024, 16, 128)), "",
                         "less compute", "v5e-16"),
     "gathered-pieces": (lambda x, w: x @ w, (arg(64, 4096), arg(4096, 36 * 1023)), "x.0:data w.1:data", "less peak",

@@ -24,12 +24,10 @@ from toast_cli.price.fusion import MaskedSoftmax
 from toast_cli.price.layouts import (
     UNPADDED,
     RowCopy,
-    Sides,
     Tiling,
     copied_rows,
     growth,
     growth_in,
-    innermost_dims,
     pieces_are_copied,
     slowdown,
     tile_of,
@@ -263,13 +261,6 @@ class Layouts:
         if item.softmax is None or not item.softmax.applies(self._local_shape(item.shape, made)):
             return 0.0
         return self.kept(item, made) * item.softmax.spread / 4
-
-    def is_copied_to_return(self, item: ArrayItem, sides: Sides, made: Sharding) -> bool:
-        """Whether a contraction's result is returned in tiles that the contraction does not write."""
-        local, bits = self._local_shape(item.shape, made), 8 * item.bytes // max(1, prod(item.shape))
-        return self._tile != UNPADDED and not any(
-            innermost_dims(local, self._tile, bits) in ((a, b), (b, a)) for a in sides[0] for b in sides[1]
-        )
 
     def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, made: Sharding) -> float:
         """Bytes on one device of the item's array, `size` bytes when whole, including tile padding. made: its sharding

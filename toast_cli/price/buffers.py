@@ -9,8 +9,7 @@
   fused with it. The reduced array then lives, at its own size, until its readers in program order, because gradients'
   reductions are combined and scheduled late, or until copies are made of it for them. A reduce-scatter that XLA makes
   an all-reduce leaves the whole result until the last kernel slices it;
-* initial arrays of scatters (see `scatter_starts`), and copies of results while they are made (see
-  `returned_products`);
+* initial arrays of scatters (see `scatter_starts`);
 * buffers of results that are not made yet (see `waiting_results`), and arguments that are copied for convolutions (see
   `convolved_arguments`) or loops (see `narrowed_stacks`);
 * copies into tiles of rows while look-ups read them (see `row_copies`), and what a softmax reads (see
@@ -40,7 +39,6 @@ from toast_cli.program.values import in_transit, moved, on_host, readings, repla
 
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 STARTED = "started"  # the initial array of a scatter
-RETURNED = "returned"  # a result copied into other tiles
 CONVOLVED = "convolved"  # an argument copied for convolutions or loops
 ROWS = "rows"  # a copy in tiles of its rows
 SPREAD = "spread"  # what a softmax reads and writes beside its scores
@@ -85,7 +83,6 @@ class Buffers:
         self._layouts = Layouts(problem, profile)
         self._deaths = items.lives.deaths
         self._started = items.compilation.started
-        self._returned = items.compilation.returned
         self._convolved = items.compilation.convolved
         self._waiting_results = waiting_results(problem.program, items.lives, profile)
         self._typical_bytes = typical_bytes(problem.program, items.lives) / problem.mesh.devices
@@ -109,9 +106,6 @@ class Buffers:
         if self._waits_for_scatter(item, op_sharding):
             computed = op_sharding.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
-        sides = self._returned.get(item.values[0])
-        if sides and self._layouts.is_copied_to_return(item, sides, made):
-            yield RETURNED, self._layouts.kept(item, made)
         rows = max([size for _, size, _ in self._layouts.row_copies(item, made)], default=0.0)
         if rows:
             yield ROWS, rows
@@ -175,7 +169,7 @@ class Buffers:
         if kind == UNCUT:
             last = self._cut_by(value)
             return [(made + 1, last)] if made < last else []
-        return [(made, made)] if kind in (PARTIAL, INSIDE, RETURNED, ROWS) else self._waiting(item, made, value)
+        return [(made, made)] if kind in (PARTIAL, INSIDE, ROWS) else self._waiting(item, made, value)
 
     def on_host(self, item: ArrayItem, op_sharding: OpSharding) -> tuple[float, list[Interval]]:
         """(bytes of one array, live intervals of the item's arrays in host memory). A result that replaces an argument
@@ -220,7 +214,7 @@ class Buffers:
         """Its name in reports: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind in (STARTED, RETURNED, WAITING, CONVOLVED, ROWS, SPREAD):
+        if kind in (STARTED, WAITING, CONVOLVED, ROWS, SPREAD):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"

@@ -27,12 +27,10 @@ from toast_cli.price.gpu_libraries import ScatterStart, scatter_starts
 from toast_cli.price.kernel import Kernel, Rows, Side, op_arithmetic, scatter_start_bytes
 from toast_cli.price.layouts import (
     RowCopy,
-    Sides,
     Tiling,
     default_layouts,
     dims_of_rows,
     paddings,
-    returned_products,
     row_copies,
     tile_of,
     tilings,
@@ -64,8 +62,8 @@ class Compilation:
         stored, tiled: [values] whether each is written to memory, and its possible tilings. parts: [values] fraction of
             its bits that is written, see `written_parts`.
         early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
-            `scatter_starts`. returned: by value, see `returned_products`. convolved: by value, see
-            `convolved_arguments` and `narrowed_stacks`. row_copies: by value, see there.
+            `scatter_starts`. convolved: by value, see `convolved_arguments` and `narrowed_stacks`. row_copies: by
+            value, see there.
         needs: see `Narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [ticks] see `on_chip`.
     """
@@ -78,7 +76,6 @@ class Compilation:
     late: list[bool]
     images: list[Images | None]
     started: dict[int, ScatterStart]
-    returned: dict[int, Sides]
     convolved: dict[int, CopiedArgument]
     row_copies: dict[int, tuple[RowCopy, ...]]
     softmaxes: dict[int, MaskedSoftmax]
@@ -114,7 +111,6 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         late=late_values(program, profile),
         images=space_to_batch(program, stored, profile),
         started=scatter_starts(program, free, lives, profile),
-        returned=returned_products(program, stored, profile),
         convolved=convolved_arguments(program, stored, lives, profile) | narrowed_stacks(program, profile),
         row_copies=copied,
         softmaxes=masked_softmaxes(program, profile),

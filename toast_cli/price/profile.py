@@ -184,7 +184,6 @@ PASSES: Mapping[str, str] = {
     "convolution-tiles": "A convolution multiplies pixel by pixel, with images and features in tiles.",
     "swapped-convolutions": "A kernel that is larger than its image becomes the image, after it has been reversed.",
     "convolved-arguments": "Arguments that convolutions read are copied into tiles of images and features.",
-    "returned-layouts": "The result of a contraction is copied where it is returned in tiles of other dimensions.",
     "gathered-pieces": "A copy assembles the pieces of an all-gather, unless they are whole tiles.",
     "narrowed-stacks": "Stacks of weights that loops convert are converted before the loops.",
     "loop-copies": "Loop carries with another dimension order than the arguments are copied.",

@@ -73,7 +73,7 @@ PASSES = plain.PASSES | {
     "narrowing", "broadcast-gathers", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
     "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "moved-operands", "interior-pads",
     "vector-products", "fourier-transforms", "ragged-gradients", "tiling", "tile-dimensions", "lookup-rows",
-    "space-to-batch", "convolution-tiles", "swapped-convolutions", "returned-layouts", "gathered-pieces",
+    "space-to-batch", "convolution-tiles", "swapped-convolutions", "gathered-pieces",
     "memory-space-assignment", "on-chip-reuse", "loop-residency", "scalar-unit", "accumulator-windows", "held-results",
     "convolved-arguments", "unfilled-stacks", "narrowed-stacks",
 }  # fmt: skip
