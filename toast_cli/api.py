@@ -476,7 +476,8 @@ class Plan:
         for path, number in jax.tree_util.tree_leaves_with_path(results):
             fact = self.report.results[number]
             for start in (0, 1):
-                by_tail[jax.tree_util.keystr(path[start:]), _shape_text(fact.type)] = partition_spec(fact.sharding)
+                shape = fact.type[fact.type.index("[") + 1 : fact.type.rindex("]")]  # `2,3` of `f32[2,3]`
+                by_tail[jax.tree_util.keystr(path[start:]), shape] = partition_spec(fact.sharding)
         leaves = unflatten(signature.arguments, list(range(signature.arguments.num_leaves)))
         for path, number in jax.tree_util.tree_leaves_with_path(leaves):
             tail = jax.tree_util.keystr(path[2:])  # from behind (args, kwargs) and the parameter on
@@ -582,8 +583,3 @@ partition.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 
 def _named_spec(name: str, sharding: DimensionAxes) -> NamedSpec:
     return NamedSpec(name, tuple(tuple(axes) or None for axes in sharding))
-
-
-def _shape_text(type: str) -> str:
-    """`f32[2,3]` -> `2,3`."""
-    return type[type.index("[") + 1 : type.rindex("]")]

@@ -75,7 +75,10 @@ class Compiler:
         answer = compile_for(content, "stablehlo", self.target, timeout_seconds=timeout_seconds)
         seconds = time.monotonic() - start
         if isinstance(answer, Failure):
-            return _failed(answer, seconds, timeout_seconds)
+            if out_of_memory(answer):
+                return Compiled("out of memory", answer.reason, compile_seconds=seconds)
+            timed_out = answer.aborted and seconds >= timeout_seconds
+            return Compiled("timed out" if timed_out else "refused", answer.reason, compile_seconds=seconds)
         if self.target.partitions_only:
             sent = partitioned_collectives(answer.hlo_text, self.mesh.names, self.mesh.sizes)
             total = sum(collective_time(self.mesh, collective) for collective in sent)
@@ -125,13 +128,6 @@ def collective_time(mesh: Mesh, one: CompiledCollective) -> float:
     """Seconds of all runs of a collective of a partitioned program. Compilers combine small collectives later, but not
     those of different iterations of a loop."""
     return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
-
-
-def _failed(failure: Failure, seconds: float, timeout_seconds: float) -> Compiled:
-    if out_of_memory(failure):
-        return Compiled("out of memory", failure.reason, compile_seconds=seconds)
-    timed_out = failure.aborted and seconds >= timeout_seconds
-    return Compiled("timed out" if timed_out else "refused", failure.reason, compile_seconds=seconds)
 
 
 def _versions() -> tuple[str, ...]:

@@ -123,7 +123,8 @@ def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:
     from toast_cli.emit.hlo import with_dense_products
 
     one, other = map(with_dense_products, (one, other))
-    if not is_narrow(xla.element_types(one) | {element for _, element in result_types(one)}):
+    elements = xla.element_types(one) | {element for _, element in result_types(one)}
+    if not any(re.fullmatch(_NARROW, element) for element in elements):
         return one, other
     first, second = widened(one), widened(other)
     if first is None or second is None:
@@ -196,11 +197,6 @@ def widened(module: Any) -> str | None:
             return None
     text = module.operation.get_asm(enable_debug_info=False)
     return _NOTHING.sub(r"\1 \2", _TYPE.sub(r"\1f32", _CONSTANT.sub(_wide_constant, text)))
-
-
-def is_narrow(elements: set[str]) -> bool:
-    """True if some element type, as MLIR prints it, is widened."""
-    return any(re.fullmatch(_NARROW, element) for element in elements)
 
 
 def _wide_constant(found: re.Match[str]) -> str:
@@ -426,7 +422,9 @@ def random_array(argument: Any, rng: np.random.Generator, *, state: bool) -> NDA
     if element == "i1":
         return rng.integers(0, 2, shape).astype(bool)
     if element.startswith(("i", "ui")):
-        return rng.integers(0, index_range(argument), shape).astype(dtype_of(element))
+        # The smallest dimension that values of this argument index into.
+        extents = [extent for user, operand in readers(argument) for extent in indexed(user, operand)]
+        return rng.integers(0, min(extents, default=FREE_RANGE), shape).astype(dtype_of(element))
     if element.startswith("complex"):
         values = rng.normal(0, DEVIATION, shape) + 1j * rng.normal(0, DEVIATION, shape)
         return values.astype(np.complex64 if "f32" in element else np.complex128)
@@ -435,11 +433,6 @@ def random_array(argument: Any, rng: np.random.Generator, *, state: bool) -> NDA
     else:
         numbers = rng.normal(0, DEVIATION, shape)
     return numbers.astype(dtype_of(element))
-
-
-def index_range(argument: Any) -> int:
-    """The smallest dimension that values of this argument index into."""
-    return min((extent for user, operand in readers(argument) for extent in indexed(user, operand)), default=FREE_RANGE)
 
 
 def indexed(user: Any, operand: int) -> Iterator[int]:
@@ -513,8 +506,9 @@ def origins(value: Any) -> list[Any]:
     while waiting:
         operation = waiting.pop().owner
         operation = getattr(operation, "operation", operation)
-        if not _keeps_places(getattr(operation, "name", "")):
-            continue
+        name = getattr(operation, "name", "")
+        if not (kind_of(name).elementwise or name in (DYNAMIC_UPDATE_SLICE, RESHAPE)):
+            continue  # an element of its result depends on others than those at its index
         shape = xla.shape_and_element_type(operation.results[0].type)
         for operand in operation.operands:
             found = xla.shape_and_element_type(operand.type)
@@ -522,8 +516,3 @@ def origins(value: Any) -> list[Any]:
                 seen.add(operand)
                 waiting.append(operand)
     return list(seen)
-
-
-def _keeps_places(name: str) -> bool:
-    """True if an element of an op's result depends on the elements at its index in operands of its shape."""
-    return kind_of(name).elementwise or name in (DYNAMIC_UPDATE_SLICE, RESHAPE)

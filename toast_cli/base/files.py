@@ -329,7 +329,10 @@ def check_targets(targets: Sequence[Target], inputs: Sequence[str]) -> None:
         seen[key] = target.option
         if not target.is_stdout:
             others = [other.path for other in targets if other is not target and target.folder_of]
-            _check_file(target, [*inputs, *others])
+            try:
+                _check_path(target, [*inputs, *others])
+            except OSError as error:  # a path that is too long, say
+                raise _cannot_write(target, error) from None
 
 
 def write_target(target: Target, content: bytes) -> None:
@@ -372,13 +375,6 @@ def write_folder(target: Target, files: Mapping[str, bytes]) -> None:
             old.rename(path)
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _check_file(target: Target, inputs: Sequence[str]) -> None:
-    try:
-        _check_path(target, inputs)
-    except OSError as error:  # a path that is too long, say
-        raise _cannot_write(target, error) from None
 
 
 def _check_path(target: Target, inputs: Sequence[str]) -> None:
@@ -538,13 +534,9 @@ class DiskCache(Generic[Result]):
             with os.fdopen(descriptor, "w") as file:
                 json.dump(asdict(result), file)
             Path(temporary).replace(self._folder / f"{key}.json")
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        assert self._folder is not None
-        entries = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in entries[:-_ENTRIES]:
-            path.unlink(missing_ok=True)
+            entries = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for path in entries[:-_ENTRIES]:
+                path.unlink(missing_ok=True)
 
 
 def users_folder(name: str) -> Path | None:

@@ -70,7 +70,10 @@ def guarded(call: Callable[[], object], *, debug: bool) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             _tell(f"{printable_lines(str(error))}\n")
             return BAD_INPUT
-        return _explain(BAD_INPUT, *_parser_message(error))
+        described = getattr(error, "format_message", None)
+        what = str(error if described is None else described()).strip().rstrip(".")
+        command = getattr(getattr(error, "ctx", None), "command_path", "toast") or "toast"
+        return _explain(BAD_INPUT, what[:1].lower() + what[1:], f"see `{command} --help`")
     except MemoryError:
         return _explain(BAD_INPUT, "there is not enough memory", "give a smaller program, or a machine with more")
     except Exception as error:
@@ -146,14 +149,6 @@ def _internal(error: Exception, debug: bool) -> int:
         f"internal error: {type(error).__name__}: {error}{place}",
         f"this is a bug in toast; {again}please report it with the program's size and the command",
     )
-
-
-def _parser_message(error: Exception) -> tuple[str, str]:
-    """(what, hint) of an error the option parser found."""
-    what = str(getattr(error, "format_message", lambda: error)()).strip().rstrip(".")
-    context = getattr(error, "ctx", None)
-    command = getattr(context, "command_path", "toast") or "toast"
-    return what[:1].lower() + what[1:], f"see `{command} --help`"
 
 
 # ---------------------------------------------------------------- a process for each item

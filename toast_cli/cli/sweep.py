@@ -202,7 +202,10 @@ def sweep(
         on = f"; the same command goes on from {jsonl}" if jsonl not in (None, "-") else ""
         say("note", f"interrupted: {len(rows)} of {len(points)} points are done{on}")
         return INTERRUPTED
-    return _exit_code(rows)
+    if any(row.status == "failed" for row in rows):
+        return BAD_INPUT
+    fitting = {row.program for row in rows if row.status in ("fits", "unsure")}
+    return OK if all(row.program in fitting for row in rows) else DOES_NOT_FIT
 
 
 def _run(
@@ -285,14 +288,6 @@ def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
             elif row.status == "failed" and row.program not in failed:
                 failed.add(row.program)
                 say("error", f"{row.program} on {row.mesh}: {row.error}")
-
-
-def _exit_code(rows: Sequence[SweepRow]) -> int:
-    """A failed point has precedence; then a program for which nothing fits."""
-    if any(row.status == "failed" for row in rows):
-        return BAD_INPUT
-    fitting = {row.program for row in rows if row.status in ("fits", "unsure")}
-    return OK if all(row.program in fitting for row in rows) else DOES_NOT_FIT
 
 
 # ---------------------------------------------------------------- points
@@ -477,7 +472,11 @@ class SweepLog:
 
     def append(self, row: SweepRow) -> None:
         """Appends one line; it is handed to the system whole before this returns."""
-        self._file.write(line_of(row))
+        from toast_cli.report.command_tables import ROW_SCHEMA
+
+        facts = {key: value for key, value in asdict(row).items() if key not in ("best", "front")}
+        line = json.dumps({"schema": ROW_SCHEMA, **facts}, ensure_ascii=False, allow_nan=False) + "\n"
+        self._file.write(line.encode("utf-8", "backslashreplace"))
         self._file.flush()
 
 
@@ -500,15 +499,6 @@ def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
         finished, whole = _read(file.read(), path)
         file.truncate(whole)  # removes a line that a killed sweep did not finish
         yield SweepLog(file, finished)
-
-
-def line_of(row: SweepRow) -> bytes:
-    from toast_cli.report.command_tables import ROW_SCHEMA
-
-    facts = {key: value for key, value in asdict(row).items() if key not in ("best", "front")}
-    return (json.dumps({"schema": ROW_SCHEMA, **facts}, ensure_ascii=False, allow_nan=False) + "\n").encode(
-        "utf-8", "backslashreplace"
-    )
 
 
 @contextmanager
@@ -621,7 +611,13 @@ def run_on_cluster(
             rounds = [range(start, min(start + room, len(points))) for start in range(0, len(points), room)]
             parallel = joblib.Parallel(n_jobs=workers, batch_size=1)
         for numbers in rounds:
-            yield from parallel(joblib.delayed(run_shipped)(_ship(number, points[number])) for number in numbers)
+            asked = [(number, points[number].request) for number in numbers]
+            yield from parallel(
+                joblib.delayed(run_shipped)(
+                    Shipped(number, points[number], _content(request.program), _content(request.mesh))
+                )
+                for number, request in asked
+            )
 
 
 def run_shipped(shipped: Shipped) -> tuple[int, SweepRow | PointFailure]:
@@ -635,10 +631,6 @@ def run_shipped(shipped: Shipped) -> tuple[int, SweepRow | PointFailure]:
     if isinstance(result, PointFailure):
         return shipped.number, replace(result, reason=result.reason.replace(program, request.program))
     return shipped.number, replace(result, program=request.program, mesh=request.mesh)
-
-
-def _ship(number: int, point: SweepPoint) -> Shipped:
-    return Shipped(number, point, _content(point.request.program), _content(point.request.mesh))
 
 
 def _content(path: str) -> bytes | None:

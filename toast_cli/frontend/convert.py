@@ -45,7 +45,12 @@ def sort_block(block: Any) -> None:
     if len(operations) < 2:
         return
     places = {operation: place for place, operation in enumerate(operations)}
-    needed = [[places[one] for one in read_by(operation) if one in places] for operation in operations]
+    needed = []
+    for operation in operations:  # what it and its regions read
+        inside = operations_in(operation) if len(operation.regions) else [operation]
+        read = [operand for one in inside for operand in one.operands]
+        makers = [operand.owner.operation for operand in read if not isinstance(operand, ir.BlockArgument)]
+        needed.append([places[maker] for maker in makers if maker in places])
     made_before: list[list[int]] = [[] for _ in operations]
     for earlier, later in pairs_of_one_name(operations):
         made_before[later].append(earlier)
@@ -54,13 +59,6 @@ def sort_block(block: Any) -> None:
     if order != list(range(len(order))):
         for place in order:
             operations[place].move_before(last)
-
-
-def read_by(operation: Any) -> list[Any]:
-    """Operations whose results an operation, or its regions, read."""
-    inside = operations_in(operation) if len(operation.regions) else [operation]
-    read = (operand for inner in inside for operand in inner.operands)
-    return [operand.owner.operation for operand in read if not isinstance(operand, ir.BlockArgument)]
 
 
 def pairs_of_one_name(operations: list[Any]) -> list[tuple[int, int]]:
@@ -171,7 +169,9 @@ def left_out(module: Any) -> list[Any]:
     needed = [operation for operation in missing if _is_needed(operation.results[0])]
     for operation in missing:
         if operation not in needed:
-            _make_zero(operation)
+            kind, build = operation.results[0].type, Builder.before(operation)
+            zeros = build.broadcast(build.constant(0, "f32"), tuple(kind.shape))
+            replace_operation(operation, [build.convert(zeros, str(kind.element_type))])
     return needed
 
 
@@ -223,12 +223,6 @@ def _following(user: Any, number: int) -> list[Any] | None:
 
 def _carried(loop: Any, number: int) -> Iterator[Any]:
     return (region.blocks[0].arguments[number] for region in loop.regions)
-
-
-def _make_zero(constant: Any) -> None:
-    kind, build = constant.results[0].type, Builder.before(constant)
-    zeros = build.broadcast(build.constant(0, "f32"), tuple(kind.shape))
-    replace_operation(constant, [build.convert(zeros, str(kind.element_type))])
 
 
 def with_dense_constants(text: bytes) -> bytes:
@@ -490,11 +484,6 @@ def _path(entry: list[Field], tag: int) -> Path:
     return tuple(number for field in entry if field.tag == tag for number in packed_varints(field))
 
 
-def from_portable(data: bytes) -> bytes:
-    """Converts a StableHLO portable artifact."""
-    return xla.write_bytecode(xla.parse_portable_artifact(xla.make_context(), data))
-
-
 def from_hlo_text(data: bytes) -> bytes:
     """Converts HLO text as XLA prints it, in UTF-8."""
     return from_hlo_proto(xla.hlo_text_to_proto(with_markers(data.decode("utf-8"))))
@@ -512,7 +501,7 @@ def from_hlo_proto(proto: bytes) -> bytes:
 
 CONVERSIONS: dict[str, Callable[[bytes], bytes]] = {
     "bytecode": lambda data: data,  # the parser checks it later
-    "portable": from_portable,
+    "portable": lambda data: xla.write_bytecode(xla.parse_portable_artifact(xla.make_context(), data)),
     "hlo-text": from_hlo_text,
     "hlo-proto": from_hlo_proto,
 }
