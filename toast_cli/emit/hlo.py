@@ -54,10 +54,10 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
         annotations = full_annotations(source, lowered)
         outside = [value for value in whole if lowered.shardings[value]]  # of regions
-        constants = [Constraint(source.definitions[value], (lowered.shardings[value],)) for value in outside]
+        replicated_constants = [Constraint(source.definitions[value], (lowered.shardings[value],)) for value in outside]
         annotations = replace(
             annotations,
-            constraints=(*constants, *annotations.constraints),
+            constraints=(*replicated_constants, *annotations.constraints),
             reshards=(*branch_entrances(source, lowered), *annotations.reshards),
         )
         with annotated(source.module, annotations, notation), source.module.context, ir.Location.unknown():
@@ -68,7 +68,10 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
             module = source.module.operation.clone()
             keep_branch_operands(module)
             write_out_ragged(module)
-            outside_regions = constants_outside(module)
+            # Number and type of the constants of one number outside of manual regions.
+            constants = [op for op in xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT) if not in_region(op)]
+            numbered = [(the_one_number(op), str(op.results[0].type)) for op in constants]
+            outside_regions = {(number, kind) for number, kind in numbered if number}
             for region, at in zip(xla.walk_ops(module, REGION), boundaries, strict=True):
                 flatten(region, at, lowered.axis_sizes, outside_regions)
             text = without_shardy(xla.stablehlo_to_hlo_text(xla.write_bytecode(module)))
@@ -161,12 +164,6 @@ def in_region(operation: Any) -> bool:
     while operation.name not in (REGION, "func.func"):
         operation = operation.parent.operation
     return bool(operation.name == REGION)
-
-
-def constants_outside(module: Any) -> set[tuple[str, str]]:
-    """Number and type of the constants of one number outside of manual regions."""
-    constants = [op for op in xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT) if not in_region(op)]
-    return {(number, str(op.results[0].type)) for op in constants if (number := the_one_number(op))}
 
 
 def flatten(region: Any, at: RegionShardings, sizes: tuple[int, ...], outside: set[tuple[str, str]]) -> None:
@@ -264,14 +261,11 @@ def keep_branch_operands(module: Any) -> None:
         given = sorted(map(shape_of, conditional.results))
         for region in conditional.regions:
             body = [view.operation for view in region.blocks[0].operations]
-            reads = [read for read in xla.outer_operands(body) if not is_constant(read[2])]
+            outer = xla.outer_operands(body)
+            reads = [r for r in outer if isinstance(r[2], ir.BlockArgument) or r[2].owner.name != CONSTANT]
             read = list(dict.fromkeys(value for _, _, value in reads))
             if read and sorted(map(shape_of, read)) == given:
                 put_behind_barrier(read[0], conditional.operands[0], region, reads)
-
-
-def is_constant(value: Any) -> bool:
-    return not isinstance(value, ir.BlockArgument) and bool(value.owner.name == CONSTANT)
 
 
 def shape_of(value: Any) -> tuple[int, ...]:

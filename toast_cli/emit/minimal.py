@@ -100,9 +100,6 @@ def few_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
     ends = [any(program.ops[number].name == JOIN for number, _ in r.edges) for r in reshards]
     reshards = [r if end else opened(r) for r, end in zip(reshards, ends, strict=True)]
 
-    def is_carried(value: int) -> bool:
-        return program.ops[program.producer[value]].name == CARRY
-
     # Values that are computed in one sharding and continue in another.
     twofold = {v for v in lowered.computed if v in movable and v not in lowered.found}
     constrained = {
@@ -121,7 +118,7 @@ def few_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
         sharding, handle = lowered.shardings[value], source.definitions[value]
         if value in movable:
             constraints.append(Constraint(handle, lowered.path(value) if value in twofold else (sharding,)))
-        if is_carried(value):  # it has one inside the loop as well
+        if program.ops[program.producer[value]].name == CARRY:  # it has one inside the loop as well
             constraints += argument_constraints(handle.owner.operation, handle.result_number, sharding, unneeded)
     constraints += passed_constraints(source, lowered, reshards, unneeded)
     boundary = boundary_annotations(source, lowered)
@@ -166,7 +163,10 @@ def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, rem
         return False
     if reshard.through or reshard.ahead:
         return True
-    cuts = cut_dimensions(reshard.start, reshard.sharding)
+    # The dimensions that only have to be sliced further; None if the reshard needs communication.
+    pairs = list(zip(reshard.start, reshard.sharding, strict=True))
+    sliced = all(want[: len(have)] == have for have, want in pairs)
+    cuts = [d for d, (have, want) in enumerate(pairs) if have != want] if sliced else None
     if len(reshard.edges) > 1 and cuts is None:
         return True
     return any(
@@ -193,13 +193,6 @@ def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cu
         return False
     (result,) = op.results
     return cuts is None or totals or any(lowered.required.get(use) in own for use in program.users[result])
-
-
-def cut_dimensions(have: Sharding, want: Sharding) -> list[int] | None:
-    """The dimensions that only have to be sliced further; None if the reshard needs communication."""
-    if not all(b[: len(a)] == a for a, b in zip(have, want, strict=True)):
-        return None
-    return [d for d, (a, b) in enumerate(zip(have, want, strict=True)) if a != b]
 
 
 def follows(source: Source, number: int, position: int, cuts: list[int] | None) -> bool:
@@ -248,7 +241,8 @@ def contested_values(
     continue in another, for which a constraint exists already. remade: see `remade_values`."""
     at_use = {edge: reshard.sharding for reshard in reshards for edge in reshard.edges}
     for reshard in reshards:
-        if declines(reshard.start, reshard.steps[0][0]):
+        # It would need further, or different, axes to match the sharding that its first reader offers.
+        if any(axes != own[: len(axes)] for own, axes in zip(reshard.start, reshard.steps[0][0], strict=True)):
             yield reshard.value
     found: dict[tuple[Rule, tuple[Sharding, ...], tuple[bool, ...]], tuple[bool, ...]] = {}
     for number, op in enumerate(program.ops):
@@ -275,7 +269,12 @@ def merged_values(source: Source, lowered: PartitionedProgram, remade: Sequence[
     for number, op in enumerate(program.ops):
         if op.name in _UNEQUAL or op.kind.per_device or op.region is not None:
             continue
-        facts = () if op.operands else _attributes(source.operations[number])
+        facts: Hashable = ()
+        if not op.operands:
+            try:
+                facts = tuple(attributes_of(source.operations[number]).items())
+            except TypeError:  # complex numbers, which Python cannot hold
+                facts = str(source.operations[number])
         shapes = tuple((program.values[v].shape, program.values[v].dtype) for v in op.results)
         operands = tuple(first[v] for v in op.operands)
         before = known.setdefault((op.name, op.detail, operands, shapes, op.loop, op.branches, facts), op.results)
@@ -286,13 +285,6 @@ def merged_values(source: Source, lowered: PartitionedProgram, remade: Sequence[
     for values in alike.values():
         if len({lowered.shardings[value] for value in values}) > 1:
             yield from values
-
-
-def _attributes(operation: Any) -> Hashable:
-    try:
-        return tuple(attributes_of(operation).items())
-    except TypeError:  # complex numbers, which Python cannot hold
-        return str(operation)
 
 
 def declining(
@@ -313,11 +305,6 @@ def declining(
         any(axes != have[: len(axes)] for factor, have in axes_of.items() for axes in offers.get(factor, ()))
         for axes_of in split
     )
-
-
-def declines(have: Sharding, offered: Sharding) -> bool:
-    """True if a value in one sharding would need further, or different, axes to match the offered one."""
-    return any(axes != own[: len(axes)] for own, axes in zip(have, offered, strict=True))
 
 
 # ---------------------------------------------------------------- sums behind transposes
@@ -345,7 +332,9 @@ def reduced_behind_transposes(
     required = dict(lowered.required)
     for value in lowered.computed:
         of = transposed(source.program, value)
-        if of is None or remade[of.value] or of.value in lowered.computed or not keeps_sharding(lowered, value, of):
+        if of is None or remade[of.value] or of.value in lowered.computed:
+            continue
+        if lowered.shardings[of.value] != turned(lowered.required.get((of.op, 0), lowered.shardings[value]), of):
             continue
         path = lowered.path(value)
         piece = local_shape(source.program.values[value].shape, path[-1], lowered.axis_sizes)
@@ -368,11 +357,6 @@ def tiles(shape: tuple[int, ...]) -> int:
     """Number of memory tiles of an array in row-major order."""
     *outer, rows, columns = (1, 1, *shape)
     return prod(outer) * ceil(rows / _TILE[0]) * ceil(columns / _TILE[1])
-
-
-def keeps_sharding(lowered: PartitionedProgram, value: int, of: Transposed) -> bool:
-    """True if the transposed value has the transposed sharding of the value."""
-    return lowered.shardings[of.value] == turned(lowered.required.get((of.op, 0), lowered.shardings[value]), of)
 
 
 def turned(sharding: Sharding, of: Transposed) -> Sharding:

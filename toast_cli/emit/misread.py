@@ -277,14 +277,6 @@ def _made_inside(operand: Any, argument: Any, block: Any) -> Any:
     return operand.owner.operation.clone(ip=ir.InsertionPoint.at_block_begin(block)).results[0]
 
 
-def _adds_up_groups(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
-    return bool(over) and int(operation.attributes["batch_group_count"].value) > 1
-
-
-def _overlaps(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
-    return any(window.size > window.stride and in_shardings[0][window.operand_dim] for window in op.windows)
-
-
 def _starts_elsewhere(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
     if not over or len(op.results) > 1:
         return False
@@ -327,8 +319,10 @@ _PRODUCTS = (RAGGED_DOT, BLOCK_SCALED_DOT)
 _Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]
 # Op -> predicate: XLA partitions the op wrongly. Takes op, operation, operands' shardings, axes it is partial over.
 _CHECKS: dict[str, _Check] = {
-    CONVOLUTION: _adds_up_groups,
-    "stablehlo.select_and_scatter": _overlaps,
+    CONVOLUTION: lambda _, operation, __, over: bool(over) and int(operation.attributes["batch_group_count"].value) > 1,
+    "stablehlo.select_and_scatter": lambda op, _, in_shardings, __: any(
+        window.size > window.stride and in_shardings[0][window.operand_dim] for window in op.windows
+    ),
     REDUCE: _starts_elsewhere,
 }
 

@@ -220,7 +220,8 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
     if kind == "stablehlo":
         return kind, _parse_text(data, where)
     if kind == "":
-        raise InputError(f"this is not a program toast can read{_guess(data)}", where=where, hint=FORMATS_HINT)
+        guess = next((f": it is {name}" for magic, name in _FOREIGN if data.startswith(magic)), "")
+        raise InputError(f"this is not a program toast can read{guess}", where=where, hint=FORMATS_HINT)
     from toast_cli.frontend.convert import in_creation_order
 
     module = _parse_bytecode(_converted(kind, data, where), where)
@@ -356,12 +357,6 @@ def nesting(text: bytes) -> int:
         deepest, level = max(deepest, int(levels.max())), int(levels[-1])
         inside = bool((int(quotes[-1]) + inside) % 2)
     return deepest
-
-
-def _guess(data: bytes) -> str:
-    """Describes a file of an unknown format by its magic number, for an error message."""
-    found = next((name for magic, name in _FOREIGN if data.startswith(magic)), "")
-    return f": it is {found}" if found else ""
 
 
 # ---------------------------------------------------------------- older text

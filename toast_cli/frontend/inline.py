@@ -65,7 +65,9 @@ def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str
                 for call in walk_ops(body_of(symbols, name, path), "func.call", "stablehlo.composite")
             ]
             for call, callee in sites[name]:
-                refuse_unknown(call, callee, symbols, path)
+                if callee not in symbols or symbols[callee].operation.name != "func.func":
+                    place = place_of(call, path)
+                    raise InputError(f"there is no function @{callee}", where=place, hint="is the module whole?")
         missing = list(dict.fromkeys(callee for _, callee in sites[name] if callee not in sizes))
         for callee in missing:
             if callee in sites:  # recursion: it is in progress
@@ -88,12 +90,6 @@ def most_operations() -> int:
     """`MAX_OPERATIONS`, or the value of the environment's `TOAST_MAX_OPERATIONS`."""
     given = read_whole_number(os.environ.get(LIMIT_VARIABLE, ""))
     return MAX_OPERATIONS if given is None else given
-
-
-def refuse_unknown(call: Any, callee: str, symbols: Any, path: str) -> None:
-    """Raises `InputError` for a call of a name that is not a function of the module."""
-    if callee not in symbols or symbols[callee].operation.name != "func.func":
-        raise InputError(f"there is no function @{callee}", where=place_of(call, path), hint="is the module whole?")
 
 
 def body_of(symbols: Any, name: str, path: str) -> Any:
@@ -148,7 +144,8 @@ def _close(operation: Any, block: Any, path: str) -> None:
         """The copy of a value in the body."""
         if value not in copies:
             maker = None if isinstance(value, ir.BlockArgument) else value.owner
-            if maker is None or not _is_pure(maker.name):
+            kind = kind_of("" if maker is None else maker.name)
+            if maker is None or not (kind.source or kind.elementwise or kind.rearranges):
                 raise InputError(
                     f"the body of {operation.name} reads a value that is computed outside it",
                     where=place_of(operation, path),
@@ -164,11 +161,6 @@ def _close(operation: Any, block: Any, path: str) -> None:
     for one, place, operand in outer_operands(operations):
         if operand not in own:
             one.operands[place] = copied(operand)
-
-
-def _is_pure(name: str) -> bool:
-    kind = kind_of(name)
-    return kind.source or kind.elementwise or kind.rearranges
 
 
 # ---------------------------------------------------------------- operations without effect
@@ -187,12 +179,17 @@ def unchanged_operand(operation: Any) -> Any | None:
     """The operand that an operation returns unchanged, for the kinds in `IDLE_KINDS`, `NEUTRAL` and `ABSORBING`,
     concatenations and updates; None if the operation changes it."""
     if operation.name == CONCATENATION:
-        return _all_there_is(operation)
+        # The one operand that has elements; `associative_scan` leaves such concatenations.
+        return next((piece for piece in operation.operands if piece.type == operation.results[0].type), None)
     if operation.name == OVERWRITING:
         new = operation.operands[1]
         return new if new.type == operation.results[0].type else None
     if operation.name in ABSORBING:
-        return _absorbing(operation)
+        # An operand of `and` that is all false (of `or`: all true); beam searches that may not stop early have these.
+        element = operation.results[0].type.element_type
+        if not isinstance(element, ir.IntegerType) or element.width != 1:
+            return None
+        return next((value for value in operation.operands if splat_number(value) == ABSORBING[operation.name]), None)
     if operation.name in NEUTRAL:
         return _other_than_neutral(operation, *NEUTRAL[operation.name])
     first = operation.operands[0]
@@ -211,27 +208,12 @@ def _undone(operation: Any) -> Any | None:
     return first if first.type == operation.results[0].type and UNDOING[operation.name](before, operation) else None
 
 
-def _all_there_is(concatenation: Any) -> Any | None:
-    """The one operand of a concatenation that has elements; `associative_scan` leaves such concatenations."""
-    whole = concatenation.results[0].type
-    return next((piece for piece in concatenation.operands if piece.type == whole), None)
-
-
 def _other_than_neutral(operation: Any, element: float, sides: tuple[int, ...]) -> Any | None:
     """The other operand, if all elements of one operand are neutral and that operand is on one of these sides."""
     for side in sides:
         if splat_number(operation.operands[side]) == element:
             return operation.operands[1 - side]
     return None
-
-
-def _absorbing(operation: Any) -> Any | None:
-    """An operand of `and` that is all false (of `or`: all true), which determines the result. Beam searches that may
-    not stop early have these."""
-    element = operation.results[0].type.element_type
-    if not isinstance(element, ir.IntegerType) or element.width != 1:
-        return None
-    return next((value for value in operation.operands if splat_number(value) == ABSORBING[operation.name]), None)
 
 
 def flips_nothing(operation: Any) -> bool:

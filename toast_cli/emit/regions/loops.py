@@ -63,12 +63,9 @@ class Writer:
             else:  # it has only unneeded readers
                 zero = self._build.constant(0, str(result.type.element_type))
                 pieces.append(Piece(self._build.broadcast(zero, tuple(result.type.shape)), whole))
-        self._clear()
+        for unused in reversed(self._values.unused):
+            unused.erase()
         return pieces
-
-    def _clear(self) -> None:
-        for operation in reversed(self._values.unused):
-            operation.erase()
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -95,7 +92,10 @@ class Writer:
         elif numbers:
             self._plain(numbers[0], operation)
         elif self._deciding.runs(original):
-            self._keep_whole(original, operation)
+            # It only determines trip counts, and is replicated.
+            for k, handle in enumerate(original.operands):
+                operation.operands[k] = self._whole(handle)
+            self._loose.update(zip(original.results, operation.results, strict=True))
         else:
             self._values.unused[operation] = None
 
@@ -108,13 +108,6 @@ class Writer:
         wanted = tuple([self._lowered.computed.get(value, self._lowered.shardings[value]) for value in op.results])
         for value, piece in zip(op.results, self._values.computed(op, operation, operands, wanted), strict=True):
             self._values.complete(value, piece, operation)
-
-    def _keep_whole(self, original: Any, operation: Any) -> None:
-        """Writes an operation that only determines trip counts; it is replicated."""
-        for k, handle in enumerate(original.operands):
-            operation.operands[k] = self._whole(handle)
-        for old, new in zip(original.results, operation.results, strict=True):
-            self._loose[old] = new
 
     def _barrier(self, operation: Any, numbers: list[int]) -> None:
         """Writes a barrier on local arrays; unread results are left out."""
@@ -135,14 +128,16 @@ class Writer:
         carries = {self._source.use(number, 0).operand: number for number in numbers}
         passed: dict[int, tuple[int, Piece]] = {}  # position -> a loop-invariant value
         loose: list[int] = []
+        body = original.regions[1].blocks[0]
+        ends = terminator(body).operands
         for k, init in enumerate(original.operands):
             value = self._deciding.value_of(init)
             if k in carries:
                 handle = self._start(carries[k], init).handle
-            elif self._deciding.is_passed(original, k) and value is not None:
+            elif ends[k] == body.arguments[k] and value is not None:
                 passed[k] = value, self._values.anywhere(value)
                 handle = passed[k][1].handle
-            elif self._deciding.is_kept(original, k):
+            elif (original, k) in self._deciding.kept:
                 loose.append(k)
                 handle = self._whole(init)
             else:
@@ -262,8 +257,7 @@ LOOP = "stablehlo.while"
 
 class Deciding:
     """Answers questions about the operations and values of the module in `source`, as long as its operands do not
-    change.
-    """
+    change. kept: (loop, position) of the values that a loop must carry though the program does not have them."""
 
     def __init__(self, source: Source) -> None:
         producer = source.program.producer
@@ -271,7 +265,7 @@ class Deciding:
         for number, operation in enumerate(source.operations):
             self._numbers.setdefault(operation, []).append(number)
         self._values = {handle: value for handle, value in source.numbers.items() if producer[value] >= 0}
-        self._kept: set[tuple[Any, int]] = set()
+        self.kept: set[tuple[Any, int]] = set()
         self._running: set[Any] = set()
         self._loops = walk_ops(source.module.operation, LOOP)
         self._find(source)
@@ -288,15 +282,6 @@ class Deciding:
     def runs(self, operation: Any) -> bool:
         """True if a written program has the operation."""
         return operation in self._numbers or operation in self._running
-
-    def is_passed(self, loop: Any, position: int) -> bool:
-        """True if a loop passes a value through unchanged."""
-        body = loop.regions[1].blocks[0]
-        return bool(terminator(body).operands[position] == body.arguments[position])
-
-    def is_kept(self, loop: Any, position: int) -> bool:
-        """True if a loop must carry a value that the program does not have."""
-        return (loop, position) in self._kept
 
     def _find(self, source: Source) -> None:
         """Finds everything that the conditions of needed loops depend on."""
@@ -321,7 +306,7 @@ class Deciding:
     def _carried(self, loop: Any, position: int) -> list[Any]:
         """The values that a loop's carried value depends on; marks the loop as needed."""
         self._running.add(loop)
-        self._kept.add((loop, position))
+        self.kept.add((loop, position))
         condition, body = (region.blocks[0] for region in loop.regions)
         return [
             loop.operands[position],

@@ -4,7 +4,7 @@ partial sum of a plan.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -186,27 +186,19 @@ class Values:
             else:
                 operation = self._source.operations[number].clone(ip=self._build.ip).operation
             operands = []
-            at = remade_operands(op, wanted, self.lowered.axis_sizes)
+            ranks = tuple(replicated(len(dims)) for dims in op.rule.operands)
+            at = align(op.rule, ranks, (wanted,), self.lowered.axis_sizes).operands
             for k, one in enumerate(op.operands):
                 piece = read[k]
-                operands.append(self._remade_operand(one, at[k]) if piece is None else piece)
+                if piece is None and one not in self.pieces:
+                    piece = self._remake(one, at[k])
+                operands.append(self.resharded(one, self.pieces[one], at[k]) if piece is None else piece)
             (piece,) = self.computed(op, operation, operands, (wanted,))
         if piece.sharding != wanted:
             with self._behind(piece.handle, operation):
                 piece = self.resharded(value, piece, wanted)
         self._made[value, wanted] = piece
         return piece
-
-    def _remade_operand(self, value: int, wanted: Sharding) -> Piece:
-        if value not in self.pieces:
-            return self._remake(value, wanted)
-        return self.resharded(value, self.pieces[value], wanted)
-
-
-def remade_operands(op: Op, wanted: Sharding, sizes: tuple[int, ...]) -> tuple[Sharding, ...]:
-    """The operands' shardings for a result with the wanted sharding."""
-    ranks = tuple(replicated(len(dims)) for dims in op.rule.operands)
-    return align(op.rule, ranks, (wanted,), sizes).operands
 
 
 # ---------------------------------------------------------------- completing sums
@@ -245,19 +237,14 @@ def completions(
                 if wanted != sharding and not (results and results[0] in cut):  # else seen through a view
                     required[use] = wanted
         if reduced != value:
-            added.update(dict.fromkeys(views_between(program, value, reduced), reduced))
+            view = value
+            while view != reduced:  # each is the one user of the one before
+                added[view] = reduced
+                view = program.ops[users_of(program, view)[0][0]].results[0]
             del found[value]
         rest = [replace(step, before=after, after=after) for step in steps[place + 1 :]]
         found[reduced] = [*steps[:place], replace(steps[place], before=before, after=after), *rest]
     return replace(lowered, shardings=shardings, computed=computed, required=required, added=added), found
-
-
-def views_between(program: Program, value: int, last: int) -> Iterator[int]:
-    """Values from one on to before the last, each a view of the one before."""
-    while value != last:
-        yield value
-        ((op, _),) = users_of(program, value)
-        value = program.ops[op].results[0]
 
 
 Uses = list[tuple[int, int]]

@@ -109,12 +109,14 @@ def select_and_scatter(site: Site) -> list[Piece]:
     windows = {window.operand_dim: window for window in site.op.windows}
     padded = any(n for n in padding_of(site, len(windows)))
     adds = body_reducer(site.operation.regions[1]) == "add"
-    impossible = {
-        f
-        for dim, window in windows.items()
-        for f in rule.operands[0][dim]
-        if padded or not adds or not even_shards(site, f, window)
-    }
+    impossible = set[int]()
+    for dim, window in windows.items():
+        for f in rule.operands[0][dim]:
+            (wanted,) = [axes for axes, factors in zip(site.wanted[0], rule.results[0], strict=True) if f in factors]
+            parts = shards((wanted,), site.sizes)
+            alike = window.inputs % parts == 0 and window.inputs // parts % window.stride == 0  # on all devices
+            if padded or not adds or not alike:
+                impossible.add(f)
     at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
     site.bring_all(at.operands)
     build = site.build
@@ -144,13 +146,6 @@ def select_and_scatter(site: Site) -> list[Piece]:
         for dim, (begin, end) in keep.items():
             handle = build.slice_dim(handle, dim, begin, end)
     return [Piece(handle, at.results[0])]
-
-
-def even_shards(site: Site, factor: int, window: Window) -> bool:
-    """True if the windows of all devices are alike when a factor is sharded as wanted."""
-    (dim,) = (d for d, factors in enumerate(site.op.rule.results[0]) if factor in factors)
-    parts = shards((site.wanted[0][dim],), site.sizes)
-    return window.inputs % parts == 0 and window.inputs // parts % window.stride == 0
 
 
 def padding_of(site: Site, dims: int) -> list[int]:
