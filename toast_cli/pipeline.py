@@ -310,7 +310,9 @@ def plan_given(
         with _timed("confirm", timings, tell):
             best, confirmation = judge(best, plans, others)
             for _ in range(ATTEMPTS if candidates.rewrites else 0):
-                if not _is_refused(best, confirmation):
+                # Another is tried if the compiler refuses this one, or gives no answer and it may not fit.
+                refused = confirmation.chosen is None and (confirmation.rejected or not best.surely_fits)
+                if not refused or best.result.stopped == "interrupted":
                     break
                 lighter = candidates.lighter_than(best)
                 if lighter.evaluator is best.evaluator:  # there is none
@@ -384,12 +386,6 @@ class _Judge:
             if self._request.confirm != AUTO:
                 raise
             return None
-
-
-def _is_refused(variant: Variant, confirmation: Confirmation) -> bool:
-    """True if another variant is tried: the compiler refuses this one, or gives no answer and it may not fit."""
-    refused = confirmation.chosen is None and (confirmation.rejected or not variant.surely_fits)
-    return refused and variant.result.stopped != "interrupted"
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:

@@ -309,7 +309,10 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
     Args:
         function: the entry function of `module`.
     """
-    found = dynamic_argument(function) or first_dynamic(module) or first_given_a_shape(module)
+    found = dynamic_argument(function) or first_dynamic(module)
+    given = next(iter(walk_ops(module, *GIVEN_SHAPES)), None)
+    if found is None and given is not None:  # it reads its result's shape from an array; refinement makes it static
+        found = Dynamic(f"the result of {given.name}", given)
     if found is None:
         return module
     if found.operation.name != "func.func" and dynamic_argument(function) is None:
@@ -319,12 +322,6 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
             raise refusal(found, path) from None
         return parse_module(make_context(), static)
     raise refusal(found, path)
-
-
-def first_given_a_shape(module: Any) -> Dynamic | None:
-    """The first operation that reads its result's shape from an array; shape refinement makes it static."""
-    given = next(iter(walk_ops(module, *GIVEN_SHAPES)), None)
-    return given and Dynamic(f"the result of {given.name}", given)
 
 
 def refined(bytecode: bytes) -> bytes:

@@ -84,16 +84,12 @@ class Reader:
 
     # -- values and ops ------------------------------------------------------------------------------------------
 
-    def _value_of(self, handle: Any) -> Value:
-        kind = handle.type
-        value = self._types.get(kind)
-        if value is None:
-            value = self._types[kind] = read_type(kind)
-        return value
-
     def _define(self, handle: Any) -> int:
         number = len(self.values)
-        self.values.append(self._value_of(handle))
+        kind = handle.type
+        if kind not in self._types:
+            self._types[kind] = read_type(kind)
+        self.values.append(self._types[kind])
         self.definitions.append(handle)
         self._numbers[handle] = number
         return number
@@ -368,7 +364,10 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
         raise InputError(f"a value is used before it is defined ({error})", hint="is the module valid MLIR?") from error
     arguments = read_arguments(function)
     outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
-    paths = result_paths(function, len(outputs))
+    paths = [
+        printable(foreign.text(attributes, "jax.result_info", partial("result {}".format, index)) or "")
+        for index, attributes in enumerate(_each(function, "res_attrs", len(outputs)))
+    ]
     results = tuple(Result(value, path) for value, path in zip(outputs, paths, strict=True))
     reader.notices += reader.assumptions()
     for kernel, line in reader.unknown.items():
@@ -417,14 +416,6 @@ def argument_paths(names: list[str]) -> list[str]:
     count, paths = Counter(names), restored_paths(names)
     return [
         "" if count[name] > 1 or _NUMBERED.fullmatch(name) else path for name, path in zip(names, paths, strict=True)
-    ]
-
-
-def result_paths(function: Any, count: int) -> list[str]:
-    """The `jax.result_info` of each result, else an empty string."""
-    return [
-        printable(foreign.text(attributes, "jax.result_info", partial("result {}".format, index)) or "")
-        for index, attributes in enumerate(_each(function, "res_attrs", count))
     ]
 
 

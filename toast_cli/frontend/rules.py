@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2, prod
@@ -222,7 +222,10 @@ def region_rule(body: Program) -> Rule:
             for dimension in dims[1:]:
                 dimensions.union(dims[0], dimension)
         whole.update(_needed_whole(op))
-    blocked = {dimensions.find(dimension) for dimension in whole} | _twice(body, dimensions)
+    blocked = {dimensions.find(dimension) for dimension in whole}
+    for value, array in enumerate(body.values):  # classes that occur twice in one array
+        count = Counter(dimensions.find((value, d)) for d in range(len(array.shape)))
+        blocked.update(name for name, times in count.items() if times > 1)
     inside = [argument.value for argument in body.arguments], [result.value for result in body.results]
     numbers: dict[Dimension, int] = {}
     sizes: list[int] = []
@@ -271,23 +274,6 @@ def _needed_whole(op: Op) -> Iterator[Dimension]:
         for d, factors in enumerate(dims):
             if not factors or not stuck.isdisjoint(factors) or factors[0] in minor:
                 yield value, d
-
-
-def _twice(body: Program, dimensions: DisjointSets[Dimension]) -> set[Dimension]:
-    """Dimension classes that occur twice in one array."""
-    found: set[Dimension] = set()
-    for value, array in enumerate(body.values):
-        names = [dimensions.find((value, d)) for d in range(len(array.shape))]
-        found.update(_repeated(names))
-    return found
-
-
-def _repeated(names: Iterable[Dimension]) -> Iterator[Dimension]:
-    seen = set()
-    for name in names:
-        if name in seen:
-            yield name
-        seen.add(name)
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -394,7 +380,8 @@ _DIM_NUMBERS = re.compile(r"#stablehlo\.conv<\[(.*?)\]x\[(.*?)\]->\[(.*?)\]>")
 def windows_of(op: Any, name: str, operands: list[Shape], results: list[Shape]) -> tuple[Window, ...]:
     """The windows of an op; empty for an op of another kind."""
     read = _READERS.get(name)
-    return tuple(w for w in read(op, operands, results[0]) if _does_something(w)) if read else ()
+    found = read(op, operands, results[0]) if read else ()
+    return tuple(w for w in found if (w.inputs, w.size, w.stride, w.low, w.dilation) != (w.outputs, 1, 1, 0, 1))
 
 
 def convolution_dims(op: Any) -> tuple[list[str], list[str], list[str]]:
@@ -410,11 +397,6 @@ def numbers(op: Any, key: str, default: list[int]) -> list[int]:
         return default
     attribute = op.attributes[key]
     return [int(x) for x in (np.array(attribute).ravel() if key == "padding" else attribute)]
-
-
-def _does_something(w: Window) -> bool:
-    """True unless the window is the identity."""
-    return (w.inputs, w.size, w.stride, w.low, w.dilation) != (w.outputs, 1, 1, 0, 1)
 
 
 def convolution_windows(op: Any, operands: list[Shape], result: Shape) -> list[Window]:

@@ -89,18 +89,15 @@ class Findings:
 def take_shardings(module: Any, function: Any, path: str) -> Findings:
     """Removes the shardings from the function and returns them."""
     with module.context, ir.Location.unknown():
-        taker = _Taker(meshes_of(module), path, _of_one_device(module))
+        attributes = module.operation.attributes
+        of_one_device = PARTITIONS in attributes and str(attributes[PARTITIONS]).partition(" ")[0] == "1"
+        taker = _Taker(meshes_of(module), path, of_one_device)
         taker.boundary(function)
         taker.body(function)
     findings = taker.findings
     return replace(
         findings, kept=list(map(_of_what_is_used, findings.kept)), pins=list(map(_of_what_is_used, findings.pins))
     )
-
-
-def _of_one_device(module: Any) -> bool:
-    attributes = module.operation.attributes
-    return PARTITIONS in attributes and str(attributes[PARTITIONS]).partition(" ")[0] == "1"
 
 
 def _of_what_is_used(kept: Kept) -> Kept:
@@ -214,8 +211,11 @@ class _Taker:
         if found is None:
             self.findings.count += 1
         else:
-            differs = value in self._annotated and self._annotated[value] != found
-            self._record(value, found, real_uses(result) if differs else (), place_of(operation, self._path))
+            uses: tuple[OperandOfOp, ...] = ()
+            if value in self._annotated and self._annotated[value] != found:
+                read = ((use.owner.operation, int(use.operand_number)) for use in result.uses)
+                uses = tuple(use for use in read if called_name(use[0]) not in MOVES | GROUPINGS)  # others are erased
+            self._record(value, found, uses, place_of(operation, self._path))
         for number in self._records.pop(result, ()):  # the result's shardings move to its replacement
             self.findings.kept[number] = replace(self.findings.kept[number], value=value)
             self._records[value].append(number)
@@ -252,12 +252,6 @@ def called_name(operation: Any) -> str:
         target = operation.attributes["call_target_name"]
         return foreign.string_value(target, "call_target_name", lambda: place_of(operation, ""))
     return str(operation.name)
-
-
-def real_uses(value: Any) -> tuple[OperandOfOp, ...]:
-    """Uses of a value by operations that are not erased."""
-    uses = ((use.owner.operation, int(use.operand_number)) for use in value.uses)
-    return tuple(use for use in uses if called_name(use[0]) not in MOVES | GROUPINGS)
 
 
 def unspecified_dims(attributes: dict[str, Any]) -> frozenset[int]:
@@ -422,16 +416,13 @@ def frontend_texts(attributes: dict[str, Any], place: Locator) -> dict[str, str]
 
     Older versions of XLA (that of JAX 0.5, say) put a backslash before every quotation mark in them.
     """
-    return {
-        name: _unescaped(foreign.string_value(attribute, name, place))
-        for name, attribute in foreign.entries(attributes, FRONTEND, place).items()
-        if name.startswith(FRONTEND_PREFIX)
-    }
-
-
-def _unescaped(text: str) -> str:
-    first = text.find('"')
-    return _ESCAPED.sub(r"\1", text) if first > 0 and text[first - 1] == "\\" else text
+    found = {}
+    for name, attribute in foreign.entries(attributes, FRONTEND, place).items():
+        if name.startswith(FRONTEND_PREFIX):
+            text = foreign.string_value(attribute, name, place)
+            first = text.find('"')
+            found[name] = _ESCAPED.sub(r"\1", text) if first > 0 and text[first - 1] == "\\" else text
+    return found
 
 
 def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement: bool = False) -> dict[str, Any]:

@@ -299,15 +299,12 @@ def _constant(value: Any, known: Known = NOTHING) -> int | None:
     """The value of an integer, if it follows from constants and what is known."""
     producer = _producer(value := _origin(value))
     if producer is not None and producer.name == WHILE:
-        return _counted_to(producer, value.result_number)
+        # The final counter of an earlier loop, which bounds the loop of its gradient (TensorFlow).
+        number = value.result_number
+        start, count, step = _constant(producer.operands[number]), trip_count(producer), _step(number, producer)
+        return None if start is None or count is None or step is None else start + count * step
     elements = known_numbers(value, known)
     return None if elements is None or elements.size != 1 else int(elements.flat[0])
-
-
-def _counted_to(loop: Any, number: int) -> int | None:
-    """The final counter of an earlier loop, which bounds the loop of its gradient (TensorFlow)."""
-    start, count, step = _constant(loop.operands[number]), trip_count(loop), _step(number, loop)
-    return None if start is None or count is None or step is None else start + count * step
 
 
 def _step(counter: int, operation: Any) -> int | None:

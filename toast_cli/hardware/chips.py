@@ -124,11 +124,6 @@ def _bits(kind: str) -> int:
     return int(digits[0]) if digits else 32
 
 
-def _read_presets() -> dict[str, Preset]:
-    text = (files("toast_cli.hardware") / "chips.toml").read_text("utf-8")
-    return {name: _preset(name, keys) for name, keys in tomllib.loads(text).items()}
-
-
 def _preset(name: str, keys: dict[str, Any]) -> Preset:
     """The preset of one table: figures are [value, source], wires [bytes per second, latency, source]."""
     keys = {**keys, "slice_chips": tuple(keys.get("slice_chips", ()))}
@@ -154,7 +149,8 @@ def _preset(name: str, keys: dict[str, Any]) -> Preset:
     )
 
 
-_PRESETS = _read_presets()
+_TEXT = (files("toast_cli.hardware") / "chips.toml").read_text("utf-8")
+_PRESETS = {name: _preset(name, keys) for name, keys in tomllib.loads(_TEXT).items()}
 
 
 # ---------------------------------------------------------------- targets for XLA:GPU

@@ -240,7 +240,9 @@ class Spec:
         """The axes of the mesh. `over` of the specification also applies to a shape equal to the specification's."""
         if shape is None and self.requests is not None:
             return self.requests
-        wanted = dict(shape) if shape is not None else self._balanced_shape()
+        if shape is None:  # data x model, as near to square as possible, data not smaller
+            shape = [one for one in self.mesh_shapes() if one["data"] >= one.get("model", 1)][-1]
+        wanted = dict(shape)
         if self.requests is not None and wanted == self.axes and list(wanted) == [r.name for r in self.requests]:
             return self.requests
         for name, size in wanted.items():
@@ -254,11 +256,6 @@ class Spec:
                 hint=f"shapes that fit: {fitting}",
             )
         return tuple(AxisRequest(name, size) for name, size in wanted.items())
-
-    def _balanced_shape(self) -> dict[str, int]:
-        """data x model, as near to square as possible, data not smaller."""
-        shapes = [shape for shape in self.mesh_shapes() if shape["data"] >= shape.get("model", 1)]
-        return shapes[-1]
 
     def dimension_text(self) -> str:
         """`x=2 x y=2 x z=4`, innermost first."""
@@ -521,7 +518,8 @@ def _tpu(name: str, preset: Preset, count: int, slices: int) -> str:
     """The YAML after name and chip, for slices of a TPU."""
     cores = _cores(preset)
     chips = count // cores
-    sizes = _slice_chips(preset)
+    cubes = range(_CUBE, preset.pod_chips + 1, _CUBE) if preset.torus_rank == 3 else ()
+    sizes = (*preset.slice_chips, *cubes)  # ascending
     if count % cores or chips not in sizes:
         near = [max((n for n in sizes if n <= chips), default=0), min((n for n in sizes if n > chips), default=0)]
         joint, each = (":", 1) if ":" in name else ("-", cores)
@@ -563,12 +561,6 @@ def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
 def _cores(preset: Preset) -> int:
     """TensorCores of a chip, which names of slices count: two on v2, v3, v4, v5p and TPU7x, one on v5e and v6e."""
     return 2 if preset.megacore or preset.devices_per_chip == 2 else 1
-
-
-def _slice_chips(preset: Preset) -> tuple[int, ...]:
-    """The numbers of chips of a preset's slices, ascending."""
-    cubes = range(_CUBE, preset.pod_chips + 1, _CUBE) if preset.torus_rank == 3 else ()
-    return (*preset.slice_chips, *cubes)
 
 
 def slice_torus(preset: Preset, chips: int) -> tuple[int, ...]:

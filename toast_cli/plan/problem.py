@@ -226,7 +226,11 @@ class Problem:
     def sums(self) -> tuple[Sum, ...]:
         """The program's sums of values that may be partial, including single terms: every unpinned result of an op with
         a reduction and one result."""
-        ops, partial = self.program.ops, [self._can_be_partial(number) for number in range(len(self.program.ops))]
+        ops, patterns = self.program.ops, [self.patterns[pattern] for pattern in self.op_pattern]
+        partial = [
+            len(op.results) == 1 and FactorKind.REDUCTION in pattern.form.kinds and not pattern.result_pins
+            for op, pattern in zip(ops, patterns, strict=True)
+        ]
         terms = [can and adds_up(op) for can, op in zip(partial, ops, strict=True)]
         others = [number for number, can in enumerate(partial) if can and not terms[number]]
         for one in self.accumulations:
@@ -238,11 +242,6 @@ class Problem:
     def terms(self) -> frozenset[int]:
         """Ops whose results are terms of `sums`."""
         return frozenset(number for found in self.sums for number in found.terms)
-
-    def _can_be_partial(self, number: int) -> bool:
-        pattern = self.patterns[self.op_pattern[number]]
-        one_result = len(self.program.ops[number].results) == 1
-        return one_result and FactorKind.REDUCTION in pattern.form.kinds and not pattern.result_pins
 
     @cached_property
     def weight_bytes(self) -> dict[int, int]:
@@ -495,7 +494,10 @@ def split_as_read(program: Program, dimensions: Dimensions, free: Sequence[bool]
     first product that reads it, so that the small array is resharded. free: [values] made from constants alone."""
     forms, factor_classes, strands = list(dimensions.forms), list(dimensions.factor_classes), dict(dimensions.strands)
     for number, op in enumerate(program.ops):
-        if not op.kind.view_or_convert or free[op.results[0]] or not _enlarges(program, op):
+        if not op.kind.view_or_convert or free[op.results[0]]:
+            continue
+        operand, result = program.values[op.operands[0]], program.values[op.results[0]]
+        if operand.elements <= 1 or result.bytes <= operand.bytes:
             continue
         way, product, position = _way_to_product(program, number)
         if product is None:
@@ -506,11 +508,6 @@ def split_as_read(program: Program, dimensions: Dimensions, free: Sequence[bool]
             if product in dimensions.strands:
                 strands[step] = dimensions.strands[product]
     return replace(dimensions, forms=tuple(forms), factor_classes=tuple(factor_classes), strands=strands)
-
-
-def _enlarges(program: Program, op: Op) -> bool:
-    operand, result = program.values[op.operands[0]], program.values[op.results[0]]
-    return operand.elements > 1 and result.bytes > operand.bytes
 
 
 def _way_to_product(program: Program, number: int) -> tuple[list[int], int | None, int]:

@@ -163,18 +163,15 @@ def kernels(
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None or number in unfilled:
             continue
-        if any(stored[v] for v in op.results) and not (scalars_free and _is_scalar(program, op)):
+        # Such as a loop's counter.
+        scalar = op.kind.elementwise and not any(program.values[v].shape for v in (*op.operands, *op.results))
+        if any(stored[v] for v in op.results) and not (scalars_free and scalar):
             grouping.add_kernels(number)
     if "reduction-fusion" in profile.passes:
         let_reductions_ride(program, grouping.found, grouping.reads, profile)
     if "normalization-fusion" in profile.passes:
         join_rows(program, grouping.found, grouping.reads, stored)
     return grouping.found
-
-
-def _is_scalar(program: Program, op: Op) -> bool:
-    """Whether an op computes a scalar from scalars, such as a loop's counter."""
-    return op.kind.elementwise and not any(program.values[v].shape for v in (*op.operands, *op.results))
 
 
 def unfilled_stacks(program: Program, profile: CompilerProfile) -> set[int]:
@@ -572,7 +569,9 @@ def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set
         if len(ends) != 1:
             continue
         (host,) = ends
-        if rows <= reads[host] and found[host] is not None and _goes_through_rows(program, program.ops[host]):
+        last = program.ops[host]
+        in_rows = last.kind.fusible or _reduces_short_rows(program, last)  # can hold rows in registers
+        if rows <= reads[host] and found[host] is not None and in_rows:
             hosts[number], found[number] = host, None
     for host in set(hosts.values()):
         kernel, made = found[host], program.values[program.ops[host].results[0]]
@@ -596,11 +595,6 @@ def _is_masked(program: Program, op: Op, read: set[int], stored: list[bool]) -> 
                 seen.add(value)
                 pending.append(program.ops[program.producer[value]])
     return False
-
-
-def _goes_through_rows(program: Program, op: Op) -> bool:
-    """Whether a kernel that ends in an op can hold rows in registers."""
-    return op.kind.fusible or _reduces_short_rows(program, op)
 
 
 def _reduces_short_rows(program: Program, op: Op) -> bool:
