@@ -21,7 +21,7 @@ from toast_cli.price.gpu_libraries import (
     reorders,
 )
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.program.model import DTYPE_BITS, Op, Program, Value
+from toast_cli.program.model import DTYPE_BITS, Op, Program
 from toast_cli.program.ops import (
     ARGUMENT,
     BARRIER,
@@ -176,11 +176,16 @@ class _Fusion:
                 if known is not None:
                     stored[value] = known
                 elif made != NONE:
-                    finished = "output-fusion" in self._passes and self._finished_by_reader(made, value)
-                    stored[value] = not (finished or (made == number and self._is_sliced(value)))
+                    users = {user for user, _ in self._program.users[value]}
+                    # Its only reader is fused into the epilogue of the contraction that makes it.
+                    finished = "output-fusion" in self._passes and len(users) == 1
+                    finished = finished and self._finishes(min(users), made, value)
+                    sliced = "sliced-products" in self._passes and made == number
+                    stored[value] = not (finished or (sliced and is_sliced_product(self._program, value)))
                     product[value] = NONE if stored[value] else made
                     self.sources[value] = {value: self._sizes[value]} if made == number else self._read_by(op, value)
-                    if "narrow-stores" in self._passes and stored[value] and (views := self._narrower(value)):
+                    narrows = "narrow-stores" in self._passes and stored[value]
+                    if narrows and (views := narrower_views(self._program, self._sizes, self.stored, value)):
                         stored[views[-1]], stored[value], product[value] = True, False, NONE
                         for view in (value, *views):
                             self.sources[view] = {views[-1]: self._sizes[views[-1]]}
@@ -211,12 +216,6 @@ class _Fusion:
             return False
         return reader.kind.fuses_operands or (self._fused_lookups and fuses_updates(reader))
 
-    def _is_sliced(self, value: int) -> bool:
-        return "sliced-products" in self._passes and is_sliced_product(self._program, value)
-
-    def _narrower(self, value: int) -> list[int]:
-        return narrower_views(self._program, self._sizes, self.stored, value)
-
     def _read_by(self, op: Op, value: int) -> dict[int, int]:
         read: dict[int, int] = {}
         for v in op.operands:
@@ -241,11 +240,18 @@ class _Fusion:
             return not (op.kind.view or op.name == REVERSE)  # a library reverses kernels as it reads them
         if value in self._moved or not all(self._computes(ops[r]) for r in readers):
             in_place = op.kind.view_or_convert and steps <= 1
-            return not in_place or (value in self._moved and is_copied(self._program, op))
+            # A slice that a concatenation reads is copied, see `moved_operands`.
+            joined = op.name == SLICE and any(ops[user].name == CONCATENATE for user, _ in self._program.users[value])
+            return not in_place or (value in self._moved and joined)
         count = len(readers)
-        if count < 2:
-            return "moved-operands" in self._passes and not op.kind.view and is_cut_twice(self._program, value)
-        if self._polynomials and polynomial_is_written(op, self._program.values[value]):
+        if count < 2:  # slices read different parts: a kernel would compute the parts that overlap twice
+            users = {user for user, _ in self._program.users[value]}
+            cut_twice = len(users) > 1 and any(ops[user].name == SLICE for user in users)
+            return "moved-operands" in self._passes and not op.kind.view and cut_twice
+        # Recomputing a 16-bit result in f32 costs more than reading two bytes (a gelu's erfc in bf16, next to its
+        # argument); an f32 one is recomputed.
+        narrow = DTYPE_BITS.get(self._program.values[value].dtype, 32) <= 16
+        if self._polynomials and op.kind.polynomial and narrow:
             return True
         if "recomputation" not in self._passes or steps > self._limits.steps or len(read) > self._limits.sources:
             return True
@@ -264,11 +270,6 @@ class _Fusion:
         shared = exponentials_are_written(readers)
         self.most_matters = self.most_matters or shared
         return shared and self._most
-
-    def _finished_by_reader(self, product: int, value: int) -> bool:
-        """Whether the only reader of a value is fused into the epilogue of the contraction that makes it."""
-        readers = {u for u, _ in self._program.users[value]}
-        return len(readers) == 1 and self._finishes(min(readers), product, value)
 
     def _finishes(self, reader: int, product: int, value: int) -> bool:
         if not finishes_product(self._program, self._latest, reader, product, value):
@@ -295,12 +296,16 @@ class _Fusion:
                 value = self._program.ops[self._program.users[value][0][0]].results[0]
             ends = readers[value]
             several = self._settled[value] is None and 1 < len(ends) <= self._limits.results
-            if several and not self._library_products and all(self._made_at_once(number, value, end) for end in ends):
+            # The contraction's kernel can write the result of each end.
+            if (
+                several
+                and not self._library_products
+                and all(
+                    self._finishes(end, number, value) and self.stored[self._program.ops[end].results[0]]
+                    for end in ends
+                )
+            ):
                 self.stored[value] = False
-
-    def _made_at_once(self, product: int, value: int, end: int) -> bool:
-        """Whether the kernel of `product` can write the result of op `end`."""
-        return self._finishes(end, product, value) and self.stored[self._program.ops[end].results[0]]
 
 
 # ---------------------------------------------------------------- rules for single values
@@ -340,13 +345,6 @@ def expansions(profile: CompilerProfile) -> Mapping[str, float]:
     the error function and its kin, from the cycles that libtpu 0.0.42.1 estimates for arrays of 4096 x 4096.
     """
     return profile.fusion.polynomials if "polynomials" in profile.passes else {}
-
-
-def polynomial_is_written(op: Op, result: Value) -> bool:
-    """Whether an op's result is written where several kernels read it: a 16-bit one, since recomputing it in f32 costs
-    more than reading two bytes (a gelu's erfc in bf16, next to its argument); an f32 one is recomputed.
-    """
-    return op.kind.polynomial and DTYPE_BITS.get(result.dtype, 32) <= 16
 
 
 def exponentials_are_written(readers: list[OpKind]) -> bool:
@@ -585,18 +583,6 @@ def moved_operands(program: Program) -> frozenset[int]:
     """
     moving = [op for op in program.ops if op.name in (CONCATENATE, PAD)]
     return frozenset(value for op in moving for value in (op.operands if op.name == CONCATENATE else op.operands[:1]))
-
-
-def is_copied(program: Program, op: Op) -> bool:
-    """Whether an op is a slice that a concatenation reads, see `moved_operands`."""
-    readers = program.users[op.results[0]]
-    return op.name == SLICE and any(program.ops[reader].name == CONCATENATE for reader, _ in readers)
-
-
-def is_cut_twice(program: Program, value: int) -> bool:
-    """Whether slices read different parts of a value, so that a kernel would compute the parts that overlap twice."""
-    readers = {reader for reader, _ in program.users[value]}
-    return len(readers) > 1 and any(program.ops[reader].name == SLICE for reader in readers)
 
 
 def visible_part(op: Op) -> float:

@@ -37,7 +37,7 @@ from toast_cli.price.layouts import growth_in, tile_of
 from toast_cli.price.on_chip import has_small_windows, kept_bytes
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.price.timeline import InRegion
-from toast_cli.program.model import DTYPE_BITS, HandWritten
+from toast_cli.program.model import DTYPE_BITS
 from toast_cli.program.ops import RAGGED_DOT, REDUCE
 from toast_cli.program.values import is_transfer
 
@@ -76,7 +76,10 @@ class WorkPricer:
         if (not work.kernels and not work.flops) or self._is_transfer(work):
             return 0.0
         if work.kernel is not None:
-            return work.runs * self._by_hand(work.kernel, work.dtype, op_sharding)
+            # Its work is divided by the shards of its factors.
+            pieces, kernel = prod(self._pieces(op_sharding.factor_axes)), work.kernel
+            each = kernel.products / pieces, kernel.vector / pieces, kernel.bytes / pieces
+            return work.runs * kernel_seconds(self._problem.mesh.chip, self._hand_written, work.dtype, *each)
         sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
         cuts = (
             tuple([shards((axes,), sizes) for axes in op_sharding.factor_axes])
@@ -93,7 +96,10 @@ class WorkPricer:
         flops = work.flops / prod(cuts)
         if walked:  # in any memory
             into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
-        extra = self._moving(work, op_sharding) if work.kind.convolution else self._copying(work, op_sharding)
+        extra = self._copying(work, op_sharding)
+        if work.kind.convolution:  # copies of its operands before it and of its result after it
+            moved = self._reversed(work, op_sharding) / (chip.memory_bytes_per_second * attained.memory)
+            extra = self._cutting(work, op_sharding) + extra + moved
         rates = attained
         if work.kind.matrix_unit:
             if walked:
@@ -137,12 +143,6 @@ class WorkPricer:
     def _is_transfer(self, work: WorkItem) -> bool:
         return is_transfer(self._problem.program.ops[work.op])
 
-    def _by_hand(self, kernel: HandWritten, dtype: str, op_sharding: OpSharding) -> float:
-        """Seconds of a hand-written kernel, whose work is divided by the shards of its factors."""
-        pieces = prod(self._pieces(op_sharding.factor_axes))
-        work = kernel.products / pieces, kernel.vector / pieces, kernel.bytes / pieces
-        return kernel_seconds(self._problem.mesh.chip, self._hand_written, dtype, *work)
-
     def _on_the_chip(self, moved: float) -> float:
         """Bytes of device memory that elementwise work reads as fast as these bytes of on-chip memory."""
         speed = self._on_chip.vector_speed
@@ -170,7 +170,8 @@ class WorkPricer:
         if pixels:
             image, kernel = (self._pieces(sharding) for sharding in op_sharding.operands)
             return bounded(chip, attained, work.dtype, pixels.growth(image, kernel))
-        part = self._vector_part(work)
+        program = self._problem.program
+        part = f32_part(program, program.ops[work.op]) if work.kind.convolution and self._libraries else 0.0
         if part:
             return matrix_rate(chip, work.dtype) * attained.matrix / (chip.vector_flops * part)
         found = growth(chip, attained, work.dtype, self._grid(work), cuts)
@@ -178,13 +179,6 @@ class WorkPricer:
             op = self._problem.program.ops[work.op]
             found *= gradient_slowdown(op, DTYPE_BITS.get(work.dtype, 32))
         return found
-
-    def _vector_part(self, work: WorkItem) -> float:
-        """See `gpu_libraries`."""
-        if not work.kind.convolution or not self._libraries:
-            return 0.0
-        program = self._problem.program
-        return f32_part(program, program.ops[work.op])
 
     def _turning(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Flops that take as long as transposing pixels between images and features in the lanes, see
@@ -226,12 +220,6 @@ class WorkPricer:
 
     def _pieces(self, sharding: Sharding) -> tuple[int, ...]:
         return tuple([shards((axes,), self._sizes) for axes in sharding])
-
-    def _moving(self, work: WorkItem, op_sharding: OpSharding) -> float:
-        """Seconds of the copies of a convolution's operands before it and of its result after it."""
-        moved = self._reversed(work, op_sharding)
-        rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
-        return self._cutting(work, op_sharding) + self._copying(work, op_sharding) + moved / rate
 
     def _copying(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the dimension

@@ -256,7 +256,11 @@ def dims_of_rows(program: Program, profile: CompilerProfile) -> dict[int, Dims]:
     """
     if "lookup-rows" not in profile.passes:
         return {}
-    large = [op.name == SCATTER and _table_bytes(program, op, profile) >= profile.scatter_bytes for op in program.ops]
+    large, lanes = [], profile.memory_tile[1]
+    for op in program.ops:  # scatters into large operands: as f32 with the last dimension in the lanes
+        *outer, width = (program.values[op.operands[0]].shape if op.name == SCATTER else ()) or (1,)
+        size = 4.0 * prod(outer) * ceil(width / lanes) * lanes
+        large.append(op.name == SCATTER and size >= profile.scatter_bytes)
     found: dict[int, Dims] = {}
     for op, sorts in zip(program.ops, large, strict=True):
         if op.name == GATHER and _combined(program, op.results[0]):
@@ -265,7 +269,10 @@ def dims_of_rows(program: Program, profile: CompilerProfile) -> dict[int, Dims]:
         elif sorts and len(op.operands) == _UPDATES + 1:
             found.update(_rows_of(program, op, op.operands[_UPDATES], op.rule.operands[_UPDATES:]))
         elif op.kind.elementwise:
-            found.update(_passed_on(program, op, found))
+            # Elementwise results of such rows keep their layout.
+            shape = program.values[op.results[0]].shape
+            same = [found[value] for value in op.operands if value in found and program.values[value].shape == shape]
+            found.update((op.results[0], dims) for dims in same)
     return found
 
 
@@ -284,20 +291,6 @@ def _combined(program: Program, value: int) -> bool:
 
 def _by_vector(op: Op) -> bool:
     return op.kind.contraction and op.rule.with_vector
-
-
-def _passed_on(program: Program, op: Op, found: dict[int, Dims]) -> Iterator[tuple[int, Dims]]:
-    """Elementwise results of such rows, which keep their layout."""
-    for value in op.operands:
-        if value in found and program.values[value].shape == program.values[op.results[0]].shape:
-            yield op.results[0], found[value]
-
-
-def _table_bytes(program: Program, op: Op, profile: CompilerProfile) -> float:
-    """Bytes of a scatter's operand as f32 with its last dimension in the lanes."""
-    *rows, width = program.values[op.operands[0]].shape or (1,)
-    lanes = profile.memory_tile[1]
-    return 4.0 * prod(rows) * ceil(width / lanes) * lanes
 
 
 def _rows_of(
@@ -442,7 +435,15 @@ def default_layouts(program: Program, tile: TileShape) -> dict[int, Tiling]:
     """Value -> its tiling, of arrays whose last two dimensions are innermost, with whole rows of lanes."""
     found = {argument.value for argument in program.arguments} | {result.value for result in program.results}
     for op in program.ops:
-        if op.operands and op.operands[0] in found and (_keeps(op) or _squeezes(program, op)):
+        if not op.operands or op.operands[0] not in found:
+            continue
+        sliced = op.kind.takes_part and not op.kind.lookup
+        keeps = op.name == CARRY or op.kind.updates or sliced or op.kind.elementwise
+        if op.name == RESHAPE:  # that removes or adds dimensions of one element in front of the last two
+            before, after = (program.values[v].shape for v in (op.operands[0], op.results[0]))
+            long = [[n for n in shape if n > 1] for shape in (before, after)]
+            keeps = keeps or (before[-2:] == after[-2:] and long[0] == long[1])
+        if keeps:
             found.update(op.results[:1])
     for op in program.ops:
         if op.name == CARRY and op.results[0] in found:
@@ -455,19 +456,6 @@ def default_layouts(program: Program, tile: TileShape) -> dict[int, Tiling]:
         and value.shape[-1] % tile[1] == 0
         and (bits := DTYPE_BITS.get(value.dtype, 0)) in _SLOWDOWN
     }
-
-
-def _keeps(op: Op) -> bool:
-    sliced = op.kind.takes_part and not op.kind.lookup
-    return op.name == CARRY or op.kind.updates or sliced or op.kind.elementwise
-
-
-def _squeezes(program: Program, op: Op) -> bool:
-    """Whether an op removes or adds dimensions of one element in front of the last two."""
-    if op.name != RESHAPE:
-        return False
-    before, after = (program.values[v].shape for v in (op.operands[0], op.results[0]))
-    return before[-2:] == after[-2:] and [n for n in before if n > 1] == [n for n in after if n > 1]
 
 
 def slowdown(shape: tuple[int, ...], tile: TileShape, bits: int) -> float:

@@ -48,7 +48,10 @@ def find_lives(
     """The lives of all values. parts: [values] fraction of its bits that is written, see `written_parts`."""
     end = 2 * len(program.ops)
     times = op_ticks(program, stored, free, profile)
-    takes_over = _takes_over(program, stored, parts, profile)
+    takes_over = [False] * len(program.ops)  # [ops] whether an op's result can reuse an operand's buffer
+    if "in-place-updates" in profile.passes:
+        shrinks = zip(program.ops, shrinking(program, stored, parts), strict=True)
+        takes_over = [(op.kind.fusible or op.kind.in_place) and not less for op, less in shrinks]
     deaths = _deaths(program, stored, times, takes_over)
     read_at = _reads(program, times, deaths)
     borrowed = borrowed_buffers(program, read_at, times, profile)
@@ -58,7 +61,9 @@ def find_lives(
         if stored[value] and not borrowed[value]:
             intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
     _widen_transfers(program, intervals, end)
-    return Lives(intervals, times, deaths, read_at, end, _into_arguments(program))
+    returned, first = {result.value for result in program.results}, len(program.ops) - len(program.results)
+    donated = [a for a in program.arguments if a.aliased_result >= 0 and a.value not in returned]
+    return Lives(intervals, times, deaths, read_at, end, frozenset(first + a.aliased_result for a in donated))
 
 
 def _widen_transfers(program: Program, intervals: list[list[Interval]], end: int) -> None:
@@ -93,24 +98,12 @@ def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[i
             home = ops[maker].loop
             if ops[maker].name == CARRY and not is_within(program, op, home):  # read after the loop
                 home = loops[home].parent
-            read_at[op, position] = _leave_loops(program, at, loop, home)
+            # A read within loops inside the value's own loop lasts to the end of the outermost of them.
+            while loop not in (home, -1):
+                at = max(at, 2 * program.loops[loop].last - 1)
+                loop = program.loops[loop].parent
+            read_at[op, position] = at
     return read_at
-
-
-def _into_arguments(program: Program) -> frozenset[int]:
-    first = len(program.ops) - len(program.results)
-    returned = {result.value for result in program.results}
-    return frozenset(
-        first + a.aliased_result for a in program.arguments if a.aliased_result >= 0 and a.value not in returned
-    )
-
-
-def _takes_over(program: Program, stored: list[bool], parts: list[float], profile: CompilerProfile) -> list[bool]:
-    """[ops] whether an op's result can reuse an operand's buffer."""
-    if "in-place-updates" not in profile.passes:
-        return [False] * len(program.ops)
-    shrinks = shrinking(program, stored, parts)
-    return [(op.kind.fusible or op.kind.in_place) and not less for op, less in zip(program.ops, shrinks, strict=True)]
 
 
 def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: list[bool]) -> list[int]:
@@ -128,14 +121,6 @@ def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: 
             at = max(readers if readers and op.kind.fusible else [at, *readers])
         death[number] = at
     return death
-
-
-def _leave_loops(program: Program, at: int, loop: int, home: int) -> int:
-    """The end of a read: a read within loops inside the value's own loop lasts to the end of the outermost of them."""
-    while loop not in (home, -1):
-        at = max(at, 2 * program.loops[loop].last - 1)
-        loop = program.loops[loop].parent
-    return at
 
 
 def _intervals(
@@ -452,7 +437,8 @@ def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profi
     """[ops] the tick at which each runs."""
     ops, loops = program.ops, program.loops
     times = [2 * number for number in range(len(ops))]
-    returned, aliased = _returned(program)
+    returned, donated = {r.value for r in program.results}, [a for a in program.arguments if a.aliased_result >= 0]
+    aliased = {program.results[a.aliased_result].value: a.value for a in donated}  # -> whose buffer it reuses
     waits = _last_readers(program, stored)
     ready = [0] * len(program.values)  # [values] when each can be read or recomputed
     finishing = [False] * len(program.values)  # results of contractions that are not written yet
@@ -499,14 +485,6 @@ def _loop_over(program: Program, value: int, reader: int) -> int:
     while loop >= 0 and not program.loops[loop].first <= reader < program.loops[loop].last:
         loop, over = program.loops[loop].parent, 2 * program.loops[loop].last
     return over
-
-
-def _returned(program: Program) -> tuple[set[int], dict[int, int]]:
-    """(values that are results, result -> value of the argument whose buffer it reuses)."""
-    aliased = {
-        program.results[a.aliased_result].value: a.value for a in program.arguments if a.aliased_result >= 0
-    }  # fmt: skip
-    return {result.value for result in program.results}, aliased
 
 
 def _other_reader(argument: int, number: int, waits: list[tuple[int, int]]) -> int:
@@ -607,7 +585,9 @@ def before_loops(
         elif op.results and op.kind.matrix_unit | (op.name == REDUCE):
             passed = bisect_left(ends, latest, key=itemgetter(1))
             if passed < len(ends) and ends[passed][0] <= number:
-                end = _end_of_kernel(program, stored, number)
+                end = number  # the last op of its epilogue: the one whose result is written
+                while not stored[result := program.ops[end].results[0]] and len(program.users[result]) == 1:
+                    end = program.users[result][0][0]
                 over[end], begins[end] = ends[passed], number
         for value in op.results:
             behind[value] = latest
@@ -621,13 +601,6 @@ def before_loops(
             gains[reader] += program.values[value].bytes
     sizes = [value.bytes for value in program.values]
     return {begins[end] for end, gain in gains.items() if gain > sum(sizes[v] for v in program.ops[end].results)}
-
-
-def _end_of_kernel(program: Program, stored: list[bool], number: int) -> int:
-    """The last op of the epilogue of op `number`: the one whose result is written."""
-    while not stored[result := program.ops[number].results[0]] and len(program.users[result]) == 1:
-        number = program.users[result][0][0]
-    return number
 
 
 def _added_to(program: Program, end: int) -> int:
