@@ -109,7 +109,9 @@ def _planned_together(names: Sequence[str], runs: Sequence[int], planned: Planne
     alone: list[Outcome] = []
     for k in range(len(names)):
         alone.append(planned(k, None, None, _interrupted(alone)))
-    shared = shared_arguments([one.source.program for one in alone])
+    # Paths of the arguments that all programs have, in the same shape and type.
+    first, *others = [_named(one.source.program) for one in alone]
+    shared = frozenset(path for path in first if all(other.get(path) == first[path] for other in others))
     if not shared:
         hint = "arguments are shared that have the same name and type; the programs' arguments: "
         hint += " and ".join(", ".join(sorted(_named(one.source.program))[:3]) or "none has a name" for one in alone)
@@ -140,12 +142,6 @@ def _told(outcome: Outcome, facts: TogetherFacts, limit: int) -> Outcome:
     if outcome.result.cost.peak_bytes > limit:
         report = replace(report, predicted=replace(report.predicted, limit_bytes=limit, fits=False, fit=NO))
     return replace(outcome, report=report)
-
-
-def shared_arguments(programs: Sequence[Program]) -> frozenset[str]:
-    """Paths of the arguments that all programs have, in the same shape and type."""
-    named = [_named(program) for program in programs]
-    return frozenset(path for path in named[0] if all(other.get(path) == named[0][path] for other in named))
 
 
 def _named(program: Program) -> dict[str, str]:

@@ -108,7 +108,8 @@ def _sharding(one: ArgumentFacts | ResultFacts, report: Report) -> Text:
 
 def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | None:
     """The arrays live at the memory peak: similar ones in one row, most bytes first."""
-    live = with_slashes(report)
+    paths = {one.name: slash_path(one.name) for one in report.arguments}
+    live = [replace(one, name=paths.get(one.name, one.name)) for one in report.predicted.live_at_peak]
     if not live:
         return None
     peak = report.predicted.peak_bytes or 1
@@ -144,12 +145,6 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
     rest = sum(count for _, count, _ in folded[len(shown) :])
     more = [Text(f"and {format_plural(rest, 'smaller one')}; --verbose lists all", style.LABEL)] if rest else []
     return style.section(f"alive at the peak{where}", drawn, *more)
-
-
-def with_slashes(report: Report) -> list[LiveValue]:
-    """The live values, with slashes in the paths of arguments."""
-    paths = {one.name: slash_path(one.name) for one in report.arguments}
-    return [replace(one, name=paths.get(one.name, one.name)) for one in report.predicted.live_at_peak]
 
 
 def _alike(one: LiveValue) -> NamedArray:

@@ -24,7 +24,7 @@ from toast_cli.program.quantities import (
 )
 from toast_cli.report import style
 from toast_cli.report.comparison import PIPELINE
-from toast_cli.report.explain.study import Change, Explanation, Item
+from toast_cli.report.explain.study import Change, Explanation
 from toast_cli.report.model import Report, write_json
 from toast_cli.report.style import make_console, plain_text, render, section, table
 from toast_cli.tactics import ALIASES
@@ -255,7 +255,11 @@ def rows_table(rows: Sequence[SweepRow], width: int) -> Table:
         ("", "fold", True, 0, lambda row: _outcome(row, _axes(row))),
     ]
     there = [column for column in columns if column[2]]
-    cells = [[text(row) if kind == "fold" else _greyed(row, text(row)) for _, kind, *_, text in there] for row in rows]
+    cells = []
+    for row in rows:
+        grey = row.status in (DOES_NOT_FIT, BREAKS_BOUND)  # but for the words at the end
+        texts = [(kind, text(row)) for _, kind, *_, text in there]
+        cells.append([Text(str(cell), style.LABEL) if grey and kind != "fold" else cell for kind, cell in texts])
     spare = tuple(tuple(n for n, column in enumerate(there) if column[3] == rank) for rank in (4, 3, 2, 1))
     return style.fitted([(head, kind) for head, kind, *_ in there], cells, width - WORDS, spare=spare)
 
@@ -271,12 +275,6 @@ def sweep_blocks(rows: Sequence[SweepRow], width: int) -> list[RenderableType]:
     ratios = "N× is against the first row" if there else ""  # narrow screens have none
     words = "; ".join(filter(None, ("★ best" if any(row.best for row in rows) else "", front, ratios)))
     return [drawn, *([Text(words, style.LABEL)] if len(rows) > 1 and words else [])]
-
-
-def _greyed(row: SweepRow, cell: str | Text) -> str | Text:
-    """The cell of a row, grey if it does not surely fit."""
-    grey = row.status in (DOES_NOT_FIT, BREAKS_BOUND)
-    return Text(str(cell), style.LABEL) if grey else cell
 
 
 def _sizes(row: SweepRow, common: set[str]) -> str:
@@ -359,7 +357,10 @@ _ROWS, _DIFFERENCES = 12, 10
 def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> None:
     """Prints one row per part; then the collectives, promised and compiled. Quiet: one line."""
     if quiet:
-        stream.write(plain_text(verdict_line(verdict), stream.encoding) + "\n")
+        # The verdict, and the reason if it is not agreement.
+        wanted = verdict.outcome if verdict.outcome != "agreed" else ""
+        reasons = [f"; {part.name}: {part.text}" for part in verdict.parts if part.outcome == wanted]
+        stream.write(plain_text(verdict_text(verdict, " ") + "".join(reasons), stream.encoding) + "\n")
         return
     parts = table((("", "left"), ("part", "left"), ("what", "fold")))
     for part in verdict.parts:
@@ -406,13 +407,6 @@ def verdict_text(verdict: Verdict, joint: str) -> str:
         return f"XLA ({verdict.compiler}){joint}{verdict.outcome}"
     asked = "; ".join(filter(None, ("CPU partitioner", verdict.unasked)))
     return f"XLA{joint}{verdict.outcome} ({asked})"
-
-
-def verdict_line(verdict: Verdict) -> str:
-    """The verdict, and the reason if it is not agreement."""
-    wanted = verdict.outcome if verdict.outcome != "agreed" else ""
-    reasons = [f"{part.name}: {part.text}" for part in verdict.parts if part.outcome == wanted]
-    return verdict_text(verdict, " ") + "".join(f"; {reason}" for reason in reasons)
 
 
 def difference_table(differences: list[dict[str, Any]]) -> Table:
@@ -484,7 +478,15 @@ def explanation_line(found: Explanation) -> str:
 def _items(found: Explanation, width: int, verbose: bool) -> RenderableType:
     shown = found.items if verbose else found.items[:_SHORT]
     timed, sized = any(one.seconds for one in shown), any(one.bytes for one in shown)
-    rows = [_cells(one, timed, sized) for one in shown]
+    rows = [
+        (
+            one.text,
+            f"×{format_count(one.count)}" if one.count != 1 else "",
+            *([format_seconds(one.seconds) if one.seconds else ""] if timed else []),
+            *([format_bytes(one.bytes) if one.bytes else ""] if sized else []),
+        )
+        for one in shown
+    ]
     heads = [("", "left"), ("", "right"), *([("", "right")] if timed else []), *([("", "right")] if sized else [])]
     drawn = style.table([*heads, ("", "fold")])
     room = style.room(width, rows)
@@ -494,15 +496,6 @@ def _items(found: Explanation, width: int, verbose: bool) -> RenderableType:
     for one, cells in zip(shown, rows, strict=True):
         drawn.add_row(style.with_axes(cells[0], list(found.axes)), *cells[1:], shorten_location(one.detail, room))
     return drawn
-
-
-def _cells(one: Item, timed: bool, sized: bool) -> tuple[str, ...]:
-    return (
-        one.text,
-        f"×{format_count(one.count)}" if one.count != 1 else "",
-        *([format_seconds(one.seconds) if one.seconds else ""] if timed else []),
-        *([format_bytes(one.bytes) if one.bytes else ""] if sized else []),
-    )
 
 
 def _changes(found: Explanation, shown: list[Change], width: int) -> RenderableType:

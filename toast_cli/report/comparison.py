@@ -482,7 +482,9 @@ def confirmation(report: Report) -> RenderableType | None:
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=heading != "")
     for row in facts.plans:
         taken = row.name == facts.chosen
-        words = _outcome_words(row)
+        words = row.reason if row.outcome == "not compiled" else row.outcome
+        if row.outcome == "compiled":
+            words = "does not fit" if row.fits is False else ""
         table.add_row(
             Text(row.name, style="bold" if taken else ""),
             format_seconds(row.predicted_step_seconds),
@@ -492,14 +494,6 @@ def confirmation(report: Report) -> RenderableType | None:
             Text("taken" if taken else words, style="bold green" if taken else "dim"),
         )
     return style.section(f"confirmed with {facts.compiler}", table)
-
-
-def _outcome_words(row: ConfirmedPlanFacts) -> str:
-    if row.outcome == "not compiled":
-        return row.reason
-    if row.outcome != "compiled":
-        return row.outcome
-    return "does not fit" if row.fits is False else ""
 
 
 # ---------------------------------------------------------------- the program's own shardings

@@ -35,7 +35,6 @@ from toast_cli.report.comparison import alternatives, confirmation
 from toast_cli.report.model import (
     BaselineFacts,
     BoundFacts,
-    DecisionFacts,
     GoalFacts,
     PredictedFacts,
     Report,
@@ -272,7 +271,13 @@ def decisions(report: Report, width: int) -> RenderableType:
     axes = list(report.mesh.axes)
     sizes = _local_sizes(report)
     rows = [
-        (str(number), decision_name(decision), decision.axis, size, format_count(decision.classes))
+        (
+            str(number),
+            f"{decision.kind} {slash_path(decision.target)}",
+            decision.axis,
+            size,
+            format_count(decision.classes),
+        )
         for number, (decision, size) in enumerate(zip(report.plan.decisions, sizes, strict=True), start=1)
     ]
     # Long names wrap, so that all figures stay.
@@ -285,11 +290,6 @@ def decisions(report: Report, width: int) -> RenderableType:
         for words, (number, name, axis, *figures) in zip(_whereabouts(report, room), rows, strict=True)
     ]
     return style.section("decisions", style.fitted(columns, cells, width))
-
-
-def decision_name(decision: DecisionFacts) -> str:
-    """`shard batch`, `replicate weights`."""
-    return f"{decision.kind} {slash_path(decision.target)}"
 
 
 def prediction(report: Report, width: int) -> RenderableType:
@@ -340,15 +340,10 @@ def prediction(report: Report, width: int) -> RenderableType:
         add("host memory", format_bytes(predicted.host_bytes), [], moved)
 
     useful = TextPart(predicted.mfu, "█", style.GOOD)
-    add("MFU", format_percent(predicted.mfu), [useful], peak_share(predicted))
+    mfu, hfu = format_percent(predicted.mfu), format_percent(predicted.hfu)
+    recomputed = f", {hfu} with what is recomputed (HFU)" if predicted.hfu > 0 and hfu != mfu else ""
+    add("MFU", mfu, [useful], f"of the chips' peak arithmetic rate{recomputed}")
     return style.section("predicted, per device and step", rows)
-
-
-def peak_share(predicted: PredictedFacts) -> str:
-    """The base of MFU, and HFU if the program rematerialises."""
-    hfu = format_percent(predicted.hfu)
-    recomputed = predicted.hfu > 0 and hfu != format_percent(predicted.mfu)
-    return "of the chips' peak arithmetic rate" + (f", {hfu} with what is recomputed (HFU)" if recomputed else "")
 
 
 def comparison(report: Report, width: int) -> RenderableType:

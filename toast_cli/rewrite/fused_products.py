@@ -464,10 +464,6 @@ def _transpose(operation: Any, shapes: list[Shape], widths: list[Widths]) -> Non
     _set(operation, permutation=places(numbers(operation, "permutation"), widths[0]))
 
 
-def _reduce(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
-    _set(operation, dimensions=places(numbers(operation, "dimensions"), widths[0]))
-
-
 def _concatenate(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
     dim = ir.IntegerAttr(operation.attributes["dimension"])
     operation.attributes["dimension"] = ir.IntegerAttr.get(dim.type, places([dim.value], widths[0])[0])
@@ -531,7 +527,7 @@ def _dot(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
 _CHANGES: dict[str, _Change] = {
     BROADCAST_IN_DIM: _broadcast,
     TRANSPOSE: _transpose,
-    REDUCE: _reduce,
+    REDUCE: lambda one, _, widths: _set(one, dimensions=places(numbers(one, "dimensions"), widths[0])),
     CONCATENATE: _concatenate,
     SLICE: _slice,
     PAD: _pad,

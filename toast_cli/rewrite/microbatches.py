@@ -295,7 +295,13 @@ class LoopWriter:
         sliced = {handle: cut for handle, cut in read_cut.items() if handle not in repeated}
         within = ([it] if it not in repeated else _repeats(it, repeated[it].dim) for it in outer)
         outer = list(dict.fromkeys(handle for handles in within for handle in handles))
-        shared = [handle for handle in outer if handle not in sliced and not _is_constant(handle)]
+        # The loop and all other readers make constants and splats for themselves (see `copy_splats`).
+        shared = [
+            handle
+            for handle in outer
+            if handle not in sliced
+            and (isinstance(handle, ir.BlockArgument) or not (handle.owner.name == CONSTANT or is_splat(handle.owner)))
+        ]
         stacks = [self._in_front(handle, cut, at) for handle, cut in sliced.items()]
         leaving = [(self._definitions[v], split.states[v]) for v in split.leaving]
         starts = [self._create(CONSTANT, [], number_type, at, {"value": zero})]
@@ -445,11 +451,6 @@ def _replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
     for k, operand in enumerate(operation.operands):
         if operand in twins:
             operation.operands[k] = twins[operand]
-
-
-def _is_constant(handle: Any) -> bool:
-    """True for constants and splats, which the loop and all other readers make for themselves (see `copy_splats`)."""
-    return not isinstance(handle, ir.BlockArgument) and (handle.owner.name == CONSTANT or is_splat(handle.owner))
 
 
 def _along(handle: Any, dim: int) -> list[tuple[Any, int | None]] | None:

@@ -20,7 +20,6 @@ from typing import TypeVar
 
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import taken_apart
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
@@ -57,7 +56,10 @@ def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[
         return []
     problem = evaluator.problem
     objective = Objective(problem, evaluator.cost(problem.fixed))
-    plans = dict.fromkeys(_here(problem, plan) for plan in seen)
+    if problem.mirrored is not None:  # to one that decides some layers separately
+        apart = problem.mirrored[1]
+        seen = [problem.canonical(taken_apart(plan, apart)) for plan in seen]
+    plans = dict.fromkeys(seen)
     costs = {plan: evaluator.cost(plan) for plan in plans}
     ranked = sorted(costs, key=lambda plan: objective.rank(plan, costs[plan]))
     swaps = axis_swaps(problem.mesh)
@@ -170,10 +172,3 @@ def _exchanged(evaluator: Evaluator, plan: Plan, swaps: list[tuple[int, ...]]) -
         other = problem.canonical((*fixed, *(d._replace(axis=swap[d.axis]) for d in plan[len(fixed) :])))
         if other != plan and abs(evaluator.cost(other, 0.0).most_seconds - seconds) <= _EQUAL * seconds:
             yield other
-
-
-def _here(problem: Problem, plan: Plan) -> Plan:
-    """Translates a plan for the problem with mirrored layers to one that decides some layers separately."""
-    if problem.mirrored is None:
-        return plan
-    return problem.canonical(taken_apart(plan, problem.mirrored[1]))

@@ -114,7 +114,8 @@ class Look:
             if not groups:
                 meaning = DIMENSIONS.get(name) or WORDS.get(name, "")
                 raise DoesNotApply(f"no dimension of the program looks like {name} ({meaning})")
-            decisions = [self._shard(g, axis) for g in groups for axis in self.axes if self.divides(g, axis)]
+            sides = {g: (0,) * len(self.problem.dimensions.groups[g].resolutions) for g in groups}
+            decisions = [Shard(g, axis, sides[g]) for g in groups for axis in self.axes if self.divides(g, axis)]
             if not decisions and self.axes:
                 sizes = {self.problem.dimensions.groups[g].size for g in groups}
                 raise DoesNotApply(
@@ -148,7 +149,8 @@ class Look:
         found: list[Decision] = []
         for decision in decisions:
             if isinstance(decision, Shard) and decision.axis in self.busy:
-                still = sorted(apart.get(decision.group, ()), key=self._tokens_first)
+                dims = self.problem.dimensions.groups
+                still = sorted(apart.get(decision.group, ()), key=lambda g: (dims[g].role != "seq", -dims[g].size))
                 decision = decision._replace(unless=still[0] if still else NONE)
             found.append(decision)
         return found
@@ -162,12 +164,6 @@ class Look:
         dimensions = self.problem.dimensions
         size = self.problem.mesh.sizes[axis]
         return any(dimensions.class_sizes[c] % size == 0 for c in dimensions.groups[group].classes)
-
-    def _shard(self, group: int, axis: int) -> Shard:
-        return Shard(group, axis, (0,) * len(self.problem.dimensions.groups[group].resolutions))
-
-    def _tokens_first(self, group: int) -> tuple[bool, int]:
-        return self.problem.dimensions.groups[group].role != "seq", -self.problem.dimensions.groups[group].size
 
     @property
     def _ways(self) -> str:

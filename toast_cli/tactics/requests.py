@@ -110,7 +110,10 @@ def _request(text: str, option: str) -> TacticRequest:
         raise UsageError(f"cannot read {text!r}", where=option, hint="write NAME:AXIS, e.g. fsdp:data")
     name, axes = matched["name"].strip(), matched["axes"]
     if matched["file"]:
-        tactic = find_in_file(matched["file"], name)
+        tactics = read_tactics(matched["file"])
+        if name not in tactics:
+            raise InputError(f"has no tactic {name!r}", where=matched["file"], hint=nearest(name, tactics))
+        tactic = tactics[name]
     else:
         tactic = _SEARCH_IT if name == SEARCH else find_tactic(name, option)
     names = None if axes is None else tuple(part.strip() for part in axes.split(","))
@@ -368,14 +371,6 @@ def read_tactics(path: str) -> dict[str, Tactic]:
     return _from_python(path) if path.endswith(".py") else _from_yaml(text, path)
 
 
-def find_in_file(path: str, name: str) -> Tactic:
-    """One tactic of a file."""
-    tactics = read_tactics(path)
-    if name not in tactics:
-        raise InputError(f"has no tactic {name!r}", where=path, hint=nearest(name, tactics))
-    return tactics[name]
-
-
 def _from_yaml(text: str, path: str) -> dict[str, Tactic]:
     if not text.strip():
         raise InputError("is empty", where=path, hint="see docs/howto/tactics.md for what belongs in it")
@@ -404,7 +399,10 @@ def _decided_by_steps(steps: YamlValue) -> Decide:
     """
     read: list[tuple[str, list[str], YamlValue]] = []
     for step in steps.items():
-        ((kind, words),) = _one(step).items()
+        found = step.section(*_STEPS)
+        if len(found) != 1:
+            raise step.error(f"a step has {len(found)} keys", "one of split, keep, use each")
+        ((kind, words),) = found.items()
         read.append((kind, [word.scalar("a name") for word in words.items()], step))
 
     def decide(look: Look) -> list[Decision]:
@@ -417,13 +415,6 @@ def _decided_by_steps(steps: YamlValue) -> Decide:
         return found
 
     return decide
-
-
-def _one(step: YamlValue) -> dict[str, YamlValue]:
-    found = step.section(*_STEPS)
-    if len(found) != 1:
-        raise step.error(f"a step has {len(found)} keys", "one of split, keep, use each")
-    return found
 
 
 def _from_python(path: str) -> dict[str, Tactic]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -337,19 +337,15 @@ def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
     """The decisions of a stored report, and their problem: `problem`, with layers separated if the plan decides them
     separately. Raises InputError if they do not belong to the program."""
     decisions = read_report(path).plan.decisions
-    problem = _taken_apart(problem, decisions)
     names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
-    plan = [_decision(decision, names, problem, path) for decision in decisions]
-    return problem, problem.canonical(tuple(plan))
-
-
-def _taken_apart(problem: Problem, decisions: Sequence[DecisionFacts]) -> Problem:
-    """The problem with those groups separated of which decisions name only the first or last class (`ff:first`)."""
-    names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
+    # Groups are separated of which decisions name only the first or last class (`ff:first`).
     targets = [decision.target for decision in decisions]
     whole = {target.rpartition(":")[0] for target in targets if target not in names and ":" in target}
-    apart = sorted(names[name] for name in whole if name in names)
-    return unmirror(problem, apart)[0] if apart else problem
+    if apart := sorted(names[name] for name in whole if name in names):
+        problem = unmirror(problem, apart)[0]
+        names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
+    plan = [_decision(decision, names, problem, path) for decision in decisions]
+    return problem, problem.canonical(tuple(plan))
 
 
 def _decision(facts: DecisionFacts, names: dict[str, int], problem: Problem, path: str) -> Decision:
