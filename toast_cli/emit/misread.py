@@ -30,9 +30,6 @@ Others have correct results but other collectives than planned:
 Ragged dots are in regions however they are split: XLA without Shardy cannot partition them, and with Shardy it gathers
 rows and the sharded weights of groups. So are block-scaled dots (`jax.nn.scaled_matmul`), which are custom calls to
 XLA.
-
-In: a `Source` and a `PartitionedProgram`. Out, inside a `with` block, both with such ops on local shapes in
-regions of their own; after it the module is as before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Lowers a plan to the whole program: every op's sharding, every value's sharding, and every collective. The rules are
 those of `sharding`, `partials`, `reshard` and `loops`; this file applies them op by op.
-
-In: a `Problem` and a plan. Out: a `PartitionedProgram`.
 """
 
 from __future__ import annotations

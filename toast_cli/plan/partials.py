@@ -11,9 +11,6 @@ unless over one axis alone with no all-reduce (see `program.values.scatters_into
 
 These rules are pure functions of the shardings of the ops involved. Lowering applies them to every sum of a program,
 the incremental evaluator to every kind of sum.
-
-In: a sum and the shardings of its ops. Out: `Reduction`s of parts of it, and the `CollectiveStep`s that complete them.
-
 A worked example: the docstring of `toast_cli.plan`.
 """
 

@@ -15,8 +15,6 @@
 * copies into tiles of rows while look-ups read them (see `row_copies`), and what a softmax reads (see
   `masked_softmaxes`);
 * the peak inside a manual region while it runs.
-
-In: array items with the op shardings around them. Out: bytes and ticks.
 """
 
 from __future__ import annotations

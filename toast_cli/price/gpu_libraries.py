@@ -2,8 +2,6 @@
 
 Seen in programs compiled by jaxlib 0.10.2 ahead of time for H100, and timed with jax 0.11.2 on an H200
 (`benchmarks/gpu_timer.py`).
-
-In: a program and an op. Out: what is fused with it, what is copied for it, and at which rate it runs.
 """
 
 from __future__ import annotations

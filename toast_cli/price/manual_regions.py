@@ -3,8 +3,6 @@
 A region is a program of its own on local shapes: its kernels and its memory are those of that program, and it has the
 collectives that the user wrote under every plan. Along mesh axes that a region leaves to the partitioner, its body is
 split as its operands and results are, by a plan for that program.
-
-In: a problem. Out: a `RegionPrice` for each op that is a region and each way to split it.
 """
 
 from __future__ import annotations

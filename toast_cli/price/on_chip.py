@@ -1,8 +1,6 @@
 """On-chip memory: arrays that XLA:TPU keeps in CMEM or VMEM.
 
 Seen in programs and in dumps of memory-space assignment of libtpu 0.0.42.1 for v4, v5e, v5p and v6e.
-
-In: a program, its arrays and its schedule. Out: which arrays take no device memory or no traffic, and when.
 """
 
 from __future__ import annotations

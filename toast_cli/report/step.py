@@ -2,8 +2,6 @@
 
 Nothing overlaps here, as in the predicted step time. A loop appears once, with the time of all its trips. Equal
 collectives that the cost model counts together are distributed over the ops that they belong to.
-
-In: evaluator and search result. Out: a `Step`.
 """
 
 from __future__ import annotations

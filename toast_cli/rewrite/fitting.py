@@ -5,9 +5,6 @@ A rewrite is a rematerialisation policy and a number of microbatches, and on TPU
 first. The next one tried is the first that is expected to need little enough memory, recomputes less than all that fit,
 and follows none with as many microbatches that does not fit. The trials end with the number of microbatches after the
 first with which one fits. Of all that fit, the best by the user's goal is taken.
-
-In: the variants as the user asks for them. Out: a `Variant` that is predicted to fit, or where a compiler refuses that
-one, another that needs less.
 """
 
 from __future__ import annotations

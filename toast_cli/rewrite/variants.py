@@ -1,7 +1,5 @@
 """Chooses the variants of a program to search, and searches them on every candidate mesh. The variants are the program
 as written and a rewritten one, if it has fused products.
-
-In: a `Source`, the meshes, and the `Request`. Out: a `Variant` for each variant searched, the best first.
 """
 
 from __future__ import annotations

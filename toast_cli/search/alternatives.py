@@ -6,8 +6,6 @@ only one of the plans has. Plans that are written differently but do the same wo
 exchange mesh axes of equal size, if that leaves the step time equal, and plans that only reorder the axes that split a
 dimension. A plan is returned if it differs from every plan before it by at least `DIFFERENT`, or if its peak memory
 differs by that fraction.
-
-In: an evaluator, the chosen plan and the plans evaluated. Out: plans, the best first, and how they compare.
 """
 
 from __future__ import annotations

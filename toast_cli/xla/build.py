@@ -1,7 +1,4 @@
-"""Makes StableHLO operations at one place in a module. Types and constants are cached.
-
-In: values and plain numbers. Out: the results of the new operations.
-"""
+"""Makes StableHLO operations at one place in a module. Types and constants are cached."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The data that only charts show: one step in order, its memory, and time and memory by module.
-
-In: source, evaluator and search result. Out: `Pictures`, plain numbers that `pages` draws.
-"""
+"""The data that only charts show: one step in order, its memory, and time and memory by module."""
 
 from __future__ import annotations
 
