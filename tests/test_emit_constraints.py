@@ -11,10 +11,10 @@ import pytest
 from emitted import TRAINED, UP_OUT, strategy, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxlib.xla_client import HloSharding
 from programs import Case, evaluator_of, round_mesh, source_of_text
 from random_programs import cases, plans
 
-from toast_cli import xla
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.hlo import gspmd_string, without_shardy
@@ -124,9 +124,10 @@ def test_a_tiling_puts_every_device_where_the_sharding_does(drawn: tuple[Shardin
     if text == "{replicated}":
         assert prod(sizes[a] for axes in sharding for a in axes) == 1
         return
-    tiles, devices, copies = xla.hlo_sharding_devices(text)
+    as_read = HloSharding.from_string(text)
+    tiles, copies = as_read.tile_assignment_dimensions(), as_read.replicate_on_last_tile_dim()
     assert tiles[:3] == [prod(sizes[a] for a in axes) for axes in sharding]
-    grid = np.array(devices).reshape([*tiles, *([] if copies else [1])])
+    grid = np.array(as_read.tile_assignment_devices()).reshape([*tiles, *([] if copies else [1])])
     for place in np.ndindex(*grid.shape[:3]):
         for device in grid[place]:
             at = np.argwhere(mesh == device)[0]

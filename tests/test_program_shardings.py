@@ -14,9 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib.xla_client import HloSharding
 from normalised_programs import MESH, array, main_of, names, normalised, with_collectives
 
-from toast_cli import xla
 from toast_cli.errors import InputError
 from toast_cli.frontend.constraints import check_manual_axes, constraints_on
 from toast_cli.frontend.loading import load_module
@@ -189,7 +189,7 @@ def test_any_split_along_axes_is_found_again(order: list[int], dimensions: list[
     assert tiling is not None and tiling.devices is not None
     axes = mesh_axes(tiling, 3, ("a", "b", "c"), sizes)
     assert axes == tuple(tuple("abc"[axis] for axis in dimension) for dimension in per_dimension)
-    assert xla.hlo_sharding_devices(text)[1] == tiling.devices.reshape(-1).tolist()
+    assert list(HloSharding.from_string(text).tile_assignment_devices()) == tiling.devices.reshape(-1).tolist()
 
 
 # -- manual regions ---------------------------------------------------------------------------------------------------

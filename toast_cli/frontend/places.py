@@ -13,7 +13,6 @@ from toast_cli.base.units import printable
 
 # Frames to show: the user's innermost one, or the whole stack.
 USERS, ALL = "user", "all"
-FRAMES = (USERS, ALL)
 TEXT = "-"  # MLIR's name for the text that it parses
 
 _HEAD = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"(?=\()')

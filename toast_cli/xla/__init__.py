@@ -50,12 +50,10 @@ from toast_cli.xla.running import compile_program as compile_program
 from toast_cli.xla.running import compiled_text as compiled_text
 from toast_cli.xla.running import cpu_devices as cpu_devices
 from toast_cli.xla.running import execute as execute
-from toast_cli.xla.running import full_hlo_text as full_hlo_text
 from toast_cli.xla.running import gpu_devices as gpu_devices
 from toast_cli.xla.running import hlo_boundary_leaves as hlo_boundary_leaves
 from toast_cli.xla.running import hlo_on_host as hlo_on_host
 from toast_cli.xla.running import hlo_proto_to_stablehlo as hlo_proto_to_stablehlo
-from toast_cli.xla.running import hlo_sharding_devices as hlo_sharding_devices
 from toast_cli.xla.running import hlo_text_to_proto as hlo_text_to_proto
 from toast_cli.xla.running import kept_arguments as kept_arguments
 from toast_cli.xla.running import mesh_sharding as mesh_sharding

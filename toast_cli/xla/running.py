@@ -192,14 +192,6 @@ def hlo_text_to_proto(text: str) -> bytes:
 
 
 @refusing
-def full_hlo_text(text: str) -> str:
-    """HLO text in the long form in which compilers print it: `%` before names, types before operands.
-
-    Raises RuntimeError as `hlo_text_to_proto` does.
-    """
-    return str(hlo.hlo_module_from_text(text).to_string())
-
-
 @refusing
 def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
     """StableHLO (with some mhlo ops) as bytecode.
@@ -271,11 +263,3 @@ def mesh_sharding(tiles: list[int], axis_sizes: tuple[int, ...], order: list[int
     manual, and along those that are not used. order: the mesh's axes as the tiles use them."""
     kinds = [hlo.OpSharding.Type.MANUAL, hlo.OpSharding.Type.REPLICATED]
     return str(hlo.HloSharding.iota_tile(tiles, axis_sizes, order, kinds))
-
-
-def hlo_sharding_devices(text: str) -> tuple[list[int], list[int], bool]:
-    """A GSPMD sharding string as XLA reads it: tile dimensions, device numbers tile by tile, True if the last dimension
-    is replicated."""
-    sharding = hlo.HloSharding.from_string(text)
-    dimensions = list(sharding.tile_assignment_dimensions())
-    return dimensions, list(sharding.tile_assignment_devices()), bool(sharding.replicate_on_last_tile_dim())
