@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from toast_cli.hardware import Link, Mesh, Spec
-    from toast_cli.hardware.topology import Dimension
 
 
 mesh_app = typer.Typer(
@@ -192,23 +191,19 @@ def _dimension_table(spec: Spec, mesh: Mesh) -> RenderableType:
             for link in axis.links
             if link.dimension == dimension.name
         ]
+        # The number of devices, and a line `o─o─o`, a ring `─o─o─o─`, a switch `ooo` or a network `o·o`.
+        joint = {"line": "─", "ring": "─", "switch": "", "network": "·"}[dimension.kind]
+        count = min(dimension.size, MOST_DRAWN if not joint else MOST_DRAWN // 2)
+        row = joint.join("o" * count) + ("…" if count < dimension.size else "")
         drawn.add_row(
             dimension.name,
             dimension.kind,
-            _picture(dimension),
+            f"{dimension.size:3} {f'─{row}─' if dimension.kind == 'ring' else row}",
             format_rate(dimension.bytes_per_second, "B/s"),
             format_seconds(dimension.latency_seconds),
             with_axes(", ".join(pieces), mesh.names),
         )
     return drawn
-
-
-def _picture(dimension: Dimension) -> str:
-    """The number of devices and a drawing: a line `o─o─o`, a ring `─o─o─o─`, a switch `ooo`, a network `o·o`."""
-    joint = {"line": "─", "ring": "─", "switch": "", "network": "·"}[dimension.kind]
-    count = min(dimension.size, MOST_DRAWN if not joint else MOST_DRAWN // 2)
-    middle = joint.join("o" * count) + ("…" if count < dimension.size else "")
-    return f"{dimension.size:3} {f'─{middle}─' if dimension.kind == 'ring' else middle}"
 
 
 def _axis_table(mesh: Mesh) -> RenderableType:

@@ -65,7 +65,12 @@ def verify(
     output = Target("--json", json) if json is not None else None
     check_targets([output] if output else [], [path for path in (program, report, against) if path])
     promises = read_report(report).promises if report is not None else None
-    mesh = mesh or _ready_machine(promises)
+    if not mesh and promises is not None:  # the report's machine, if that is a built-in specification
+        from toast_cli.hardware import load_spec, needs_no_file
+
+        built_in = needs_no_file(promises.machine)
+        if built_in and load_spec(promises.machine).devices == prod(promises.axes.values()):
+            mesh = promises.machine
     judge = judge_of(mesh, compiler, "--compiler")
     target = judge.target
     content, form, axes = partitioned_program(program, _axes(promises))
@@ -81,15 +86,6 @@ def verify(
         write_target(output, write_json(verdict.to_json()))
     print_verdict(verdict, sys.stderr if json == "-" else sys.stdout, quiet=quiet)
     return EXITS[verdict.outcome]
-
-
-def _ready_machine(promises: Promises | None) -> str | None:
-    """The name of the report's machine, if that is a built-in specification."""
-    from toast_cli.hardware import load_spec, needs_no_file
-
-    if promises is None or not needs_no_file(promises.machine):
-        return None
-    return promises.machine if load_spec(promises.machine).devices == prod(promises.axes.values()) else None
 
 
 def _axes(promises: Promises | None) -> dict[str, int] | None:

@@ -173,7 +173,8 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
     split = [
         number
         for number, op in enumerate(program.ops)
-        if op.kernel is not None and _is_split(lowered, number, op.operands)
+        if op.kernel is not None
+        and any(axes_of(lowered.required.get((number, k), lowered.shardings[v])) for k, v in enumerate(op.operands))
     ]
     forward = [number for number in split if pass_of(source.name_stack(number)) != BACKWARD]
     for number in forward or split:
@@ -207,10 +208,6 @@ def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
         f"# These are shardings of the program {rewritten}: the program as written needs more.\n" if rewritten else ""
     )
     return (notice + snippet(boundary_specs(source, lowered)) + head + "".join(lines)).encode()
-
-
-def _is_split(lowered: PartitionedProgram, number: int, operands: tuple[int, ...]) -> bool:
-    return any(axes_of(lowered.required.get((number, k), lowered.shardings[value])) for k, value in enumerate(operands))
 
 
 def _holds_numbers(value: Value) -> bool:

@@ -56,14 +56,9 @@ def entries(attributes: Mapping[str, Any] | Any, name: str, place: Locator) -> d
     """The entries of a dictionary; none where the attribute is missing."""
     if name not in attributes:
         return {}
-    return dictionary_value(attributes[name], name, place)
-
-
-def dictionary_value(attribute: Any, name: str, place: Locator) -> dict[str, Any]:
-    """The entries of the dictionary that an attribute called `name` must be."""
-    if not isinstance(attribute, ir.DictAttr):
-        raise wrong_kind(attribute, name, "a dictionary", place)
-    return {str(item.name): item.attr for item in attribute}
+    if not isinstance(attributes[name], ir.DictAttr):
+        raise wrong_kind(attributes[name], name, "a dictionary", place)
+    return {str(item.name): item.attr for item in attributes[name]}
 
 
 def parsed(written: str, name: str, kind: Any, place: Locator) -> Any:

@@ -172,14 +172,10 @@ def legalize(module: Any, path: str) -> None:
             if values is not None:
                 undone = [operand.owner for operand in operation.operands] if operation.name in UNDOING else []
                 replace_operation(operation, values)
-                for before in undone:
-                    drop_if_unread(before)
-
-
-def drop_if_unread(operation: Any) -> None:
-    """Erases a shape operation that has no users."""
-    if not isinstance(operation, ir.Block) and operation.name in UNDOING and not list(operation.results[0].uses):
-        operation.operation.erase()
+                for before in undone:  # shape operations that have no users
+                    unread = not isinstance(before, ir.Block) and before.name in UNDOING
+                    if unread and not list(before.results[0].uses):
+                        before.operation.erase()
 
 
 def fits_its_body(operation: Any) -> bool:
@@ -211,12 +207,6 @@ def plain_constant(operation: Any) -> Values | None:
     return create("stablehlo.constant", [], [operation.results[0].type], {"value": value}, operation)
 
 
-def chlo_twin(operation: Any) -> Values:
-    """Replaces an operation by the CHLO operation of the same name."""
-    types = [result.type for result in operation.results]
-    return create(operation.name.replace("mhlo.", "chlo."), list(operation.operands), types, {}, operation)
-
-
 def chlo_top_k(operation: Any) -> Values | None:
     """`chlo.top_k` if the operation takes the largest elements; else None."""
     if "largest" in operation.attributes and not ir.BoolAttr(operation.attributes["largest"]).value:
@@ -235,12 +225,6 @@ def chlo_composite(operation: Any) -> Values | None:
     if "composite_attributes" in operation.attributes:
         given = {item.name: item.attr for item in operation.attributes["composite_attributes"]}
     return create(name, list(operation.operands), [result.type for result in operation.results], given, operation)
-
-
-def operand_if_idle(operation: Any) -> Values | None:
-    """The operand that an operation returns unchanged; None if it changes it."""
-    operand = unchanged_operand(operation)
-    return None if operand is None else [operand]
 
 
 def plain_bitcast(operation: Any) -> Values | None:
@@ -322,8 +306,16 @@ def called_at_once(start: Any) -> Values:
 
 REWRITES: dict[str, Callable[[Any], Values | None]] = {
     **dict.fromkeys(FENCES, move_out),
-    **{f"mhlo.{name}": chlo_twin for name in CHLO_TWINS},
-    **dict.fromkeys((*IDLE_KINDS, *NEUTRAL, *ABSORBING, CONCATENATION, OVERWRITING), operand_if_idle),
+    **{
+        f"mhlo.{name}": lambda one: create(
+            one.name.replace("mhlo.", "chlo."), list(one.operands), [result.type for result in one.results], {}, one
+        )
+        for name in CHLO_TWINS
+    },
+    **dict.fromkeys(
+        (*IDLE_KINDS, *NEUTRAL, *ABSORBING, CONCATENATION, OVERWRITING),
+        lambda one: None if (operand := unchanged_operand(one)) is None else [operand],
+    ),
     **dict.fromkeys(CONSTANTS, plain_constant),
     "mhlo.copy": first_operand,
     "mhlo.add_dependency": first_operand,

@@ -172,7 +172,14 @@ def load_module(
     data = read_bytes(path) if content is None else content
     facts, module = _ask(normalised_here, data, source_name(path), keep_shardings, kernels)
     operations = operations_of(module) if facts["kept"] or facts["pins"] else []
-    kept, pins = (tuple(_received(one, operations) for one in facts[name]) for name in ("kept", "pins"))
+
+    def received(sent: SentSharding) -> Kept:
+        (number, region, position), sharding, uses, origin = sent
+        holder = operations[number]
+        values = holder.results if region < 0 else holder.regions[region].blocks[0].arguments
+        return Kept(values[position], sharding, tuple((operations[n], operand) for n, operand in uses), origin)
+
+    kept, pins = (tuple(map(received, facts[name])) for name in ("kept", "pins"))
     return Normalised(module, kept, pins, facts["notices"], facts["argument_axes"], facts["own_mesh"], facts["format"])
 
 
@@ -219,17 +226,6 @@ def _ask(task: Task, data: bytes, where: str, *arguments: Any) -> tuple[dict[str
     return facts, xla.parse_module(xla.make_context(), bytecode)
 
 
-def _received(sent: SentSharding, operations: list[Any]) -> Kept:
-    place, uses = sent[0], tuple((operations[number], operand) for number, operand in sent[2])
-    return Kept(_value_at(place, operations), sent[1], uses, sent[3])
-
-
-def _value_at(place: tuple[int, int, int], operations: list[Any]) -> Any:
-    number, region, position = place
-    operation = operations[number]
-    return operation.results[position] if region < 0 else operation.regions[region].blocks[0].arguments[position]
-
-
 # -- in the child -----------------------------------------------------------------------------------------------------
 
 
@@ -261,11 +257,21 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
     numbers: dict[Any, int] = {}
     if outcome.kept or outcome.pins:
         numbers = {operation: number for number, operation in enumerate(operations_of(outcome.module))}
+
+    def sent(kept: Kept) -> SentSharding:
+        value = kept.value
+        uses = [(numbers[operation], operand) for operation, operand in kept.uses]
+        if not isinstance(value, ir.BlockArgument):
+            return (numbers[value.owner.operation], -1, value.result_number), kept.sharding, uses, kept.origin
+        holder = value.owner.owner.operation
+        region = next(k for k, one in enumerate(holder.regions) if one.blocks[0] == value.owner)
+        return (numbers[holder], region, value.arg_number), kept.sharding, uses, kept.origin
+
     facts = {
         "format": form,
         "notices": outcome.notices,
-        "kept": [_sent(one, numbers) for one in outcome.kept],
-        "pins": [_sent(one, numbers) for one in outcome.pins],
+        "kept": list(map(sent, outcome.kept)),
+        "pins": list(map(sent, outcome.pins)),
         "argument_axes": outcome.argument_axes,
         "own_mesh": outcome.own_mesh,
     }
@@ -299,17 +305,3 @@ def _refuse_windows_of_arrays(module: Any, where: str) -> None:
 def operations_of(module: Any) -> list[Any]:
     """The operations of the entry function, itself included, in program order."""
     return xla.operations_in(next(op for op in module.body.operations if op.operation.name == "func.func"))
-
-
-def _sent(kept: Kept, numbers: dict[Any, int]) -> SentSharding:
-    uses = [(numbers[operation], operand) for operation, operand in kept.uses]
-    return _place_of_value(kept.value, numbers), kept.sharding, uses, kept.origin
-
-
-def _place_of_value(value: Any, numbers: dict[Any, int]) -> tuple[int, int, int]:
-    """(operation, region, position) of a block argument; (operation, -1, position) of a result."""
-    if not isinstance(value, ir.BlockArgument):
-        return numbers[value.owner.operation], -1, value.result_number
-    holder = value.owner.owner.operation
-    region = next(k for k, one in enumerate(holder.regions) if one.blocks[0] == value.owner)
-    return numbers[holder], region, value.arg_number

@@ -168,7 +168,9 @@ def normalise(
     notices += sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):
         notices += collective_notices(function)
-    notices += region_notices(function)
+    if count := len(walk_ops(function, MANUAL_REGION)):
+        what = "a manual region (shard_map) stays" if count == 1 else f"{count} manual regions (shard_map) stay"
+        notices.append(f"{what} as written under every plan")
     if not held.names.isdisjoint(EFFECTS):
         bind_effects(module)
     if CUSTOM_CALL in held.names:
@@ -230,13 +232,6 @@ def collective_notices(function: Any) -> list[str]:
         return []
     what = "1 operation communicates" if count == 1 else f"{count} operations communicate"
     return [f"{what} between devices outside manual regions: such a program can be planned for, and not written"]
-
-
-def region_notices(function: Any) -> list[str]:
-    """A notice that no plan changes manual regions."""
-    count = len(walk_ops(function, MANUAL_REGION))
-    what = "a manual region (shard_map) stays" if count == 1 else f"{count} manual regions (shard_map) stay"
-    return [f"{what} as written under every plan"] if count else []
 
 
 def drop_device_attributes(module: Any, path: str) -> list[str]:

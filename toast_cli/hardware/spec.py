@@ -70,13 +70,18 @@ def parse_prices(texts: Sequence[str], own: str = "") -> dict[str, float]:
 
 def _load(name_or_path: str) -> Spec:
     path = Path(name_or_path)
-    if _is_a_file(path):
+    try:
+        folder = path.is_dir()
+        file = path.exists() and not folder
+    except (OSError, ValueError):  # a name that no file can have
+        file = folder = False
+    if file:  # or a pipe
         return parse_spec(_read(name_or_path), name_or_path)
     built_in = _built_in_files()
     name = canonical(name_or_path.removesuffix(".yaml"))
     if name in built_in:
         return replace(parse_spec(built_in[name].read_text(encoding="utf-8"), built_in[name].name), named=True)
-    if path.name and _is_a_folder(path):
+    if path.name and folder:
         raise SpecError("is a directory", where=name_or_path, hint="give a YAML file or a name from `toast mesh list`")
     text = generate(name_or_path)
     if text is not None:
@@ -86,21 +91,6 @@ def _load(name_or_path: str) -> Spec:
         hint=f"{nearest(path.name.removesuffix('.yaml'), available_specs())}; others by chip and number, {EXAMPLES}; "
         "or a YAML file with e.g. {chip: {preset: H100, memory: 96GiB}, topology: {switch: 8}}",
     )
-
-
-def _is_a_file(path: Path) -> bool:
-    """True if a file or pipe exists there; False for a name that no file can have."""
-    try:
-        return path.exists() and not path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
-def _is_a_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def available_specs() -> list[str]:

@@ -140,7 +140,9 @@ def _tiers(links: Links) -> list[Links]:
     tori: list[list[Link]] = []
     for link in joined:
         if link.kind in ("ring", "line"):
-            free = (tier for tier in tori if not any(_same_wires(link, other) for other in tier))
+            # Links of one dimension share its wires.
+            wires = link.dimension
+            free = (tier for tier in tori if not any(wires != "" and wires == other.dimension for other in tier))
             tier = next(free, None)
             if tier is None:
                 tori.append([link])
@@ -163,10 +165,6 @@ def _join_pieces(links: Links) -> list[Link]:
         else:
             joined.append(link)
     return joined
-
-
-def _same_wires(one: Link, other: Link) -> bool:
-    return one.dimension != "" and one.dimension == other.dimension
 
 
 # ---------------------------------------------------------------- NCCL

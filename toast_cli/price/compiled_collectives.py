@@ -335,13 +335,8 @@ def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], a
     count, torus = prod(mesh.sizes[axis] for axis in axes), _torus(mesh, axes)
     if count == mesh.slice_devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= SQUARE_EDGE)):
         return False
-    streams = SQUARE_STREAMS if is_square(mesh, axes, count) else STREAMS
+    streams = SQUARE_STREAMS if count == 4 and torus == [2, 2] else STREAMS
     return _comes_apart(array, count, streams, profile.scatter_tiles // (count + PART_BUFFERS))
-
-
-def is_square(mesh: Mesh, axes: tuple[int, ...], count: int) -> bool:
-    """Whether the axes join four devices in a square."""
-    return count == 4 and _torus(mesh, axes) == [2, 2]
 
 
 def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:

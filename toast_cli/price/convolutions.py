@@ -309,7 +309,9 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
     images: dict[int, ImageDims] = {}  # operands of convolutions
     for op in program.ops:
         if op.name == CONVOLUTION and len(op.rule.operands) == 2 and not is_gradient_of_weights(op):
-            pieces[op.results[0]] = _made_by_convolution(op, pieces)
+            # In space-to-batch form; a 1 x 1 convolution keeps its operand's form.
+            cut = pieces[op.operands[0]] or any(w.size > 1 for w in op.windows)
+            pieces[op.results[0]] = _place(op.rule.results[0], op.rule.operands[1]) if cut else None
             place = _place(op.rule.operands[0], op.rule.operands[1])
             if pieces[op.results[0]] and place:
                 images[op.operands[0]] = place
@@ -360,13 +362,6 @@ def _alike(program: Program, source: int, image: int, place: ImageDims) -> bool:
 def is_gradient_of_weights(op: Op) -> bool:
     """Whether an op is a convolution whose windows span the image, as for gradients of weights."""
     return bool(op.windows) and all(2 * ((w.size - 1) * w.spread + 1) > w.inputs for w in op.windows)
-
-
-def _made_by_convolution(op: Op, pieces: list[ImageDims | None]) -> ImageDims | None:
-    """Place of a convolution's result in space-to-batch form, or None; a 1 x 1 convolution keeps its operand's form."""
-    if not (pieces[op.operands[0]] or any(w.size > 1 for w in op.windows)):
-        return None
-    return _place(op.rule.results[0], op.rule.operands[1])
 
 
 def _place(dims: ValueFactors, weights: ValueFactors) -> ImageDims | None:

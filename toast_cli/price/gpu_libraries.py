@@ -136,16 +136,12 @@ def copied_operands(program: Program, op: Op) -> tuple[int, ...]:
     for position, value in enumerate(op.operands):
         sides = [(f in left & right, f in out) for f in _factors(op, op.rule.operands[position])]
         groups = [side for side, _ in groupby(sides)]
-        if len(set(groups)) < len(groups) and not _is_made_elementwise(program, value):
+        maker = program.ops[program.producer[value]]
+        while maker.kind.view:
+            maker = program.ops[program.producer[maker.operands[0]]]
+        if len(set(groups)) < len(groups) and not maker.kind.elementwise:
             found.append(position)
     return tuple(found)
-
-
-def _is_made_elementwise(program: Program, value: int) -> bool:
-    maker = program.ops[program.producer[value]]
-    while maker.kind.view:
-        maker = program.ops[program.producer[maker.operands[0]]]
-    return maker.kind.elementwise
 
 
 def _factors(op: Op, dims: Sequence[Sequence[int]]) -> list[int]:

@@ -432,13 +432,12 @@ def only_moves(program: Program) -> Program:
     """The program with transfers of an array to the memory that it is in already replaced by identities."""
     there = on_host(program)
     ops = tuple(
-        replace(op, name=BARRIER, detail="") if is_transfer(op) and _lies_there(op, there) else op for op in program.ops
+        replace(op, name=BARRIER, detail="")
+        if is_transfer(op) and (op.detail == TO_HOST) == (op.operands[0] in there)
+        else op
+        for op in program.ops
     )
     return replace(program, ops=ops) if ops != program.ops else program
-
-
-def _lies_there(op: Op, there: frozenset[int]) -> bool:
-    return (op.detail == TO_HOST) == (op.operands[0] in there)
 
 
 def replacing(program: Program, results: Iterable[int]) -> frozenset[int]:
