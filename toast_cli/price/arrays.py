@@ -28,6 +28,7 @@ from toast_cli.price.layouts import (
     copied_rows,
     growth,
     growth_in,
+    innermost_dims,
     pieces_are_copied,
     slowdown,
     tile_of,
