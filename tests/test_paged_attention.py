@@ -52,6 +52,7 @@ SPLIT = {
     # function, groups; what is split of each operand and result: a sequences, b heads of keys and values
     "paged": (PAGED, GROUP, ["a", "a", ".", ".", "ab..", "b...", "b...", "ab..", "ab..", "ab.."]),
     "groups of 8": (PAGED, 8, ["a", "a", ".", ".", "ab.", "b...", "b...", "ab.", "ab.", "ab."]),
+    "a head of queries each": (PAGED, 1, ["a", "a", ".", ".", "ab..", "b...", "b...", "ab..", "ab..", "ab.."]),
     "blocks in the grid": (partial(PAGED, inline_seq_dim=False), 8, None),
     "a cap on scores": (partial(PAGED, attn_logits_soft_cap=30.0), 8, None),
     "ragged": (partial(RAGGED, sm_scale=0.3), GROUP, ["", "", "", "", "", ".b.", "..b.", ".b."]),
@@ -93,6 +94,13 @@ def test_a_kernel_that_the_installed_package_does_not_make_is_whole() -> None:
     (op,) = kernels(source)
     assert not "".join(free(op)).strip(".")
     assert any("does not lower ragged_paged_attention to this body" in note for note in source.notices)
+
+
+def test_heads_for_which_there_is_no_kernel_stay_together() -> None:
+    """The ragged kernel has no form for 3, 6 and 12 heads of keys and values: 24 are split into eights."""
+    (op,) = kernels(read(RAGGED, *arrays(ragged=True, kv=24)))
+    (split,) = {factor for dims in op.rule.results[0] for factor in dims} - op.rule.need_replication
+    assert op.rule.sizes[split] == 3
 
 
 def layer(attention: Any, weights: Any, pages: Any, x: Any, lengths: Any, table: Any) -> Any:

@@ -47,8 +47,8 @@ class PagedKernel:
 
     Attributes:
         pattern: of the kernel's name in the call. package, function: where it comes from.
-        text: its rule: b sequences of up to p pages, t tokens, k heads of keys and values, each for g of queries, n
-            pages of s positions, d features; other names are unsharded.
+        text: its rule: b sequences of up to p pages, t tokens, k times u heads of keys and values, each for g of
+            queries, n pages of s positions, d features; other names are unsharded. u: see `_fewest_heads`.
         arguments: [arguments of `function`] operand of the call, and names of the argument's dimensions.
         fixed: sizes that the arrays do not tell.
         parameters: grid, shapes of the scratch arrays and window of the queries -> parameters, those of `floats` aside.
@@ -64,7 +64,7 @@ class PagedKernel:
     parameters: Callable[[list[int], list[tuple[int, ...]], tuple[int, ...]], Parameters]
     floats: tuple[str, ...]
     capped: str
-    fixed: tuple[tuple[str, int], ...] = ()
+    fixed: tuple[tuple[str, int], ...] = (("u", 1),)
 
     @cached_property
     def rule(self) -> UserKernel:
@@ -91,8 +91,8 @@ KERNELS = (
             "paged_flash_attention_kernel*",
             _PAGES,
             "paged_attention",
-            f"([b], [b*p], [_], [_], [b, k*g, {one}d], [k, n, s, d], [k, n, s, d])->"
-            f"([b, k*g, {one}d], [b, k*g, {one}_], [b, k*g, {one}_]) need_replication={{g, p, n, s, d}}",
+            f"([b], [b*p], [_], [_], [b, k*u*g, {one}d], [k*u, n, s, d], [k*u, n, s, d])->"
+            f"([b, k*u*g, {one}d], [b, k*u*g, {one}_], [b, k*u*g, {one}_]) need_replication={{u, g, p, n, s, d}}",
             ((4, "b, k*g, d"), (5, "k, n, s, d"), (6, "k, n, s, d"), (0, "b"), (1, "b, p")),
             _of_pages,
             ("mask_value",),
@@ -104,13 +104,13 @@ KERNELS = (
         "ragged_paged_attention_kernel",
         _RAGGED,
         "ragged_paged_attention",
-        "([b], [b, p], [_], [_], [_], [t, k*g, d], [n, s, k*c, d])->([t, k*g, d]) "
-        "need_replication={b, t, g, p, n, s, c, d}",
+        "([b], [b, p], [_], [_], [_], [t, k*u*g, d], [n, s, k*u*c, d])->([t, k*u*g, d]) "
+        "need_replication={b, t, u, g, p, n, s, c, d}",
         ((5, "t, k*g, d"), (6, "n, s, k*c, d"), (0, "b"), (1, "b, p"), (2, ""), (4, "")),
         _of_ragged,
         ("sm_scale", "mask_value"),
         "soft_cap",
-        (("c", 2),),  # keys and values
+        (("u", 1), ("c", 2)),  # c: keys and values
     ),
 )
 
@@ -141,8 +141,10 @@ def read_paged(
             return facts, None, ""
         try:
             parameters = _parameters(kernel, config, sizes, operands)
+            sizes["u"] = _fewest_heads(kernel, parameters, sizes, operands)
         except KernelError as error:
             return facts, None, str(error)
+        sizes["k"] //= sizes["u"]
         found = tuple(sorted(parameters.items()))
         facts = HandWritten(name, KIND, products, 0.0, moved, parameters=found)
         return facts, rule_of(kernel.rule, sizes, operands, results), ""
@@ -197,10 +199,33 @@ def _parameters(
     return parameters
 
 
+def _fewest_heads(kernel: PagedKernel, parameters: Parameters, sizes: dict[str, int], operands: list[Value]) -> int:
+    """The fewest heads of keys and values on a device such that the package has the kernel for each number of them that
+    is a multiple and divides them all: of 24 heads, 8 for the ragged kernel, which has none for 3, 6 and 12."""
+    heads = sizes["k"]
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+
+    def is_refused(count: int) -> bool:
+        try:
+            _lowered(kernel, parameters, {**sizes, "k": count}, operands, only_traced=True)
+        except KernelError:
+            return True
+        return False
+
+    refused = [count for count in divisors[:-1] if is_refused(count)]
+    return next(least for least in divisors if all(count % least for count in refused))
+
+
 def _lowered(
-    kernel: PagedKernel, parameters: Parameters, sizes: dict[str, int], operands: list[Value]
+    kernel: PagedKernel,
+    parameters: Parameters,
+    sizes: dict[str, int],
+    operands: list[Value],
+    *,
+    only_traced: bool = False,
 ) -> dict[str, Any]:
-    """The configuration of the kernel's call, as its package lowers it. Raises `KernelError` if it does not."""
+    """The configuration of the kernel's call, as its package lowers it; none if it is only traced, where the package
+    checks shapes. Raises `KernelError` if it does not."""
     users_own = "jax" in sys.modules
     import jax  # heavy, and few programs have such kernels
 
@@ -215,7 +240,10 @@ def _lowered(
     try:
         function = getattr(importlib.import_module(kernel.package), kernel.function)
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-            lowered = jax.jit(partial(function, **parameters)).trace(*shapes).lower(lowering_platforms=("tpu",))
+            traced = jax.jit(partial(function, **parameters)).trace(*shapes)
+            if only_traced:
+                return {}
+            lowered = traced.lower(lowering_platforms=("tpu",))
     # What another package raises for parameters or local shapes that its kernel has no form for.
     except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None

@@ -159,21 +159,27 @@ def rule_of(kernel: UserKernel, sizes: dict[str, int], operands: list[Value], re
     """The rule; None if nothing can be split."""
     if kernel.operands is None or not {*sizes} - kernel.whole:
         return None
-    numbers = {name: number for number, name in enumerate(sizes)}
-    counts = list(sizes.values())
-    whole = {numbers[name] for name in kernel.whole}
+    numbers: dict[str, int] = {}
+    counts: list[int] = []
+    whole: set[int] = set()
 
     def factors(dims: tuple[Names, ...], value: Value) -> ValueFactors:
         found = []
         for names, size in zip(dims, value.shape, strict=True):
+            # Shardy has factors of size 1 only where a dimension has no other.
+            for name in (own := tuple(one for one in names if sizes[one] > 1) or names[:1]):
+                if name not in numbers:
+                    numbers[name] = len(counts)
+                    counts.append(sizes[name])
             if not names:
                 whole.add(len(counts))
                 counts.append(size)
-            found.append(tuple(numbers[name] for name in names) or (len(counts) - 1,))
+            found.append(tuple(numbers[name] for name in own) or (len(counts) - 1,))
         return tuple(found)
 
     read = tuple(factors(dims, value) for dims, value in zip(kernel.operands, operands, strict=True))
     made = tuple(factors(dims, value) for dims, value in zip(kernel.results, results, strict=True))
+    whole |= {numbers[name] for name in kernel.whole if name in numbers}
     return Rule(tuple(counts), read, made, frozenset(), frozenset(whole))
 
 
