@@ -29,6 +29,7 @@ from toast_cli.frontend.shardings import (
 )
 from toast_cli.hardware.model import Groups
 from toast_cli.program.model import Exchange, Op
+from toast_cli.program.ops import RAGGED_ALL_TO_ALL
 from toast_cli.xla import ir, sdy, walk_ops
 
 
@@ -51,12 +52,13 @@ class AnnotatedConstraint:
 def constraints_on(
     records: Iterable[Kept], axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
 ) -> tuple[list[AnnotatedConstraint], list[str]]:
-    """The records in axes of a mesh, and a notice about those that cannot be expressed by its axes.
+    """The records in axes of a mesh of more than one device, and a notice about those that these cannot express.
 
     Raises `InputError` when a record names an axis that the mesh does not have, or has with another size.
     """
     found: list[AnnotatedConstraint] = []
     left_out: list[Kept] = []
+    wide = {name for name, size in zip(axis_names, axis_sizes, strict=True) if size > 1}
     for record in records:
         axes = record.sharding.axes
         check_axes(record, dict(zip(axis_names, axis_sizes, strict=True)))
@@ -65,6 +67,7 @@ def constraints_on(
         if axes is None:
             left_out.append(record)
         else:
+            axes = tuple(split and tuple(name for name in split if name in wide) for split in axes)
             found.append(AnnotatedConstraint(record.value, axes, record.uses, record.origin))
     if not left_out:
         return found, []
@@ -90,7 +93,7 @@ def check_axes(record: Kept, target: dict[str, int]) -> None:
     sizes = dict(record.sharding.mesh)
     for name in dict.fromkeys(name for axes in record.sharding.axes or () for name in axes or ()):
         size = sizes.get(name)
-        if name in target and size in (None, target[name]):
+        if size == 1 or (name in target and size in (None, target[name])):
             continue
         has = f"has it with size {target[name]}" if name in target else f"has only {', '.join(target)}"
         uses = f"uses mesh axis {name!r}" + (f" (size {size})" if size else "")
@@ -151,7 +154,6 @@ KINDS = {
     "stablehlo.collective_permute": "collective-permute",
     "stablehlo.reduce_scatter": "reduce-scatter",
 }
-RAGGED_ALL_TO_ALL = "ragged_all_to_all"  # a custom call
 _PADDING = -1  # fills groups that are smaller than others
 
 

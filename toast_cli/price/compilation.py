@@ -45,6 +45,7 @@ from toast_cli.program.ops import (
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     PAD,
+    RAGGED_ALL_TO_ALL,
     REDUCE,
     RESHAPE,
     RESULT,
@@ -162,6 +163,8 @@ def kernels(
     scalars_free, unfilled = "scalar-unit" in profile.passes, unfilled_stacks(program, profile)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None or number in unfilled:
+            continue
+        if op.detail == RAGGED_ALL_TO_ALL:
             continue
         # Such as a loop's counter.
         scalar = op.kind.elementwise and not any(program.values[v].shape for v in (*op.operands, *op.results))

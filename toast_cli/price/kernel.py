@@ -128,9 +128,10 @@ def ragged_growth(op: Op, profile: CompilerProfile) -> float:
     XLA:TPU has such a kernel for products that keep rows (`[m, k] x [g, k, n] -> [m, n]`), and none for those that sum
     over them (`[m, k] x [m, n] -> [g, k, n]`, the gradient of the experts' weights). Each group of these takes 1.4 to
     1.56 times as long as one dense product of all rows, for the mask (2 to 16 groups of 4,096 or 8,192 rows, 512 to
-    4,096 columns, v5e and v5p; 64 groups 2.3 times; libtpu 0.0.42.1).
+    4,096 columns, v5e; 64 groups 2.3 times; libtpu 0.0.42.1). For v4 and v5p it has kernels for both, which on v5p are
+    as fast as megablox within 2 % (marin-community/marin#2710).
     XLA:GPU has none at all: it writes the rows for each group, with zeros in place of others' rows, and multiplies
-    [m, g k] x [g k, n]; 16 groups of 8,192 rows took 16 times as long as one dense product.
+    [m, g k] x [g k, n]; 16 groups of 8,192 rows took 16 times as long as one dense product, with these copies.
     """
     masked = "masked-groups" in profile.passes
     if op.name != RAGGED_DOT or not (masked or "ragged-gradients" in profile.passes):

@@ -27,7 +27,15 @@ from toast_cli.price.memo import Bucket
 from toast_cli.price.pricing import Lowered, Pricer
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.price.timeline import InRegion, Timeline, Windows
-from toast_cli.program.model import Exchange, ManualRegion
+from toast_cli.program.model import Exchange, ManualRegion, Op
+from toast_cli.program.ops import RAGGED_ALL_TO_ALL
+
+# XLA:GPU sends a ragged all-to-all between GPUs of one host by a kernel of its own, in which one block of 128 threads
+# does each update (`--xla_gpu_unsupported_use_ragged_all_to_all_one_shot_kernel=false` leaves it to NCCL). UPDATE:
+# bytes a second of one, fitted to one layer on 8 H100 (marin-community/marin#3633, 2 experts a token, 2 devices share
+# the experts); `python -m benchmarks.experts` compares the others.
+UPDATE = 2.7e9
+OFFSETS = 2  # the operand that says where each update starts
 
 
 def region_prices(problem: Problem, profile: CompilerProfile) -> RegionPrices:
@@ -97,6 +105,7 @@ class _Region:
         self._pricer = Pricer(self._problem, self._items, self._within)
         self._kernels = WorkPricer(self._problem, profile, self._within)
         self._asynchronous = profile.asynchronous
+        self._in_blocks = "ragged-blocks" in profile.passes
         self.windows = Windows(self._problem, self._items.lives, most_moments(self._within))
         self._arrays = ArrayKernels(self._problem, profile)
         self._groups = _groups(self._problem, pattern)
@@ -144,7 +153,10 @@ class _Region:
             size = body.values[value].bytes / shards(sharding, self._problem.mesh.sizes)
             # A reduce-scatter in smaller groups sums up less.
             part = alone / prod(sizes[axis] for axis in axes) if alone and exchange.kind == "reduce-scatter" else 1.0
-            seconds = collective_seconds(self._mesh, exchange.kind, size * part, axes)
+            seconds = max(
+                collective_seconds(self._mesh, exchange.kind, size * part, axes),
+                self._ragged_seconds(op, size, axes),
+            )
             yield CollectiveUse(
                 exchange.kind,
                 axes,
@@ -159,6 +171,14 @@ class _Region:
                 group=alone,
                 place=exchange.place,
             )
+
+    def _ragged_seconds(self, op: Op, size: float, axes: tuple[int, ...]) -> float:
+        """Seconds that blocks of threads take for a ragged all-to-all of `size` bytes, see `UPDATE`."""
+        links = [link for axis in axes for link in self._mesh.axes[axis].links]
+        if op.detail != RAGGED_ALL_TO_ALL or not self._in_blocks or any(link.kind != "switch" for link in links):
+            return 0.0
+        updates = self._region.body.values[op.operands[OFFSETS]].elements
+        return size / (updates * UPDATE)
 
     def _boundary_bytes(self, lowered: Lowered) -> float:
         """Bytes of operands and results, which the surrounding program counts."""

@@ -150,6 +150,7 @@ PASSES: Mapping[str, str] = {
     "reduction-combining": "Independent reductions of one kind become one collective and share its latency.",
     "reduction-motion": "A value that a loop only reduces and accumulates is reduced once after the loop.",
     "overlap": "Collectives that nothing waits for overlap with compute.",
+    "ragged-blocks": "A ragged all-to-all in one host is one block of threads for each update.",
     # Fusion: kernels, and which values are materialised.
     "fusion": "Elementwise ops and ops that only move data are fused into their readers.",
     "output-fusion": "Elementwise ops are fused into the epilogue of a contraction.",
@@ -172,8 +173,10 @@ PASSES: Mapping[str, str] = {
     "library-products": "The kernel of a contraction computes little besides the contraction.",
     "fused-lookups": "Gathers are fused into their readers, and scatters fuse the computation of their updates.",
     "atomic-scatters": "A scatter adds each element with an atomic operation to an array in memory.",
+    "lookup-steps": "A lookup takes its indices one after another.",
     "vector-products": "A matrix-vector product is computed elementwise, with a sum.",
     "fourier-transforms": "Fourier transforms become small products, transpositions and twiddle factors.",
+    "ragged-kernels": "Ragged products are kernels that visit each row once, also those that add up over rows.",
     "ragged-gradients": "The gradient of a ragged product multiplies all rows for each group.",
     "masked-groups": "Every ragged product multiplies all rows for each group.",
     # Layouts of arrays.

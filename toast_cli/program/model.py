@@ -187,6 +187,11 @@ class HandWritten:
     def flops(self) -> float:
         return self.products + self.vector
 
+    @property
+    def only_multiplies(self) -> bool:
+        """Whether it does little besides products, as those of groups of rows do; attention has its softmax."""
+        return self.vector < 0.005 * self.products
+
 
 @dataclass(frozen=True)
 class ManualRegion:

@@ -32,6 +32,7 @@ IOTA = "stablehlo.iota"
 MULTIPLY = "stablehlo.multiply"
 PAD = "stablehlo.pad"
 RAGGED_DOT = "chlo.ragged_dot"
+RAGGED_ALL_TO_ALL = "ragged_all_to_all"  # target of a custom call
 REDUCE = "stablehlo.reduce"
 REVERSE = "stablehlo.reverse"
 RESHAPE = "stablehlo.reshape"

@@ -13,6 +13,7 @@ from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS, read_in_trips
 from toast_cli.plan.partitioned import CollectiveFacts, PartitionedProgram
 from toast_cli.plan.problem import Problem, samples_of
 from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.price.collectives import collective_seconds
 from toast_cli.price.cost import BY_HAND, Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.kernel import ragged_growth
@@ -421,6 +422,22 @@ def _grouped_products(evaluator: Evaluator, plan: Plan) -> list[str]:
     ]
 
 
+def _ragged_blocks(evaluator: Evaluator, plan: Plan) -> list[str]:
+    """A remark if XLA:GPU's kernel of ragged all-to-alls takes longer than NCCL would."""
+    slow = plain = 0.0
+    for use in evaluator.collectives(plan) if "ragged-blocks" in evaluator.profile.passes else ():
+        nccl = use.count * collective_seconds(evaluator.problem.mesh, use.kind, use.bytes, use.axes)
+        if use.reason == BY_HAND and use.kind == "all-to-all" and use.seconds > 1.01 * nccl:
+            slow, plain = slow + use.seconds, plain + nccl
+    if not slow:
+        return []
+    return [
+        f"ragged all-to-alls take {format_seconds(slow)} in XLA's own kernel, in which one block of threads does an "
+        f"update; --xla_gpu_unsupported_use_ragged_all_to_all_one_shot_kernel=false leaves them to NCCL, about "
+        f"{format_seconds(plain)}"
+    ]
+
+
 def _too_small(evaluator: Evaluator, result: SearchResult, baselines: Mapping[str, BaselineFacts]) -> list[str]:
     """A remark if everything is replicated since known strategies take longer: how to see one, and how much more work
     is needed at least. More work takes the time of its arithmetic and memory traffic, of which devices save all but
@@ -457,6 +474,7 @@ def _analysis(source: Source, evaluator: Evaluator, result: SearchResult, remark
         *padding_advice(problem),
         *_undonated(problem, lowered),
         *_grouped_products(evaluator, result.plan),
+        *_ragged_blocks(evaluator, result.plan),
         *copied_caches(evaluator, result),
         *_nameless(problem.program),
         *source.notices,

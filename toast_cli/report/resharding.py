@@ -1,9 +1,11 @@
 """What moves when arrays that are sharded by one plan take their shardings by another: for a checkpoint that is loaded
-on another mesh, for weights that go from a trainer to a server, for a job that grows or shrinks.
+on another mesh, for weights that go from a trainer to a server, for a job that grows or shrinks, for caches that go
+from prefill to decode.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -15,7 +17,7 @@ from rich.text import Text
 from toast_cli.hardware import load_spec, needs_no_file
 from toast_cli.program.quantities import format_bytes, format_plural, format_seconds, type_bytes
 from toast_cli.report import style
-from toast_cli.report.model import ArgumentFacts, MeshFacts, Report
+from toast_cli.report.model import ArgumentFacts, MeshFacts, Report, ResultFacts
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,63 @@ def resharding(before: Report, now: Report) -> Resharding | None:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class HandOver:
+    """Arrays that one program makes and another one reads, such as caches between prefill and decode on other devices.
+
+    Attributes:
+        arrays, bytes: how many, and their size. received_bytes: what a device of the second program receives, at most.
+        seconds: of these over the network, a lower bound; None for a mesh of one's own.
+    """
+
+    arrays: int
+    bytes: int
+    received_bytes: int
+    seconds: float | None
+
+
+def handed_over(before: Report, now: Report) -> HandOver | None:
+    """What goes from the results of one program to the arguments of another; None if nothing does.
+
+    Results may be smaller than the arguments, such as the caches of one sequence: they count as if they were written
+    at the start.
+    """
+    pairs = list(_handed(before, now))
+    received = np.zeros(prod(now.mesh.axes.values()))
+    for made, read in pairs:
+        start, stop = _tiles(read, now.mesh)
+        sizes = np.array(_shape(made.type))
+        part = np.prod(np.maximum(np.minimum(stop, sizes) - start, 0), axis=1) / max(np.prod(sizes), 1)
+        received += type_bytes(made.type) * part
+    if not pairs:
+        return None
+    network, most = _rates(now.mesh)[1], received.max()
+    size = sum(type_bytes(made.type) for made, _ in pairs)
+    return HandOver(len(pairs), size, round(most), most / network if network else None)
+
+
+def _handed(before: Report, now: Report) -> Iterator[tuple[ResultFacts, ArgumentFacts]]:
+    """Each argument of the second program that the first does not have, with the first result that can be it: of two
+    dimensions or more, of its element type, and nowhere larger; one of its size rather."""
+    kept = {(one.name, one.type) for one in before.arguments}
+    results = [one for one in before.results if len(_shape(one.type)) > 1]
+    for read in now.arguments:
+        whole, shape = read.type, _shape(read.type)
+        if (read.name, whole) in kept or not _is_whole(read, now.mesh):
+            continue
+        alike = [
+            made
+            for made in results
+            if made.type.partition("[")[0] == whole.partition("[")[0]
+            and len(_shape(made.type)) == len(shape)
+            and all(small <= large for small, large in zip(_shape(made.type), shape, strict=True))
+        ]
+        if alike:
+            made = next((one for one in alike if one.type == whole), alike[0])
+            results.remove(made)
+            yield made, read
+
+
 def _is_whole(argument: ArgumentFacts, mesh: MeshFacts) -> bool:
     """True if the report states a sharding of every dimension, by axes of the mesh."""
     axes = [axis for dimension in argument.sharding for axis in dimension]
@@ -134,4 +193,14 @@ def block(found: Resharding) -> RenderableType:
         line("to the same devices", found.moved_bytes, found.moved_bytes_of_all, found.moved_seconds, "its links"),
         line("to other devices", found.copied_bytes, found.copied_bytes_of_all, found.copied_seconds, "the network"),
         Text(f"array by array, a device holds at most {format_bytes(found.held_bytes)} of them meanwhile"),
+    )
+
+
+def handed_block(found: HandOver) -> RenderableType:
+    """The section of a terminal's report for what is handed over."""
+    least = f", at least {format_seconds(found.seconds)} over the network" if found.seconds else ""
+    return style.section(
+        f"from the first program to the second: {format_plural(found.arrays, 'array')} that one makes and the other "
+        f"reads, {format_bytes(found.bytes)}",
+        Text(f"to other devices: a device receives at most {format_bytes(found.received_bytes)}{least}"),
     )

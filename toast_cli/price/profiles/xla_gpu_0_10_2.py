@@ -42,7 +42,7 @@ SOURCES = {
     "temporary_growth": f"fitted to XLA:GPU of {VERSION}, benchmarks/data/gpu.jsonl",
 }
 PASSES = plain.PASSES | {"temporary-growth", "library-convolutions", "scatter-starts", "fused-lookups"} | {
-    "library-products", "normalization-fusion", "atomic-scatters", "masked-groups",
+    "library-products", "normalization-fusion", "atomic-scatters", "masked-groups", "ragged-blocks",
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ VERSION = "libtpu 0.0.42.1"
 MIB = 2**20
 
 # Every figure but `vector` and `pass_bytes`, which all chips share, is fitted chip by chip.
-_SHARED = Attained(vector=0.66, pass_bytes=4.0, hand_written=0.5)
+_SHARED = Attained(vector=0.66, pass_bytes=4.0, hand_written=0.5, grouped=0.67)
 V4, V5E, V5P, V6E = (
     replace(
         _SHARED, matrix=matrix, memory=memory, elementwise=elementwise, narrow_write=narrow, kernel_seconds=start,
@@ -72,14 +72,18 @@ RETILING_CYCLES = {"v6e": 13.0, "tpu7x": 13.0}
 PASSES = plain.PASSES | {
     "narrowing", "broadcast-gathers", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
     "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "moved-operands", "interior-pads",
-    "vector-products", "fourier-transforms", "ragged-gradients", "tiling", "tile-dimensions", "lookup-rows",
+    "vector-products", "fourier-transforms", "tiling", "tile-dimensions", "lookup-rows", "lookup-steps",
     "space-to-batch", "convolution-tiles", "swapped-convolutions", "gathered-pieces",
     "memory-space-assignment", "on-chip-reuse", "loop-residency", "scalar-unit", "accumulator-windows", "held-results",
     "convolved-arguments", "unfilled-stacks", "narrowed-stacks",
 }  # fmt: skip
 
-# Seen in loops and softmaxes compiled for each generation.
-PASSES_OF = {"v5e": {"loop-gathers-first"}, "v6e": {"masked-softmaxes"}, "tpu7x": {"masked-softmaxes"}}
+# Seen in loops, softmaxes and ragged products compiled for each generation.
+PASSES_OF = {
+    "v2": {"ragged-gradients"}, "v3": {"ragged-gradients"}, "v4": {"ragged-kernels"}, "v5p": {"ragged-kernels"},
+    "v5e": {"ragged-gradients", "loop-gathers-first"}, "v6e": {"ragged-gradients", "masked-softmaxes"},
+    "tpu7x": {"ragged-gradients", "masked-softmaxes"},
+}  # fmt: skip
 
 SOURCES = {
     "passes": "programs compiled for v4, v5e, v5p and v6e; each rule tells in its docstring what was seen",
@@ -87,7 +91,8 @@ SOURCES = {
     "--ask step`; others as v4 and v6e",
     "attained": f"fitted to {VERSION}'s estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of "
     "programs.jsonl; passed_bytes: those, and steps of published programs in real.jsonl; hand_written: published steps "
-    "of MaxText with flash and splash attention on v5e, v5p and TPU7x come out within 7 %, see docs/howto/kernels.md",
+    "of MaxText with flash and splash attention on v5e, v5p and TPU7x come out within 7 %, see docs/howto/kernels.md; "
+    "grouped: a profile of megablox on v5p (marin-community/marin, .agents/logbooks/grug-moe-ep-ring.md)",
     "memory_tile": f"layouts in {VERSION}'s compiled programs: T(8,128)",
     "fusion": f"{VERSION}'s compiled programs; polynomials: `python benchmarks/calibrate_ops.py --compile`",
     "fourier_growth": f"single transforms of 128 to 65,536 points compiled by {VERSION} for v4, v5e and v6e: 4 to 13",
