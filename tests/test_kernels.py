@@ -411,6 +411,25 @@ def test_an_update_of_an_argument_that_is_kept_copies_it_first(run: Any, rest: A
     assert kept - donated == pytest.approx(2 * 2**26 / (819e9 * 0.76), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("run", "width", "cycles"),
+    [
+        (lambda table, ids, rows: table[ids], 2048, 10),
+        (lambda table, ids, rows: table[ids], 1, 10),
+        (lambda table, ids, rows: table.at[ids].add(rows), 2048, 16 * 7),
+        (lambda table, ids, rows: table.at[ids].add(rows), 1, 7),
+    ],
+)
+def test_xla_tpu_takes_indices_one_after_another(run: Any, width: int, cycles: int) -> None:
+    source = source_of(run, arg(4096, width), arg(1000, dtype=jnp.int32), arg(1000, width))
+    profile = find_profile(find_preset("v5p").chip)
+    steps, none = (
+        sum(use.seconds for use in evaluator_of(source, "v5p-8", profile=one).kernels(()) if use.runs)
+        for one in (profile, profile.without("lookup-steps"))
+    )
+    assert steps - none == pytest.approx(1000 * cycles / 1.75e9)
+
+
 def test_an_update_of_a_slice_of_a_scanned_array_copies_the_slice_first() -> None:
     """A decoding step over a stacked cache: a layer's slice is read and written before it has its new row."""
 

@@ -64,6 +64,13 @@ def test_gradients_of_experts_multiply_all_rows_for_each(name: str, dense: float
     assert arithmetic(given, op, find_profile(find_preset("v5e").chip)) == dense * op.flops
 
 
+@pytest.mark.parametrize("name", ["rows", "contracted"])
+def test_kernels_of_v5p_visit_each_row_once(name: str) -> None:
+    given = source_of_text(program(name)).program
+    (op,) = (op for op in given.ops if op.name == RAGGED_DOT)
+    assert arithmetic(given, op, find_profile(find_preset("v5p").chip)) == op.flops
+
+
 @pytest.mark.parametrize(
     "numbers", ["lhs_ragged_dimensions = [0]", "lhs_contracting_dimensions = [1], lhs_ragged_dimensions = [7]"]
 )
