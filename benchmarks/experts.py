@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import jax
@@ -90,11 +91,10 @@ TIMES = (
     Timed("FSDP", 1, 17838, "gb200:64", 64, HERO, "PR 7981", KERNELS, step=True),
 )  # fmt: skip
 COLUMNS = {
-    "machine": "{mesh}", "experts a token": "{chosen}", "dispatch": "{dispatch}", "over": "{parallel}",
-    "measured ms": "{measured:.4g}", "expected ms": "{expected:.4g}", "error %": "{error}",
-    "over the first, measured": "{ratio:.2f}", "expected": "{expected_ratio:.2f}", "": "{fitted}",
+    "machine": "{mesh}", "experts a token": "{chosen}", "measured, ms": "{measured}", "expected, ms": "{expected}",
+    "error": "{error}", "pairs in order": "{ordered}",
 }  # fmt: skip
-START, END = "<!-- experts: written by benchmarks.experts -->", "<!-- experts: end -->"
+START, END = "<!-- experts: written by python -m benchmarks.experts -->", "<!-- experts: end -->"
 
 
 def main() -> None:
@@ -103,23 +103,32 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="puts the table into a page of the documentation")
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")  # nothing runs, and looking for TPUs takes long
-    rows: list[Row] = []
-    first: dict[tuple[str, Layer], tuple[float, float]] = {}
+    groups: dict[tuple[str, Layer], list[tuple[Timed, float]]] = {}
     for timed in TIMES:
-        if options.machines and timed.mesh not in options.machines:
-            continue
-        measured, expected = timed.milliseconds, 1e3 * expected_seconds(timed)
-        best = first.setdefault((timed.mesh, timed.layer), (measured, expected))
-        rows.append({
-            "mesh": timed.mesh, "chosen": timed.layer.chosen, "dispatch": timed.dispatch, "parallel": timed.parallel,
-            "measured": measured, "expected": expected,
-            "error": "–" if timed.step else f"{100 * (expected / measured - 1):+.0f}",
-            "ratio": measured / best[0], "expected_ratio": expected / best[1], "fitted": "fit" if timed.fitted else "",
-        })  # fmt: skip
-        note(" ".join(form.format_map(rows[-1]) for form in COLUMNS.values()))
+        if not options.machines or timed.mesh in options.machines:
+            expected = 1e3 * expected_seconds(timed)
+            groups.setdefault((timed.mesh, timed.layer), []).append((timed, expected))
+            note(f"{timed.mesh} {timed.dispatch} {timed.parallel}: {timed.milliseconds:.4g}, expected {expected:.4g}")
+    rows = [row_of(group) for group in groups.values()]
     show("layers of experts, predicted and measured", COLUMNS, rows)
     if options.write:
-        put_between(options.write, START, END, markdown_table(COLUMNS, rows, words=3))
+        put_between(options.write, START, END, markdown_table(COLUMNS, rows, words=6))
+
+
+def row_of(group: list[tuple[Timed, float]]) -> Row:
+    """The times of a layer on one machine, the shortest measured first. Times of steps count as ratios to the first."""
+    first, shortest = group[0]
+    scale = shortest / first.milliseconds if first.step else 1.0
+    errors = [expected / (scale * timed.milliseconds) - 1 for timed, expected in group]
+    pairs = list(combinations(group, 2))
+    ordered = sum((a[1] < b[1]) == (a[0].milliseconds < b[0].milliseconds) for a, b in pairs)
+    names = [f"{one.dispatch} {one.parallel}{' (fit)' if one.fitted else ''}" for one, _ in group]
+    return {
+        "mesh": first.mesh, "chosen": first.layer.chosen,
+        "measured": ", ".join(f"{name} {one.milliseconds:.4g}" for name, (one, _) in zip(names, group, strict=True)),
+        "expected": ", ".join(f"{expected:.3g}" for _, expected in group),
+        "error": f"{100 * min(errors):+.0f} to {100 * max(errors):+.0f} %", "ordered": f"{ordered} of {len(pairs)}",
+    }  # fmt: skip
 
 
 def expected_seconds(timed: Timed) -> float:

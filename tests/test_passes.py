@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh, PartitionSpec
 from programs import PLAIN, Case, arg, evaluator_of, mesh_of, round_mesh, source_of, source_of_text
 from ragged_programs import program
 from test_decoding_memory import BATCH, FEATURES, LAYERS, ORDERS, for_all_positions, scanned_over, step
@@ -141,6 +142,18 @@ def twice_scattered(x: Any, ends: Any) -> Any:
     return jnp.zeros((2048, 16)).at[ends].add((x @ first.T @ first)[ends])
 
 
+def exchanged() -> str:
+    """A ragged all-to-all, as JAX lowers it for GPUs."""
+
+    def send(x: Any, sizes: Any) -> Any:
+        return lax.ragged_all_to_all(x, jnp.zeros_like(x), sizes, sizes, sizes, sizes, axis_name="data")
+
+    over, mesh = PartitionSpec("data"), AbstractMesh((4, 2), ("data", "model"))
+    run = jax.shard_map(send, mesh=mesh, in_specs=(over, over), out_specs=over)
+    traced = jax.jit(run).trace(arg(4 * 65536, 128), arg(16, dtype=jnp.int32))
+    return str(traced.lower(lowering_platforms=("cuda",)).as_text())
+
+
 S, SQUARE = arg(16, 16), arg(64, 64)
 EDGES = arg(4096, dtype=jnp.int32)
 IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for _ in range(2)))
@@ -151,6 +164,7 @@ PIECES = replace(
 )
 HEADS = (arg(2, 4096, 2, 2, 64, dtype=BF16), *(arg(2, 4096, 2, 64, dtype=BF16) for _ in range(2)))
 RAGGED = replace(PLAIN, passes=PLAIN.passes | {"ragged-gradients"}, attained=Attained(matrix=0.001))
+GROUPED = replace(PLAIN, passes=PLAIN.passes | {"ragged-kernels"}, attained=Attained(matrix=2e-3, grouped=1e-3))
 HOLDING = replace(PLAIN, passes=PLAIN.passes | {"held-results"})
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 
@@ -172,6 +186,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "overlap": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "other collectives", PLAIN),
     "lookup-rows": (lambda x, i: jnp.zeros((40_000, 16)).at[i].add(jnp.tanh(x)),
                     (arg(200_000, 16), arg(200_000, dtype=jnp.int32)), "", "less peak", "v5e-16"),
+    "lookup-steps": (lambda x, i: x[i], (arg(64, 16), EDGES), "", "less compute", "v5e-16"),
     "fusion": (lambda x: jnp.tanh(jnp.sin(x)).sum(), (SQUARE,), "", "more peak", PLAIN),
     "output-fusion": (lambda x, v: jnp.tanh(x @ v), (SQUARE,) * 2, "", "more compute", PLAIN),
     "multi-output-fusion": (finished_twice, (SQUARE,) * 2, "", "more compute", PLAIN),
@@ -228,6 +243,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "on-chip-reuse": (lambda x, v, w: (x @ v) @ w, (arg(16, 4096), arg(4096, 4096), arg(4096, 16)), "", "more compute",
                       "v4-32"),
     "fourier-transforms": (lambda x: jnp.fft.rfft(x).real, (arg(1024, 1024),), "", "less compute", "v5e-16"),
+    "ragged-blocks": (exchanged(), (), "", "less communication", "h100-8"),
+    "ragged-kernels": (program("rows"), (), "", "less compute", GROUPED),
     "ragged-gradients": (program("contracted"), (), "", "less compute", RAGGED),
     "loop-residency": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "scalar-unit": (lambda x: jnp.sin(x) * 2.0, (arg(),), "", "more compute", "v5e-16"),
