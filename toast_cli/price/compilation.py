@@ -162,9 +162,9 @@ def kernels(
     grouping = _Grouping(program, stored, free, profile, form or MemoryForm(ones, ones, {}))
     scalars_free, unfilled = "scalar-unit" in profile.passes, unfilled_stacks(program, profile)
     for number, op in enumerate(program.ops):
-        if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None or number in unfilled:
+        if op.name in (ARGUMENT, CARRY, RESULT) or op.region is not None or number in unfilled:
             continue
-        if op.detail == RAGGED_ALL_TO_ALL:
+        if op.kind.per_device or op.detail == RAGGED_ALL_TO_ALL:
             continue
         # Such as a loop's counter.
         scalar = op.kind.elementwise and not any(program.values[v].shape for v in (*op.operands, *op.results))

@@ -153,10 +153,8 @@ class _Region:
             size = body.values[value].bytes / shards(sharding, self._problem.mesh.sizes)
             # A reduce-scatter in smaller groups sums up less.
             part = alone / prod(sizes[axis] for axis in axes) if alone and exchange.kind == "reduce-scatter" else 1.0
-            seconds = max(
-                collective_seconds(self._mesh, exchange.kind, size * part, axes),
-                self._ragged_seconds(op, size, axes),
-            )
+            seconds = collective_seconds(self._mesh, exchange.kind, size * part, axes)
+            seconds = max(seconds, self._ragged_seconds(op, size, axes))
             yield CollectiveUse(
                 exchange.kind,
                 axes,
@@ -177,8 +175,7 @@ class _Region:
         links = [link for axis in axes for link in self._mesh.axes[axis].links]
         if op.detail != RAGGED_ALL_TO_ALL or not self._in_blocks or any(link.kind != "switch" for link in links):
             return 0.0
-        updates = self._region.body.values[op.operands[OFFSETS]].elements
-        return size / (updates * UPDATE)
+        return size / (self._region.body.values[op.operands[OFFSETS]].elements * UPDATE)
 
     def _boundary_bytes(self, lowered: Lowered) -> float:
         """Bytes of operands and results, which the surrounding program counts."""

@@ -119,20 +119,17 @@ def _handed(before: Report, now: Report) -> Iterator[tuple[ResultFacts, Argument
     kept = {(one.name, one.type) for one in before.arguments}
     results = [one for one in before.results if len(_shape(one.type)) > 1]
     for read in now.arguments:
-        whole, shape = read.type, _shape(read.type)
-        if (read.name, whole) in kept or not _is_whole(read, now.mesh):
-            continue
-        alike = [
-            made
-            for made in results
-            if made.type.partition("[")[0] == whole.partition("[")[0]
-            and len(_shape(made.type)) == len(shape)
-            and all(small <= large for small, large in zip(_shape(made.type), shape, strict=True))
-        ]
-        if alike:
-            made = next((one for one in alike if one.type == whole), alike[0])
+        alike = [made for made in results if _fits_into(made.type, read.type)]
+        if alike and (read.name, read.type) not in kept and _is_whole(read, now.mesh):
+            made = next((one for one in alike if one.type == read.type), alike[0])
             results.remove(made)
             yield made, read
+
+
+def _fits_into(small: str, large: str) -> bool:
+    sizes = _shape(small), _shape(large)
+    alike = small.partition("[")[0] == large.partition("[")[0] and len(sizes[0]) == len(sizes[1])
+    return alike and all(one <= other for one, other in zip(*sizes, strict=True))
 
 
 def _is_whole(argument: ArgumentFacts, mesh: MeshFacts) -> bool:
