@@ -23,9 +23,13 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.common import Row, markdown_table, note, put_between, show
-from toast_cli.pipeline import partition
+from toast_cli.dimensions import analyse
+from toast_cli.frontend import load, program_pins
+from toast_cli.hardware import load_spec
+from toast_cli.plan.problem import make_problem
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.request import Fit, Request
+from toast_cli.price.profiles import find_profile
+from toast_cli.tactics import priced_strategy
 
 SLACK = 1.25  # rows that a device's experts have room for, over what they get if all experts get as many
 TILES = (512, 1024, 1024)  # of the kernel of grouped products: rows, contracted, columns
@@ -108,7 +112,7 @@ def main() -> None:
         if not options.machines or timed.mesh in options.machines:
             expected = 1e3 * expected_seconds(timed)
             groups.setdefault((timed.mesh, timed.layer), []).append((timed, expected))
-            note(f"{timed.mesh} {timed.dispatch} {timed.parallel}: {timed.milliseconds:.4g}, expected {expected:.4g}")
+            note(f"{timed.mesh} {timed.dispatch} {timed.parallel}: {timed.milliseconds:g}, expected {expected:.4g}")
     rows = [row_of(group) for group in groups.values()]
     show("layers of experts, predicted and measured", COLUMNS, rows)
     if options.write:
@@ -117,6 +121,7 @@ def main() -> None:
 
 def row_of(group: list[tuple[Timed, float]]) -> Row:
     """The times of a layer on one machine, the shortest measured first. Times of steps count as ratios to the first."""
+    group = sorted(group, key=lambda one: one[0].milliseconds)
     first, shortest = group[0]
     scale = shortest / first.milliseconds if first.step else 1.0
     errors = [expected / (scale * timed.milliseconds) - 1 for timed, expected in group]
@@ -125,7 +130,7 @@ def row_of(group: list[tuple[Timed, float]]) -> Row:
     names = [f"{one.dispatch} {one.parallel}{' (fit)' if one.fitted else ''}" for one, _ in group]
     return {
         "mesh": first.mesh, "chosen": first.layer.chosen,
-        "measured": ", ".join(f"{name} {one.milliseconds:.4g}" for name, (one, _) in zip(names, group, strict=True)),
+        "measured": ", ".join(f"{name} {one.milliseconds:g}" for name, (one, _) in zip(names, group, strict=True)),
         "expected": ", ".join(f"{expected:.3g}" for _, expected in group),
         "error": f"{100 * min(errors):+.0f} to {100 * max(errors):+.0f} %", "ordered": f"{ordered} of {len(pairs)}",
     }  # fmt: skip
@@ -133,15 +138,12 @@ def row_of(group: list[tuple[Timed, float]]) -> Row:
 
 def expected_seconds(timed: Timed) -> float:
     """Of the layer as it is written."""
-    shape = f"data={timed.devices // timed.parallel},expert={timed.parallel}"
-    content = lowered(timed).encode()
-    request = Request(
-        "layer.mlir", timed.mesh, mesh_shape=shape, content=content, fit=Fit.as_written, keep_shardings=True,
-        strategy="data-parallel",
-    )  # fmt: skip
-    outcome = partition(request)
-    profile = outcome.evaluator.profile.without(*timed.without)
-    return Evaluator(outcome.problem, profile=profile).exact_cost(outcome.result.plan).step_seconds
+    mesh = load_spec(timed.mesh).mesh({"data": timed.devices // timed.parallel, "expert": timed.parallel})
+    source = load("layer.mlir", keep_shardings=True, content=lowered(timed).encode())
+    pins = program_pins(source, mesh.names, mesh.sizes)
+    problem = make_problem(source.program, analyse(source.program), mesh, program_pins=pins)
+    evaluator = Evaluator(problem, profile=find_profile(mesh.chip).without(*timed.without))
+    return priced_strategy(evaluator, "data-parallel").cost.step_seconds
 
 
 def grouped(platform: str, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
