@@ -142,7 +142,7 @@ WRONG = [
     ("[]", 'is not a plan of schema "toast.plan/1"'),
     ('{"schema": "toast.report/1"}', 'is not a plan of schema "toast.plan/1"'),
     ('{"schema": "toast.plan/1"}', "the plan is damaged"),
-    ('{"schema": "toast.plan/1", "program": "m", "axes": {"data": "8"}, "decisions": []}', "'8' is not a number"),
+    ('{"schema": "toast.plan/1", "program": "m", "axes": {"data": "8"}, "decisions": []}', "axes.data is '8'"),
     ('{"schema": "toast.plan/1", "program": "m", "axes": [], "decisions": []}', "the plan is damaged"),
     ('{"schema": "toast.plan/1", "program": "m", "axes": {}, "decisions": [3]}', "the plan is damaged"),
     (

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from toast_cli.base.files import read_json
+from toast_cli.base.files import read_json, typed
 from toast_cli.dimensions.model import Dimensions, Group
 from toast_cli.errors import InputError
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
@@ -105,16 +104,8 @@ def saved_plan(problem: Problem, plan: Plan) -> SavedPlan:
 def save_plan(problem: Problem, plan: Plan) -> bytes:
     """The plan as JSON, with a final newline."""
     saved = saved_plan(problem, plan)
-    facts = {
-        "schema": SCHEMA,
-        "program": saved.program,
-        "axes": saved.axes,
-        "decisions": [asdict(decision) for decision in saved.decisions],
-        **({"parted": True} if saved.parted else {}),
-        **({"microbatches": saved.microbatches} if saved.microbatches > 1 else {}),
-        **({"recompute": saved.recompute} if saved.recompute else {}),
-        **({"offload": saved.offload} if saved.offload else {}),
-    }
+    given = {one.name: getattr(saved, one.name) for one in fields(saved) if getattr(saved, one.name) != one.default}
+    facts = {"schema": SCHEMA, **given, "decisions": [asdict(decision) for decision in saved.decisions]}
     return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -124,16 +115,20 @@ def read_plan(path: str) -> SavedPlan:
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         raise InputError(f'is not a plan of schema "{SCHEMA}"', where=path, hint=_MAKE_ONE)
     try:
-        axes = {_text(name): _number(size) for name, size in facts["axes"].items()}
-        decisions = tuple(_decision(decision) for decision in facts["decisions"])
-        parted, microbatches = facts.get("parted") is True, _number(facts.get("microbatches", 1))
-        if microbatches < 1:
-            raise ValueError("microbatches is 0")
-        recompute = Recompute(facts["recompute"]).value if "recompute" in facts else None
-        offload = Offload(facts["offload"]).value if "offload" in facts else None
-        return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches, recompute, offload)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        saved: SavedPlan = replace(typed(SavedPlan, facts, "the plan"), path=path)
+        for decision in saved.decisions:
+            if decision.group is None and not decision.arguments:
+                raise ValueError("a decision is about no dimension and no arguments")
+            if any(side < 0 and side != ASIDE for side in decision.sides):
+                raise ValueError("a side of a conflict is negative")
+        if min((saved.microbatches, *saved.axes.values())) < 1:
+            raise ValueError("microbatches, or the size of an axis, is not positive")
+        for kind, value in ((Recompute, saved.recompute), (Offload, saved.offload)):
+            if value is not None:
+                kind(value)
+    except ValueError as error:
         raise InputError(f"the plan is damaged: {error}", where=path, hint=_MAKE_ONE) from None
+    return saved
 
 
 def apply_plan(problem: Problem, saved: SavedPlan, *, complete: bool = False) -> Problem:
@@ -271,44 +266,6 @@ def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
     """Jaccard index of both; None where both are empty."""
     together = set(old) | set(new)
     return len(set(old) & set(new)) / len(together) if together else None
-
-
-def _decision(facts: Any) -> SavedDecision:
-    group, unless = (None if facts[key] is None else _traits(facts[key]) for key in ("group", "unless"))
-    if group is None and not facts["arguments"]:
-        raise TypeError("a decision is about no dimension and no arguments")
-    only = None if facts.get("only") is None else _traits(facts["only"])  # older files do not have it
-    return SavedDecision(
-        _text(facts["axis"]),
-        group,
-        tuple(map(_side, facts["sides"])),
-        unless,
-        facts.get("unless_summed") is True,
-        facts.get("unless_look_ups") is True,
-        _text(facts["arguments"]),
-        only,
-    )
-
-
-def _traits(facts: Any) -> Traits:
-    members, uses = (tuple(_text(text) for text in facts[key]) for key in ("members", "uses"))
-    return Traits(_text(facts["name"]), _text(facts["role"]), _number(facts["size"]), members, uses)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{reprlib.repr(value):.40} is no text")
-    return value
-
-
-def _side(value: Any) -> int:
-    return ASIDE if value == ASIDE else _number(value)
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{reprlib.repr(value):.40} is not a number")
-    return value
 
 
 # ---------------------------------------------------------------- untying layers
