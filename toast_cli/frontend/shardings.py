@@ -50,7 +50,7 @@ MOVES = frozenset(
 GROUPINGS = frozenset({"sdy.sharding_group", "xla.sdy.ShardingGroup"})
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 
-PARTITIONS, REPLICATED_TEXT = "mhlo.num_partitions", "{replicated}"
+PARTITIONS = "mhlo.num_partitions"
 OperandOfOp = tuple[Any, int]
 # A value, the uses of it that are concerned, and its name in messages.
 Subject = tuple[Any, tuple[OperandOfOp, ...], str]
@@ -89,9 +89,7 @@ class Findings:
 def take_shardings(module: Any, function: Any, path: str) -> Findings:
     """Removes the shardings from the function and returns them."""
     with module.context, ir.Location.unknown():
-        attributes = module.operation.attributes
-        of_one_device = PARTITIONS in attributes and str(attributes[PARTITIONS]).partition(" ")[0] == "1"
-        taker = _Taker(meshes_of(module), path, of_one_device)
+        taker = _Taker(meshes_of(module), path)
         taker.boundary(function)
         taker.body(function)
     findings = taker.findings
@@ -109,15 +107,10 @@ def _of_what_is_used(kept: Kept) -> Kept:
 
 
 class _Taker:
-    """Walks one function; used once.
+    """Walks one function; used once."""
 
-    one_device: the program was lowered for one device, so "replicated" carries no information (JAX 0.4.20 writes it for
-    every argument).
-    """
-
-    def __init__(self, meshes: Meshes, path: str, one_device: bool) -> None:
+    def __init__(self, meshes: Meshes, path: str) -> None:
         self.findings = Findings()
-        self._one_device = one_device
         self._meshes = meshes
         self._path = path
         self._records: dict[Any, list[int]] = defaultdict(list)  # value -> places in `findings.kept`
@@ -154,7 +147,7 @@ class _Taker:
             attributes = {item.name: item.attr for item in entry}
             place = partial(_at, self._path, origin)
             sharding = one_sharding(annotated_shardings(attributes, self._meshes, place), _rank(value), place)
-            if sharding is not None and not (self._one_device and sharding.gspmd == REPLICATED_TEXT):
+            if sharding is not None:
                 self._record(value, sharding, uses, origin)
             cleaned.append(ir.DictAttr.get(without_shardings(attributes, place)))
         function.attributes[name] = ir.ArrayAttr.get(cleaned)
@@ -282,7 +275,6 @@ SDY, GSPMD, FRONTEND = "sdy.sharding", "mhlo.sharding", "mhlo.frontend_attribute
 FRONTEND_PREFIX, FRONTEND_SDY, FRONTEND_RULE = "xla.sdy.", "xla.sdy.sharding", "xla.sdy.sharding_rule"
 RULE = "sdy.sharding_rule"
 
-_ESCAPED = re.compile(r"\\(.)")
 # The beginning of a list of shardings in MLIR's syntax, after its `#`.
 _SEVERAL = "sdy.sharding_per_value"
 
@@ -412,17 +404,12 @@ def check_rank(sharding: AnnotatedSharding, rank: int, place: Locator) -> None:
 
 
 def frontend_texts(attributes: dict[str, Any], place: Locator) -> dict[str, str]:
-    """HLO's frontend attributes that belong to Shardy: name -> text.
-
-    Older versions of XLA (that of JAX 0.5, say) put a backslash before every quotation mark in them.
-    """
-    found = {}
-    for name, attribute in foreign.entries(attributes, FRONTEND, place).items():
-        if name.startswith(FRONTEND_PREFIX):
-            text = foreign.string_value(attribute, name, place)
-            first = text.find('"')
-            found[name] = _ESCAPED.sub(r"\1", text) if first > 0 and text[first - 1] == "\\" else text
-    return found
+    """HLO's frontend attributes that belong to Shardy: name -> text."""
+    return {
+        name: foreign.string_value(attribute, name, place)
+        for name, attribute in foreign.entries(attributes, FRONTEND, place).items()
+        if name.startswith(FRONTEND_PREFIX)
+    }
 
 
 def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement: bool = False) -> dict[str, Any]:
