@@ -194,27 +194,27 @@ def _explain_arguments(study: Study, pattern: str) -> Explanation:
         pattern: as for `--pin`: a path in which * is anything, or argN.
     """
     program, lowered, problem = study.problem.program, study.lowered, study.problem
-    numbers = matching(pattern, (a.label for a in program.arguments))
-    if not numbers:
+    matched = matching(pattern, (a.label for a in program.arguments))
+    if not matched:
         nearest = nearest_paths(pattern, (a.label for a in program.arguments))
         raise UsageError(
             f"no argument matches {pattern!r}", where="--decision", hint=f"the nearest arguments are {nearest}"
         )
-    values = [program.arguments[k].value for k in numbers]
+    values = [program.arguments[k].value for k in matched]
     rows = fold(
         [
             NamedArray(shown_path(program.arguments[k].label, k), (str(program.values[v]), lowered.shardings[v]))
-            for k, v in zip(numbers, values, strict=True)
+            for k, v in zip(matched, values, strict=True)
         ]
     )
     items = []
     for row in rows:
-        value, role = values[row.members[0]], problem.roles[problem.argument_role[numbers[row.members[0]]]]
+        value, role = values[row.members[0]], problem.roles[problem.argument_role[matched[row.members[0]]]]
         size = sum(program.values[values[member]].bytes for member in row.members)
         detail = f"{study.sharding(lowered.shardings[value])}, {role}"
         items.append(Item(f"{row.pattern} {program.values[value]}", detail, len(row.members), bytes=size))
     # The arrays that are the arguments in another form, such as converted ones, and what reads them.
-    same = {value for value, argument in views(program).items() if argument in set(numbers)}
+    same = {value for value, argument in views(program).items() if argument in set(matched)}
     readers = {
         program.ops[op].name.partition(".")[2] for value in same for op, _ in program.users[value]
         if not any(result in same for result in program.ops[op].results)
