@@ -121,8 +121,9 @@ def read_plan(path: str) -> SavedPlan:
                 raise ValueError("a decision is about no dimension and no arguments")
             if any(side < 0 and side != ASIDE for side in decision.sides):
                 raise ValueError("a side of a conflict is negative")
-        if min((saved.microbatches, *saved.axes.values())) < 1:
-            raise ValueError("microbatches, or the size of an axis, is not positive")
+        for name, number in {**saved.axes, "microbatches": saved.microbatches}.items():
+            if number < 1:
+                raise ValueError(f"{name} is {number}")
         for kind, value in ((Recompute, saved.recompute), (Offload, saved.offload)):
             if value is not None:
                 kind(value)
