@@ -19,13 +19,14 @@ from benchmarks.published.runs import LLAMA_8B, LLAMA_70B, Decoder, Policy, Run
 from benchmarks.published.step import lowered
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
-from toast_cli.frontend import load
-from toast_cli.hardware import load_spec, parse_shape
+from toast_cli.frontend import Source, load
+from toast_cli.hardware import Mesh, load_spec, parse_shape
 from toast_cli.hardware.topology import divisors
 from toast_cli.plan.problem import make_problem
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.tactics import priced_strategies, priced_strategy
-from toast_cli.tactics.stages import PricedPipeline, StageRequest, best_pipeline, find_stack, pipelines
+from toast_cli.price.pipelines import PricedPipeline, StageRequest, pipelines
+from toast_cli.rewrite.stage_plans import Inside, best_stages
+from toast_cli.tactics import parse_tactics, priced_strategies, priced_strategy
 from toast_cli.tactics.strategies import STRATEGIES
 
 MARIN = "marin-community/marin"
@@ -90,31 +91,48 @@ COLUMNS = {
 START, END = "<!-- pipelines: written by python -m benchmarks.pipelines -->", "<!-- pipelines: end -->"
 
 
-def evaluator(decoder: Decoder, mesh: str, axes: str, batch: int, seq: int, kept: Policy = "full") -> Evaluator:
+@dataclass(frozen=True)
+class Step:
+    """A decoder's step on a machine."""
+
+    source: Source
+    mesh: Mesh
+
+    @property
+    def whole(self) -> Evaluator:
+        program = self.source.program
+        return Evaluator(make_problem(program, analyse(program), self.mesh))
+
+    def staged(self, request: StageRequest) -> PricedPipeline:
+        found = best_stages(self.source, self.mesh, request)
+        assert found is not None
+        return found.priced
+
+
+def step_of(decoder: Decoder, mesh: str, axes: str, batch: int, seq: int, kept: Policy = "full") -> Step:
     run = Run("", decoder, mesh, axes, "", batch, seq, kept, nan, "")
-    program = load("step.mlir", content=lowered(run).encode()).program
-    return Evaluator(make_problem(program, analyse(program), load_spec(mesh).mesh(parse_shape(axes))))
+    return Step(load("step.mlir", content=lowered(run).encode()), load_spec(mesh).mesh(parse_shape(axes)))
 
 
-def with_stages(on: Evaluator) -> PricedPipeline | None:
+def with_stages(on: Step) -> PricedPipeline | None:
     """The best over the first axis, of any number of stages."""
     found = []
-    for stages in divisors(on.problem.mesh.sizes[0])[1:]:
+    for stages in divisors(on.mesh.sizes[0])[1:]:
         try:
-            found.append(best_pipeline(on, StageRequest(stages)))
+            found.append(on.staged(StageRequest(stages)))
         except UsageError:  # the layers do not divide
             continue
-    return min(filter(None, found), key=lambda priced: priced.rank, default=None)
+    return min(found, key=lambda priced: priced.rank, default=None)
 
 
 def pair_row(pair: Pair) -> Row:
     plain, staged = [], []
     for kept in pair.kept:
-        on = evaluator(pair.decoder, pair.mesh, pair.axes, pair.batch, pair.seq, kept)
-        plain.append(priced_strategy(on, "fsdp"))
-        staged.append(best_pipeline(on, StageRequest(pair.stages, "", pair.microbatches)))
+        on = step_of(pair.decoder, pair.mesh, pair.axes, pair.batch, pair.seq, kept)
+        plain.append(priced_strategy(on.whole, "fsdp"))
+        staged.append(on.staged(StageRequest(pair.stages, "", pair.microbatches)))
     first = min(plain, key=lambda priced: priced.rank).cost.step_seconds
-    best = min(filter(None, staged), key=lambda priced: priced.rank)
+    best = min(staged, key=lambda priced: priced.rank)
     gain = first / best.cost.step_seconds
     return {
         "name": pair.name, "source": pair.source, "plain": first, "staged": best.cost.step_seconds,
@@ -127,10 +145,12 @@ def bubble(decoder: Decoder, mesh: str, axes: str, microbatches: int, schedule: 
     steps = []
     stages = parse_shape(axes)["node"]
     for number in (microbatches, 2 * microbatches):
-        on = evaluator(decoder, mesh, axes, 8 * number, 4096)
-        found = pipelines(on, on.problem, find_stack(on.problem.program), (0, stages), StageRequest(stages, "", number))
-        chosen = [p for p in found if (p.schedule, p.repeats) == (schedule, repeats)]
-        steps.append(min(p.cost.step_seconds for p in chosen))
+        on = step_of(decoder, mesh, axes, 8 * number, 4096)
+        inside = Inside(state=parse_tactics(strategy="fsdp").state)
+        planned = best_stages(on.source, on.mesh, StageRequest(stages, "", number), inside)
+        assert planned is not None
+        found = pipelines(planned.evaluator, planned.plan, planned.stack, on.mesh, (0, stages))
+        steps += [p.cost.step_seconds for p in found if (p.schedule, p.repeats) == (schedule, repeats)]
     each = (steps[1] - steps[0]) / microbatches
     return steps[0] / each - microbatches
 
@@ -143,8 +163,8 @@ def seconds(name: str, mesh: str, axes: str, each: int) -> tuple[float, float]:
         for parts in (1, 4, 16):
             if each % parts:
                 continue
-            on = evaluator(MODELS[name][0], mesh, axes, each // parts * load_spec(mesh).devices, SEQ, kept)
-            found = priced_strategies(on, (*STRATEGIES, "hsdp", "hsdp x megatron+sequence"))[0].values()
+            on = step_of(MODELS[name][0], mesh, axes, each // parts * load_spec(mesh).devices, SEQ, kept)
+            found = priced_strategies(on.whole, (*STRATEGIES, "hsdp", "hsdp x megatron+sequence"))[0].values()
             without += [parts * priced.cost.step_seconds for priced in found if priced.fits]
             if parts == 1:
                 staged = with_stages(on)

@@ -32,6 +32,7 @@ from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
 from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.pipelines import PricedPipeline, check_request, parse_stages
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.comparison import PIPELINE, alternative_facts, with_confirmation, with_pipeline, with_row
@@ -39,13 +40,13 @@ from toast_cli.report.model import UNSURE, YES, Report, TriedSizeFacts
 from toast_cli.request import AUTO, CompilerName, Fit
 from toast_cli.request import Request as Request
 from toast_cli.rewrite.fitting import ATTEMPTS, Candidates
+from toast_cli.rewrite.stage_plans import Inside, StagePlan, best_stages
 from toast_cli.rewrite.variants import Progress as Progress
 from toast_cli.rewrite.variants import SearchSpace, Variant, variants_of
 from toast_cli.search.alternatives import different_plans
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import PLANS
 from toast_cli.tactics import PricedStrategy, parse_tactics
-from toast_cli.tactics.stages import PricedPipeline, best_pipeline, check_request, parse_stages
 from toast_cli.tactics.strategies import preferred
 
 if TYPE_CHECKING:
@@ -84,12 +85,15 @@ class Outcome:
     strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)  # see `Variant.strategies`
     original: Source | None = None  # the user's program, if `source` is a rewritten one
     annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
-    pipeline: PricedPipeline | None = None  # the best pipeline, if the user asks for one or the mesh has a network
-    pins: tuple[str, ...] = ()  # the user's
+    stages: StagePlan | None = None  # the best pipeline, if the user asks for one or the mesh has a network
 
     @property
     def problem(self) -> Problem:
         return self.evaluator.problem
+
+    @property
+    def pipeline(self) -> PricedPipeline | None:
+        return None if self.stages is None else self.stages.priced
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -122,11 +126,9 @@ class Outcome:
         from toast_cli.rewrite.stage_files import stage_files
         from toast_cli.rewrite.stages import staged_program
 
-        priced, mesh, source = self.pipeline, self.problem.mesh, self.source
-        assert priced is not None
-        if source.program.microbatches > 1 and self.original is not None:
-            source = self.original
-        return Emitted(b"", self.report, in_fork(lambda: stage_files(staged_program(source, mesh, priced, self.pins))))
+        planned = self.stages
+        assert planned is not None
+        return Emitted(b"", self.report, in_fork(lambda: stage_files(staged_program(planned))))
 
     def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:
         from toast_cli.emit import write
@@ -295,7 +297,8 @@ def plan_given(
         variants = variants_of(original, request, meshes, saved)
     with _timed("search", timings, tell):
         start = None if neighbour is None else saved_plan(neighbour.problem, neighbour.result.plan)
-        candidates = Candidates(variants, SearchSpace(request, meshes, tactics, saved, start=start), tell)
+        space = SearchSpace(request, meshes, tactics, saved, start=start)
+        candidates = Candidates(variants, space, tell)
         best, others = candidates.best(judge.decides)
         free = request.strategy is None and (saved is None or request.complete)
         if free and not request.minimise:  # a known strategy is preferred to a plan that is hardly faster
@@ -331,8 +334,13 @@ def plan_given(
             report = with_confirmation(report, evaluator.problem, confirmation)
         own = own_shardings()
         report = with_row(report, own, evaluator.problem.mesh)
-        staged = best_pipeline(evaluator, stages) if stages or (annotated and free and not request.minimise) else None
-        report = with_pipeline(report, staged, stages is not None)
+        staged: StagePlan | None = None
+        if stages is not None or (annotated and free and not request.minimise):
+            whole = original if source.program.microbatches > 1 else source
+            label = request.strategy or ("" if free else f"the plan of {request.plan}")
+            inside = Inside(request.pins, space.stated, label)
+            staged = best_stages(whole, evaluator.problem.mesh, stages, inside)
+        report = with_pipeline(report, None if staged is None else staged.priced, stages is not None)
     return Outcome(
         replace(report, timings=timings),
         source,
@@ -343,7 +351,6 @@ def plan_given(
         None if source is original else original,
         own,
         staged,
-        request.pins,
     )
 
 

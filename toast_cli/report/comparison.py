@@ -19,6 +19,7 @@ from toast_cli.plan.decisions import ASIDE, Decision, Plan, Replicate
 from toast_cli.plan.problem import Problem
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import NO, YES, fit_of
+from toast_cli.price.pipelines import PricedPipeline
 from toast_cli.program.quantities import (
     format_bytes,
     format_percent,
@@ -43,7 +44,6 @@ from toast_cli.report.words import kept_text, name_list, part_name, scope_name, 
 from toast_cli.search.alternatives import Alternative, compared, name_of
 from toast_cli.search.incumbent import Objective
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
-from toast_cli.tactics.stages import PricedPipeline
 from toast_cli.tactics.strategies import STRATEGIES, better
 
 if TYPE_CHECKING:

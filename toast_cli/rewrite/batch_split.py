@@ -485,7 +485,7 @@ class CutRules:
         if not can_be_cut(op):
             raise WholeBatchError(number, "is written for the whole batch")
         found = {
-            self._located(rule.operands[p], rule.sizes, program.values[op.operands[p]].shape, state)
+            self.located(rule.operands[p], rule.sizes, program.values[op.operands[p]].shape, state)
             for p, state in enumerate(read)
             if isinstance(state, Cut)
         }
@@ -511,7 +511,8 @@ class CutRules:
         made: dict[int, State] = {}
         for r, value in enumerate(op.results):
             result = self._cut(number, rule.results[r], rule.sizes, program.values[value].shape, factor, inner)
-            made[value] = result if result is not None else self._added_up(number, op, read, factor)
+            empty = not program.values[value].elements  # the workspace of a kernel
+            made[value] = result or (WHOLE if empty else self._added_up(number, op, read, factor))
         return made
 
     def _narrow(self, number: int, op: Op, cut: Cut, final: bool) -> dict[int, State]:
@@ -519,7 +520,7 @@ class CutRules:
         then the loop computes the whole result."""
         (value,) = op.results
         program, rule = self._program, op.rule
-        place = self._located(rule.results[0], rule.sizes, program.values[value].shape, cut)
+        place = self.located(rule.results[0], rule.sizes, program.values[value].shape, cut)
         try:
             if place is None or place[0] in rule.need_replication | rule.permutation or _is_numbered(op, place[0]):
                 raise WholeBatchError(number, _BY_NUMBER)
@@ -548,7 +549,7 @@ class CutRules:
                 return SUM
         raise WholeBatchError(number, "sees the whole batch and is no sum over it")
 
-    def _located(
+    def located(
         self, factors: ValueFactors, sizes: tuple[int, ...], shape: tuple[int, ...], cut: Cut
     ) -> tuple[int, int] | None:
         """(factor that contains a cut, stride of the cut within it), or None."""
@@ -591,8 +592,10 @@ def _is_numbered(op: Op, factor: int) -> bool:
 
 
 def can_be_cut(op: Op) -> bool:
-    """Whether an op's rule says which part of its operands a part of its results needs."""
-    return (op.kind.elementwise or op.name in _CUTTABLE) and not op.opaque and not op.one_device
+    """Whether an op's rule says which part of its operands a part of its results needs. A hand-written kernel must be
+    one that `run_on_part` rewrites."""
+    cuttable = op.kind.elementwise or op.name in _CUTTABLE or (op.kernel is not None and op.kernel.kind != "")
+    return cuttable and not op.opaque and not op.one_device
 
 
 def can_be_narrowed(op: Op) -> bool:

@@ -35,8 +35,8 @@ from toast_cli.program.ops import (
     TRANSPOSE,
     kind_of,
 )
+from toast_cli.program.stack import Stack
 from toast_cli.rewrite.stage_files import refusal
-from toast_cli.tactics.stages import Stack
 from toast_cli.xla import ir, splat_number
 from toast_cli.xla.build import identity
 

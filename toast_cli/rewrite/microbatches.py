@@ -11,7 +11,7 @@ from toast_cli import xla
 from toast_cli.frontend.attributes import is_splat, splat_of
 from toast_cli.frontend.reader import Reader, read_arguments
 from toast_cli.frontend.source import Source, made_by, read_from_outside, read_rewritten, retyped
-from toast_cli.kernels.describe import describe_kernels
+from toast_cli.kernels.describe import describe_kernels, run_on_part
 from toast_cli.program.model import Program, Result
 from toast_cli.program.ops import (
     ADD,
@@ -28,7 +28,7 @@ from toast_cli.program.ops import (
     kind_of,
 )
 from toast_cli.program.roles import INPUTS, argument_roles
-from toast_cli.rewrite.batch_split import CONSTANT, SUM, Cut, Split, Statements, WholeBatchError, split_batch
+from toast_cli.rewrite.batch_split import CONSTANT, SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
 from toast_cli.xla import ir
 
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
@@ -213,6 +213,23 @@ class LoopWriter:
         self._loop()
         for operation in self._inside:
             _walk(operation, _adapt)
+        self._run_kernels_on_parts()
+
+    def _run_kernels_on_parts(self) -> None:
+        """Rewrites hand-written kernels for one microbatch."""
+        program, parts = self._program, self._split.parts
+        rules = CutRules(program, parts, [], {}, lambda *_: None)
+        for number, op in enumerate(program.ops):
+            for dims, value in zip(op.rule.operands, op.operands, strict=False) if op.kernel is not None else ():
+                cut = self._split.states[value]
+                place = (
+                    rules.located(dims, op.rule.sizes, program.values[value].shape, cut)
+                    if isinstance(cut, Cut)
+                    else None
+                )
+                if place is not None and op.kernel is not None:
+                    run_on_part(self._reader.operations[number], op.kernel, {place[0]: parts})
+                    break
 
     def _cut_shape(self, shape: Shape, cut: Cut) -> Shape:
         return (*shape[: cut.dim], shape[cut.dim] // self._split.parts, *shape[cut.dim + 1 :])

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -28,29 +27,23 @@ from typing import Any
 import numpy as np
 
 from toast_cli import xla
-from toast_cli.dimensions import analyse
 from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions
 from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, read_sharding, written
-from toast_cli.errors import UsageError
-from toast_cli.frontend import program_pins
 from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.places import FORWARD as FORWARD_PASS
 from toast_cli.frontend.places import name_stack_of, pass_of
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.trips import trip_count
 from toast_cli.hardware import Mesh
-from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.plan.sharding import Sharding, parse_pin
-from toast_cli.price.evaluator import Evaluator
+from toast_cli.plan.sharding import Sharding
+from toast_cli.price.pipelines import PricedPipeline
 from toast_cli.program.model import Program
 from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.rewrite.layer_loops import Divided, LayerLoops
-from toast_cli.rewrite.microbatches import with_microbatches
 from toast_cli.rewrite.stage_files import (
     AFTER,
     BACKWARD,
@@ -64,37 +57,18 @@ from toast_cli.rewrite.stage_files import (
     Step,
     refusal,
 )
-from toast_cli.tactics.stages import PricedPipeline, find_stack, stage_mesh
-from toast_cli.tactics.strategies import STRATEGIES, plans_of_strategy
+from toast_cli.rewrite.stage_plans import StagePlan
 from toast_cli.xla import ir
 
 
-def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline, user_pins: tuple[str, ...]) -> StagedProgram:
-    """A step in programs of stages, as priced, by a plan of the whole step on the mesh of a stage. Raises UsageError,
-    at `--pipeline`, for a program that cannot be cut."""
-    stack, stages, microbatches = find_stack(source.program), priced.stages, priced.microbatches
-    if stack.microbatches == 1:
-        found = with_microbatches(source, microbatches)
-        if isinstance(found, str):
-            raise refusal(f"the batch cannot be run in {microbatches} microbatches with the same numbers: {found}")
-        source, stack = found, find_stack(found.program)
-    elif stack.microbatches != microbatches:
-        number = int(stack.microbatches)
-        raise refusal(f"the program has {number} microbatches of its own", hint=f"give --pipeline {stages}:{number}")
-    axis = mesh.names.index(priced.axis)
-    there = stage_mesh(mesh, axis, stages)
-    over = [pin for pin in user_pins if any(priced.axis in (axes or ()) for axes in parse_pin(pin)[1])]
-    if over and there.sizes[axis] == 1:
-        raise refusal(f"the stages are over {priced.axis}, and so is --pin {over[0]!r}", hint="pin other axes")
-    pins = program_pins(source, there.names, there.sizes)
-    evaluator = Evaluator(make_problem(source.program, analyse(source.program), there, user_pins, pins))
-    plan = _plan_called(priced.strategy, evaluator.problem) if priced.strategy else ()
-    module, shardings = _annotated(source, evaluator.lowered(plan))
+def staged_program(planned: StagePlan) -> StagedProgram:
+    """The programs of a plan of stages. Raises UsageError, at `--pipeline`, for a program that cannot be cut."""
+    source, stack, priced, there = planned.source, planned.stack, planned.priced, planned.evaluator.problem.mesh
+    stages, axis = priced.stages, there.names.index(priced.axis)
+    module, shardings = _annotated(source, planned.evaluator.lowered(planned.plan))
     block = xla.main_function(module).entry_block
     loops = [op.operation for op in block.operations if op.operation.name == "stablehlo.while"]
-    loops = [one for one in loops if trip_count(one) == microbatches]
-    if not loops:
-        raise refusal(f"the program has no loop over all {microbatches} microbatches, but loops in one another")
+    loops = [one for one in loops if trip_count(one) == priced.microbatches]
     loop = max(loops, key=lambda one: len(xla.operations_in(one)))
     if stack.scanned:
         with module.context, ir.Location.unknown():
@@ -105,26 +79,14 @@ def staged_program(source: Source, mesh: Mesh, priced: PricedPipeline, user_pins
         stage_of = {v: stack.weights[a.value] * stages // stack.layers for a, v in places if a.value in stack.weights}
         divided = Divided(loop, arguments, results, stage_of)
     made = _Cut(source.program, module, shardings, divided, priced, there).run()
-    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
-    numbers = np.arange(mesh.devices).reshape(mesh.sizes)
+    sizes = [stages * n if k == axis else n for k, n in enumerate(there.sizes)]
+    numbers = np.arange(stages * there.devices).reshape(sizes)
     devices = tuple(tuple(map(int, part.flat)) for part in np.split(numbers, stages, axis))
-    return replace(made, axis=priced.axis, mesh=sizes, devices=devices)
-
-
-def _plan_called(label: str, problem: Problem) -> Plan:
-    """The plan of a known strategy, by the name that tables give it. Raises UsageError, at `--pipeline`, if the problem
-    has none of this name."""
-    for name in STRATEGIES:
-        with suppress(UsageError):
-            for axes, plan in plans_of_strategy(problem, name).items():
-                if (axes or name) == label:
-                    return plan
-    raise refusal(f"the program in microbatches has no plan {label}")
+    return replace(made, axis=priced.axis, mesh=dict(zip(there.names, sizes, strict=True)), devices=devices)
 
 
 def _annotated(source: Source, lowered: PartitionedProgram) -> tuple[Any, dict[Any, Sharding]]:
     """A copy of a program's module with a sharding on every value, and the shardings of its values."""
-    lowered = replace(lowered, carried={}, summed=frozenset())  # a manual region around the loop could not be cut
     shardings: dict[Any, Sharding] = {}
     with in_regions(source, lowered) as (rewritten, plan):
         plan = reduced_behind_transposes(rewritten, plan)

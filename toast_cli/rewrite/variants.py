@@ -52,6 +52,12 @@ class SearchSpace:
     gives_up: bool = False
     start: SavedPlan | None = None
 
+    def stated(self, problem: Problem) -> Problem:
+        """A problem with the decisions fixed that the saved plan, or the tactics, state."""
+        if self.saved is not None:
+            return apply_plan(problem, self.saved, complete=self.request.complete)
+        return self.tactics.state(problem)
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -161,7 +167,7 @@ def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
 def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Variant]:
     """Searches all variants of a program on all candidate meshes, with one budget. Returns each with its best plan,
     the one with the best plan first; a plan that fits beats one that does not. Evaluation counts are totals."""
-    request, meshes, tactics, saved = space.request, space.meshes, space.tactics, space.saved
+    request, meshes = space.request, space.meshes
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
     goal = parse_goal(request.minimise, request.subject_to)
@@ -181,8 +187,7 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
         mesh = candidate.mesh
         pins = program_pins(source, mesh.names, mesh.sizes)
         problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
-        problem = replace(problem, goal=goal)
-        stated = apply_plan(problem, saved, complete=request.complete) if saved else tactics.state(problem)
+        stated = space.stated(replace(problem, goal=goal))
         evaluator = Evaluator(stated, strategies(stated).values())
         if len(meshes) > 1:
             known = priced_strategies(evaluator, EVERY)[0]

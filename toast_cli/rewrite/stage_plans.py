@@ -1,0 +1,167 @@
+"""Plans of pipeline stages: the program in a loop over microbatches, its plan on the mesh of one stage, and the price.
+
+What is written (`rewrite.stages`) and what is priced (`price.pipelines`) are of the same program and plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from toast_cli.dimensions import analyse
+from toast_cli.errors import UsageError
+from toast_cli.frontend import Source, program_pins
+from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.sharding import parse_pin
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.pipelines import (
+    ONE_F_ONE_B,
+    PricedPipeline,
+    StageRequest,
+    check_layers,
+    pipelines,
+    places_of,
+    stage_mesh,
+)
+from toast_cli.program.stack import Stack, find_stack
+from toast_cli.rewrite.microbatches import batch_parts, with_microbatches
+from toast_cli.rewrite.stage_files import refusal
+from toast_cli.search.moves import suited
+from toast_cli.tactics.strategies import BASELINES, STRATEGIES, priced_strategies
+
+# Known strategies, the fastest without stages, that are priced in a stage.
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the user says about the plan in a stage. state: fixes decisions of a problem. label: the plan's name where
+    these are all of it."""
+
+    pins: tuple[str, ...] = ()
+    state: Callable[[Problem], Problem] = lambda problem: problem
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A plan of stages. source: in a loop over microbatches. evaluator: of that on the mesh of a stage."""
+
+    source: Source
+    evaluator: Evaluator
+    plan: Plan
+    stack: Stack
+    priced: PricedPipeline
+
+
+def best_stages(
+    source: Source, mesh: Mesh, request: StageRequest | None, inside: Inside = Inside()
+) -> StagePlan | None:
+    """The plan of stages with the shortest step of those that fit in memory: strategies in a stage x numbers of
+    microbatches, doubled as long as that pays, x schedules.
+
+    Args:
+        request: the user's; None to try the networks of the mesh with few strategies, and to return None where no
+            pipeline is possible.
+
+    Raises UsageError, mostly at `--pipeline`, if the requested pipeline is impossible.
+    """
+    try:
+        return _Search(source, mesh, request, inside).run()
+    except UsageError:
+        if request is None:
+            return None
+        raise
+
+
+class _Search:
+    """One search. Programs in microbatches are made once for all places."""
+
+    def __init__(self, source: Source, mesh: Mesh, request: StageRequest | None, inside: Inside) -> None:
+        self._source, self._mesh, self._inside = source, mesh, inside
+        self._wanted = request or StageRequest()
+        self._names: tuple[str, ...] = BASELINES if request is None else STRATEGIES
+        self._cut: dict[int, Source] = {}
+
+    def run(self) -> StagePlan | None:
+        places = places_of(self._mesh, self._wanted)
+        if not places:
+            return None
+        stack = find_stack(self._source.program)
+        places = check_layers(places, stack.layers)
+        numbers = self._numbers(stack, places[0][1])
+        found: list[StagePlan] = []
+        for place in places:
+            names, best = self._names, list[StagePlan]()
+            for number in [n for n in numbers if n >= place[1]] or numbers[-1:]:
+                plans, names = self._plans(place, number, names)
+                found += plans
+                best, before = sorted([*best, *plans], key=lambda one: one.priced.rank)[:1], best
+                if before and best[0] is before[0]:
+                    break
+        possible = [one for one in found if not self._wanted.written or _is_written(one.priced)]
+        if not possible:
+            raise refusal("no strategy gives a stage so many microbatches", hint="try fewer")
+        spmd = [one.priced.cost.step_seconds for one in found if one.priced.schedule != ONE_F_ONE_B and one.priced.fits]
+        best_one = min(possible, key=lambda one: one.priced.rank)
+        return replace(best_one, priced=replace(best_one.priced, spmd_seconds=min(spmd, default=None)))
+
+    def _numbers(self, stack: Stack, stages: int) -> list[int]:
+        """Numbers of microbatches to try."""
+        wanted, loops = self._wanted.microbatches, stack.program.loops
+        if stack.loop >= 0:  # the program's own
+            if loops[stack.loop].parent >= 0:
+                raise refusal("the program has no loop over all microbatches, but loops in one another")
+            if wanted not in (0, stack.microbatches):
+                hint = f"give --pipeline {stages}:{stack.microbatches}"
+                raise refusal(f"the program has {stack.microbatches} microbatches of its own", hint=hint)
+            self._cut[stack.microbatches] = self._source
+            return [stack.microbatches]
+        numbers = [wanted] if wanted else batch_parts(self._source)
+        if isinstance(numbers, str):
+            raise refusal(f"the batch cannot be run in microbatches with the same numbers: {numbers}")
+        return numbers
+
+    def _plans(
+        self, place: tuple[int, int], number: int, names: Collection[str]
+    ) -> tuple[list[StagePlan], tuple[str, ...]]:
+        """(plans with so many microbatches, the names of their strategies)."""
+        if number not in self._cut:
+            cut = with_microbatches(self._source, number)
+            if isinstance(cut, str):
+                raise refusal(f"the batch cannot be run in {number} microbatches with the same numbers: {cut}")
+            self._cut[number] = cut
+        source, (axis, stages), user_pins = self._cut[number], place, self._inside.pins
+        there, name = stage_mesh(self._mesh, axis, stages), self._mesh.names[axis]
+        over = [pin for pin in user_pins if any(name in (axes or ()) for axes in parse_pin(pin)[1])]
+        if over and there.sizes[axis] == 1:
+            raise refusal(f"the stages are over {name}, and so is --pin {over[0]!r}", hint="pin other axes")
+        # A stage has 1/S of the layers, so that a plan of all of them may need S times the memory.
+        large = replace(there, limit_bytes=stages * there.limit_bytes)
+        pins = program_pins(source, there.names, there.sizes)
+        problem = make_problem(source.program, analyse(source.program), large, user_pins, pins)
+        problem = replace(problem, accumulations=())  # stages reduce gradients in each microbatch
+        stated = self._inside.state(problem) if there.devices > 1 else problem
+        evaluator, stack = Evaluator(stated), find_stack(source.program)
+        plans: dict[str, Plan] = {"": ()}
+        if there.devices == 1:
+            pass
+        elif len(stated.closed) == len(there.names):
+            plans = {self._inside.label: stated.fixed}
+        else:
+            known = sorted(priced_strategies(evaluator, tuple(names))[0].values(), key=lambda one: one.rank)[:_FEW]
+            names = [one.name for one in known]
+            plans = {one.label: suited(stated, one.plan) if stated.fixed else one.plan for one in known}
+        found = [
+            StagePlan(source, evaluator, plan, stack, replace(priced, strategy=label))
+            for label, plan in plans.items()
+            for priced in pipelines(evaluator, plan, stack, self._mesh, place)
+        ]
+        return found, tuple(names)
+
+
+def _is_written(priced: PricedPipeline) -> bool:
+    """Whether toast writes pipelines of this kind: 1F1B with one part of the stack on each stage."""
+    return (priced.schedule, priced.repeats) == (ONE_F_ONE_B, 1)
