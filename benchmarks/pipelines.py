@@ -25,8 +25,8 @@ from toast_cli.hardware.topology import divisors
 from toast_cli.plan.problem import make_problem
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.pipelines import PricedPipeline, StageRequest, pipelines
-from toast_cli.rewrite.stage_plans import Inside, best_stages
-from toast_cli.tactics import parse_tactics, priced_strategies, priced_strategy
+from toast_cli.rewrite.stage_plans import best_stages
+from toast_cli.tactics import priced_strategies, priced_strategy
 from toast_cli.tactics.strategies import STRATEGIES
 
 MARIN = "marin-community/marin"
@@ -146,8 +146,7 @@ def bubble(decoder: Decoder, mesh: str, axes: str, microbatches: int, schedule: 
     stages = parse_shape(axes)["node"]
     for number in (microbatches, 2 * microbatches):
         on = step_of(decoder, mesh, axes, 8 * number, 4096)
-        inside = Inside(state=parse_tactics(strategy="fsdp").state)
-        planned = best_stages(on.source, on.mesh, StageRequest(stages, "", number), inside)
+        planned = best_stages(on.source, on.mesh, StageRequest(stages, "", number))
         assert planned is not None
         found = pipelines(planned.evaluator, planned.plan, planned.stack, on.mesh, (0, stages))
         steps += [p.cost.step_seconds for p in found if (p.schedule, p.repeats) == (schedule, repeats)]

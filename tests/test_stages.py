@@ -118,8 +118,8 @@ def test_the_bubble_is_that_of_the_textbook(
     assert found.idle_seconds == pytest.approx(bubble * one, rel=0.06)  # the last stage has the loss
     update = found.cost.compute_seconds - microbatches * one
     weights = 2 * LAYERS_OF_ALL * WIDTH * WIDTH * 4 / stages
-    # It reads gradients, moments and weights, writes two of them, and may pass over them once more. The first stage also
-    # turns the examples into microbatches.
+    # It reads gradients, moments and weights, writes two of them, and may pass over them once more. The first stage
+    # also turns the examples into microbatches.
     turned = 2 * BATCH * WIDTH * 4
     assert 5 * weights <= 1e9 * update - turned <= 8 * weights
     assert found.cost.step_seconds == pytest.approx(
