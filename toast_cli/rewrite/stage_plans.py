@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from math import inf
 
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
@@ -94,13 +95,14 @@ class _Search:
         numbers = self._numbers(stack, places[0][1])
         found: list[StagePlan] = []
         for place in places:
-            names, best = self._names, list[StagePlan]()
+            names, best = self._names, (True, inf)
             for number in [n for n in numbers if n >= place[1]] or numbers[-1:]:
                 plans, names = self._plans(place, number, names)
                 found += plans
-                best, before = sorted([*best, *plans], key=lambda one: one.priced.rank)[:1], best
-                if before and best[0] is before[0]:
+                reached = min(map(_progress, plans), default=best)
+                if reached > best:
                     break
+                best = reached
         possible = [one for one in found if not self._wanted.written or _is_written(one.priced)]
         if not possible:
             raise refusal("no strategy gives a stage so many microbatches", hint="try fewer")
@@ -160,6 +162,12 @@ class _Search:
             for priced in pipelines(evaluator, plan, stack, self._mesh, place)
         ]
         return found, tuple(names)
+
+
+def _progress(planned: StagePlan) -> tuple[bool, float]:
+    """Smaller is better, or nearer to what fits."""
+    priced = planned.priced
+    return not priced.fits, priced.cost.step_seconds if priced.fits else priced.cost.peak_bytes
 
 
 def _is_written(priced: PricedPipeline) -> bool:

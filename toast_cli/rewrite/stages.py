@@ -154,8 +154,11 @@ class _Cut:
         inner = [op.operation for op in self._body.operations]
         self._yields = list(inner[-1].operands)
         self._reads = {op: list(dict.fromkeys(v for _, _, v in xla.outer_operands([op]))) for op in (*outer, *inner)}
+        # Ops of the body that nothing reads any more do not count.
+        live = self._leading_to(map(self._owner, (*self._results, *self._yields)))
+        self._reads[self._loop] = [*self._loop.operands, *(v for op in inner if op in live for v in self._reads[op])]
         needed = self._leading_to([self._loop])
-        live = {*needed, *self._leading_to(map(self._owner, (*self._results, *self._yields)))}
+        live |= needed
         # Ops before the loop, in it and behind it, without terminators.
         early = [op for op in outer if op in needed and op != self._loop]
         late = [op for op in outer if op in live and op not in needed]
