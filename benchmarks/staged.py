@@ -2,9 +2,9 @@
 
 python -m benchmarks.staged [STYLE ...] [--compile v5e-4|h100:4]
 
-Steps of one small decoder as people write them: MaxText's (`nn.scan` with a policy of rematerialisation), Equinox's (a
-scan over stacked, filtered modules), NNX's, and GPT-2 with unrolled layers. Each is cut into 2 and 4 stages with 4 and 8
-microbatches, with data and tensor axes inside, and runs three steps on 8 CPU devices. With --compile, each program of
+Steps of one small decoder as people write them: MaxText's (`nn.scan` with a policy of rematerialisation), Equinox's
+(a scan over stacked, filtered modules), NNX's, and GPT-2 with unrolled layers. Each is cut into 2 or 4 stages with 4 or
+8 microbatches, with data and tensor axes inside, and runs three steps on 8 CPU devices. With --compile, each program of
 larger decoders in two stages is compiled for a stage's machine, and the schedule says what is alive beside it.
 """
 

@@ -30,6 +30,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.kernels.describe import with_smaller_grid
 from toast_cli.kernels.mosaic import config_of, main_of, parse_body
 from toast_cli.program.model import Op
+from toast_cli.rewrite import with_microbatches
 
 S = jax.ShapeDtypeStruct
 
@@ -294,6 +295,14 @@ def test_a_rewritten_kernel_is_the_one_that_jax_makes_for_the_part(kind: str) ->
         body = with_smaller_grid(config, dict.fromkeys(axes, 2))
         rewritten.append(str(parse_body({"body": body})))
     assert rewritten == bodies(lowered(forms[1], *part))
+
+
+def test_kernels_of_a_microbatch_are_those_that_jax_makes_for_it() -> None:
+    function, shapes = partial(gradient, partial(splash, 8, CAUSAL)), (HEADS, GROUPED, GROUPED)
+    found = with_microbatches(read(function, *shapes), 2)
+    assert isinstance(found, Source), found
+    part = lowered(function, *(S((x.shape[0] // 2, *x.shape[1:]), x.dtype) for x in shapes))
+    assert bodies(str(found.module)) == bodies(part)
 
 
 def on_mesh(function: Callable[..., Any], *shapes: Any) -> Case:
