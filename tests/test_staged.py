@@ -76,7 +76,7 @@ def trained(scanned, dtype):
 
 def distance(one, other):
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return float(sum(jnp.sum((a - b) ** 2) for a, b in pairs) ** 0.5)
+    return float(sum(np.sum((np.asarray(a) - np.asarray(b)) ** 2) for a, b in pairs) ** 0.5)
 
 folder, found = Path(sys.argv[1]), {}
 inputs = jax.random.randint(jax.random.key(1), (BATCH, 2), 0, WORDS), jax.random.PRNGKey(7)
