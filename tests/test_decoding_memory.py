@@ -111,18 +111,20 @@ def test_copies_of_a_cache_take_time(
 
 def test_a_cache_with_few_heads_on_each_device_is_copied_slowly() -> None:
     """A device of 4 holds 2 of 8 heads: the new stack and each slice, as it is read and as it is written, lie in tiles
-    of 2 rows, and in whole ones between; with a quarter of the batch all are whole."""
+    of 2 rows, and in whole ones between; with a quarter of the batch all are whole. With a quarter of the positions
+    the stack is copied in each trip, too."""
 
     def run(cache: Any, w: Any, x: Any) -> Any:
         return scanned_over(partial(step, "btkh", 4), cache, w, x, LENGTH // 2)
 
     shapes = arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES)
     case = case_of(run, *shapes, donate=(0,), mesh="v5e-16")
-    few, many = (
+    few, many, cut = (
         sum(use.seconds for use in case.evaluator.kernels((case.shard(at, "data"),)) if use.name == "copy")
-        for at in ("cache.3", "cache.1")
+        for at in ("cache.3", "cache.1", "cache.2")
     )
     assert few / many == pytest.approx((3 * 3.1 - 1) / 2, rel=0.01)
+    assert cut / many == pytest.approx((2 + LAYERS) / 2, rel=0.01)
 
 
 def unrolled(attend: Any, caches: Any, weights: Any, x: Any, at: Any) -> tuple[Any, Any]:

@@ -412,18 +412,20 @@ class ArrayKernels:
         XLA:TPU adds the time to rearrange each tile to that for reading and writing a copy; short tiles take longer."""
         chip = self._problem.mesh.chip
         for value in item.values if self._relaid_bytes else ():
-            *sizes, outermost = self._relaid_bytes.get(value, (0.0, 0.0, frozenset[int]()))
-            if any(sizes):
-                copied, turned = (size / shards(made, self._sizes) for size in sizes)
+            relaid, maker = self._relaid_bytes.get(value), self._problem.program.producer[value]
+            if relaid is not None and (relaid.copied or relaid.turned):
+                copied, turned = (size / shards(made, self._sizes) for size in (relaid.copied, relaid.turned))
                 turning = turned / _TILE_BYTES * self._retiling_cycles / chip.clock_hertz
                 copying = turning + 2.0 * copied / chip.memory_bytes_per_second
                 local, bits = _shape_of_largest(item.shape, made, self._sizes), 8 * item.bytes // prod(item.shape)
                 tiles = {dim - len(local) for dim in innermost_dims(local, self._tile, bits)}
                 slower = slowdown(local, self._tile, bits)
                 # Where slices are laid out anew, the kernels that read and write them do it in the argument's tiles.
-                again = 0.0 if tiles.isdisjoint(outermost) else 2.0 * slower - 1.0
+                again = 0.0 if tiles.isdisjoint(relaid.outermost) else 2.0 * slower - 1.0
+                if again and any(made[dim] for dim in relaid.updated):
+                    again += self._problem.program.ops[maker].trips
                 seconds = (slower + again) * copying
-                yield KernelUse((self._problem.program.producer[value],), COPY, 2.0, 0.0, 2.0 * copied, seconds)
+                yield KernelUse((maker,), COPY, 2.0, 0.0, 2.0 * copied, seconds)
 
     def _bytes(self, item: ArrayItem, sharding: Sharding, lane: int) -> tuple[float, float]:
         """Bytes of one device's part of the array, and of the same in tiles that have its rows in the lanes."""

@@ -359,17 +359,33 @@ def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
     return {number for number, op in enumerate(program.ops) if op.name == CARRY and wanted(op)}
 
 
-def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[float, float, frozenset[int]]]:
-    """Carry -> bytes that are copied before and after its loop, and bytes of which copies rearrange the tiles; of the
-    whole machine, in one run; and the dimensions, counted from the last, that the loop's readers of a slice require
-    outermost: if the argument's tiles have one of them (heads, where a device has several), each slice is copied, too.
+@dataclass(frozen=True)
+class Relaid:
+    """Copies of a carry around its loop.
+
+    Attributes:
+        copied, turned: bytes that are copied, and bytes of which copies rearrange the tiles; of the whole machine, in
+            one run.
+        outermost: dimensions, counted from the last, that the loop's readers of a slice require outermost. If the
+            argument's tiles have one of them (heads, where a device has several), each slice is copied, too; and in
+            each trip the whole stack is, if a dimension of `updated` (positions) is split. Seen on v5e and v6e.
+    """
+
+    copied: float
+    turned: float
+    outermost: frozenset[int] = frozenset()
+    updated: tuple[int, ...] = ()
+
+
+def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, Relaid]:
+    """Carry -> what is copied of it.
 
     Those are a carry that is copied for its readers (see `copied_carries`), whose slices that the loop reads after an
     update are laid out anew in each trip too; and a stack that replaces a donated argument, which is copied into the
     argument's buffer after the loop, and has another dimension order if the loop's readers of a slice require it.
     """
     arguments, returned = {a.value for a in program.arguments}, {result.value for result in program.results}
-    found: dict[int, tuple[float, float, frozenset[int]]] = {}
+    found: dict[int, Relaid] = {}
     for number in copied_carries(program, profile):
         op = program.ops[number]
         (carried,) = op.results
@@ -378,7 +394,7 @@ def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[
         updated = [value for update in updates if update.name == DYNAMIC_UPDATE_SLICE for value in update.results]
         readers = [program.ops[use] for value in updated for use, place in program.users[value] if place == 0]
         slices = [one.trips * program.values[one.results[0]].bytes for one in readers if one.name == DYNAMIC_SLICE]
-        found[carried] = copied, copied + sum(slices), frozenset()
+        found[carried] = Relaid(copied, copied + sum(slices))
     for number in returned_stacks(program, profile):
         op = program.ops[number]
         piece = program.ops[program.producer[op.operands[1]]].operands[1]
@@ -386,7 +402,11 @@ def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, tuple[
             piece = maker.operands[0]
         copied = program.values[op.results[0]].bytes
         outermost = _wanted_outermost(program, piece, program.loops[op.loop])
-        found[op.results[0]] = copied, 0.0 if outermost is None else copied, outermost or frozenset()
+        positions: tuple[int, ...] = ()
+        if maker.name == DYNAMIC_UPDATE_SLICE:
+            whole, part = (program.values[value].shape for value in maker.operands[:2])
+            positions = tuple(dim for dim in range(-len(whole), 0) if part[dim] < whole[dim])
+        found[op.results[0]] = Relaid(copied, 0.0 if outermost is None else copied, outermost or frozenset(), positions)
     return found
 
 
