@@ -207,7 +207,7 @@ def _fewest_heads(kernel: PagedKernel, parameters: Parameters, sizes: dict[str, 
 
     def is_refused(count: int) -> bool:
         try:
-            _lowered(kernel, parameters, {**sizes, "k": count}, operands, only_traced=True)
+            _lowered(kernel, parameters, {**sizes, "k": count}, operands, trial=True)
         except KernelError:
             return True
         return False
@@ -217,15 +217,10 @@ def _fewest_heads(kernel: PagedKernel, parameters: Parameters, sizes: dict[str, 
 
 
 def _lowered(
-    kernel: PagedKernel,
-    parameters: Parameters,
-    sizes: dict[str, int],
-    operands: list[Value],
-    *,
-    only_traced: bool = False,
+    kernel: PagedKernel, parameters: Parameters, sizes: dict[str, int], operands: list[Value], *, trial: bool = False
 ) -> dict[str, Any]:
-    """The configuration of the kernel's call, as its package lowers it; none if it is only traced, where the package
-    checks shapes. Raises `KernelError` if it does not."""
+    """The configuration of the kernel's call, as its package lowers it; none for a trial, which only traces it: the
+    package checks shapes then. Raises `KernelError` if it does not."""
     users_own = "jax" in sys.modules
     import jax  # heavy, and few programs have such kernels
 
@@ -241,7 +236,7 @@ def _lowered(
         function = getattr(importlib.import_module(kernel.package), kernel.function)
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
             traced = jax.jit(partial(function, **parameters)).trace(*shapes)
-            if only_traced:
+            if trial:
                 return {}
             lowered = traced.lower(lowering_platforms=("tpu",))
     # What another package raises for parameters or local shapes that its kernel has no form for.
