@@ -152,7 +152,8 @@ def test_stages_send_one_activation_and_the_shared_weight(walk: tuple[Path, dict
     assert all(schedule["steps"][k]["program"] for k in (-1, -2))
     once = [s for s in schedule["steps"] if s["microbatch"] < 0 and not s["program"]]
     assert [(s["source"], s["target"]) for s in once if sorted(values[s["value"]]["shape"]) == [width, 48]] == [(0, 3)]
-    assert all(len(values[s["value"]]["shape"]) == 0 for s in once[2:])  # tokens and the tied weight come first
+    # Tokens, the key of dropout to three stages and the tied weight come first.
+    assert all(len(values[s["value"]]["shape"]) == 0 for s in once[5:])
 
 
 def test_scanned_layers_have_a_loop_and_their_rows_on_each_stage(walk: tuple[Path, dict[str, Any]]) -> None:
@@ -173,7 +174,8 @@ def test_scanned_layers_have_a_loop_and_their_rows_on_each_stage(walk: tuple[Pat
     shapes = [(s["source"], s["target"], values[s["value"]]["shape"]) for s in sent]
     assert shapes.count((0, 1, [4, 16])) == shapes.count((1, 0, [4, 16])) == 1
     for name in ("forward_0", "forward_1", "backward_0", "backward_1"):
-        assert (folder / f"{name}.mlir").read_text().count("stablehlo.while") == 1
+        text = (folder / f"{name}.mlir").read_text()  # with a loop over its rows, in which is that of threefry
+        assert text.count("stablehlo.while") == 2 and "tensor<2x16x32xf32>" in text
 
 
 def test_stages_round_as_much_as_the_whole_step(walk: tuple[Path, dict[str, Any]]) -> None:
