@@ -5,6 +5,7 @@ Nothing here is imported before it is needed: `toast --help` loads neither jax n
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Sequence
 from typing import NoReturn
@@ -18,6 +19,7 @@ def command() -> NoReturn:
     """Entry point of the `toast` process."""
     signal.signal(signal.SIGINT, interrupt_at_once)
     open_standard_streams()
+    gc.disable()  # nearly all objects live to the end, and the process then ends without freeing them
     leave(main())
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toast_cli.base.children import without_cycle_collection
 from toast_cli.base.files import (
     Format,
     Target,
@@ -50,7 +49,6 @@ ENDINGS = {"--json": ".json", "--save-plan": ".plan", "--html": ".html", "--trac
     before="quiet",
     confirm="auto",
 )
-@without_cycle_collection()
 def partition(
     program: options.Program,
     mesh: options.MeshSpec,

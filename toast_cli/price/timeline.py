@@ -297,19 +297,21 @@ def _is_inside(use: CollectiveUse, regions: Collection[int]) -> bool:
 
 def joined(parts: Sequence[Placed]) -> Placed:
     """All kernels and collectives of several parts of a plan."""
-    sent = [part.sent for part in parts]
+    kernels = [part for part in parts if len(part.seconds)] or parts[:1]
+    sending = [part for part in parts if len(part.free)] or parts[:1]
+    sent = [part.sent for part in sending]
     return Placed(
-        np.concatenate([part.loops for part in parts]),
-        np.concatenate([part.moments for part in parts]),
-        np.concatenate([part.seconds for part in parts]),
-        np.concatenate([part.sent_in for part in parts]),
+        np.concatenate([part.loops for part in kernels]),
+        np.concatenate([part.moments for part in kernels]),
+        np.concatenate([part.seconds for part in kernels]),
+        np.concatenate([part.sent_in for part in sending]),
         Sent(
             np.concatenate([one.ready for one in sent]),
             np.concatenate([one.due for one in sent]),
             np.concatenate([one.seconds for one in sent]),
             np.concatenate([one.axes for one in sent]),
         ),
-        np.concatenate([part.free for part in parts]),
+        np.concatenate([part.free for part in sending]),
     )
 
 

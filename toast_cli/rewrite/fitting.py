@@ -110,9 +110,10 @@ class Candidates:
             most, effort = request.iterations or PLANS[request.effort], PLANS[request.effort] / PLANS[Effort.medium]
             meshes, plans = [like.evaluator.problem.mesh], min(int(effort * plans), most)
             request = replace(request, iterations=plans)
-        variant = analysed(source, space.meshes)
+        known = like.evaluator if source is like.source else None
+        variant = (source, known.problem.dimensions) if known else analysed(source, space.meshes)
         start = saved_plan(like.evaluator.problem, like.result.plan)
-        space = SearchSpace(request, meshes, space.tactics, start=start)
+        space = SearchSpace(request, meshes, space.tactics, start=start, known=known)
         return search_variants([variant], space, self._tell)[0]
 
     def _made_to_fit(self) -> Variant:
@@ -248,11 +249,13 @@ class Candidates:
     def _expected_bytes(self, k: int, number: int) -> float:
         """About the least peak under a policy with so many microbatches. It is linear in the size of a microbatch:
         through the peaks with the last two numbers of them, or if there are none, arguments, sums of gradients and a
-        part of the rest. A policy that is not searched yet may need as little as any other."""
+        part of the rest. A policy that is not searched yet needs no less than those that recompute more; if there are
+        none, it may need as little as any other."""
         costs = self._costs.get(k, {})
         if 1 not in costs:
-            known = (other for other, measured in self._costs.items() if 1 in measured)
-            return 0.0 if number == 1 else min(self._expected_bytes(other, number) for other in known)
+            known = {j: self._expected_bytes(j, number) for j, measured in self._costs.items() if 1 in measured}
+            lighter = [needed for j, needed in known.items() if j > k]
+            return max(lighter, default=0.0 if number == 1 else min(known.values()))
         if number in costs:
             return costs[number].peak_bytes
         split = sorted(set(costs) - {1})

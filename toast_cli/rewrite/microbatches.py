@@ -203,8 +203,20 @@ class LoopWriter:
 
     def run(self) -> None:
         """Reshapes arrays to microbatches, then moves statements into the loop and behind it."""
-        for (number, position), cut in self._split.remade.items():
-            self._make_smaller(number, position, cut)
+        # Operations are looked up before they change: their hash depends on their operands.
+        statements = [[operation] for operation in self._inside]
+        of_operation = {statement[0]: statement for statement in statements}
+        remade = [
+            (operation, operand, cut, of_operation.get(operation))  # None: in a region of a statement
+            for use, cut in self._split.remade.items()
+            for operation, operand in [self._reader.uses.get(use, (self._reader.operations[use[0]], use[1]))]
+        ]
+        for operation, operand, cut, statement in remade:  # an operand gets the size of one microbatch
+            made = self._smaller(operation.operands[operand], cut, {}, ir.InsertionPoint(operation))
+            operation.operands[operand] = made
+            if statement is not None:
+                statement.insert(-1, made.owner)
+        self._inside = [operation for statement in statements for operation in statement]
         inside = made_by(self._inside)  # an array that the loop reads in parts is whole in front of it
         for handle, value in self._reader.handles():
             state = self._split.states[value]
@@ -233,15 +245,6 @@ class LoopWriter:
 
     def _cut_shape(self, shape: Shape, cut: Cut) -> Shape:
         return (*shape[: cut.dim], shape[cut.dim] // self._split.parts, *shape[cut.dim + 1 :])
-
-    def _make_smaller(self, number: int, position: int, cut: Cut) -> None:
-        """Replaces an operand by an array with the size of one microbatch."""
-        operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
-        handle = operation.operands[operand]
-        made = self._smaller(handle, cut, {}, ir.InsertionPoint(operation))
-        operation.operands[operand] = made
-        if operation in self._inside:  # and not in a region of such a statement
-            self._inside.insert(self._inside.index(operation), made.owner)
 
     def _smaller(self, handle: Any, cut: Cut, twins: dict[Any, Any], at: Any) -> Any:
         """An array like `handle`, which repeats along the batch, with the size of one microbatch. twins: replacements

@@ -42,7 +42,8 @@ class SearchSpace:
 
     Attributes:
         meshes: the candidate mesh shapes. tactics: the tactics that the user asked for. saved: a saved plan. gives_up:
-            whether a search may end early where hardly any plan fits. start: a plan to try first.
+            whether a search may end early where hardly any plan fits. start: a plan to try first. known: the evaluator
+            of the only variant on one of these meshes, if it was searched before.
     """
 
     request: Request
@@ -51,6 +52,7 @@ class SearchSpace:
     saved: SavedPlan | None = None
     gives_up: bool = False
     start: SavedPlan | None = None
+    known: Evaluator | None = None
 
     def stated(self, problem: Problem) -> Problem:
         """A problem with the decisions fixed that the saved plan, or the tactics, state."""
@@ -184,11 +186,12 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
 
     def evaluator_of(candidate: Candidate) -> Evaluator:
         source, dimensions = variants[candidate.reading]
-        mesh = candidate.mesh
-        pins = program_pins(source, mesh.names, mesh.sizes)
-        problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
-        stated = space.stated(replace(problem, goal=goal))
-        evaluator = Evaluator(stated, strategies(stated).values())
+        mesh, evaluator = candidate.mesh, space.known
+        if evaluator is None or evaluator.problem.mesh != mesh:
+            pins = program_pins(source, mesh.names, mesh.sizes)
+            problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
+            stated = space.stated(replace(problem, goal=goal))
+            evaluator = Evaluator(stated, strategies(stated).values())
         if len(meshes) > 1:
             known = priced_strategies(evaluator, EVERY)[0]
             priced[candidate.reading] = better(priced[candidate.reading], known)

@@ -16,7 +16,7 @@ from toast_cli.search.moves import NEIGHBOURHOODS, DecisionSequence, Edit, Moves
 # ---------------------------------------------------------------- tree search
 # Monte Carlo Tree Search over plans, as in automap (arXiv:2112.02958) and TOAST (arXiv:2508.15010), and local search.
 #
-# The known strategies are evaluated first. Local search improves the best few of them, then the best plan so far, and
+# The known strategies are evaluated first. Local search improves the best two of them, then the best plan so far, and
 # restarts from good ones, until a plateau: this much every search does (`BRIEF`). With a larger budget a tree then
 # grows, the other strategies are improved, and local search goes on until a longer plateau. The budget only decides
 # where the search ends, so a larger one never leads to a worse plan.
@@ -170,7 +170,7 @@ class TreeSearch:
 # by a few random edits and improves that: iterated local search (Lourenco, Martin, Stutzle 2003).
 
 LEAST_GAIN = 1e-9  # of reward (nats of step time): less is rounding
-FIRST = 5  # start plans that are improved first
+FIRST = 2  # start plans that are improved first
 DESCENT = 150  # evaluations to improve each start plan
 TURN = 150  # evaluations of a neighbourhood in one turn
 TRIAL = 100  # evaluations after a restart
