@@ -56,16 +56,17 @@ def test_a_strategy_within_the_margin_is_taken(
     seconds = best.cost.step_seconds / (1 + faster)
     peak = evaluator.problem.mesh.limit_bytes if memory == NEARLY_ALL else memory * best.cost.peak_bytes
     result = found(evaluator, other, seconds=seconds, peak_bytes=peak, fits=fits)
-    taken = preferred(evaluator, result)
+    _, taken = preferred((evaluator, result))
     assert taken.known_as == (best.name if is_taken else "")
     assert taken.plan == (best.plan if is_taken else other)
-    assert taken.fastest == ((other, result.cost) if is_taken else None)
+    assert taken.fastest == ((evaluator.problem, other, result.cost) if is_taken else None)
 
 
 @pytest.mark.parametrize(
     ("slower", "memory", "other", "is_taken"),
     [
-        (0.9 * MARGIN, 2.0, "zero2", True),  # fewer decisions
+        (0.9 * MARGIN, 0.5, "zero2", True),  # fewer decisions
+        (0.9 * MARGIN, 2.0, "zero2", False),  # fewer, but the other one is better in both step and memory
         (1.1 * MARGIN, 0.5, "zero2", False),
         (0.9 * MARGIN, 2.0, "zero2 x megatron", True),  # simpler
         (1.1 * MARGIN, 2.0, "zero2 x megatron", False),
@@ -93,7 +94,7 @@ def test_of_known_strategies_the_simplest_is_taken(
     monkeypatch.setattr(evaluator, "exact_cost", lambda plan: costs[plan])
     fastest = replace(cost, compute_seconds=1.0 / 1.04 if slower < 0 else 1.0)
     result = SearchResult((), fastest, True, 100, 50, 1.0, "iterations")
-    assert preferred(evaluator, result).known_as == ("fsdp" if is_taken else other)
+    assert preferred((evaluator, result))[1].known_as == ("fsdp" if is_taken else other)
 
 
 def test_what_would_fill_the_memory_is_not_preferred(evaluator: Evaluator) -> None:
@@ -102,7 +103,7 @@ def test_what_would_fill_the_memory_is_not_preferred(evaluator: Evaluator) -> No
     small = Evaluator(replace(evaluator.problem, mesh=tight))
     other = strategy(small.problem, "megatron")
     result = found(small, other, seconds=cost.step_seconds / 1.01, peak_bytes=0.5 * cost.peak_bytes)
-    assert preferred(small, result).plan == other
+    assert preferred((small, result))[1].plan == other
 
 
 def test_decisions_that_gain_little_go(evaluator: Evaluator) -> None:
@@ -114,7 +115,7 @@ def test_decisions_that_gain_little_go(evaluator: Evaluator) -> None:
     assert len(longer) > len(plan)
     assert evaluator.exact_cost(plan).step_seconds <= (1 + SMALL_GAIN) * cost.step_seconds
     result = SearchResult(longer, cost, True, 100, 50, 1.0, "iterations")
-    taken = preferred(evaluator, result)
+    _, taken = preferred((evaluator, result))
     assert len(taken.plan) < len(longer)
     assert taken.cost.step_seconds <= (1 + MARGIN) * cost.step_seconds
 
@@ -137,4 +138,4 @@ def test_a_known_strategy_takes_no_tactic_back(monkeypatch: pytest.MonkeyPatch) 
     assert zero2.plan[: len(fixed)] == fixed
     monkeypatch.setattr(sys.modules[preferred.__module__], "priced_strategies", lambda _: ({"zero2": zero2}, {}))
     result = found(fsdp, fixed, seconds=zero2.cost.step_seconds, peak_bytes=zero2.cost.peak_bytes)
-    assert preferred(fsdp, result).plan == fixed
+    assert preferred((fsdp, result))[1].plan == fixed

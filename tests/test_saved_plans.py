@@ -226,7 +226,7 @@ def test_explain_says_what_of_a_plan_does_not_carry_over(
     options = [program, "--mesh", "v4-32", "--quiet"]
     assert main(["partition", *options, "--strategy", "data-parallel", "--save-plan", "p.json"]) == 0
     assert main(["explain", *options, "--plan", "p.json", "--mesh-shape", "data=4,model=4"]) == 0
-    assert "note: p.json: mesh axis data was 8 devices and is 4\n" in capsys.readouterr().err
+    assert "note: p.json: mesh axis data was 16 devices and is 4\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

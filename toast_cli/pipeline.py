@@ -35,7 +35,14 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.pipelines import PricedPipeline, check_request, parse_stages
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
-from toast_cli.report.comparison import PIPELINE, alternative_facts, with_confirmation, with_pipeline, with_row
+from toast_cli.report.comparison import (
+    PIPELINE,
+    alternative_facts,
+    with_confirmation,
+    with_mesh_choice,
+    with_pipeline,
+    with_row,
+)
 from toast_cli.report.model import UNSURE, YES, Report, TriedSizeFacts
 from toast_cli.request import AUTO, CompilerName, Fit
 from toast_cli.request import Request as Request
@@ -47,7 +54,6 @@ from toast_cli.search.alternatives import different_plans
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import PLANS
 from toast_cli.tactics import PricedStrategy, parse_tactics
-from toast_cli.tactics.strategies import preferred
 
 if TYPE_CHECKING:
     from toast_cli.ask_xla.annotated import AsAnnotated
@@ -302,7 +308,7 @@ def plan_given(
         best, others = candidates.best(judge.decides)
         free = request.strategy is None and (saved is None or request.complete)
         if free and not request.minimise:  # a known strategy is preferred to a plan that is hardly faster
-            best = replace(best, result=preferred(best.evaluator, best.result))
+            best = best.preferred()
         plans = [
             best.result.plan,
             *different_plans(best.evaluator, [best.result.plan], best.result.seen, request.wanted - 1),
@@ -332,6 +338,7 @@ def plan_given(
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
             report = with_confirmation(report, evaluator.problem, confirmation)
+        report = with_mesh_choice(report, [(one.evaluator.problem.mesh, one.result) for one in best.elsewhere])
         own = own_shardings()
         report = with_row(report, own, evaluator.problem.mesh)
         staged: StagePlan | None = None
@@ -397,15 +404,17 @@ class _Judge:
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:
     """The mesh that the user asks for with `--mesh-shape` or in a file. Without a request, that of a saved plan, the
-    named machine's, or every sensible shape."""
+    named machine's axes and one axis of all its devices, or every sensible shape."""
     if request.mesh_shape not in (None, "auto"):
         return [spec.mesh(parse_shape(request.mesh_shape or ""), request.memory_limit)]
     free = request.mesh_shape is None and (spec.named or not spec.axes)
     if free and saved is not None and prod(saved.axes.values()) == spec.devices:
         return [spec.mesh(saved.axes, request.memory_limit)]
+    shapes: list[dict[str, int] | None] = list(spec.mesh_shapes())
     if request.mesh_shape is None and spec.axes:
-        return [spec.mesh(None, request.memory_limit)]
-    return [spec.mesh(shape, request.memory_limit) for shape in spec.mesh_shapes()]
+        fixes = saved is not None or request.pipeline is not None  # they may name axes
+        shapes = [None, *shapes[:1]] if spec.named and len(spec.axes) > 1 and not fixes else [None]
+    return [spec.mesh(shape, request.memory_limit) for shape in shapes]
 
 
 def problem_of(

@@ -395,7 +395,7 @@ def _nameless(program: Program) -> list[str]:
 
 def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     """The fastest plan found, if a known strategy or a shorter plan that is nearly as fast was preferred."""
-    plan, cost = result.fastest or (result.plan, result.cost)
+    problem, plan, cost = result.fastest or (problem, result.plan, result.cost)
     if cost.step_seconds >= (1 - NO_EFFECT) * result.cost.step_seconds:
         return []
     gain = format_percent(1 - cost.step_seconds / result.cost.step_seconds)

@@ -42,7 +42,7 @@ from toast_cli.report.model import (
 )
 from toast_cli.report.words import kept_text, name_list, part_name, scope_name, scope_texts, summary
 from toast_cli.search.alternatives import Alternative, compared, name_of
-from toast_cli.search.incumbent import Objective
+from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
 from toast_cli.tactics.strategies import STRATEGIES, better
 
@@ -524,6 +524,24 @@ def with_row(report: Report, found: AsAnnotated | str | None, mesh: Mesh) -> Rep
             "(involuntary rematerialisation): see toast explain --as-annotated",
         )
     return replace(report, baselines={AS_ANNOTATED: facts, **report.baselines})
+
+
+def with_mesh_choice(report: Report, elsewhere: Iterable[tuple[Mesh, SearchResult]]) -> Report:
+    """The report with a note that toast chose the mesh shape, and the fastest plan found for another one.
+
+    Args:
+        elsewhere: the other mesh shapes searched, with what was found for each.
+    """
+    fitting = [(found.cost.step_seconds, mesh) for mesh, found in elsewhere if found.fits]
+    if not fitting:
+        return report
+    step_seconds, mesh = min(fitting, key=lambda entry: entry[0])
+    shape = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
+    return _noted(
+        report,
+        f"the mesh shape is toast's choice: with --mesh-shape {shape} the best plan found takes "
+        f"{format_seconds(step_seconds)}",
+    )
 
 
 def _noted(report: Report, note: str) -> Report:

@@ -272,7 +272,7 @@ _CALLED = {
 _DATA = "data"
 # Work, or bytes of weights, below this fraction of the total is hardly mentioned.
 _SOME, _MOST = 0.2, 0.5
-_FEW = 0.05  # of the elements that are computed sharded over an axis
+_FEW = 0.05  # of the elements that are computed sharded over an axis, or of the bytes of weights
 
 
 def _axis_text(
@@ -347,20 +347,22 @@ def _used(problem: Problem, work: dict[tuple[int, int], float]) -> set[tuple[int
 def _stored(
     problem: Problem, lowered: list[OpSharding], role: str, computed: Collection[tuple[int, int]]
 ) -> frozenset[int]:
-    """Axes over which most bytes of a role's arguments are stored sharded, but not used so. Caches of each sequence are
-    no such state."""
+    """Axes over which arguments of a role are stored sharded, but not used so: most bytes of those that are not used
+    sharded over the axis, such as experts. Caches of each sequence are no such state."""
     program, number, total = problem.program, problem.roles.index(role), 0
     sequences = {k for k, of in enumerate(problem.dimensions.groups) if of.role == "batch"}
     sizes: dict[int, float] = defaultdict(float)
+    used: dict[int, float] = defaultdict(float)
     for k in (k for k, of in enumerate(problem.argument_role) if of == number):
         total += program.values[program.arguments[k].value].bytes
         groups, sharding = problem.patterns[problem.op_pattern[k]].groups, lowered[problem.op_pattern[k]]
         split = {axis: group for group, axes in zip(groups, sharding.factor_axes, strict=True) for axis in axes}
         pinned = {axis: NONE for axes in sharding.shardings[0] for axis in axes if axis not in split}
         for axis, group in {**split, **pinned}.items():
-            if (group, axis) not in computed and group not in sequences:
-                sizes[axis] += program.values[program.arguments[k].value].bytes
-    return frozenset(axis for axis, size in sizes.items() if size > _MOST * total)
+            if group not in sequences:
+                amounts = used if (group, axis) in computed else sizes
+                amounts[axis] += program.values[program.arguments[k].value].bytes
+    return frozenset(axis for axis, size in sizes.items() if size > max(_MOST * (total - used[axis]), _FEW * total))
 
 
 def _called(problem: Problem, group: int) -> str:

@@ -27,7 +27,7 @@ from toast_cli.search.alternatives import KEPT
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import Candidate, Searched, Settings, search_candidates
 from toast_cli.tactics import PricedStrategy, TacticRequests, priced_strategies, starting_plans, strategies
-from toast_cli.tactics.strategies import EVERY, better
+from toast_cli.tactics.strategies import EVERY, better, preferred
 
 # stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
@@ -67,12 +67,22 @@ class Variant:
 
     Attributes:
         strategies: known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape.
+        elsewhere: the same program searched on the other mesh shapes.
     """
 
     source: Source
     evaluator: Evaluator
     result: SearchResult
     strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)
+    elsewhere: tuple[Variant, ...] = ()
+
+    def preferred(self) -> Variant:
+        """With the known strategy, on any mesh, or the shorter plan that is nearly as fast."""
+        meshes = (self, *self.elsewhere)
+        searched = [(one.evaluator, one.result) for one in meshes]
+        evaluator, result = preferred(searched[0], searched[1:])
+        elsewhere = tuple(one for one in meshes if one.evaluator is not evaluator)
+        return replace(self, evaluator=evaluator, result=result, elsewhere=elsewhere)
 
     @property
     def allowed_bytes(self) -> float:
@@ -167,7 +177,7 @@ def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
 
 
 def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Variant]:
-    """Searches all variants of a program on all candidate meshes, with one budget. Returns each with its best plan,
+    """Searches all variants of a program on all candidate meshes, with one budget. Returns each on its best mesh,
     the one with the best plan first; a plan that fits beats one that does not. Evaluation counts are totals."""
     request, meshes = space.request, space.meshes
     if not meshes:
@@ -216,4 +226,7 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
         tell("search", used, best_seconds, evaluations, elapsed)
 
     candidates = [Candidate(number, mesh) for number in range(len(variants)) for mesh in meshes]
-    return [variant_of(each) for each in search_candidates(evaluator_of, candidates, settings, worth, starts, report)]
+    found: dict[int, list[Variant]] = defaultdict(list)
+    for searched in search_candidates(evaluator_of, candidates, settings, worth, starts, report):
+        found[searched.candidate.reading].append(variant_of(searched))
+    return [replace(best, elsewhere=tuple(others)) for best, *others in found.values()]

@@ -51,7 +51,8 @@ class SearchResult:
 
     evaluations: distinct plans evaluated. best_found_at: the evaluation that found the plan. stopped: "budget",
     "iterations", "plateau", "interrupted" or "hopeless". seen: the best plans evaluated, `Budget.keep` of them.
-    fastest: the plan that the search found, with its cost, if another plan was preferred (see `tactics.strategies`).
+    fastest: the plan that the search found, on which problem and at what cost, if another plan was preferred (see
+    `tactics.strategies`).
     known_as: the strategy that was preferred, if it is one.
     """
 
@@ -63,7 +64,7 @@ class SearchResult:
     seconds: float
     stopped: str
     seen: tuple[Plan, ...] = ()
-    fastest: tuple[Plan, Cost] | None = None
+    fastest: tuple[Problem, Plan, Cost] | None = None
     known_as: str = ""
 
 

@@ -102,7 +102,7 @@ def search_candidates(
     starts_of: Callable[[Problem], Iterable[Plan]] = lambda _: (),
     progress: SearchProgress | None = None,
 ) -> list[Searched]:
-    """The best candidate of each reading, the best first; evaluations and seconds are those of the whole search.
+    """All candidates tried, the best first; evaluations and seconds are those of the whole search.
 
     Each candidate gets an equal, small share of the budget and begins with the best plan of those before it. The rest
     of the budget goes to the best one. With fewer evaluations than candidates, only that many are tried.
@@ -128,7 +128,7 @@ def search_candidates(
             carried = [carried_over(evaluator.problem, plan)[0] for plan in leading]
             starts = (*carried, *starts_of(evaluator.problem))
             searched = Searched(candidate, evaluator, runs.run(evaluator, starts, share), starts)
-            best = _best_of_each([*best, searched], worth)
+            best = sorted([*best, searched], key=worth, reverse=True)
             if searched.result.stopped == "interrupted":
                 break
         if why is not None and not best:
@@ -139,19 +139,12 @@ def search_candidates(
             result = runs.run(leader.evaluator, leader.starts, 1.0 - runs.share, leader.result)
             stopped = result.stopped
             seen = tuple(dict.fromkeys((*result.seen, *leader.result.seen)))
-            best = _best_of_each([replace(leader, result=replace(result, seen=seen)), *best], worth)
+            searched = replace(leader, result=replace(result, seen=seen))
+            best = sorted([searched, *best[1:]], key=worth, reverse=True)
     return [
         replace(each, result=replace(each.result, evaluations=runs.evaluations, seconds=runs.seconds, stopped=stopped))
         for each in best
     ]
-
-
-def _best_of_each(candidates: Iterable[Searched], worth: Callable[[Searched], tuple[float, ...]]) -> list[Searched]:
-    """The best candidate of each reading, the best first; of equal ones, the first."""
-    best: dict[int, Searched] = {}
-    for searched in sorted(candidates, key=worth, reverse=True):
-        best.setdefault(searched.candidate.reading, searched)
-    return list(best.values())
 
 
 class _Runs:

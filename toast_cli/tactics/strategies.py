@@ -4,7 +4,7 @@ preference for one over a plan that is predicted to be only slightly faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import isclose
@@ -20,6 +20,8 @@ from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics.requests import PlansByAxes, PricedStrategy, best_assignment, parse_tactics, plans_by_axes
 
 _T = TypeVar("_T", Plan, PricedStrategy)
+# What a search found for a program on one mesh.
+Searched = tuple[Evaluator, SearchResult]
 
 # Strategies that a report compares a plan with, as far as they apply.
 BASELINES = ("data-parallel", "fsdp", "megatron", "fsdp+expert", "data-parallel x megatron", "fsdp x megatron")
@@ -139,36 +141,57 @@ MARGIN, SMALL_GAIN = 0.05, 0.03
 NO_EFFECT = 0.001
 
 
-def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
-    """The result with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds the plan of
-    the search. Decisions that change nothing are left out. Of several known strategies, the one of fewest tactics,
-    then of fewest decisions."""
+def preferred(best: Searched, elsewhere: Iterable[Searched] = ()) -> Searched:
+    """What the search found, with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds
+    the plan of the search. Decisions that change nothing are left out.
+
+    Of several known strategies, the one of fewest tactics; of these, the one of fewest decisions that no other one
+    beats in both step and memory.
+
+    Args:
+        elsewhere: the same program on other mesh shapes, whose known strategies may be taken, too.
+    """
+    evaluator, result = best
     if not result.fits:
-        return result
+        return best
     tolerance = _Tolerance(evaluator)
-    fixed, offers = evaluator.problem.fixed, evaluator.problem.decisions.offers
-    strategies = [
-        one
-        for one in priced_strategies(evaluator)[0].values()
-        if one.plan[: len(fixed)] == fixed  # and what it adds takes none of these back
-        and all(map(offers, one.plan[len(fixed) :]))
+    known = [
+        (one, searched)
+        for searched in (best, *elsewhere)
+        for one in priced_strategies(searched[0])[0].values()
+        if _adds_to(searched[0].problem, one.plan) and tolerance.allows(one.cost, result.cost)
     ]
-    known = [one for one in strategies if tolerance.allows(one.cost, result.cost)]
     if known:
-        simplest = min(known, key=lambda one: (_tactics(one.name), len(one.plan), one.cost.step_seconds))
+        simplest, (evaluator, taken) = _simplest(known)
         plan, name = simplest.plan, simplest.label
     else:
-        plan, name = shortened(evaluator, result, tolerance), ""
+        taken, plan, name = result, shortened(evaluator, result, tolerance), ""
     plan = without_idle(evaluator, plan)
     cost = evaluator.exact_cost(plan)
-    if plan == result.plan or not tolerance.allows(cost, result.cost):
-        return result
-    return replace(result, plan=plan, cost=cost, known_as=name, fastest=(result.plan, result.cost))
+    if (taken is result and plan == result.plan) or not tolerance.allows(cost, result.cost):
+        return best
+    fastest = best[0].problem, result.plan, result.cost
+    return evaluator, replace(taken, plan=plan, cost=cost, known_as=name, fastest=fastest)
 
 
-def _tactics(name: str) -> int:
-    """Number of tactics in the name of a strategy."""
-    return name.count("+") + name.count(" x ") + 1
+def _adds_to(problem: Problem, plan: Plan) -> bool:
+    """Whether a plan begins with the problem's fixed decisions, and what it adds takes none of these back."""
+    fixed = len(problem.fixed)
+    return plan[:fixed] == problem.fixed and all(map(problem.decisions.offers, plan[fixed:]))
+
+
+def _simplest(known: list[tuple[PricedStrategy, Searched]]) -> tuple[PricedStrategy, Searched]:
+    def tactics(one: PricedStrategy) -> int:
+        return one.name.count("+") + one.name.count(" x ") + 1
+
+    def is_beaten(cost: Cost) -> bool:
+        step_seconds, peak_bytes = (1 - NO_EFFECT) * cost.step_seconds, (1 - NO_EFFECT) * cost.peak_bytes
+        return any(one.cost.step_seconds < step_seconds and one.cost.peak_bytes < peak_bytes for one, _ in plain)
+
+    fewest = min(tactics(one) for one, _ in known)
+    plain = [entry for entry in known if tactics(entry[0]) == fewest]
+    unbeaten = [entry for entry in plain if not is_beaten(entry[0].cost)]
+    return min(unbeaten, key=lambda entry: (len(entry[0].plan), entry[0].cost.step_seconds))
 
 
 class _Tolerance:
