@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -166,6 +168,29 @@ def problems(program: str, mesh: str) -> list[Problem]:
     """One for each shape of the mesh."""
     shapes = pipeline.choose_meshes(pipeline.load_spec(mesh), Request(program, mesh, "auto"))
     return [pipeline.problem_of(program, mesh, ",".join(f"{a.name}={a.size}" for a in m.axes)) for m in shapes]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "shape"),
+    [
+        ("v4-32", {"strategy": "data-parallel"}, {"data": 16}),  # needs one axis
+        ("v4-32", {"mesh_shape": "data=8,model=2"}, {"data": 8, "model": 2}),
+        ("v4-32", {"pins": ("params/layers/*/w=None,model",)}, {"data": 8, "model": 2}),  # names an axis
+        ("v4-32", {"tactics": ("megatron:model",)}, {"data": 8, "model": 2}),
+        ("two.yaml", {}, {"a": 8, "b": 2}),  # a file with axes
+    ],
+)
+def test_a_named_machine_leaves_the_axes_to_the_search(
+    mesh: str, options: dict[str, Any], shape: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One axis, or those of the specification: whichever the chosen plan needs; a note tells of the other one."""
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text("chip: v4\ntopology: {torus: [2, 2, 4]}\naxes: {a: 8, b: 2}\n")
+    outcome = pipeline.partition(Request(str(SAMPLES / "mlp_tiny.mlir"), mesh, iterations=50, **options))
+    chosen = outcome.problem.mesh
+    assert dict(zip(chosen.names, chosen.sizes, strict=True)) == shape
+    noted = any("--mesh-shape data=8,model=2" in note for note in outcome.report.analysis.notes)
+    assert noted == (shape == {"data": 16})
 
 
 def test_rows_are_the_best_of_all_shapes_where_the_shape_is_open() -> None:
