@@ -176,7 +176,7 @@ def problems(program: str, mesh: str) -> list[Problem]:
         ("v4-32", {"strategy": "data-parallel"}, {"data": 16}),  # needs one axis
         ("v4-32", {"mesh_shape": "data=8,model=2"}, {"data": 8, "model": 2}),
         ("v4-32", {"pins": ("params/layers/*/w=None,model",)}, {"data": 8, "model": 2}),  # names an axis
-        ("v4-32", {"tactics": ("megatron:model",)}, {"data": 8, "model": 2}),
+        ("v4-32", {"strategy": "fsdp:data"}, {"data": 8, "model": 2}),
         ("two.yaml", {}, {"a": 8, "b": 2}),  # a file with axes
     ],
 )

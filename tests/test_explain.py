@@ -233,7 +233,7 @@ def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program:
     path = tmp_path / "report.json"
     path.write_bytes(to_bytes(outcome.report))
     assert stored_plan(str(path), outcome.problem) == (outcome.problem, outcome.result.plan)
-    assert stored_shape(str(path)) == "data=8,model=2"
+    assert stored_shape(str(path)) == "data=16"
 
 
 def test_a_plan_that_holds_in_a_part_comes_back(tmp_path: Path) -> None:

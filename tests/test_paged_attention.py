@@ -131,7 +131,8 @@ def test_it_is_written_for_shards(kv: int, local: tuple[int, int, int]) -> None:
     outcome = planned(kv)
     (down,) = [k for k, argument in enumerate(outcome.source.program.arguments) if "down" in argument.path]
     lowered_plan = outcome.evaluator.lowered(outcome.result.plan)
-    assert len(lowered_plan.shardings[outcome.source.program.arguments[down].value][0]) == 2
+    axes = lowered_plan.shardings[outcome.source.program.arguments[down].value][0]
+    assert len(axes) == len(outcome.problem.mesh.axes)
     written = xla.parse_module(xla.make_context(), outcome.emit("stablehlo").content)
     batch, heads, _ = local
     expected = lowered(PAGED, *arrays(ragged=False, kv=heads // GROUP, pages=4096, batch=batch, each=64)).compiler_ir()

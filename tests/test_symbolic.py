@@ -307,7 +307,7 @@ def test_the_largest_size_of_a_program(
     asked: list[int] = []
     begin = pipeline.begin
     monkeypatch.setattr(pipeline, "begin", lambda *given: asked.append(len(given[2])) or begin(*given))
-    options = ("--dim", "b=max", "--dim", "s=128", "--memory-limit", "16MiB")
+    options = ("--dim", "b=max", "--dim", "s=128", "--memory-limit", "16MiB", "--mesh-shape", "data=2,model=2")
     found = report_of(symbolic, tmp_path / "max.json", *options)
     size = found["program"]["dims"]["b"]
     assert sum(map(bool, asked)) == 1 < len(asked)

@@ -279,12 +279,14 @@ def plan_given(
         stages = None if request.pipeline is None else parse_stages(request.pipeline)
         stages = None if stages is None else replace(stages, written=request.stages_written)
         saved = read_plan(request.plan) if request.plan is not None else None
-        meshes = choose_meshes(spec, request, saved)
+        goal = parse_goal(request.minimise, request.subject_to)
+        names_axes = bool(request.pins or request.pipeline or saved or goal.axes or tactics.axes)
+        meshes = choose_meshes(spec, request, saved, names_axes=names_axes)
         tactics.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if tactics.suit(mesh.names)]
         if stages is not None:
             check_request(stages, meshes)
-        parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
+        goal.check_axes(name for mesh in meshes for name in mesh.names)
         judge = _Judge(spec, request, on_answer)
     with _timed("load", timings, tell):
         content = content_of(request.program, request.dims, request.content) if source is None else b""
@@ -402,9 +404,15 @@ class _Judge:
             return None
 
 
-def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:
+def choose_meshes(
+    spec: Spec, request: Request, saved: SavedPlan | None = None, *, names_axes: bool = True
+) -> list[Mesh]:
     """The mesh that the user asks for with `--mesh-shape` or in a file. Without a request, that of a saved plan, the
-    named machine's axes and one axis of all its devices, or every sensible shape."""
+    named machine's, or every sensible shape.
+
+    Args:
+        names_axes: whether the user names mesh axes; if not, a named machine is also taken as one axis.
+    """
     if request.mesh_shape not in (None, "auto"):
         return [spec.mesh(parse_shape(request.mesh_shape or ""), request.memory_limit)]
     free = request.mesh_shape is None and (spec.named or not spec.axes)
@@ -412,8 +420,7 @@ def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) 
         return [spec.mesh(saved.axes, request.memory_limit)]
     shapes: list[dict[str, int] | None] = list(spec.mesh_shapes())
     if request.mesh_shape is None and spec.axes:
-        fixes = saved is not None or request.pipeline is not None  # they may name axes
-        shapes = [None, *shapes[:1]] if spec.named and len(spec.axes) > 1 and not fixes else [None]
+        shapes = [None] if names_axes or not spec.named or len(spec.axes) == 1 else [None, *shapes[:1]]
     return [spec.mesh(shape, request.memory_limit) for shape in shapes]
 
 

@@ -38,9 +38,14 @@ class TacticRequests:
     requests: tuple[TacticRequest, ...] = ()
     complete: bool = False
 
+    @property
+    def axes(self) -> dict[str, TacticRequest]:
+        """Mesh axes that the user names -> the tactic."""
+        return {axis: request for request in self.requests for axis in request.axes or ()}
+
     def check_axes(self, meshes: Sequence[Sequence[str]]) -> None:
         """Raises UsageError unless some mesh (given by its axis names) has all requested axes."""
-        named = {axis: request for request in self.requests for axis in request.axes or ()}
+        named = self.axes
         known = list(dict.fromkeys(name for names in meshes for name in names))
         for axis, request in named.items():
             if axis not in known:
@@ -54,7 +59,7 @@ class TacticRequests:
 
     def suit(self, names: Sequence[str]) -> bool:
         """Whether a mesh with these axes has all requested ones."""
-        return all(axis in names for request in self.requests for axis in request.axes or ())
+        return self.axes.keys() <= set(names)
 
     def state(self, problem: Problem) -> Problem:
         """The problem with the decisions of the tactics fixed.
