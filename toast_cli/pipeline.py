@@ -36,6 +36,7 @@ from toast_cli.price.pipelines import PricedPipeline, check_request, parse_stage
 from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.comparison import (
+    NEAR,
     PIPELINE,
     alternative_facts,
     with_confirmation,
@@ -344,7 +345,9 @@ def plan_given(
         own = own_shardings()
         report = with_row(report, own, evaluator.problem.mesh)
         staged: StagePlan | None = None
-        if stages is not None or (annotated and free and not request.minimise):
+        facts = report.predicted
+        may_pay = not facts.fits or facts.communication_seconds > (NEAR - 1) * facts.step_seconds
+        if stages is not None or (annotated and free and not request.minimise and may_pay):
             whole = original if source.program.microbatches > 1 else source
             label = request.strategy or ("" if free else f"the plan of {request.plan}")
             inside = Inside(request.pins, space.stated, label)
