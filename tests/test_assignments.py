@@ -177,6 +177,8 @@ def problems(program: str, mesh: str) -> list[Problem]:
         ("v4-32", {"mesh_shape": "data=8,model=2"}, {"data": 8, "model": 2}),
         ("v4-32", {"pins": ("params/layers/*/w=None,model",)}, {"data": 8, "model": 2}),  # names an axis
         ("v4-32", {"strategy": "fsdp:data"}, {"data": 8, "model": 2}),
+        ("v4-32", {"strategy": "data-parallel", "keep_shardings": True}, {"data": 8, "model": 2}),  # may name some
+        ("v4-32", {"strategy": "data-parallel", "subject_to": ("communication[model]<=1s",)}, {"data": 8, "model": 2}),
         ("two.yaml", {}, {"a": 8, "b": 2}),  # a file with axes
     ],
 )

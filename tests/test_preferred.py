@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from programs import SAMPLES, evaluator_of, sample
 
-from toast_cli.pipeline import partition
-from toast_cli.plan.decisions import Plan
+from toast_cli.pipeline import partition, problem_of
+from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import RISK
 from toast_cli.request import Request
@@ -139,3 +139,16 @@ def test_a_known_strategy_takes_no_tactic_back(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys.modules[preferred.__module__], "priced_strategies", lambda _: ({"zero2": zero2}, {}))
     result = found(fsdp, fixed, seconds=zero2.cost.step_seconds, peak_bytes=zero2.cost.peak_bytes)
     assert preferred((fsdp, result))[1].plan == fixed
+
+
+def test_a_bound_on_an_axis_is_read_on_the_mesh_that_has_it() -> None:
+    """Strategies on one axis are compared with a plan on two, of which a bound names the second."""
+    goal, path = parse_goal((), ("communication[model]<=1s",)), str(SAMPLES / "mlp_tiny.mlir")
+    two, one = (
+        Evaluator(replace(problem_of(path, "v4-32", shape), goal=goal)) for shape in ("data=8,model=2", "data=16")
+    )
+    strategies = priced_strategies(one)[0].values()
+    best = min(strategies, key=lambda known: known.rank)
+    result = found(two, strategy(two.problem, "fsdp x megatron"), seconds=best.cost.step_seconds, peak_bytes=1e6)
+    evaluator, taken = preferred((two, result), [(one, result)])
+    assert evaluator is one and taken.known_as == "data-parallel"

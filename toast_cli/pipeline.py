@@ -281,7 +281,9 @@ def plan_given(
         stages = None if stages is None else replace(stages, written=request.stages_written)
         saved = read_plan(request.plan) if request.plan is not None else None
         goal = parse_goal(request.minimise, request.subject_to)
-        names_axes = bool(request.pins or request.pipeline or saved or goal.axes or tactics.axes)
+        names_axes = bool(
+            request.pins or request.keep_shardings or request.pipeline or saved or goal.axes or tactics.axes
+        )
         meshes = choose_meshes(spec, request, saved, names_axes=names_axes)
         tactics.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if tactics.suit(mesh.names)]

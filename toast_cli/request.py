@@ -114,7 +114,8 @@ class Request:
         None,
         "--mesh-shape",
         OptionKind.TEXT,
-        "Mesh axes and their sizes, e.g. data=8,model=2; auto: try all shapes (default: as in SPEC).",
+        "Mesh axes and their sizes, e.g. data=8,model=2; auto: try all shapes (default: as in SPEC, or for a machine "
+        "that is named, the better of its axes and of one axis).",
         "SHAPE",
     )
     dims: tuple[str, ...] = _option(

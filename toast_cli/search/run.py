@@ -139,7 +139,7 @@ def search_candidates(
             result = runs.run(leader.evaluator, leader.starts, 1.0 - runs.share, leader.result)
             stopped = result.stopped
             seen = tuple(dict.fromkeys((*result.seen, *leader.result.seen)))
-            searched = replace(leader, result=replace(result, seen=seen))
+            searched = max(replace(leader, result=replace(result, seen=seen)), leader, key=worth)
             best = sorted([searched, *best[1:]], key=worth, reverse=True)
     return [
         replace(each, result=replace(each.result, evaluations=runs.evaluations, seconds=runs.seconds, stopped=stopped))

@@ -154,21 +154,20 @@ def preferred(best: Searched, elsewhere: Iterable[Searched] = ()) -> Searched:
     evaluator, result = best
     if not result.fits:
         return best
-    tolerance = _Tolerance(evaluator)
-    known = [
-        (one, searched)
-        for searched in (best, *elsewhere)
-        for one in priced_strategies(searched[0])[0].values()
-        if _adds_to(searched[0].problem, one.plan) and tolerance.allows(one.cost, result.cost)
-    ]
+    known: list[tuple[PricedStrategy, Searched]] = []
+    for searched in (best, *elsewhere):
+        tolerance = _Tolerance(searched[0])  # bounds on axes are those of its mesh
+        priced = priced_strategies(searched[0])[0].values()
+        suited = [one for one in priced if _adds_to(searched[0].problem, one.plan)]
+        known += [(one, searched) for one in suited if tolerance.allows(one.cost, result.cost)]
     if known:
         simplest, (evaluator, taken) = _simplest(known)
         plan, name = simplest.plan, simplest.label
     else:
-        taken, plan, name = result, shortened(evaluator, result, tolerance), ""
+        taken, plan, name = result, shortened(evaluator, result, _Tolerance(evaluator)), ""
     plan = without_idle(evaluator, plan)
     cost = evaluator.exact_cost(plan)
-    if (taken is result and plan == result.plan) or not tolerance.allows(cost, result.cost):
+    if (taken is result and plan == result.plan) or not _Tolerance(evaluator).allows(cost, result.cost):
         return best
     fastest = best[0].problem, result.plan, result.cost
     return evaluator, replace(taken, plan=plan, cost=cost, known_as=name, fastest=fastest)
