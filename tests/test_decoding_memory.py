@@ -127,6 +127,24 @@ def test_a_cache_with_few_heads_on_each_device_is_copied_slowly() -> None:
     assert cut / many == pytest.approx((2 + LAYERS) / 2, rel=0.01)
 
 
+def test_a_cache_that_layers_reshape_is_copied_once() -> None:
+    """The layers' heads and positions are no dimensions of the stack, which has the batch where they have positions."""
+
+    def attend(x: Any, w: Any, cache: Any, at: Any) -> tuple[Any, Any]:
+        x, own = step("btkh", 4, x, w, cache.reshape(ORDERS["btkh"]), at)
+        return x, own.reshape(cache.shape)
+
+    def run(cache: Any, w: Any, x: Any) -> Any:
+        return scanned_over(attend, cache, w, x, LENGTH // 2)
+
+    shapes = arg(LAYERS, BATCH, LENGTH, FEATURES), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES)
+    case = case_of(run, *shapes, donate=(0,), mesh="v5e-16")
+    (copy,) = [use for use in case.evaluator.kernels((case.shard("cache.1", "data"),)) if use.name == "copy"]
+    chip, size = case.evaluator.problem.mesh.chip, 4 * LAYERS * BATCH * LENGTH * FEATURES // 4
+    moved = 2 * size / chip.memory_bytes_per_second
+    assert copy.seconds == pytest.approx(size / 4096 * 21.3 / chip.clock_hertz + moved, rel=0.01)
+
+
 def unrolled(attend: Any, caches: Any, weights: Any, x: Any, at: Any) -> tuple[Any, Any]:
     new = []
     for layer, cache in enumerate(caches):

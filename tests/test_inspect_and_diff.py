@@ -169,6 +169,8 @@ def test_diff_says_what_one_program_hands_to_another(
     if found:
         assert found.seconds == pytest.approx(found.received_bytes / 50e9)
     assert handed_over(prefill, prefill) is None
+    smaller = replace(prefill, results=[ResultFacts(0, "params['w']", weight.type, [[], []])])
+    assert handed_over(smaller, replace(prefill, arguments=[replace(weight, type="bf16[128,64]")])) is None
 
 
 def test_diff_refuses_what_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

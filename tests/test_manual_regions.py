@@ -314,21 +314,22 @@ def test_ragged_exchanges_are_all_to_alls() -> None:
     assert sent == [("all-to-all", ["model"], 16 * 128 * 4)]
 
 
-@pytest.mark.parametrize("updates", [8, 64])
-def test_a_block_of_threads_does_each_update_of_a_ragged_exchange(updates: int) -> None:
+@pytest.mark.parametrize(("machine", "devices", "updates"), [("h100:8", 8, 8), ("h100:8", 8, 64), ("gb200:16", 16, 8)])
+def test_a_block_of_threads_does_each_update_of_a_ragged_exchange(machine: str, devices: int, updates: int) -> None:
     """On GPUs of one host: 32 MiB on each device in blocks of 2.7 GB/s, until that is as fast as NCCL."""
 
     def send(x: Any, sizes: Any) -> Any:
         return lax.ragged_all_to_all(x, jnp.zeros_like(x), sizes, sizes, sizes, sizes, axis_name="data")
 
-    arguments = [jax.ShapeDtypeStruct((8 * 65536, 128), jnp.float32), jax.ShapeDtypeStruct((8 * updates,), jnp.int32)]
-    mesh = AbstractMesh((8,), ("data",))
+    rows, offsets = (devices * 65536, 128), (devices * updates,)
+    arguments = [jax.ShapeDtypeStruct(rows, jnp.float32), jax.ShapeDtypeStruct(offsets, jnp.int32)]
+    mesh = AbstractMesh((devices,), ("data",))
     function = jax.shard_map(send, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data"))
     text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
-    report = partition(Request("ragged.mlir", "h100:8", mesh_shape="data=8", content=text.encode())).report
+    report = partition(Request("ragged.mlir", machine, mesh_shape=f"data={devices}", content=text.encode())).report
     (sent,) = [one for one in report.collectives if one.by_hand]
-    in_blocks = 65536 * 128 * 4 / (updates * 2.7e9)
-    nccl = collective_seconds(load_spec("h100:8").mesh({"data": 8}), "all-to-all", 65536 * 128 * 4, (0,))
+    in_blocks = 65536 * 128 * 4 / (updates * 2.7e9) if devices == 8 else 0.0
+    nccl = collective_seconds(load_spec(machine).mesh({"data": devices}), "all-to-all", 65536 * 128 * 4, (0,))
     assert sent.seconds == pytest.approx(max(in_blocks, nccl))
     assert any("leaves them to NCCL" in note for note in report.analysis.notes) == (in_blocks > nccl)
 

@@ -18,7 +18,9 @@ from toast_cli.emit.stablehlo import kernel_lines
 from toast_cli.frontend.loading import load
 from toast_cli.frontend.source import Source
 from toast_cli.kernels.mosaic import TARGET, config_of, parse_body
+from toast_cli.kernels.table import Table, read_table, rule_of
 from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.program.model import Value
 
 BATCH, WIDTH, PAGE, PAGES, EACH = 16, 128, 16, 256, 8  # EACH: pages of a sequence
 KV, GROUP = 4, 4
@@ -101,6 +103,13 @@ def test_heads_for_which_there_is_no_kernel_stay_together() -> None:
     (op,) = kernels(read(RAGGED, *arrays(ragged=True, kv=24)))
     (split,) = {factor for dims in op.rule.results[0] for factor in dims} - op.rule.need_replication
     assert op.rule.sizes[split] == 3
+
+
+@pytest.mark.parametrize(("sizes", "is_split"), [((2, 12), True), ((1, 24), False)])
+def test_heads_that_all_stay_together_cannot_be_split(sizes: tuple[int, int], is_split: bool) -> None:
+    (kernel,) = read_table(Table("- {name: one, rule: '([k*u])->([k*u]) need_replication={u}'}", ""))
+    heads = [Value((24,), "f32")]
+    assert (rule_of(kernel, dict(zip("ku", sizes, strict=True)), heads, heads) is not None) == is_split
 
 
 def layer(attention: Any, weights: Any, pages: Any, x: Any, lengths: Any, table: Any) -> Any:

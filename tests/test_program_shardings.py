@@ -75,9 +75,9 @@ def test_kept_shardings_must_fit_the_mesh() -> None:
     found, notices = constraints_on(outcome.kept, ("model", "data", "pipe"), (2, 4, 2))
     assert [c.axes for c in found] == [k.sharding.axes for k in outcome.kept]
     assert notices == []
-    # An axis of one device splits nothing, whether the mesh has it or not.
+    # An axis of one device splits nothing, whether or not the mesh has it, of any size.
     alone = [replace(k, sharding=replace(k.sharding, mesh=(("data", 1), ("model", 2)))) for k in outcome.kept]
-    for names_, sizes in ((("model",), (2,)), (("data", "model"), (1, 2))):
+    for names_, sizes in ((("model",), (2,)), (("data", "model"), (1, 2)), (("data", "model"), (4, 2))):
         assert [c.axes for c in constraints_on(alone, names_, sizes)[0]][:2] == [((), ()), (("model",), None)]
     for names_, sizes, what in [
         (("data", "model"), (2, 4), "has it with size 2"),

@@ -67,7 +67,9 @@ def constraints_on(
         if axes is None:
             left_out.append(record)
         else:
-            axes = tuple(split and tuple(name for name in split if name in wide) for split in axes)
+            own = dict(record.sharding.mesh)
+            kept = {name for name in wide if own.get(name) != 1}
+            axes = tuple(split and tuple(name for name in split if name in kept) for split in axes)
             found.append(AnnotatedConstraint(record.value, axes, record.uses, record.origin))
     if not left_out:
         return found, []

@@ -147,7 +147,8 @@ def read_paged(
         sizes["k"] //= sizes["u"]
         found = tuple(sorted(parameters.items()))
         facts = HandWritten(name, KIND, products, 0.0, moved, parameters=found)
-        return facts, rule_of(kernel.rule, sizes, operands, results), ""
+        why = f"{kernel.function} lowers for no part of its heads"
+        return facts, rule_of(kernel.rule, sizes, operands, results), why
     return None
 
 

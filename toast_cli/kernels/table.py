@@ -157,7 +157,7 @@ def _misfit(kernel: UserKernel, name: str, what: str) -> InputError:
 
 def rule_of(kernel: UserKernel, sizes: dict[str, int], operands: list[Value], results: list[Value]) -> Rule | None:
     """The rule; None if nothing can be split."""
-    if kernel.operands is None or not {*sizes} - kernel.whole:
+    if kernel.operands is None or all(size == 1 for name, size in sizes.items() if name not in kernel.whole):
         return None
     numbers: dict[str, int] = {}
     counts: list[int] = []

@@ -10,6 +10,7 @@ its last read in the body, then the body's yield reuses its buffer, and after th
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -307,11 +308,17 @@ def _wanted_outermost(program: Program, array: int, loop: Loop) -> frozenset[int
             if op.kind.matrix_unit and position < 2:
                 batch, is_wanted = _batch_dims(program, op, position)
                 if is_wanted or (DYNAMIC_UPDATE_SLICE in passed and DYNAMIC_SLICE in passed):
-                    return frozenset(batch)
+                    return _same_dims(program, batch, value, array)
             elif position == 0 and _is_followed(op) and op.results[0] not in reached:
                 reached.add(op.results[0])
                 waiting.append((op.results[0], _after(passed, op.name)))
     return None
+
+
+def _same_dims(program: Program, dims: Iterable[int], value: int, other: int) -> frozenset[int]:
+    """Those of the dimensions, counted from the last, that no reshape between the two arrays moves."""
+    shape, target = program.values[value].shape, program.values[other].shape
+    return frozenset(dim for dim in dims if shape[dim:] == target[dim:])
 
 
 def _is_followed(op: Op) -> bool:
@@ -374,7 +381,7 @@ class Relaid:
     copied: float
     turned: float
     outermost: frozenset[int] = frozenset()
-    updated: tuple[int, ...] = ()
+    updated: frozenset[int] = frozenset()
 
 
 def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, Relaid]:
@@ -402,11 +409,12 @@ def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, Relaid
             piece = maker.operands[0]
         copied = program.values[op.results[0]].bytes
         outermost = _wanted_outermost(program, piece, program.loops[op.loop])
-        positions: tuple[int, ...] = ()
+        positions: list[int] = []
         if maker.name == DYNAMIC_UPDATE_SLICE:
             whole, part = (program.values[value].shape for value in maker.operands[:2])
-            positions = tuple(dim for dim in range(-len(whole), 0) if part[dim] < whole[dim])
-        found[op.results[0]] = Relaid(copied, 0.0 if outermost is None else copied, outermost or frozenset(), positions)
+            positions = [dim for dim in range(-len(whole), 0) if part[dim] < whole[dim]]
+        kept = [_same_dims(program, dims, piece, op.results[0]) for dims in (outermost or (), positions)]
+        found[op.results[0]] = Relaid(copied, 0.0 if outermost is None else copied, *kept)
     return found
 
 

@@ -31,11 +31,12 @@ from toast_cli.program.model import Exchange, ManualRegion, Op
 from toast_cli.program.ops import RAGGED_ALL_TO_ALL
 
 # XLA:GPU sends a ragged all-to-all between GPUs of one host by a kernel of its own, in which one block of 128 threads
-# does each update (`--xla_gpu_unsupported_use_ragged_all_to_all_one_shot_kernel=false` leaves it to NCCL). UPDATE:
-# bytes a second of one, fitted to one layer on 8 H100 (marin-community/marin#3633, 2 experts a token, 2 devices share
-# the experts); `python -m benchmarks.experts` compares the others.
-UPDATE = 2.7e9
-OFFSETS = 2  # the operand that says where each update starts
+# does each update (`--xla_gpu_unsupported_use_ragged_all_to_all_one_shot_kernel=false` leaves it to NCCL). The rate of
+# one is fitted to one layer on 8 H100 (marin-community/marin#3633, 2 experts a token, 2 devices share the experts);
+# `python -m benchmarks.experts` compares the others.
+BLOCK_BYTES_PER_SECOND = 2.7e9
+INPUT_OFFSETS = 2  # the operand that says where each update starts
+MOST_GPUS_OF_A_HOST = 8  # NVLink domains of 72 GPUs span hosts, which presets do not state
 
 
 def region_prices(problem: Problem, profile: CompilerProfile) -> RegionPrices:
@@ -171,11 +172,13 @@ class _Region:
             )
 
     def _ragged_seconds(self, op: Op, size: float, axes: tuple[int, ...]) -> float:
-        """Seconds that blocks of threads take for a ragged all-to-all of `size` bytes, see `UPDATE`."""
+        """Seconds that blocks of threads take for a ragged all-to-all of `size` bytes, see `BLOCK_BYTES_PER_SECOND`."""
         links = [link for axis in axes for link in self._mesh.axes[axis].links]
-        if op.detail != RAGGED_ALL_TO_ALL or not self._in_blocks or any(link.kind != "switch" for link in links):
+        in_host = prod(link.size for link in links) <= MOST_GPUS_OF_A_HOST
+        in_host = in_host and all(link.kind == "switch" for link in links)
+        if op.detail != RAGGED_ALL_TO_ALL or not self._in_blocks or not in_host:
             return 0.0
-        return size / (self._region.body.values[op.operands[OFFSETS]].elements * UPDATE)
+        return size / (self._region.body.values[op.operands[INPUT_OFFSETS]].elements * BLOCK_BYTES_PER_SECOND)
 
     def _boundary_bytes(self, lowered: Lowered) -> float:
         """Bytes of operands and results, which the surrounding program counts."""

@@ -115,9 +115,10 @@ def handed_over(before: Report, now: Report) -> HandOver | None:
 
 def _handed(before: Report, now: Report) -> Iterator[tuple[ResultFacts, ArgumentFacts]]:
     """Each argument of the second program that the first does not have, with the first result that can be it: of two
-    dimensions or more, of its element type, and nowhere larger; one of its size rather."""
-    kept = {(one.name, one.type) for one in before.arguments}
-    results = [one for one in before.results if len(_shape(one.type)) > 1]
+    dimensions or more, of its element type, and nowhere larger; one of its size rather. A result of the type of one of
+    the first program's own arguments is its next state."""
+    kept, state = {(one.name, one.type) for one in before.arguments}, {one.type for one in before.arguments}
+    results = [one for one in before.results if len(_shape(one.type)) > 1 and one.type not in state]
     for read in now.arguments:
         alike = [made for made in results if _fits_into(made.type, read.type)]
         if alike and (read.name, read.type) not in kept and _is_whole(read, now.mesh):
