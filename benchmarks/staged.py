@@ -37,7 +37,7 @@ from toast_cli.hardware import load_spec, parse_shape
 from toast_cli.price.pipelines import StageRequest
 from toast_cli.program.model import dtype_of
 from toast_cli.rewrite.stage_files import StagedProgram
-from toast_cli.rewrite.stage_plans import Inside, StagePlan, best_stages
+from toast_cli.rewrite.stage_plans import StageOptions, StagePlan, best_stages
 from toast_cli.rewrite.stages import staged_program
 from toast_cli.tactics import parse_tactics
 
@@ -244,7 +244,7 @@ def compiled(name: str, style: Style, machine: str) -> None:
     number = machine.rpartition("-")[2] if "-" in machine else machine.partition(":")[2]
     mesh = load_spec(machine.replace(number, str(2 * int(number)))).mesh(parse_shape(f"pipe=2,data={devices}"))
     planned = best_stages(source, mesh, StageRequest(axis="pipe", microbatches=8, written=True),
-                          Inside(state=parse_tactics(strategy="fsdp").state))  # fmt: skip
+                          StageOptions(state=parse_tactics(strategy="fsdp").state))  # fmt: skip
     assert planned is not None
     staged = staged_program(planned)
     answers: dict[str, Answer] = {}

@@ -226,6 +226,7 @@ def unrolled(normed: bool = False) -> str:
         (("-o", "stages/", "--pipeline", "rows:4"), False, "no mesh axis 'rows' to have stages on"),
         (("-o", "stages/", "--pipeline", "8:4"), False, "4 layers have no 8 equal parts"),
         (("-o", "stages/", "--pipeline", "2:4", "--pin", "x=pipe"), False, "the stages are over pipe, and so is --pin"),
+        (("-o", "stages/", "--pipeline", "pipe", "--strategy", "fsdp:pipe"), False, "and so is --strategy fsdp:pipe"),
         (("-o", "stages/", "--pipeline", "2:5"), False, "f32[16,8] has no 5 equal parts"),
         (
             ("-o", "stages/", "--pipeline", "2:4"),

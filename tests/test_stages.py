@@ -37,7 +37,7 @@ from toast_cli.report.comparison import PIPELINE, compare, with_contender, with_
 from toast_cli.report.style import make_console, render
 from toast_cli.report.terminal import print_report
 from toast_cli.request import Request
-from toast_cli.rewrite.stage_plans import Inside, best_stages
+from toast_cli.rewrite.stage_plans import StageOptions, best_stages
 from toast_cli.tactics import parse_tactics
 from toast_cli.tactics.strategies import priced_strategy
 
@@ -91,7 +91,7 @@ def priced(
 ) -> PricedPipeline:
     """A pipeline over the mesh's first axis."""
     request = StageRequest(axis=mesh.names[0], microbatches=microbatches)
-    planned = best_stages(source, mesh, request, Inside(state=parse_tactics(strategy=inside or "fsdp").state))
+    planned = best_stages(source, mesh, request, StageOptions(state=parse_tactics(strategy=inside or "fsdp").state))
     assert planned is not None
     found = pipelines(planned.evaluator, planned.plan, planned.stack, mesh, (0, mesh.sizes[0]))
     return next(p for p in found if (p.schedule, p.repeats) == (schedule, repeats))

@@ -31,6 +31,7 @@ from toast_cli.largest_size import chosen_sizes, sizes_in, split_dims, tried_siz
 from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
+from toast_cli.plan.sharding import parse_pin
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.pipelines import PricedPipeline, check_request, parse_stages
 from toast_cli.program.names import with_dimension_names
@@ -48,13 +49,13 @@ from toast_cli.report.model import UNSURE, YES, Report, TriedSizeFacts
 from toast_cli.request import AUTO, CompilerName, Fit
 from toast_cli.request import Request as Request
 from toast_cli.rewrite.fitting import ATTEMPTS, Candidates
-from toast_cli.rewrite.stage_plans import Inside, StagePlan, best_stages
+from toast_cli.rewrite.stage_plans import StageOptions, StagePlan, best_stages
 from toast_cli.rewrite.variants import Progress as Progress
 from toast_cli.rewrite.variants import SearchSpace, Variant, variants_of
 from toast_cli.search.alternatives import different_plans
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import PLANS
-from toast_cli.tactics import PricedStrategy, parse_tactics
+from toast_cli.tactics import PricedStrategy, TacticRequests, parse_tactics
 
 if TYPE_CHECKING:
     from toast_cli.ask_xla.annotated import AsAnnotated
@@ -287,8 +288,9 @@ def plan_given(
         meshes = choose_meshes(spec, request, saved, names_axes=names_axes)
         tactics.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if tactics.suit(mesh.names)]
+        needed = _needed_in_stages(request, tactics, saved)
         if stages is not None:
-            check_request(stages, meshes)
+            check_request(stages, meshes, needed)
         goal.check_axes(name for mesh in meshes for name in mesh.names)
         judge = _Judge(spec, request, on_answer)
     with _timed("load", timings, tell):
@@ -352,7 +354,7 @@ def plan_given(
         if stages is not None or (annotated and free and not request.minimise and may_pay):
             whole = original if source.program.microbatches > 1 else source
             label = request.strategy or ("" if free else f"the plan of {request.plan}")
-            inside = Inside(request.pins, space.stated, label)
+            inside = StageOptions(request.pins, space.stated, label, needed)
             staged = best_stages(whole, evaluator.problem.mesh, stages, inside)
         report = with_pipeline(report, None if staged is None else staged.priced, stages is not None)
     return Outcome(
@@ -366,6 +368,14 @@ def plan_given(
         own,
         staged,
     )
+
+
+def _needed_in_stages(request: Request, tactics: TacticRequests, saved: SavedPlan | None) -> dict[str, str]:
+    """Mesh axes without which a pin, a tactic or the saved plan has none -> that option."""
+    found = {name: f"--pin {pin!r}" for pin in request.pins for axes in parse_pin(pin)[1] for name in axes or ()}
+    found |= {one.axes[0]: f"{one.option} {one.text}" for one in tactics.requests if one.axes and len(one.axes) == 1}
+    axes = {decision.axis for decision in saved.decisions} if saved else set()
+    return {**found, **{name: f"--plan {request.plan}" for name in axes if len(axes) == 1}}
 
 
 class _Judge:

@@ -1,4 +1,5 @@
 """Chooses few constraints under which Shardy's propagation reproduces the plan.
+
 One pass decides where constraints stand. A use that needs another sharding than its value's gets one, unless the
 operation's own sharding implies it. Values for which some constraint or op offers more axes than planned get one
 (`contested_values`), so that the outcome does not depend on the order in which ops are visited; so do values whose

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -108,12 +108,12 @@ def parse_stages(text: str) -> StageRequest:
     return StageRequest(int(matched[1] or 0), matched[2] or "", int(matched[3] or 0))
 
 
-def check_request(wanted: StageRequest, meshes: Sequence[Mesh]) -> None:
-    """Raises UsageError, at `--pipeline`, if no mesh has the requested axis or number of stages."""
+def check_request(wanted: StageRequest, meshes: Sequence[Mesh], needed: Mapping[str, str]) -> None:
+    """Raises UsageError, at `--pipeline`, if no mesh has the requested axis or number of stages. See `check_needed`."""
     refused = []
     for mesh in meshes:
         try:
-            places_of(mesh, wanted)
+            check_needed(places_of(mesh, wanted), mesh, needed)
         except UsageError as error:
             refused.append(error)
     if refused and len(refused) == len(meshes):
@@ -137,6 +137,15 @@ def places_of(mesh: Mesh, wanted: StageRequest) -> list[tuple[int, int]]:
         raise _error(f"no mesh axis has {wanted.stages} equal parts", f"this mesh has {shape}")
     over = [number for number in fitting if networks[number] % wanted.stages == 0]
     return [(number, wanted.stages) for number in over or fitting]
+
+
+def check_needed(places: list[tuple[int, int]], mesh: Mesh, needed: Mapping[str, str]) -> list[tuple[int, int]]:
+    """The places that leave a stage a part of needed mesh axes (name -> the option). Raises UsageError for none."""
+    possible = [(axis, n) for axis, n in places if mesh.sizes[axis] > n or mesh.names[axis] not in needed]
+    if places and not possible:
+        name = mesh.names[places[0][0]]
+        raise _error(f"the stages are over {name}, and so is {needed[name]}", "name another axis")
+    return possible
 
 
 def check_layers(places: list[tuple[int, int]], layers: int) -> list[tuple[int, int]]:

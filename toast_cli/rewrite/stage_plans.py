@@ -5,8 +5,8 @@ What is written (`rewrite.stages`) and what is priced (`price.pipelines`) are of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from toast_cli.dimensions import analyse
@@ -15,13 +15,13 @@ from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.plan.sharding import parse_pin
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.pipelines import (
     ONE_F_ONE_B,
     PricedPipeline,
     StageRequest,
     check_layers,
+    check_needed,
     pipelines,
     places_of,
     stage_mesh,
@@ -37,13 +37,14 @@ _FEW = 4
 
 
 @dataclass(frozen=True)
-class Inside:
+class StageOptions:
     """What the user says about the plan in a stage. state: fixes decisions of a problem. label: the plan's name where
-    these are all of it."""
+    these are all of it. needed: mesh axes of which a stage needs a part -> the option that says so."""
 
     pins: tuple[str, ...] = ()
     state: Callable[[Problem], Problem] = lambda problem: problem
     label: str = ""
+    needed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class StagePlan:
 
 
 def best_stages(
-    source: Source, mesh: Mesh, request: StageRequest | None, inside: Inside = Inside()
+    source: Source, mesh: Mesh, request: StageRequest | None, inside: StageOptions = StageOptions()
 ) -> StagePlan | None:
     """The plan of stages with the shortest step of those that fit in memory: strategies in a stage x numbers of
     microbatches, doubled as long as that pays, x schedules.
@@ -80,14 +81,14 @@ def best_stages(
 class _Search:
     """One search. Programs in microbatches are made once for all places."""
 
-    def __init__(self, source: Source, mesh: Mesh, request: StageRequest | None, inside: Inside) -> None:
+    def __init__(self, source: Source, mesh: Mesh, request: StageRequest | None, inside: StageOptions) -> None:
         self._source, self._mesh, self._inside = source, mesh, inside
         self._wanted = request or StageRequest()
         self._names: tuple[str, ...] = BASELINES if request is None else STRATEGIES
         self._cut: dict[int, Source] = {}
 
     def run(self) -> StagePlan | None:
-        places = places_of(self._mesh, self._wanted)
+        places = check_needed(places_of(self._mesh, self._wanted), self._mesh, self._inside.needed)
         if not places:
             return None
         stack = find_stack(self._source.program)
@@ -136,10 +137,7 @@ class _Search:
                 raise refusal(f"the batch cannot be run in {number} microbatches with the same numbers: {cut}")
             self._cut[number] = cut
         source, (axis, stages), user_pins = self._cut[number], place, self._inside.pins
-        there, name = stage_mesh(self._mesh, axis, stages), self._mesh.names[axis]
-        over = [pin for pin in user_pins if any(name in (axes or ()) for axes in parse_pin(pin)[1])]
-        if over and there.sizes[axis] == 1:
-            raise refusal(f"the stages are over {name}, and so is --pin {over[0]!r}", hint="pin other axes")
+        there = stage_mesh(self._mesh, axis, stages)
         # A stage has 1/S of the layers, so that a plan of all of them may need S times the memory.
         large = replace(there, limit_bytes=stages * there.limit_bytes)
         pins = program_pins(source, there.names, there.sizes)
@@ -148,11 +146,9 @@ class _Search:
         stated = self._inside.state(problem) if there.devices > 1 else problem
         evaluator, stack = Evaluator(stated), find_stack(source.program)
         plans: dict[str, Plan] = {"": ()}
-        if there.devices == 1:
-            pass
-        elif len(stated.closed) == len(there.names):
+        if there.devices > 1 and len(stated.closed) == len(there.names):
             plans = {self._inside.label: stated.fixed}
-        else:
+        elif there.devices > 1:
             known = sorted(priced_strategies(evaluator, tuple(names))[0].values(), key=lambda one: one.rank)[:_FEW]
             names = [one.name for one in known]
             plans = {one.label: suited(stated, one.plan) if stated.fixed else one.plan for one in known}

@@ -69,6 +69,8 @@ def staged_program(planned: StagePlan) -> StagedProgram:
     block = xla.main_function(module).entry_block
     loops = [op.operation for op in block.operations if op.operation.name == "stablehlo.while"]
     loops = [one for one in loops if trip_count(one) == priced.microbatches]
+    if not loops:
+        raise refusal(f"the program has no loop over all {priced.microbatches} microbatches")
     loop = max(loops, key=lambda one: len(xla.operations_in(one)))
     if stack.scanned:
         with module.context, ir.Location.unknown():
