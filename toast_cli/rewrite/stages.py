@@ -221,6 +221,8 @@ class _Cut:
                         self._shardings[user.operands[number]] = self._sharding(value)
                 sum_values = (argument, self._loop.operands[number], last.operands[number], result)
                 self._names.update(dict.fromkeys(sum_values, f"sum_{number}"))
+                sharded = max(map(self._sharding, sum_values), key=lambda axes: sum(map(len, axes)))
+                self._shardings.update(dict.fromkeys(sum_values, sharded))  # one, for its next value takes its buffer
         for operation in [op.operation for op in self._body.operations]:
             if operation.name == BARRIER and len(operation.operands) > 1:
                 for result, operand in zip(operation.results, operation.operands, strict=True):
