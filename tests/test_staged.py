@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -176,6 +177,11 @@ def test_scanned_layers_have_a_loop_and_their_rows_on_each_stage(walk: tuple[Pat
     for name in ("forward_0", "forward_1", "backward_0", "backward_1"):
         text = (folder / f"{name}.mlir").read_text()  # with a loop over its rows, in which is that of threefry
         assert text.count("stablehlo.while") == 2 and "tensor<2x16x32xf32>" in text
+        given, left = next(line for line in text.splitlines() if "@main(" in line).split(" -> (")
+        left_as = re.findall(r"sdy.sharding = (.*?\]>)", left)
+        donated = re.findall(r"sdy.sharding = ([^>]*>), tf.aliasing_output = (\d+)", given)
+        assert [axes for axes, _ in donated] == [left_as[int(number)] for _, number in donated]
+        assert (len(donated) > 2) == name.startswith("backward")
 
 
 def test_stages_round_as_much_as_the_whole_step(walk: tuple[Path, dict[str, Any]]) -> None:
@@ -225,7 +231,11 @@ def unrolled(normed: bool = False) -> str:
         (("-o", "step.mlir", "--pipeline", "2:4"), False, "give a folder, -o stages/"),
         (("-o", "stages/", "--pipeline", "rows:4"), False, "no mesh axis 'rows' to have stages on"),
         (("-o", "stages/", "--pipeline", "8:4"), False, "4 layers have no 8 equal parts"),
-        (("-o", "stages/", "--pipeline", "2:4", "--pin", "x=pipe"), False, "the stages are over pipe, and so is --pin"),
+        (
+            ("-o", "stages/", "--pipeline", "pipe", "--pin", "x=pipe"),
+            False,
+            "the stages are over pipe, and so is --pin",
+        ),
         (("-o", "stages/", "--pipeline", "pipe", "--strategy", "fsdp:pipe"), False, "and so is --strategy fsdp:pipe"),
         (("-o", "stages/", "--pipeline", "2:5"), False, "f32[16,8] has no 5 equal parts"),
         (
