@@ -234,7 +234,7 @@ def unrolled(normed: bool = False) -> str:
         (
             ("-o", "stages/", "--pipeline", "pipe", "--pin", "x=pipe"),
             False,
-            "the stages are over pipe, and so is --pin",
+            "stages are over pipe, and so is --pin",
         ),
         (("-o", "stages/", "--pipeline", "pipe", "--strategy", "fsdp:pipe"), False, "and so is --strategy fsdp:pipe"),
         (("-o", "stages/", "--pipeline", "2:5"), False, "f32[16,8] has no 5 equal parts"),
