@@ -399,11 +399,13 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     if cost.step_seconds >= (1 - NO_EFFECT) * result.cost.step_seconds:
         return []
     gain = format_percent(1 - cost.step_seconds / result.cost.step_seconds)
+    is_tight = cost.peak_bytes > surely_fitting_bytes(problem.program, problem.mesh)
+    why = "that one may not fit" if is_tight else "predictions err by about 5%"
     taken = result.known_as or f"this plan of {format_plural(len(result.plan), 'decision')}"
     return [
         f"toast prefers {taken} to a plan of {format_plural(len(plan), 'decision')} that is predicted {gain} faster "
         f"({format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}: {summary(problem, plan)}), since "
-        "predictions err by about 5%, or memory is short; --minimise step_time takes the fastest"
+        f"{why}; --minimise step_time takes the fastest"
     ]
 
 
