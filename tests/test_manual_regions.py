@@ -323,7 +323,7 @@ def test_a_block_of_threads_does_each_update_of_a_ragged_exchange(machine: str, 
 
     rows, offsets = (devices * 65536, 128), (devices * updates,)
     arguments = [jax.ShapeDtypeStruct(rows, jnp.float32), jax.ShapeDtypeStruct(offsets, jnp.int32)]
-    mesh = AbstractMesh((devices,), ("data",))
+    mesh = AbstractMesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     function = jax.shard_map(send, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data"))
     text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
     report = partition(Request("ragged.mlir", machine, mesh_shape=f"data={devices}", content=text.encode())).report
