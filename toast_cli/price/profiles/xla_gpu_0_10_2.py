@@ -18,7 +18,9 @@ from toast_cli.price.profiles import plain
 
 RELEASE = (0, 10, 2)
 VERSION = "jaxlib 0.10.2"
-ATTAINED = Attained(matrix=0.75, vector=0.6, memory=0.88, kernel_seconds=1.2e-6, hand_written=0.5, separate=True)
+ATTAINED = Attained(
+    matrix=0.75, vector=0.6, memory=0.88, kernel_seconds=1.2e-6, hand_written=0.5, grouped=0.5, separate=True
+)
 # Cost of an elementwise function, in f32 additions.
 FUNCTIONS = {
     "stablehlo.exponential": 18.0,
