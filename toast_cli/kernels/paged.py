@@ -240,8 +240,11 @@ def _lowered(
             if trial:
                 return {}
             lowered = traced.lower(lowering_platforms=("tpu",))
-    # What another package raises for parameters or local shapes that its kernel has no form for.
-    except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
+    except (
+        ImportError, AttributeError,  # the package, or its kernel, is not installed in this form
+        NotImplementedError,  # raised by JAX's kernels for shapes that they have no form for, not by toast
+        TypeError, ValueError, AssertionError,  # raised by them for parameters and shapes that do not go together
+    ) as error:  # fmt: skip
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None
     for call in walk_ops(lowered.compiler_ir(), "stablehlo.custom_call"):
         if ir.StringAttr(call.attributes["call_target_name"]).value == TARGET:
