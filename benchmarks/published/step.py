@@ -87,9 +87,11 @@ def _step(run: Run) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
 
 def _loss(run: Run, params: Tree, batch: Tree) -> jax.Array:
     attention = _attention(run)
-    layer = jax.checkpoint(
-        lambda x, weights: (_layer(run, attention, x, weights), None), policy=_policy(run), prevent_cse=not run.scanned
-    )
+    def layer(x: jax.Array, weights: Tree) -> tuple[jax.Array, None]:
+        return _layer(run, attention, x, weights), None
+
+    if run.kept != "all":
+        layer = jax.checkpoint(layer, policy=_policy(run), prevent_cse=not run.scanned)
     x = params["embedding"].astype(jnp.bfloat16)[batch["tokens"]]
     if run.scanned:
         x, _ = jax.lax.scan(layer, x, params["layers"])
@@ -105,8 +107,6 @@ def _policy(run: Run) -> Any:
     policies = jax.checkpoint_policies
     if run.kept == "full":
         return policies.nothing_saveable
-    if run.kept == "all":
-        return policies.everything_saveable
     if run.offloaded:
         return policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],
