@@ -304,6 +304,24 @@ def test_gradients_of_narrow_types_are_added_up_in_f32() -> None:
     assert {str(value) for value in carried} == {"i32[]", "f32[]", "f32[16,32]", "f32[32,8]"}
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gradients_of_layers_are_added_up_row_by_row(dtype: Any) -> None:
+    """Where the layers' loop makes them. The loops only carry the sum of all layers, and write its rows."""
+
+    def loss(p: Params, x: Any) -> Any:
+        return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p["w"])[0] ** 2)
+
+    found = with_microbatches(source_of(jax.grad(loss), {"w": arg(3, 16, 16, dtype=dtype)}, arg(8, 16, dtype=dtype)), 4)
+    assert isinstance(found, Source)
+    program = found.program
+    made = {
+        (op.name.rpartition(".")[2], str(program.values[v])) for op in program.ops if op.loop >= 0 for v in op.results
+    }
+    assert ("add", "f32[1,16,16]") in made
+    stacks = {name for name, value in made if value == "f32[3,16,16]"} - {"carry"}
+    assert stacks == {"dynamic_update_slice"}
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A program whose activations are much larger than its weights."""

@@ -179,20 +179,20 @@ class LayerLoops:
     def _over_microbatches(self) -> None:
         """Lets the loop over microbatches carry parts, and divides what is in it."""
         old, last = self._loop, xla.terminator(self._loop.regions[1].blocks[0])
-        stacked = {k: list(v.type.shape).index(self._layers) for k, v in enumerate(old.operands) if self._is_stacked(v)}
+        before = [block for region in old.regions for block in region]
+        last_operands = list(last.operands)
+        for number, argument in enumerate(before[1].arguments):  # what it hands on unchanged is read from outside
+            if last_operands[number] == argument:
+                argument.replace_all_uses_with(old.operands[number])
+                last.operands[number] = argument
+        stacked = {k: dim for k, one in enumerate(before[1].arguments) if (dim := self._layers_of(one)) is not None}
         operands: list[Any] = []
         for number, value in enumerate(old.operands):
             operands += self._apart(value, stacked[number], old) if number in stacked else [self._whole(value, old)]
         types = [value.type for value in operands]
         at = ir.InsertionPoint(old)
         new = ir.Operation.create(_WHILE, results=types, operands=operands, regions=2, loc=old.location, ip=at)
-        before = [block for region in old.regions for block in region]
         blocks = [region.blocks.append(*types, arg_locs=[old.location] * len(types)) for region in new.regions]
-        last_operands = list(last.operands)
-        for number, argument in enumerate(before[1].arguments):  # what it hands on unchanged is read from outside
-            if last_operands[number] == argument:
-                argument.replace_all_uses_with(old.operands[number])
-                last.operands[number] = argument
         pairs = [(b.arguments, n.arguments) for b, n in zip(before, blocks, strict=True)]
         for values, others in ((old.results, new.results), *pairs):
             rest = iter(list(others))
@@ -215,8 +215,19 @@ class LayerLoops:
         ir.Operation.create("stablehlo.return", operands=handed, ip=ir.InsertionPoint(last))
         last.erase()
 
-    def _is_stacked(self, value: Any) -> bool:
-        return tuple(value.type.shape) in self._shapes
+    def _layers_of(self, argument: Any) -> int | None:
+        """The dimension of an array that the loop carries which has a row for each layer."""
+        alike = [argument]
+        for use in (use for value in alike for use in value.uses):  # alike grows
+            loop, rows = use.owner.operation, None
+            if loop.name == CONSTRAINT:
+                alike.append(loop.results[0])
+            elif loop.name == _WHILE and trip_count(loop) == self._layers:
+                rows = self._rows(loop.regions[1].blocks[0].arguments[use.operand_number])
+            if rows is not None:
+                return rows[0]
+        shape = tuple(argument.type.shape)
+        return shape.index(self._layers) if shape in self._shapes else None
 
     def _over_layers(self, loop: Any) -> bool:
         """Divides a loop over layers; False for a loop that reads and writes no row of an array in each trip. Raises

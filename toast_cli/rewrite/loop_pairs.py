@@ -1,5 +1,6 @@
 """Pairs of loops over layers (`lax.scan`): the forward loop stacks the residuals of each layer, and the backward loop
-reads one layer's slice of each stack. A `LoopPair` can add stacks to both and remove some.
+reads one layer's slice of each stack. A `LoopPair` can add stacks to both and remove some. A loop that stacks rows
+for a sum of a loop around it (gradients) can add them to that sum.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.attributes import splat_of
 from toast_cli.frontend.trips import trip_count
-from toast_cli.program.ops import ADD, BROADCAST_IN_DIM, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE, SELECT
+from toast_cli.program.ops import ADD, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE, SELECT
 from toast_cli.rewrite.block_graph import BlockGraph, before_reshape, erase_unread
 from toast_cli.xla import ir
+from toast_cli.xla.build import Builder
 
 _WHILE = "stablehlo.while"
 
@@ -50,7 +51,7 @@ class LoopPair:
 
     Attributes:
         stacks: arrays that the forward loop stacks for the backward loop alone. graph: the forward body.
-        index: the index at which the backward loop reads. at: where its body computes that.
+        index: the index at which the backward loop reads. build: writes ops where its body has that.
     """
 
     def __init__(self, forward: Any, backward: Any, stacks: list[Stack]) -> None:
@@ -61,7 +62,8 @@ class LoopPair:
         self.writing = writing
         body, slices = body_of(backward), {piece: stack.dim for stack in stacks for piece in stack.slices}
         first = next(view.operation for view in body.operations if view.operation in slices)
-        self.index, self.at = first.operands[1 + slices[first]], ir.InsertionPoint.after(first)
+        self.index, self.build = first.operands[1 + slices[first]], Builder.before(first)
+        self.build.ip = ir.InsertionPoint.after(first)
         self._passed = yielded(forward)
         kept = enumerate(yielded(backward))
         self._held = {backward.operands[k]: body.arguments[k] for k, value in kept if value == body.arguments[k]}
@@ -88,20 +90,21 @@ class LoopPair:
         there = {before_reshape(stack.update): stack for stack in self.stacks} | {s.update: s for s in self.stacks}
         ordered = sorted(kept, key=self._order)  # sets of values have another order in each run
         found = {v: self._row(reads[there[v].read], v.type, there[v].dim) for v in ordered if v in there}
-        body, count = body_of(forward), len(forward.operands)
+        body, count, build = body_of(forward), len(forward.operands), Builder.before(forward)
         values = [value for value in ordered if value not in there]
-        front, end = ir.InsertionPoint(forward), ir.InsertionPoint(body.operations[len(body.operations) - 1])
+        end = ir.InsertionPoint(xla.terminator(body))
         rows = forward.results[self.stacks[0].carried].type.shape[self.stacks[0].dim]
         starts, ends = [], []
         for value in values:
-            kind = value.type
-            whole = ir.RankedTensorType.get([rows, *kind.shape], kind.element_type)
-            starts.append(_zeros(whole, front))
+            shape = tuple(value.type.shape)
+            starts.append(build.broadcast(build.constant(0, str(value.type.element_type)), (rows, *shape)))
+            whole = starts[-1].type
             held = body.add_argument(whole, self.place)
             forward.regions[0].blocks[0].add_argument(whole, self.place)
-            one = _create(RESHAPE, [value], ir.RankedTensorType.get([1, *kind.shape], kind.element_type), end)
-            zero = _number(at.type, 0, end)
-            ends.append(_create(DYNAMIC_UPDATE_SLICE, [held, one, at, *[zero] * kind.rank], whole, end))
+            with build.at(end):
+                indices = [at, *[build.constant(0, str(at.type.element_type))] * len(shape)]
+                one = build.reshape(value, (1, *shape))
+                ends.append(build.one("dynamic_update_slice", [held, one, *indices], whole))
         self.forward = rebuilt(forward, starts, ends, set())
         results = self.forward.results[count:]
         rows = (self._row(self._inside(result), v.type, 0) for v, result in zip(values, results, strict=True))
@@ -128,20 +131,15 @@ class LoopPair:
 
     def _counter(self, counter: Any) -> Any:
         """The forward loop's counter, computed from the index at which the backward loop reads."""
-        found, kind, at = self.index, counter.type, self.at
-        found = found if found.type == kind else _create(CONVERT, [found], kind, at)
+        build, dtype = self.build, str(counter.type.element_type)
+        found = build.convert(self.index, dtype)
         if self.writing.offset:
-            found = _create("stablehlo.subtract", [found, _number(kind, self.writing.offset, at)], kind, at)
-        return found if self.writing.sign > 0 else _create("stablehlo.negate", [found], kind, at)
+            found = build.binary("subtract", found, build.constant(self.writing.offset, dtype))
+        return found if self.writing.sign > 0 else build.unary("negate", found)
 
     def _row(self, stack: Any, kind: Any, dim: int) -> Any:
         """A slice of a stack, of this type."""
-        zero, shape = _number(self.index.type, 0, self.at), list(stack.type.shape)
-        starts = [self.index if d == dim else zero for d in range(len(shape))]
-        shape[dim] = 1
-        row, sizes = ir.RankedTensorType.get(shape, kind.element_type), {"slice_sizes": ir.DenseI64ArrayAttr.get(shape)}
-        piece = _create(DYNAMIC_SLICE, [stack, *starts], row, self.at, sizes)
-        return piece if row == kind else _create(RESHAPE, [piece], kind, self.at)
+        return self.build.reshape(self.build.row(stack, self.index, dim), tuple(kind.shape))
 
     def finish(self) -> None:
         """Rewrites both loops with the added values and without unread stacks."""
@@ -268,23 +266,50 @@ def rebuilt(loop: Any, starts: list[Any], ends: list[Any], dropped: set[int]) ->
     return made
 
 
-def _zeros(kind: Any, at: Any) -> Any:
-    scalar = ir.RankedTensorType.get([], kind.element_type)
-    zero = _number(scalar, 0, at)
-    return _create(BROADCAST_IN_DIM, [zero], kind, at, {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])})
+# ---------------------------------------------------------------- sums of rows
 
 
-def _number(kind: Any, number: int, at: Any) -> Any:
-    element = kind.element_type
-    if isinstance(element, ir.ComplexType):
-        return splat_of(f"({float(number)},0.0)", kind, at)
-    attribute = ir.IntegerAttr.get if isinstance(element, ir.IntegerType) else ir.FloatAttr.get
-    value = ir.DenseElementsAttr.get_splat(kind, attribute(element, number))
-    return _create(_CONSTANT, [], kind, at, {"value": value})
+def add_rows_in_place(module: Any) -> None:
+    """Lets loops over layers add their rows to sums of a loop around them, such as gradients of microbatches:
+
+        for each microbatch { stack = zeros; for each layer i { stack[i] = row }; sum += stack }
+        for each microbatch { for each layer i { sum[i] += row } }
+
+    The numbers are the same. It saves a stack in memory, and three passes over it.
+    """
+    for loop in xla.walk_ops(module, _WHILE):
+        for held, added in zip(body_of(loop).arguments, yielded(loop), strict=True):
+            _add_in_place(held, added)
+        erase_unread(body_of(loop))
 
 
-def _create(name: str, operands: list[Any], kind: Any, at: Any, attributes: dict[str, Any] | None = None) -> Any:
-    return ir.Operation.create(name, results=[kind], operands=operands, attributes=attributes or {}, ip=at).results[0]
+def _add_in_place(held: Any, added: Any) -> None:
+    """Does so for a sum that a loop carries, if it is one. added: what an iteration passes on."""
+
+    def made_by(name: str, value: Any) -> bool:
+        return not isinstance(value, ir.BlockArgument) and value.owner.name == name and _uses(value) == 1
+
+    if not made_by(ADD, added) or _uses(held) != 1 or held not in list(added.owner.operands):
+        return
+    (stack,) = [operand for operand in added.owner.operands if operand != held]
+    stack = stack.owner.operands[0] if made_by(CONVERT, stack) else stack
+    if not made_by(_WHILE, stack) or xla.splat_number(stack.owner.operands[stack.result_number]) != 0:
+        return
+    loop, number = stack.owner, stack.result_number
+    whole, inside = yielded(loop)[number], body_of(loop).arguments[number]
+    written = _written(whole, number, loop)
+    rows = None if written is None else counted(written[1], loop)
+    if written is None or rows is None or min(rows) < 0 or max(rows) >= stack.type.shape[written[0]]:
+        return
+    for value in (stack, whole, inside, loop.regions[0].blocks[0].arguments[number]):
+        value.set_type(held.type)
+    loop.operands[number] = held
+    _, row, *starts = whole.owner.operands
+    build = Builder.before(whole.owner)
+    before = build.dynamic_slice(inside, starts, tuple(row.type.shape))
+    row = build.convert(row, str(before.type.element_type))
+    whole.owner.operands[1] = build.binary("add", before, row)
+    added.replace_all_uses_with(stack)
 
 
 # ---------------------------------------------------------------- indices of loops

@@ -14,22 +14,19 @@ from toast_cli.frontend.source import Source, made_by, read_from_outside, read_r
 from toast_cli.kernels.describe import describe_kernels, run_on_part
 from toast_cli.program.model import Program, Result
 from toast_cli.program.ops import (
-    ADD,
     BROADCAST_IN_DIM,
-    CONVERT,
     DYNAMIC_SLICE,
-    DYNAMIC_UPDATE_SLICE,
     GATHER,
     IOTA,
-    RESHAPE,
     RESULT,
     SLICE,
-    TRANSPOSE,
     kind_of,
 )
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.rewrite.batch_split import CONSTANT, SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
+from toast_cli.rewrite.loop_pairs import add_rows_in_place
 from toast_cli.xla import ir
+from toast_cli.xla.build import INDEX, Builder
 
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
 _TRIED = 8  # dimensions
@@ -74,6 +71,7 @@ def with_microbatches(source: Source, parts: int) -> Source | str:
             return found
         xla.remove_sharding_rules(copy)
         LoopWriter(xla.main_function(copy), found.reader, found.statements, found.split).run()
+        add_rows_in_place(copy)
         sums = any(found.split.states[value] == SUM for value in found.split.leaving)
     added = ", with their gradients added up" if sums else ""
     notice = f"the batch is run in {parts} microbatches one after the other{added}: the program has it"
@@ -200,6 +198,7 @@ class LoopWriter:
         self._inside = [views[n].operation for n in sorted(split.inside)]
         self._after = [views[n].operation for n in sorted(split.after)][:-1]  # without the terminator
         self._end = views[-1].operation
+        self._build = Builder.before(self._end)
 
     def run(self) -> None:
         """Reshapes arrays to microbatches, then moves statements into the loop and behind it."""
@@ -212,7 +211,8 @@ class LoopWriter:
             for operation, operand in [self._reader.uses.get(use, (self._reader.operations[use[0]], use[1]))]
         ]
         for operation, operand, cut, statement in remade:  # an operand gets the size of one microbatch
-            made = self._smaller(operation.operands[operand], cut, {}, ir.InsertionPoint(operation))
+            with self._build.at(ir.InsertionPoint(operation)):
+                made = self._smaller(operation.operands[operand], cut, {})
             operation.operands[operand] = made
             if statement is not None:
                 statement.insert(-1, made.owner)
@@ -246,18 +246,18 @@ class LoopWriter:
     def _cut_shape(self, shape: Shape, cut: Cut) -> Shape:
         return (*shape[: cut.dim], shape[cut.dim] // self._split.parts, *shape[cut.dim + 1 :])
 
-    def _smaller(self, handle: Any, cut: Cut, twins: dict[Any, Any], at: Any) -> Any:
+    def _smaller(self, handle: Any, cut: Cut, twins: dict[Any, Any]) -> Any:
         """An array like `handle`, which repeats along the batch, with the size of one microbatch. twins: replacements
         for operands that `handle` is made from."""
         maker, kind = handle.owner, retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
         operands = [
-            twins.get(source, source) if own is None else self._smaller(source, replace(cut, dim=own), twins, at)
+            twins.get(source, source) if own is None else self._smaller(source, replace(cut, dim=own), twins)
             for source, own in _along(handle, cut.dim) or ()
         ]
         if maker.name == CONSTANT:
-            return splat_of(xla.constant_number(maker) or "", kind, at)
-        attributes = {name: maker.attributes[name] for name in maker.attributes if name != "sdy.sharding_rule"}
-        return self._create(maker.name, operands, kind, at, attributes)
+            return splat_of(xla.constant_number(maker) or "", kind, self._build.ip)
+        attributes = {name: value for name, value in xla.attributes_of(maker).items() if name != "sdy.sharding_rule"}
+        return self._build.one(maker.name.removeprefix("stablehlo."), operands, kind, **attributes)
 
     def _read_parts(self, index: Any) -> None:
         """Lets ops read one part of what the loop computes as a whole, and an iota count what is in the part."""
@@ -270,45 +270,33 @@ class LoopWriter:
                 self._count_in_part(operation, cut, index)
         for (number, position), cut in self._split.sliced.items():
             operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
-            handle, at = operation.operands[operand], ir.InsertionPoint(operation)
+            handle = operation.operands[operand]
             shape = tuple(handle.type.shape)
-            apart = self._create(RESHAPE, [handle], retyped(handle.type, self._split_shape(shape, cut)), at)
-            zero = self._constant(index.type, 0, at)
-            row = tuple(1 if d == cut.dim + 1 else size for d, size in enumerate(apart.type.shape))
-            starts = [index if d == cut.dim + 1 else zero for d in range(len(row))]
-            sizes = {"slice_sizes": ir.DenseI64ArrayAttr.get(row)}
-            piece = self._create(DYNAMIC_SLICE, [apart, *starts], retyped(handle.type, row), at, sizes)
-            part = retyped(handle.type, self._cut_shape(shape, cut))
-            operation.operands[operand] = self._create(RESHAPE, [piece], part, at)
+            with self._build.at(ir.InsertionPoint(operation)):
+                apart = self._build.reshape(handle, self._split_shape(shape, cut))
+                piece = self._build.row(apart, index, cut.dim + 1)
+                operation.operands[operand] = self._build.reshape(piece, self._cut_shape(shape, cut))
 
     def _count_in_part(self, iota: Any, cut: Cut, index: Any) -> None:
         """Replaces an iota along the batch by the numbers of one part's examples."""
-        result = iota.results[0]
-        shape, at = tuple(result.type.shape), ir.InsertionPoint.after(iota)
+        result, build = iota.results[0], self._build
+        shape, dtype = tuple(result.type.shape), str(result.type.element_type)
         apart = (*shape[: cut.dim], shape[cut.dim] // cut.inner, cut.inner, *shape[cut.dim + 1 :])
-        kind = retyped(result.type, apart)
 
         def scaled(counted: Any, by: int) -> Any:
-            factor = self._constant(kind, by, at)
-            return self._create("stablehlo.multiply", [counted, factor], kind, at)
+            return build.binary("multiply", counted, build.constant(by, dtype, apart))
 
-        def along(dim: int) -> Any:
-            attribute = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)
-            return self._create(IOTA, [], kind, at, {"iota_dimension": attribute})
-
-        own = self._create(CONVERT, [index], ir.RankedTensorType.get([], kind.element_type), at)
-        none = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])}
-        first = scaled(self._create(BROADCAST_IN_DIM, [own], kind, at, none), cut.inner)
-        steps = self._create(ADD, [scaled(along(cut.dim), self._split.parts * cut.inner), first], kind, at)
-        numbers = self._create(ADD, [steps, along(cut.dim + 1)], kind, at)
-        result.replace_all_uses_with(self._create(RESHAPE, [numbers], result.type, at))
+        with build.at(ir.InsertionPoint.after(iota)):
+            first = scaled(build.broadcast(build.convert(index, dtype), apart), cut.inner)
+            steps = scaled(build.iota(dtype, apart, cut.dim), self._split.parts * cut.inner)
+            inner = build.iota(dtype, apart, cut.dim + 1)
+            numbers = build.binary("add", build.binary("add", steps, first), inner)
+            result.replace_all_uses_with(build.reshape(numbers, shape))
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        split, at = self._split, ir.InsertionPoint(self._end)
-        number_type = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
-        zero, one, count = (_splat(number_type, n) for n in (0, 1, split.parts))
+        split, build, at = self._split, self._build, ir.InsertionPoint(self._end)
         outer = read_from_outside(self._inside)
         read_cut = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
         repeated = {handle: cut for handle, cut in read_cut.items() if _is_repeated(handle, cut.dim)}
@@ -322,46 +310,42 @@ class LoopWriter:
             if handle not in sliced
             and (isinstance(handle, ir.BlockArgument) or not (handle.owner.name == CONSTANT or is_splat(handle.owner)))
         ]
-        stacks = [self._in_front(handle, cut, at) for handle, cut in sliced.items()]
+        stacks = [self._in_front(handle, cut) for handle, cut in sliced.items()]
         leaving = [(self._definitions[v], split.states[v]) for v in split.leaving]
-        starts = [self._create(CONSTANT, [], number_type, at, {"value": zero})]
-        starts += [self._zeros(self._carried_type(*it), at) for it in leaving]
+        kinds = [self._carried_type(*it) for it in leaving]
+        starts = [build.constant(0, INDEX)]
+        starts += [build.broadcast(build.constant(0, str(it.element_type)), tuple(it.shape)) for it in kinds]
         operands = [*starts, *shared, *stacks]
         types = [handle.type for handle in operands]
         place = self._end.location
         loop = ir.Operation.create("stablehlo.while", results=types, operands=operands, regions=2, loc=place, ip=at)
         condition, body = (it.blocks.append(*types, arg_locs=[place] * len(types)) for it in loop.regions)
-        self._condition(condition, count)
-        with ir.InsertionPoint(body):
-            end = ir.InsertionPoint(body)
+        with build.at(ir.InsertionPoint(condition)):
+            build.make("return", [build.compare("LT", condition.arguments[0], build.constant(split.parts, INDEX))], [])
+        with build.at(ir.InsertionPoint(body)):
             index, known = body.arguments[0], list(body.arguments)[1 : len(starts)]
             twins = dict(zip(shared, list(body.arguments)[len(starts) :], strict=False))
-            zero_index = self._create(CONSTANT, [], number_type, end, {"value": zero})
             pieces = list(body.arguments)[len(starts) + len(shared) :]
             for (handle, cut), stack in zip(sliced.items(), pieces, strict=True):
-                twins[handle] = self._piece(handle, cut, stack, index, zero_index, end)
+                shape = self._cut_shape(tuple(handle.type.shape), cut)
+                twins[handle] = build.reshape(build.row(stack, index, 0), shape)
             for handle in outer:
                 if handle not in twins:
-                    twins[handle] = handle.owner.operation.clone(ip=end).results[0]
+                    twins[handle] = handle.owner.operation.clone(ip=build.ip).results[0]
             for handle, cut in repeated.items():
-                twins[handle] = self._smaller(handle, cut, twins, end)
-            step = self._create(CONSTANT, [], number_type, end, {"value": one})
-            following = self._create(ADD, [index, step], number_type, end)
-            last = ir.Operation.create("stablehlo.return", operands=[], ip=end)
+                twins[handle] = self._smaller(handle, cut, twins)
+            following = build.binary("add", index, build.constant(1, INDEX))
+            last = build.make("return", [], [])
             for operation in self._inside:
                 operation.move_before(last)
                 _walk(operation, lambda it: _replace_operands(it, twins))
             self._read_parts(index)
-            end = ir.InsertionPoint(last)
-            yielded = [
-                self._added(handle, state, held, index, zero_index, end)
-                for (handle, state), held in zip(leaving, known, strict=True)
-            ]
-            passed = list(body.arguments)[len(starts) :]
-            ir.Operation.create("stablehlo.return", operands=[following, *yielded, *passed], ip=end)
+            with build.at(ir.InsertionPoint(last)):
+                yielded = [self._added(*of, held, index) for of, held in zip(leaving, known, strict=True)]
+                build.make("return", [following, *yielded, *list(body.arguments)[len(starts) :]], [])
             last.erase()
         results = {
-            handle: self._result(handle, state, result, ir.InsertionPoint(self._end))
+            handle: self._result(handle, state, result)
             for (handle, state), result in zip(leaving, list(loop.results)[1:], strict=False)
         }
         for operation in self._after:
@@ -369,41 +353,17 @@ class LoopWriter:
             _walk(operation, lambda it: _replace_operands(it, results))
         _replace_operands(self._end, results)
 
-    def _condition(self, block: Any, count: Any) -> None:
-        at = ir.InsertionPoint(block)
-        limit = self._create(CONSTANT, [], block.arguments[0].type, at, {"value": count})
-        less = {
-            "comparison_direction": ir.Attribute.parse("#stablehlo<comparison_direction LT>"),
-            "compare_type": ir.Attribute.parse("#stablehlo<comparison_type SIGNED>"),
-        }
-        kind = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
-        goes_on = self._create("stablehlo.compare", [block.arguments[0], limit], kind, at, less)
-        ir.Operation.create("stablehlo.return", operands=[goes_on], ip=at)
-
     def _split_shape(self, shape: Shape, cut: Cut) -> Shape:
         """A shape with the cut dimension as three: steps, microbatches, and size within a step."""
         steps = shape[cut.dim] // (self._split.parts * cut.inner)
         return (*shape[: cut.dim], steps, self._split.parts, cut.inner, *shape[cut.dim + 1 :])
 
-    def _in_front(self, handle: Any, cut: Cut, at: Any) -> Any:
+    def _in_front(self, handle: Any, cut: Cut) -> Any:
         """An array with the microbatches along its first dimension."""
         apart = self._split_shape(tuple(handle.type.shape), cut)
         order = [cut.dim + 1, *(d for d in range(len(apart)) if d != cut.dim + 1)]
-        split = self._create(RESHAPE, [handle], retyped(handle.type, apart), at)
-        turned = self._create(
-            TRANSPOSE, [split], retyped(handle.type, tuple(apart[d] for d in order)), at,
-            {"permutation": ir.DenseI64ArrayAttr.get(order)},
-        )  # fmt: skip
-        shape = (self._split.parts, *self._cut_shape(tuple(handle.type.shape), cut))
-        return self._create(RESHAPE, [turned], retyped(handle.type, shape), at)
-
-    def _piece(self, handle: Any, cut: Cut, stack: Any, index: Any, zero: Any, at: Any) -> Any:
-        shape = self._cut_shape(tuple(handle.type.shape), cut)
-        piece = self._create(
-            DYNAMIC_SLICE, [stack, index, *[zero] * len(shape)], retyped(handle.type, (1, *shape)), at,
-            {"slice_sizes": ir.DenseI64ArrayAttr.get([1, *shape])},
-        )  # fmt: skip
-        return self._create(RESHAPE, [piece], retyped(handle.type, shape), at)
+        turned = self._build.transpose(self._build.reshape(handle, apart), order)
+        return self._build.reshape(turned, (self._split.parts, *self._cut_shape(tuple(handle.type.shape), cut)))
 
     def _carried_type(self, handle: Any, state: Any) -> Any:
         shape = tuple(handle.type.shape)
@@ -413,50 +373,28 @@ class LoopWriter:
             return ir.RankedTensorType.get(shape, ir.F32Type.get())
         return handle.type
 
-    def _added(self, handle: Any, state: Any, held: Any, index: Any, zero: Any, at: Any) -> Any:
+    def _added(self, handle: Any, state: Any, held: Any, index: Any) -> Any:
         """A carried value after an iteration: updated at this microbatch's index, summed, or replaced."""
+        build, shape = self._build, tuple(handle.type.shape)
         if isinstance(state, Cut):
-            shape = tuple(handle.type.shape)
-            one = self._create(RESHAPE, [handle], retyped(handle.type, (1, *shape)), at)
-            return self._create(DYNAMIC_UPDATE_SLICE, [held, one, index, *[zero] * len(shape)], held.type, at)
-        if state != SUM:
-            return handle
-        term = handle if handle.type == held.type else self._create(CONVERT, [handle], held.type, at)
-        return self._create(ADD, [held, term], held.type, at)
+            zeros = [build.constant(0, INDEX)] * len(shape)
+            row = build.reshape(handle, (1, *shape))
+            return build.one("dynamic_update_slice", [held, row, index, *zeros], held.type)
+        return build.binary("add", held, self._as(handle, held)) if state == SUM else handle
 
-    def _result(self, handle: Any, state: Any, result: Any, at: Any) -> Any:
+    def _result(self, handle: Any, state: Any, result: Any) -> Any:
         """The loop's result in the form of the value without a loop."""
-        if isinstance(state, Cut):
-            part = tuple(handle.type.shape)
-            whole = (*part[: state.dim], part[state.dim] * self._split.parts, *part[state.dim + 1 :])
-            apart = self._split_shape(whole, state)
-            front = (apart[state.dim + 1], *apart[: state.dim + 1], *apart[state.dim + 2 :])
-            order = [*range(1, state.dim + 2), 0, *range(state.dim + 2, len(apart))]
-            split = self._create(RESHAPE, [result], retyped(result.type, front), at)
-            turned = self._create(
-                TRANSPOSE, [split], retyped(result.type, apart), at, {"permutation": ir.DenseI64ArrayAttr.get(order)}
-            )
-            return self._create(RESHAPE, [turned], retyped(result.type, whole), at)
-        return result if result.type == handle.type else self._create(CONVERT, [result], handle.type, at)
+        if not isinstance(state, Cut):
+            return self._as(result, handle)
+        part = tuple(handle.type.shape)
+        whole = (*part[: state.dim], part[state.dim] * self._split.parts, *part[state.dim + 1 :])
+        apart = self._split_shape(whole, state)
+        front = (apart[state.dim + 1], *apart[: state.dim + 1], *apart[state.dim + 2 :])
+        order = [*range(1, state.dim + 2), 0, *range(state.dim + 2, len(apart))]
+        return self._build.reshape(self._build.transpose(self._build.reshape(result, front), order), whole)
 
-    def _zeros(self, kind: Any, at: Any) -> Any:
-        scalar = ir.RankedTensorType.get([], kind.element_type)
-        zero = self._constant(scalar, 0, at)
-        if not kind.rank:
-            return zero
-        return self._create(BROADCAST_IN_DIM, [zero], kind, at, {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])})
-
-    def _constant(self, kind: Any, number: int, at: Any) -> Any:
-        if isinstance(kind.element_type, ir.ComplexType):
-            return splat_of(f"({number}.0,0.0)", kind, at)
-        return self._create(CONSTANT, [], kind, at, {"value": _splat(kind, number)})
-
-    def _create(
-        self, name: str, operands: list[Any], kind: Any, at: Any, attributes: dict[str, Any] | None = None
-    ) -> Any:
-        return ir.Operation.create(
-            name, results=[kind], operands=operands, attributes=attributes or {}, loc=self._end.location, ip=at
-        ).results[0]
+    def _as(self, value: Any, other: Any) -> Any:
+        return self._build.convert(value, str(other.type.element_type))
 
 
 def _walk(operation: Any, visit: Any) -> None:
@@ -517,9 +455,3 @@ def _adapt(operation: Any) -> None:
         whole = operation.operands[0].type.shape
         taken = [min(n, size) for n, size in zip(ir.DenseI64ArrayAttr(attributes["slice_sizes"]), whole, strict=True)]
         attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(taken)
-
-
-def _splat(kind: Any, number: int) -> Any:
-    element = kind.element_type
-    attribute = ir.IntegerAttr.get if isinstance(element, ir.IntegerType) else ir.FloatAttr.get
-    return ir.DenseElementsAttr.get_splat(kind, attribute(element, number))

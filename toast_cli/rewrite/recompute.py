@@ -93,7 +93,7 @@ def _recompute_pair(pair: LoopPair, policy: Recompute) -> bool:
     twins = pair.stack(kept)
     read = dict.fromkeys(value for n in makers for value in graph.reads[n] if value not in made)
     twins |= {value: pair.twin(value) for value in read}
-    clone((graph.operations[n] for n in makers), twins, pair.at)
+    clone((graph.operations[n] for n in makers), twins, pair.build.ip)
     for stack in pair.stacks:
         for piece in stack.slices:
             _read_instead(piece.results[0], twins[stack.update])

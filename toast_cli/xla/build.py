@@ -209,6 +209,12 @@ class Builder:
     def dynamic_slice(self, value: Any, starts: Sequence[Any], shape: Shape) -> Any:
         return self.one("dynamic_slice", [value, *starts], self.like(value, shape), slice_sizes=self.i64s(shape))
 
+    def row(self, value: Any, index: Any, dim: int) -> Any:
+        """[…, 1, …] the part of an array at an index along a dimension."""
+        zero = self.constant(0, str(index.type.element_type))
+        starts = [index if d == dim else zero for d in range(value.type.rank)]
+        return self.dynamic_slice(value, starts, tuple(1 if d == dim else n for d, n in enumerate(value.type.shape)))
+
     def iota(self, dtype: str, shape: Shape, dim: int) -> Any:
         return self.one("iota", [], self.type(dtype, shape), iota_dimension=self.i64(dim))
 
