@@ -37,7 +37,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "toast needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing toast and its tools into $(VENV), once; this takes some minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[dev,docs]'
 	touch $(READY)
 
 demo: $(READY)
@@ -72,7 +72,6 @@ pages: $(READY)
 	.ci/pages $(BIN)/python
 
 docs: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY)
