@@ -19,7 +19,7 @@ from toast_cli.report.html import pages
 from toast_cli.report.html.frame import chart
 from toast_cli.report.html.pages import front_line, run_page, step_chart
 from toast_cli.report.html.pictures import OTHERS, Branch, Pictures, memory_bands, pictures, plain
-from toast_cli.report.model import AlternativeFacts, ConfirmationFacts, ConfirmedPlanFacts
+from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts
 from toast_cli.request import Request
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -227,20 +227,18 @@ def test_commands_write_pages(tmp_path: Path, words: list[str], capsys: pytest.C
     assert target.read_text().startswith("<!doctype html>")
 
 
-def test_the_pages_say_what_a_compiler_and_other_plans_are(outcome: Outcome, drawn: Pictures) -> None:
+def test_the_pages_say_what_a_compiler_says(outcome: Outcome, drawn: Pictures) -> None:
     row = ConfirmedPlanFacts(HOSTILE, 0.2, 2**30, "compiled", "", 0.25, 0.2, 0.05, 2**31, True)
     refused = replace(
         row, name="fsdp", outcome="refused", reason=HOSTILE, step_seconds=None, peak_bytes=None, fits=None
     )
     told = ConfirmationFacts("XLA:TPU", HOSTILE, [row, refused], 3.0)
-    other = AlternativeFacts("search 2", 0.3, 0.2, 0.1, 2**30, False, 0.25, HOSTILE, [], [], [])
-    content = run_page(replace(outcome.report, confirmation=told, alternatives=[other]), drawn)
+    content = run_page(replace(outcome.report, confirmation=told), drawn)
     read = Page(content)
     told_of = set(read.headings) - set(Page(run_page(outcome.report, drawn)).headings)
-    assert len(told_of) == 2
+    assert len(told_of) == 1
     assert "img" not in read.tags
     assert b"<td class='n'>250 ms</td>" in content
-    assert b"25.0%" in content
 
 
 def test_a_step_of_very_many_slices_is_bounded(outcome: Outcome, drawn: Pictures) -> None:

@@ -75,7 +75,6 @@ def test_a_stored_report_is_read_back(tmp_path: Path) -> None:
         make_report(),
         confirmation=model.ConfirmationFacts("XLA:TPU", None, [row], 3.0, True),
         goal=model.GoalFacts(["step_time"], [BoundFacts("peak_memory", 13 * GIB, 12 * GIB, True)]),
-        alternatives=[model.AlternativeFacts("search 2", 0.3, 0.2, 0.1, GIB, False, 0.25, "", [], ["a"], [])],
         constraints=[model.ConstraintFacts("use", "model.py:3", "f32[8]", "", 2, "x = x")],
     )
     path.write_bytes(to_bytes(report))

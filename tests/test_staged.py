@@ -122,7 +122,8 @@ FORMS = {
 def walk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder with the written programs, and what a process with 8 devices found."""
     folder = tmp_path_factory.mktemp("stages")
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    xla_flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"  # with those of conftest.py
+    flags = {"XLA_FLAGS": xla_flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", WALK, str(folder), json.dumps(FORMS)]
     child = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr[-3000:]

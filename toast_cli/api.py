@@ -262,12 +262,6 @@ class Plan:
     def report(self) -> Report:
         return self._outcome.report
 
-    @cached_property
-    def alternatives(self) -> list[Plan]:
-        """The other plans of the best `top` requested, the best first. They differ from this plan and from each other
-        in what the devices do; `report.comparison` says by how much and in which decisions."""
-        return [Plan(other, self._signature) for other in self._outcome.others()]
-
     def _repr_html_(self) -> str:
         """HTML for a notebook: the plan in a sentence, its main figures, and the shardings of arguments, grouped by
         pattern."""

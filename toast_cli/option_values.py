@@ -50,8 +50,6 @@ def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
         raise UsageError("--complete adds to a saved plan", hint="give that with --plan FILE")
     if request.plan is not None and (request.tactics or request.strategy):
         raise UsageError("is a plan already", where="--plan", hint="give it without --tactic and --strategy")
-    if request.top > 1 and (request.strategy is not None or (request.plan is not None and not request.complete)):
-        raise UsageError("without a search there is one plan", where="--top", hint="leave it out")
     if request.confirm <= 0 and (request.confirm_with is not None or request.confirm_seconds is not None):
         raise UsageError(
             "there is nothing to confirm",

@@ -38,8 +38,6 @@ from toast_cli.program.names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.comparison import (
     NEAR,
-    PIPELINE,
-    alternative_facts,
     with_confirmation,
     with_mesh_choice,
     with_pipeline,
@@ -52,8 +50,8 @@ from toast_cli.rewrite.fitting import ATTEMPTS, Candidates
 from toast_cli.rewrite.stage_plans import StageOptions, StagePlan, best_stages
 from toast_cli.rewrite.variants import Progress as Progress
 from toast_cli.rewrite.variants import SearchSpace, Variant, variants_of
-from toast_cli.search.alternatives import different_plans
-from toast_cli.search.incumbent import Objective, SearchResult
+from toast_cli.search.alternatives import best_plans
+from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.run import PLANS
 from toast_cli.tactics import PricedStrategy, TacticRequests, parse_tactics
 
@@ -89,7 +87,6 @@ class Outcome:
     source: Source
     evaluator: Evaluator
     result: SearchResult
-    plans: tuple[Plan, ...] = ()  # best plans that differ, as many as requested
     strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)  # see `Variant.strategies`
     original: Source | None = None  # the user's program, if `source` is a rewritten one
     annotated: AsAnnotated | str | None = None  # costs of the program's own shardings, or why they are unknown
@@ -149,26 +146,6 @@ class Outcome:
         platform = export_platform(self.problem.mesh.chip)
         return replace(written, content=emit_export(self.source, lowered, written.content, platform, trees))
 
-    def others(self) -> list[Outcome]:
-        """The same outcome with each of the other plans."""
-        return [self._with(plan) for plan in self.plans if plan != self.result.plan]
-
-    def _with(self, plan: Plan) -> Outcome:
-        evaluator, search, before = self.evaluator, self.report.search, self.result
-        cost = evaluator.exact_cost(plan)
-        fits = Objective(self.problem, evaluator.cost(self.problem.fixed)).met(cost)
-        result = replace(before, plan=plan, cost=cost, fits=fits)
-        report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.strategies)
-        report = replace(
-            report,
-            timings=self.report.timings,
-            plan=replace(report.plan, tactics=self.report.plan.tactics),
-            alternatives=alternative_facts(evaluator, plan, self.plans),
-        )
-        report = with_row(report, self.annotated, self.problem.mesh)
-        report = with_pipeline(report, self.pipeline, PIPELINE in self.report.baselines)
-        return replace(self, report=report, result=result)
-
     def saved_plan(self) -> bytes:
         """The plan by itself, for `Request.plan` of a later run, also of another program."""
         return save_plan(self.problem, self.result.plan)
@@ -220,7 +197,7 @@ def sized(request: Request, planned: Callable[[Request, Outcome | None, bool], O
     if symbols.keys() != {wanted.name, *parse_dims(given)}:  # an error
         content_of(request.program, (f"{wanted.name}={wanted.first}", *given), content)
     devices = load_spec(request.mesh).devices
-    asked = briefly(replace(request, content=content, fit=Fit.as_written.value, confirm=0, top=1, budget_seconds=None))
+    asked = briefly(replace(request, content=content, fit=Fit.as_written.value, confirm=0, budget_seconds=None))
     # Of the largest size that fits, or if none does, of the smallest: what orders the sizes so, and the outcome.
     best: tuple[tuple[bool, int], Outcome] | None = None
 
@@ -316,13 +293,9 @@ def plan_given(
         free = request.strategy is None and (saved is None or request.complete)
         if free and not request.minimise:  # a known strategy is preferred to a plan that is hardly faster
             best = best.preferred()
-        plans = [
-            best.result.plan,
-            *different_plans(best.evaluator, [best.result.plan], best.result.seen, request.wanted - 1),
-        ]
+        plans = best_plans(best.evaluator, best.result, request.confirm)
     confirmation = None
     if judge.is_asked(best):
-        predicted = best
         with _timed("confirm", timings, tell):
             best, confirmation = judge(best, plans, others)
             for _ in range(ATTEMPTS if candidates.rewrites else 0):
@@ -335,14 +308,12 @@ def plan_given(
                     best = lighter
                     break
                 best, confirmation = judge(lighter, [lighter.result.plan], [])
-        plans = plans if best.source is predicted.source else [best.result.plan]
     source, evaluator, result = best.source, best.evaluator, best.result
     with _timed("report", timings, tell):
         algorithm = "mcts" if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
         report = build_report(source, evaluator, result, algorithm, request.seed, best.strategies)
         report = replace(report, plan=replace(report.plan, tactics=[one.text for one in tactics.requests]))
-        report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
             report = with_confirmation(report, evaluator.problem, confirmation)
         report = with_mesh_choice(report, [(one.evaluator.problem.mesh, one.result) for one in best.elsewhere])
@@ -362,7 +333,6 @@ def plan_given(
         source,
         evaluator,
         result,
-        tuple(plans),
         best.strategies,
         None if source is original else original,
         own,

@@ -255,6 +255,7 @@ class Request:
     stages_written: bool = False  # a pipeline of the kind that is written, whose programs follow
     content: bytes | None = field(default=None, repr=False)
     parted: bool | None = None
+    best: int = 1  # plans that the caller takes from those of the search
     plan: str | None = _option(
         None,
         "--plan",
@@ -267,15 +268,6 @@ class Request:
         "--complete",
         OptionKind.FLAG,
         "Let the search add decisions to those of --plan.",
-        in_projects=False,
-    )
-    top: int = _option(
-        1,
-        "--top",
-        OptionKind.WHOLE,
-        "Report the K best plans with different kernels or collectives, not only the best; only the best is written.",
-        "K",
-        least=1,
         in_projects=False,
     )
     confirm: int = _option(
@@ -335,11 +327,6 @@ class Request:
         "What to offload to host memory while it is not needed: residuals (saved by a scan over layers), optimizer "
         "state, or both.",
     )
-
-    @property
-    def wanted(self) -> int:
-        """Number of plans that the search must return."""
-        return max(self.top, self.confirm)
 
 
 # Field of `Request` -> its declaration.

@@ -95,7 +95,7 @@ def partition_together(
             pins, limit = (*request.pins, *sharding.pins), sharding.limits[k]
             request = replace(request, mesh_shape=sharding.mesh_shape, pins=pins, memory_limit=limit)
         if brief:
-            request = replace(briefly(replace(request, budget_seconds=None)), confirm=0, top=1)
+            request = replace(briefly(replace(request, budget_seconds=None)), confirm=0)
         elif request.budget_seconds is not None:  # of all full searches, with the usual number of rounds
             request = replace(request, budget_seconds=request.budget_seconds / (2 * len(requests)))
         source = None if start is None else start.original or start.source

@@ -13,7 +13,7 @@ from toast_cli.cli import options
 from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say_confirmed
 
 
-@options.with_options(*options.PLANNING, "pipeline", "top", *options.CONFIRMING, before="quiet")
+@options.with_options(*options.PLANNING, "pipeline", *options.CONFIRMING, before="quiet")
 def compare(
     program: options.Program,
     mesh: options.MeshSpec,
@@ -50,17 +50,18 @@ def compare(
     from toast_cli.report.comparison import compare as tabulate
     from toast_cli.report.html import pages
     from toast_cli.report.model import write_json
+    from toast_cli.search.alternatives import best_plans
 
     if request.confirm > 0:
         compiler_for(load_spec(mesh), request.confirm_with)  # whether it can be asked, before the search
     with progress_line(wanted=not quiet) as progress:
-        outcome = pipeline.partition(replace(request, confirm=0, top=request.wanted), progress)
-        found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or (), outcome.strategies)
+        outcome = pipeline.partition(replace(request, confirm=0, best=request.confirm), progress)
+        plans = best_plans(outcome.evaluator, outcome.result, request.confirm)
+        found = tabulate(outcome.evaluator, outcome.report, plans, strategy or (), outcome.strategies)
         found = with_contender(found, outcome.annotated, outcome.pipeline, outcome.evaluator)
         if request.confirm > 0:
             named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
             tell = None if quiet else say_confirmed
-            plans = outcome.plans[: request.confirm]
             compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, tell)
             found = with_compiled(outcome.evaluator, found, compiled)
     for target in targets:

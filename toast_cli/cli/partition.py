@@ -44,7 +44,9 @@ ENDINGS = {"--json": ".json", "--save-plan": ".plan", "--html": ".html", "--trac
 
 
 @options.with_options(
-    *("top", *options.CONFIRMING, *options.PLANNING, *options.REWRITING),
+    *options.CONFIRMING,
+    *options.PLANNING,
+    *options.REWRITING,
     *("strategy", "pipeline", "plan", "complete", "kernels", "names", "frames"),
     before="quiet",
     confirm="auto",

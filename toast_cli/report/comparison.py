@@ -1,6 +1,6 @@
 """`Comparison`: every known strategy that applies, and the search's result; as facts (JSON schema "toast.compare/1",
-field names are stable) and tables. Also the best plans beside the chosen one, what the compiler says of plans, and the
-row of the program's own shardings.
+field names are stable) and tables. Also what the compiler says of plans, and
+the row of the program's own shardings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from toast_cli.program.quantities import (
 from toast_cli.report import style
 from toast_cli.report.build import SECONDS_PER_HOUR, goal_facts, other_shape
 from toast_cli.report.model import (
-    AlternativeFacts,
     BaselineFacts,
     ConfirmationFacts,
     ConfirmedPlanFacts,
@@ -41,7 +40,7 @@ from toast_cli.report.model import (
     strategy_label,
 )
 from toast_cli.report.words import kept_text, name_list, part_name, scope_name, scope_texts, summary
-from toast_cli.search.alternatives import Alternative, compared, name_of
+from toast_cli.search.alternatives import name_of
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
 from toast_cli.tactics.strategies import STRATEGIES, better
@@ -352,63 +351,6 @@ def listed(decisions: Sequence[str], axes: Sequence[str]) -> Text:
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         parts.append(f"{', '.join(names[:_LISTED])}{more} over {axis}")
     return style.with_axes("; ".join(parts), axes)
-
-
-# ---------------------------------------------------------------- alternatives
-# The best plans that differ from the chosen one: `Alternative` values go in; facts for the JSON report, and a table
-# for the terminal, come out.
-
-
-def alternative_facts(evaluator: Evaluator, taken: Plan, plans: Sequence[Plan]) -> list[AlternativeFacts]:
-    """The facts of all plans but the chosen one; `plans`: the search's result, the best first."""
-    problem = evaluator.problem
-    own = [short(problem, decision) for decision in taken]
-    return [
-        _facts(problem, own, name_of(place), compared(evaluator, taken, plan))
-        for place, plan in enumerate(plans)
-        if plan != taken
-    ]
-
-
-def _facts(problem: Problem, own: Sequence[str], name: str, one: Alternative) -> AlternativeFacts:
-    cost, decisions = one.cost, [short(problem, decision) for decision in one.plan]
-    return AlternativeFacts(
-        name,
-        cost.step_seconds,
-        cost.compute_seconds,
-        cost.communication_seconds,
-        round(cost.peak_bytes),
-        cost.peak_bytes <= problem.mesh.limit_bytes,
-        one.differs,
-        summary(problem, one.plan),
-        decisions,
-        [text for text in decisions if text not in own],
-        [text for text in own if text not in decisions],
-    )
-
-
-def alternatives(report: Report) -> RenderableType | None:
-    """The table of other plans, with the decisions that differ; None if none were requested or found."""
-    if not report.alternatives:
-        return None
-    axes = list(report.mesh.axes)
-    heads = [("", "left"), ("step time", "right"), ("", "right"), ("peak memory", "right"), ("differs", "right")]
-    rows = style.table([*heads, ("decisions that differ", "fold")])
-    for one in report.alternatives:
-        ratio = one.step_seconds / report.predicted.step_seconds if report.predicted.step_seconds else 1.0
-        peak = Text(format_bytes(one.peak_bytes), "" if one.fits else style.BAD)
-        words = Text()
-        for sign, decisions in (("+ ", one.adds), ("- ", one.lacks)):
-            if decisions:
-                words.append("\n" if words else "").append(sign).append_text(listed(decisions, axes))
-        if not words:
-            words.append("the order of decisions")
-        figures = (format_seconds(one.step_seconds), format_ratio(ratio), peak, format_percent(one.differs))
-        rows.add_row(one.name, *figures, words)
-    footnote = Text(
-        "differs: share of the step spent on kernels and collectives that only one of the two has", style.LABEL
-    )
-    return style.section("other plans", rows, footnote)
 
 
 # ---------------------------------------------------------------- the compiler's figures

@@ -228,30 +228,6 @@ class GoalFacts:
 
 
 @dataclass(frozen=True)
-class AlternativeFacts:
-    """One of the best plans that do other work than the chosen one and each other.
-
-    Attributes:
-        differs: the share of the slower step, 0 to 1, spent on kernels and collectives that only one of this plan and
-            the chosen one has.
-        decisions: in words. adds, lacks: decisions ("batch over data") that the chosen plan does not have, or has
-            beyond this one.
-    """
-
-    name: str  # "search 2" for the second best that the search found
-    step_seconds: float
-    compute_seconds: float
-    communication_seconds: float
-    peak_bytes: int
-    fits: bool
-    differs: float
-    summary: str
-    decisions: list[str]
-    adds: list[str]
-    lacks: list[str]
-
-
-@dataclass(frozen=True)
 class ConfirmedPlanFacts:
     """One compiled plan. Compiled figures are null if there is no compiled program."""
 
@@ -339,7 +315,6 @@ class Report:
     )  # of the StableHLO that was written, in program order
     goal: GoalFacts = field(default_factory=GoalFacts)
     confirmation: ConfirmationFacts | None = None
-    alternatives: list[AlternativeFacts] = field(default_factory=list)  # the best first, where they were asked for
     time_by_line: list[LineFacts] = field(default_factory=list)  # those that take longest
     sizes: SizesFacts | None = None  # where the largest size of a symbolic dimension was asked for
     together: TogetherFacts | None = None  # where the program is planned together with others

@@ -31,7 +31,7 @@ from toast_cli.program.quantities import (
 )
 from toast_cli.report import arrays, style
 from toast_cli.report.arrays import collectives, constraints, kernels, live_at_peak, time_by_line
-from toast_cli.report.comparison import alternatives, confirmation
+from toast_cli.report.comparison import confirmation
 from toast_cli.report.model import (
     BaselineFacts,
     BoundFacts,
@@ -162,7 +162,6 @@ def blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | N
         sizes(report),
         together(report),
         comparison(report, width) if report.baselines else None,
-        alternatives(report),
         confirmation(report),
         live_at_peak(report, width, verbose) if verbose or not fits else None,
         time_by_line(report, width, verbose),

@@ -188,7 +188,7 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
         request.iterations,
         request.budget_seconds,
         request.effort,
-        KEPT if request.wanted > 1 else 0,
+        KEPT if max(request.best, request.confirm) > 1 else 0,
         space.gives_up,
     )
     reference: Cost | None = None

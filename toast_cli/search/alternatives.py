@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby, islice, permutations, product
 from typing import TypeVar
 
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.saved import taken_apart
-from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.search.incumbent import Objective
+from toast_cli.search.incumbent import Objective, SearchResult
 
 DIFFERENT = 0.1
 KEPT = 2000  # number of a search's best plans to compare
@@ -32,15 +30,9 @@ Of = TypeVar("Of", bound=Hashable)
 SecondsSpent = dict[Hashable, float]  # what -> seconds of a step
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """A plan that does other work than the chosen one. differs: the share of the slower step, 0 to 1, spent on kernels
-    and collectives that only one of the two has. met: the plan fits in memory and keeps the goal's bounds."""
-
-    plan: Plan
-    cost: Cost
-    differs: float
-    met: bool
+def best_plans(evaluator: Evaluator, result: SearchResult, count: int) -> list[Plan]:
+    """The best `count` plans of a search that differ, or fewer, the best first."""
+    return [result.plan, *different_plans(evaluator, [result.plan], result.seen, count - 1)]
 
 
 def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[Plan], count: int) -> list[Plan]:
@@ -72,15 +64,6 @@ def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[
         found.append(simplest(evaluator, plan))
     exact = {plan: evaluator.exact_cost(plan) for plan in found}
     return sorted(found, key=lambda plan: objective.rank(plan, exact[plan]))
-
-
-def compared(evaluator: Evaluator, taken: Plan, plan: Plan) -> Alternative:
-    """The cost of `plan`, and its difference from the chosen plan."""
-    problem, meant = evaluator.problem, spent(evaluator, taken)
-    cost = evaluator.exact_cost(plan)
-    exchanged = _exchanged(evaluator, plan, axis_swaps(problem.mesh))
-    share = min(difference(spent(evaluator, other), meant) for other in exchanged)
-    return Alternative(plan, cost, share, Objective(problem, evaluator.cost(problem.fixed)).met(cost))
 
 
 def name_of(place: int) -> str:
