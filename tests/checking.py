@@ -18,7 +18,7 @@ from toast_cli.errors import ToastError
 
 
 def install_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
-    """Points of a project run here instead of in worker processes."""
+    """Several points run here instead of in worker processes."""
 
     def run_here(points: Sequence[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[int, Any]]:
         for number, point in reversed(list(enumerate(points))):

@@ -54,7 +54,6 @@ SLOW = {
     "test_brute_force",
     "test_calibration",
     "test_cases",
-    "test_check_project",
     "test_child",
     "test_cluster",
     "test_compare",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from checking import check, install_here, store, toast
 from fake_pipeline import Pipeline
 from report_sample import PREDICTED, TOO_LARGE, WIDTHS, make_report, nothing_cut_off
@@ -172,12 +175,12 @@ def test_outputs_into_files(pipeline: Pipeline, stored: str, capsys: pytest.Capt
 
 
 def test_errors_in_outputs(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("toast.yaml").write_text("mesh: v4-32\nchecks: [{program: [model.mlir, 'a,b.mlir']}]\n")
     pipeline.error = InputError("bad \x01 one\nat all", where="model.mlir:3", hint="mend it")
-    assert toast("check", "--output-format", "junit") == 2
+    command = ("check", "model.mlir", "a,b.mlir", "--mesh", "v4-32", "--output-format")
+    assert toast(*command, "junit") == 2
     root = ElementTree.fromstring(capsys.readouterr().out)
     assert [error.attrib["message"] for error in root.iter("error")] == ["model.mlir:3: bad ? one\nat all"] * 2
-    assert toast("check", "--output-format", "github") == 2
+    assert toast(*command, "github") == 2
     out = capsys.readouterr().out.splitlines()
     assert out[1].startswith(
         "::error file=a%2Cb.mlir,title=toast check%3A cannot check::a,b.mlir on v4-32: model.mlir:3"
@@ -215,16 +218,10 @@ def test_json_on_stdout_is_json_alone(pipeline: Pipeline, capsys: pytest.Capture
 
 
 BAD = [
-    ("check", "no --mesh is given and there is no project file", "toast.yaml"),
-    ("check model.mlir", "no --mesh is given and there is no project file", "--mesh SPEC"),
-    ("check --mesh v4-32", "no PROGRAM is given", "project file"),
     ("check - a --mesh v4-32", "stdin is one program of several", "save it"),
-    ("check model.mlir --mesh v4-32 --config a", "both --config and --mesh", "its meshes"),
-    ("check --config none.yaml", "--config: none.yaml: no such file", "docs/howto/ci.md"),
-    ("check a b --mesh v4-32 --against r.json", "one stored report for several", "project file"),
+    ("check a b --mesh v4-32 --against r.json", "one stored report for several", "one at a time"),
     ("check a --mesh v4-32 --update", "--update writes a stored report", "--against FILE"),
     ("check a --mesh v4-32 --same-plan", "--same-plan compares", "--against FILE"),
-    ("check a --against r.json", "--against: is for one program", "give --mesh"),
     ("check a --mesh v4-32 --output-format xml", '--output-format: unknown word "xml"', "junit"),
     ("check a --mesh v4-32 --output-format json --output-format text", "json must be alone on stdout", "json=FILE"),
     ("check a --mesh v4-32 --output-format json=no/a", "there is no directory", "mkdir -p"),
@@ -239,3 +236,17 @@ def test_bad_commands(
     error, hinted = capsys.readouterr().err.splitlines()
     assert what in error and hint in hinted
     assert pipeline.requests == []
+
+
+def test_the_recipes_are_commands_of_toast(pipeline: Pipeline) -> None:
+    (hook,) = yaml.safe_load((HERE.parent / ".pre-commit-hooks.yaml").read_text())
+    page = (HERE.parent / "docs/howto/ci.md").read_text()
+    (job,) = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    (args,) = re.findall(r"args: \[(.*?)\]", page)
+    runs = [step["run"] for step in job["jobs"]["check"]["steps"] if "run" in step]
+    for entry in (f"{hook['entry']} {args.replace(',', '')}", *runs[1:]):
+        command, *arguments = shlex.split(entry)
+        assert command == "toast" and toast(*arguments) == 0
+    for name in ("a/b.mlir", "b.mlirbc.zst"):
+        assert re.search(hook["files"], name), name
+    assert not re.search(hook["files"], "README.md")

@@ -10,7 +10,6 @@ import typer
 
 from toast_cli import api
 from toast_cli.cli.app import app
-from toast_cli.cli.project import KEYS
 from toast_cli.errors import UsageError
 from toast_cli.option_values import make_request
 from toast_cli.request import DEFAULTS, OPTIONS, Effort, Request
@@ -57,11 +56,6 @@ def test_commands_say_of_an_option_what_is_declared(name: str) -> None:
 def test_the_python_interface_has_every_option_with_its_default() -> None:
     parameters = inspect.signature(api.partition).parameters
     assert {name: one.default for name, one in parameters.items() if one.default is not one.empty} == DEFAULTS
-
-
-def test_project_files_may_set_what_is_declared_so() -> None:
-    assert {option.key for option in OPTIONS.values() if option.in_projects} <= KEYS.keys()
-    assert not {option.key for option in OPTIONS.values() if not option.in_projects} & KEYS.keys()
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,6 @@ COMMANDS = [
     ("a process substitution", f"{TOAST} inspect <(cat m.mlir)", 0, ""),
     ("the working directory is gone", f"mkdir d; cd d; rmdir ../d; {TOAST} inspect m.mlir --json x.json", 2,
      "does not exist"),
-    ("the working directory is gone, and a project is looked for", f"mkdir d; cd d; rmdir ../d; {TOAST} check", 2,
-     "does not exist"),
     ("a file that may not be read", f"mkfifo p; rm p; mkdir p; {TOAST} inspect p", 2, "directory"),
     ("a name that is no text",
      f"cp m.mlir $'m\\xff.mlir'; {TOAST} partition $'m\\xff.mlir' --mesh v4-32 --iterations 5 --json r.json", 0, ""),

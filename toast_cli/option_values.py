@@ -1,4 +1,4 @@
-"""Makes a `Request` of options as users write them, on the command line, in project files and in Python."""
+"""Makes a `Request` of options as users write them, on the command line and in Python."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`Request`: what a user asks of a run. Every option is declared here, and only here.
 
-The command line, the Python interface, sweeps and project files derive from these declarations: names, help texts,
-defaults, and how a value is read. Nothing heavy is imported, so that `toast --help` is instant.
+The command line, the Python interface and sweeps derive from these declarations: names, help texts, defaults, and how a
+value is read. Nothing heavy is imported, so that `toast --help` is instant.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Offload(StrEnum):
 
 
 class OptionKind(Enum):
-    """The types of options besides the words above. A project file writes TEXT, BYTES, SECONDS and words as text."""
+    """The types of options besides the words above."""
 
     TEXT = "text"
     TEXTS = "several texts"
@@ -79,9 +79,8 @@ class Option:
     """One option of a run.
 
     Attributes:
-        flag: on the command line; without its dashes the key in a project file. help, metavar: for `--help`.
-        also: another spelling of the flag. least: the smallest whole number. in_projects: whether a project file may
-            set it.
+        flag: on the command line; without its dashes the option's key. help, metavar: for `--help`. also: another
+            spelling of the flag. least: the smallest whole number.
     """
 
     flag: str
@@ -89,7 +88,6 @@ class Option:
     help: str
     metavar: str = ""
     least: int = 0
-    in_projects: bool = True
     also: str = ""
 
     @property
@@ -203,14 +201,12 @@ class Request:
         OptionKind.TEXTS,
         "Names for the dimensions of arguments, e.g. '*kernel=embed,mlp', for reports and tactics; repeatable.",
         "PATTERN=NAMES",
-        in_projects=False,
     )
     frames: str = _option(
         FrameChoice.user.value,
         "--frames",
         FrameChoice,
         "Show places in the source as the line of your own code, or with all frames, those of libraries too.",
-        in_projects=False,
     )
     minimise: tuple[str, ...] = _option(
         (),
@@ -250,7 +246,6 @@ class Request:
         "Also price a pipeline: a number of stages, or the mesh axis that they are on, and the microbatches after a "
         "colon, e.g. 4, 4:16 or slice:16; -o FOLDER/ writes its programs.",
         "STAGES",
-        in_projects=False,
     )
     stages_written: bool = False  # a pipeline of the kind that is written, whose programs follow
     content: bytes | None = field(default=None, repr=False)
@@ -268,7 +263,6 @@ class Request:
         "--complete",
         OptionKind.FLAG,
         "Let the search add decisions to those of --plan.",
-        in_projects=False,
     )
     confirm: int = _option(
         0,

@@ -88,7 +88,7 @@ def spec_case(rng: Random) -> Case:
     )
     return Case(
         command,
-        {"m.mlir": intact_program(rng), "s.yaml": mutated(seeds.SPEC, (seeds.TACTICS, seeds.PROJECT), rng, text=True)},
+        {"m.mlir": intact_program(rng), "s.yaml": mutated(seeds.SPEC, (seeds.TACTICS,), rng, text=True)},
     )
 
 
@@ -102,27 +102,6 @@ def tactics_case(rng: Random) -> Case:
     return Case(
         command, {"m.mlir": intact_program(rng), "t.yaml": mutated(seeds.TACTICS, (seeds.SPEC,), rng, text=True)}
     )
-
-
-def project_case(rng: Random) -> Case:
-    """A damaged project file."""
-    name, data = rng.choice((("toast.yaml", seeds.PROJECT), ("pyproject.toml", seeds.TOML)))
-    command = rng.choice(
-        (
-            ("check",),
-            ("check", "--update"),
-            ("check", "m.mlir"),
-            ("check", "--output-format", "junit"),
-            ("check", "--jobs", "2"),
-        )
-    )
-    files = {
-        "m.mlir": seeds.program(),
-        "s.yaml": seeds.SPEC,
-        "t.yaml": seeds.TACTICS,
-        name: mutated(data, (seeds.SPEC,), rng, text=True),
-    }
-    return Case(command, files)
 
 
 def report_case(rng: Random) -> Case:
@@ -223,10 +202,9 @@ def command_case(rng: Random) -> Case:
 
 # How often each kind of case is drawn, of 1000.
 KINDS: list[tuple[int, Callable[[Random], Case]]] = [
-    (560, program_case),
+    (650, program_case),
     (90, spec_case),
     (60, tactics_case),
-    (90, project_case),
     (90, report_case),
     (105, command_case),
     (5, verify_case),

@@ -267,15 +267,6 @@ SHAPES = [
         (*PARTITION, "--tactic", "t.yaml:x:data"),
         t__yaml=b"[" * 5_000,
     ),
-    known("brackets in toast.yaml", program(), 2, "nested too deeply", ("check",), toast__yaml=b"[" * 5_000),
-    known(
-        "brackets in pyproject.toml",
-        program(),
-        2,
-        "nested too deeply",
-        ("check",),
-        pyproject__toml=b"[tool.toast]\nx = " + b"[" * 20_000,
-    ),
     known(
         "brackets in a report", program(), 2, "nested too deeply", ("diff", "r.json", "r.json"), r__json=b"[" * 20_000
     ),
@@ -299,22 +290,6 @@ SHAPES = [
         s__yaml=f"chip: v4\ntopology: {{torus: [{LONG}, 2, 4]}}".encode(),
     ),
     known(
-        "long number in toast.yaml",
-        program(),
-        2,
-        "toast.yaml",
-        ("check",),
-        toast__yaml=f"checks: [{{program: m.mlir, mesh: v4-32, iterations: {LONG}}}]".encode(),
-    ),
-    known(
-        "long number in pyproject.toml",
-        program(),
-        2,
-        "not valid TOML",
-        ("check",),
-        pyproject__toml=f"[tool.toast]\nx = {LONG}".encode(),
-    ),
-    known(
         "long number in a report",
         program(),
         2,
@@ -333,9 +308,9 @@ SHAPES = [
         "aliases that double",
         program(),
         2,
-        "toast.yaml",
-        ("check",),
-        toast__yaml=b"a: &a [x, x]\n"
+        "s.yaml",
+        ("mesh", "show", "s.yaml"),
+        s__yaml=b"a: &a [x, x]\n"
         + b"".join(f"{chr(98 + k)}: &{chr(98 + k)} [*{chr(97 + k)}, *{chr(97 + k)}]\n".encode() for k in range(24))
         + b"checks: *y\n",
     ),
@@ -355,7 +330,6 @@ SIZES = [
     Known(Case(("inspect", "/dev/zero"), name="/dev/zero"), 2, "more than 512 MiB"),
     Known(Case(("partition", "-", "--mesh", "/dev/zero"), name="/dev/zero as a specification"), 2, "more than 256 KiB"),
     Known(Case(("diff", "/dev/zero", "/dev/zero"), name="/dev/zero as a report"), 2, "more than 64 MiB"),
-    Known(Case(("check", "--config", "/dev/zero"), name="/dev/zero as a project file"), 2, "/dev/zero"),
     known("/dev/zero as a plan", program(), 2, "more than 64 MiB", (*PARTITION, "--plan", "/dev/zero")),
     known("a limit of one's own", program(), 2, "more than 100 bytes", INSPECT),
     known("white space before HLO", b" \n" * 20_000_000 + b"HloModule", 2, "m.mlir", INSPECT),
@@ -385,11 +359,6 @@ SIZES[7] = Known(
 )
 
 EVIL = 'x")\nimport os; os.system("touch pwned")\n#'
-CODE = b"open('pwned', 'w').close()\nfrom toast_cli.tactics import Tactic\nmine = Tactic('mine', 'x', lambda look: look.split('batch'))\n"
-
-
-def project(**keys: object) -> bytes:
-    return json.dumps({"checks": [{"program": "m.mlir", "mesh": "v4-32", "iterations": 5, **keys}]}).encode()
 
 
 # Code that nobody asked to run, and files that nobody asked to write.
@@ -408,41 +377,6 @@ UNASKED = [
         "",
         (*PARTITION[:-1], "shardings.py"),
     ),
-    known(
-        "a project's tactic is code",
-        program(),
-        2,
-        "--allow-project-code",
-        ("check",),
-        toast__yaml=project(tactic="t.py:mine"),
-        t__py=CODE,
-    ),
-    known(
-        "a project's strategy is code",
-        program(),
-        2,
-        "--allow-project-code",
-        ("check",),
-        toast__yaml=project(strategy="fsdp:data+./t.py:mine"),
-        t__py=CODE,
-    ),
-    known(
-        "an update outside the project",
-        program(),
-        2,
-        "outside",
-        ("check", "--update"),
-        toast__yaml=project(against="../r.json"),
-    ),
-    known(
-        "an update far outside",
-        program(),
-        2,
-        "outside",
-        ("check", "--update"),
-        toast__yaml=project(against="/tmp/toast-r.json"),
-    ),
-    known("an update inside", program(), 0, "", ("check", "--update"), toast__yaml=project(against="a/../r.json")),
     known("escapes in a name", program().replace(b"@m ", b'@"\\1B[31mred\\07" '), 0),
     known("escapes in a result", program(result='jax.result_info = "\\1B]0;title\\07"'), 0),
     known("escapes in a target", program(f'%r = stablehlo.custom_call @"\\1B[2J"(%a) : ({T}) -> {T}'), 0, "", INSPECT),
@@ -484,15 +418,6 @@ def paths() -> list[Known]:
         known("a long specification", program(), 2, "", ("partition", "m.mlir", "--mesh", long)),
         known("a long report", program(), 2, "name too long", ("diff", long, long)),
         known("a long log", program(), 2, "name too long", ("sweep", "m.mlir", *MESH, "--jsonl", long)),
-        known("a long project file", program(), 2, "name too long", ("check", "--config", long)),
-        known(
-            "a program in NUL",
-            program(),
-            2,
-            "control characters",
-            ("check",),
-            toast__yaml=b'checks: [{program: "a\\0b", mesh: v4-32}]',
-        ),
     ]
 
 

@@ -29,11 +29,6 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 # Processes that are told to end need a moment for it; nobody waits this long.
 _PATIENCE_SECONDS = 120.0
 QUICK = ("--iterations", "300")
-PROJECT = """
-against: "{program}.{mesh}.json"
-iterations: 300
-checks: [{program: m.mlir, mesh: [v4-32, h100-8]}]
-"""
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,19 @@ COMMANDS = {
         ),
         Command(
             "check",
-            ("check", "--update", "--jobs", "2", "--output-format", "json=c.json"),
-            ("c.json", "m.v4-32.json", "m.h100-8.json"),
+            (
+                "check",
+                "m.mlir",
+                "--mesh",
+                "v4-32",
+                *QUICK,
+                "--against",
+                "s.json",
+                "--update",
+                "--output-format",
+                "json=c.json",
+            ),
+            ("c.json", "s.json"),
         ),
         Command(
             "sweep",
@@ -129,7 +135,6 @@ class Faults:
             argument.format(dask=dask) if "{dask}" in argument else argument for argument in command.arguments
         ]
         (folder / "m.mlir").write_bytes(program())
-        (folder / "toast.yaml").write_text(PROJECT)
         if command.name == "verify":
             self._finish(
                 ("partition", "m.mlir", "--mesh", "h100-8", "--iterations", "20", "-o", "o.mlir", "--json", "r.json")

@@ -83,22 +83,7 @@ TACTICS = b"""tactics:
       - keep: [params]
   other:
     - use: fsdp
-"""
-PROJECT = b"""against: reports/{program}.{mesh}.json
-tolerance: 3%
-iterations: 3
-checks:
-  - program: m.mlir
-    mesh: [v4-32, s.yaml]
-    max-memory: 28GiB
-    max-step-time: 250ms
-  - program: '*.mlir'
-    mesh: v4-32
-    tactic: [fsdp:data, t.yaml:mine:data]
-    minimise: peak_memory
-    subject-to: communication[data]<=20ms
-"""
-# Bodies that read constants from outside, a loop, tokens, scopes in scopes.
+"""  # Bodies that read constants from outside, a loop, tokens, scopes in scopes.
 BODIES = """
 module @bodies {
   func.func public @main(%x: tensor<16x8xf32>, %n: tensor<i32>) -> (tensor<16xf32>, tensor<16x8xf32>) {
@@ -133,15 +118,6 @@ module @bodies {
     return %0, %3 : tensor<16xf32>, tensor<16x8xf32>
   }
 }
-"""
-
-TOML = b"""[tool.toast]
-tolerance = "3%"
-[[tool.toast.checks]]
-program = "m.mlir"
-mesh = ["v4-32"]
-iterations = 3
-pin = ["*=data,None"]
 """
 
 

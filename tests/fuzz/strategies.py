@@ -98,32 +98,6 @@ def specs(draw: st.DrawFn) -> bytes:
     return json.dumps(facts).encode("utf-8", "surrogatepass")  # JSON is YAML
 
 
-@st.composite
-def projects(draw: st.DrawFn) -> bytes:
-    """Project files with known keys and values of all kinds."""
-    keys = [
-        "against",
-        "tolerance",
-        "mesh-shape",
-        "iterations",
-        "tactic",
-        "strategy",
-        "minimise",
-        "subject-to",
-        "pin",
-        "plan",
-        "seed",
-        "max-memory",
-        "search",
-    ]
-    check: dict[str, object] = {"program": "m.mlir", "mesh": "v4-32", "iterations": 3}
-    values = yaml_values() | st.sampled_from(
-        ["{program}.json", "{x}", "{program.__class__}", "../x", "5%", "data=4,model=4", "fsdp:data", *FIGURES]
-    )
-    check |= draw(st.dictionaries(st.sampled_from(keys), values, max_size=3))
-    return json.dumps({"checks": [check]}).encode("utf-8", "surrogatepass")
-
-
 def cases() -> st.SearchStrategy[Case]:
     """Cases of all grammars."""
     commands = st.sampled_from(
@@ -135,12 +109,10 @@ def cases() -> st.SearchStrategy[Case]:
         ]
     )
     with_spec = st.sampled_from([("mesh", "show", "s.yaml"), ("partition", "m.mlir", "--mesh", "s.yaml", *QUICK)])
-    with_project = st.sampled_from([("check",), ("check", "--update"), ("check", "--output-format", "github")])
     sample = {"m.mlir": seeds.program()}
     return st.one_of(
         st.builds(lambda command, text: Case(command, {"m.mlir": text}), commands, programs()),
         st.builds(lambda command, text: Case(command, {**sample, "s.yaml": text}), with_spec, specs()),
-        st.builds(lambda command, text: Case(command, {**sample, "toast.yaml": text}), with_project, projects()),
     )
 
 

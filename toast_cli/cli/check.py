@@ -50,18 +50,8 @@ class Judged:
     *(*options.PLANNING, *options.REWRITING, "strategy", "plan", *options.CONFIRMING), before="jobs", unset=True
 )
 def check(
-    programs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PROGRAM]...", help="Programs to check; without --mesh, only these of the project file's."
-        ),
-    ] = None,
-    mesh: Annotated[
-        str | None,
-        options.spec(
-            "Hardware: a name from `toast mesh list`, or a YAML file; else a project file says what to check."
-        ),
-    ] = None,
+    programs: Annotated[list[str], typer.Argument(metavar="PROGRAM...", help="Programs to check.")],
+    mesh: options.MeshSpec,
     max_memory: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Largest peak memory allowed per device, e.g. 28GiB.")
     ] = None,
@@ -93,19 +83,6 @@ def check(
     update: Annotated[
         bool, typer.Option("--update", help="Replace the stored reports instead of comparing with them.")
     ] = False,
-    config: Annotated[
-        str | None,
-        options.file(
-            "The project file (default: the nearest toast.yaml or pyproject.toml, here or in a folder above)."
-        ),
-    ] = None,
-    allow_project_code: Annotated[
-        bool,
-        typer.Option(
-            "--allow-project-code",
-            help="Run Python files of tactics that the project file names. Only for files you trust.",
-        ),
-    ] = False,
     output_format: Annotated[
         list[str] | None,
         typer.Option(
@@ -129,16 +106,12 @@ def check(
     """Check that plans fit and stay within limits: exit code 0 if all do, 1 if not, 2 if one could not be checked.
 
     The plan is the one `toast partition` finds with the same options; with --confirm, limits are held against what the
-    compiler says of it. Without --mesh the nearest project file lists
-    what to check; options given here win over its own. See docs/howto/ci.md.
+    compiler says of it. See docs/howto/ci.md.
     """
     options.refuse_both(quiet, verbose)
     given = _given({**locals(), **given})
     targets = _output_targets(output_format or ["text"])
-    if mesh is not None:
-        points = points_of(programs or [], mesh, given, config, update)
-    else:
-        points = points_of_project(programs or [], given, config, update, allow_project_code)
+    points = points_of(programs, mesh, given, update)
     check_targets([target for _, target in targets if not target.is_stdout], [p.request.program for p in points])
 
     if len(points) == 1:
@@ -185,12 +158,9 @@ def work_on(point: CheckPoint) -> Judged:
 
 
 def _given(written: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options that a project file may set too, by key. written: the command's parameters."""
-    from toast_cli.cli.project import KEYS
-
+    """The given options by key. written: the command's parameters."""
     values = {name.replace("_", "-"): value for name, value in written.items()}
-    given = {name: value for name, value in values.items() if name in KEYS and name not in ("program", "mesh")}
-    return {name: value for name, value in given.items() if value is not None and value is not False}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) -> Judged:
@@ -287,7 +257,7 @@ def _write(verdicts: list[CheckVerdict], targets: list[tuple[CheckFormat, Target
 
 
 # ---------------------------------------------------------------- what is checked
-# Collects what `toast check` checks: options and project files go in, `CheckPoint` values come out.
+# Collects what `toast check` checks: options go in, `CheckPoint` values come out.
 
 DEFAULT_TOLERANCE = "5%"
 
@@ -303,20 +273,12 @@ class CheckPoint:
     update: bool = False
 
 
-def points_of(
-    programs: list[str], mesh: str, given: Mapping[str, Any], config: str | None, update: bool
-) -> list[CheckPoint]:
+def points_of(programs: list[str], mesh: str, given: Mapping[str, Any], update: bool) -> list[CheckPoint]:
     """The programs named on the command line, on the mesh named there."""
-    if not programs:
-        raise UsageError("no PROGRAM is given", hint="without --mesh, a project file says what to check")
     if "-" in programs and len(programs) > 1:
         raise UsageError("stdin is one program of several", hint="save it to a file")
-    if config is not None:
-        raise UsageError("both --config and --mesh are given", hint="a project file names its meshes itself")
     if "against" in given and len(programs) > 1:
-        raise UsageError(
-            "one stored report for several programs", where="--against", hint="list them in a project file"
-        )
+        raise UsageError("one stored report for several programs", where="--against", hint="check one at a time")
     if "against" not in given:
         for name in ("tolerance", "time-tolerance", "memory-tolerance", "communication-tolerance", "same-plan"):
             if name in given:
@@ -324,40 +286,6 @@ def points_of(
         if update:
             raise UsageError("--update writes a stored report", hint="say where with --against FILE")
     return [make_point(program, mesh, given, update) for program in programs]
-
-
-def points_of_project(
-    programs: list[str], given: Mapping[str, Any], config: str | None, update: bool, allow_code: bool
-) -> list[CheckPoint]:
-    """The points that the project file lists; only the programs named on the command line, if any are."""
-    from toast_cli.cli.project import DOCUMENTATION, find_project, read_project
-
-    if "against" in given:
-        raise UsageError(
-            "is for one program on one mesh", where="--against", hint="give --mesh, or write it to the project file"
-        )
-    path = Path(config) if config is not None else find_project(Path.cwd())
-    if path is None:
-        hint = f"give --mesh SPEC, or list checks in toast.yaml or [tool.toast] of pyproject.toml: {DOCUMENTATION}"
-        raise UsageError("no --mesh is given and there is no project file here or above", hint=hint)
-    if not path.is_file():
-        raise UsageError("no such file", where=f"--config: {path}", hint=DOCUMENTATION)
-    entries = read_project(path, given, allow_code=allow_code, update=update)
-    if programs:
-        listed = [(resolved(entry.program, entry.place, UsageError), entry) for entry in entries]
-        wanted = {resolved(program, "PROGRAM", UsageError): program for program in programs}
-        for file, name in wanted.items():
-            if all(file != other for other, _ in listed):
-                raise UsageError(f"{path} lists no check of it", where=name, hint="give --mesh SPEC, or list it there")
-        entries = [entry for file, entry in listed if file in wanted]
-    points = []
-    for entry in entries:
-        try:
-            points.append(make_point(entry.program, entry.mesh, entry.options, update))
-        except ToastError as error:
-            where = f"{entry.place}: {error.where.removeprefix('--')}".removesuffix(": ")
-            raise UsageError(error.what, where=where, hint=error.hint) from None
-    return points
 
 
 def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) -> CheckPoint:
