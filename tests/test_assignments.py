@@ -197,7 +197,7 @@ def test_a_named_machine_leaves_the_axes_to_the_search(
 
 def test_rows_are_the_best_of_all_shapes_where_the_shape_is_open() -> None:
     program = str(SAMPLES / "t2b_tiny.mlirbc.zst")
-    outcome = pipeline.partition(Request(program, "a100-16", "auto", iterations=200))
+    outcome = pipeline.partition(Request(program, "a100-16", "auto", iterations=40))
     rows, own = dict(outcome.report.baselines), outcome.problem.mesh
     rows.pop(PIPELINE, None)
     found = [priced_strategies(Evaluator(problem), baselines(problem))[0] for problem in problems(program, "a100-16")]

@@ -11,6 +11,21 @@ from cases.running import FORMS, MESHES, planned
 
 from toast_cli.errors import ToastError
 
+# Of one kind of op each, which `test_split_ops` splits along every dimension: `make check-all` runs these.
+ONE_OP = frozenset(
+    """special functions; more special functions; bits; other bits; bits taken apart; clamped; is finite; next number;
+    fewer bits; transposed; merged; taken apart; cut across; repeated; stacked; concatenated; split up; backwards;
+    diagonal; positions; grid; sorted rows; sorted columns; sorted downwards; argsort; sorted by two keys; running sums;
+    running product, backwards; dilated windows; largest in windows; sum by segment; largest by segment; top; slices;
+    halves swapped; padded at one end; padded by reflection; updated in a corner; updated along all; updated in whole
+    rows; look-up that fills; look-up of columns; look-up of single numbers; look-up of windows; rows multiplied; every
+    second row set; numbers added one by one; product; outer product; inner product; batched product; Kronecker product;
+    convolution, stride 2; convolution, dilated; convolution, transposed; convolution along a line; convolution in
+    space; Fourier of columns; Fourier, back; Fourier of reals; Fourier in two dimensions; Cholesky; solved by
+    triangles; solved by triangles, from the right; linear algebra in StableHLO""".replace("\n   ", "").split("; ")
+)
+assert SITUATIONS.keys() >= ONE_OP
+
 
 def trials() -> list[Any]:
     """(situation, mesh, form): on the first mesh each situation is written in one form, in turn; `make check-all`
@@ -20,7 +35,7 @@ def trials() -> list[Any]:
         for mesh in [situation.mesh] if situation.mesh else MESHES:
             for form in FORMS:
                 marks = []
-                if situation.large or mesh != next(iter(MESHES)) or form != FORMS[number % 2]:
+                if name in ONE_OP or situation.large or mesh != next(iter(MESHES)) or form != FORMS[number % 2]:
                     marks.append(pytest.mark.thorough)
                 found.append(pytest.param(name, mesh, form, marks=marks, id=f"{name}, {mesh}, {form}"))
     return found

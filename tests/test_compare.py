@@ -30,7 +30,7 @@ MLP = str(SAMPLES / "mlp_tiny.mlir")
 
 @cache
 def outcome(limit: int | None = None) -> Outcome:
-    return pipeline.partition(Request(T2B, "v4-32", memory_limit=limit, iterations=200, fit="as-written"))
+    return pipeline.partition(Request(T2B, "v4-32", memory_limit=limit, iterations=40, fit="as-written"))
 
 
 @cache

@@ -156,7 +156,7 @@ def test_the_report_says_what_was_minimised_and_which_bounds_hold(
     report = tmp_path / "report.json"
     code = run(
         ["partition", MLP, "--mesh", "h100-8", "--minimise", "peak_memory", "--subject-to", "step_time<=10s",
-         "--iterations", "1000", "--json", str(report)]
+         "--iterations", "100", "--json", str(report)]
     )  # fmt: skip
     assert code == 0
     out = capsys.readouterr().out

@@ -193,7 +193,7 @@ def test_the_front_is_drawn_in_steps() -> None:
 
 
 def test_the_page_of_a_comparison(outcome: Outcome) -> None:
-    found = compare(outcome.evaluator, outcome.report, outcome.plans)
+    found = compare(outcome.evaluator, outcome.report, [outcome.result.plan])
     read = Page(pages.comparison_page(found))
     assert not read.fetched
     points = read.charts["points"]["points"]

@@ -279,7 +279,7 @@ def test_the_report_and_the_sweep_have_a_row_and_a_line() -> None:
 
 def test_a_comparison_has_the_row_and_never_takes_it() -> None:
     of = outcome()
-    found = with_contender(compare(of.evaluator, of.report, of.plans), None, of.pipeline, of.evaluator)
+    found = with_contender(compare(of.evaluator, of.report, [of.result.plan]), None, of.pipeline, of.evaluator)
     (row,) = [one for one in found.contenders if one.kind == PIPELINE]
     assert (row.label, row.best) == ("pipeline 2:8 over slice", False)
     assert row.step_seconds == of.report.baselines[PIPELINE].step_seconds
