@@ -190,7 +190,30 @@ def gpt2(layers: int, width: int, seq: int) -> tuple[Loss, Any]:
     return loss, {**params, "h": {str(k): p for k, p in enumerate(layer)}}
 
 
-STYLES: dict[str, Style] = {"maxtext": maxtext, "equinox": equinox, "nnx": nnx, "gpt2": gpt2}
+def own(layers: int, width: int, seq: int) -> tuple[Loss, Any]:
+    keys = iter(jax.random.split(jax.random.key(0), 6))
+
+    def layer(x: Any, w: Any) -> Any:
+        h = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+        q, k, v = (a.reshape(*x.shape[:2], HEADS, -1) for a in jnp.split(h @ w["qkv"], 3, -1))
+        scores = jnp.where(jnp.tril(jnp.ones((x.shape[1],) * 2, bool)), jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2, -1e9)
+        x = x + jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape) @ w["out"]
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    def loss(p: Any, tokens: Any) -> Any:
+        x = lax.scan(jax.checkpoint(layer), p["embed"][tokens[:, :-1]], p["layers"])[0]
+        return cross_entropy(x @ p["head"], tokens)
+
+    shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+    stacked = {n: width**-0.5 * jax.random.normal(next(keys), (layers, *s)) for n, s in shapes.items()}
+    ends = {
+        "embed": jax.random.normal(next(keys), (WORDS, width)),
+        "head": jax.random.normal(next(keys), (width, WORDS)),
+    }
+    return loss, {**ends, "layers": stacked}
+
+
+STYLES: dict[str, Style] = {"own": own, "maxtext": maxtext, "equinox": equinox, "nnx": nnx, "gpt2": gpt2}
 
 
 def training(loss: Loss) -> Callable[..., Any]:

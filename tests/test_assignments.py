@@ -15,6 +15,7 @@ from toast_cli import pipeline
 from toast_cli.hardware.model import Axis, Link, Mesh
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.reshard import PERMUTE
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.comparison import PIPELINE
 from toast_cli.request import Request
@@ -75,6 +76,24 @@ def test_a_companion_takes_the_axes_of_the_tactic_before_it() -> None:
     plans = plans_of_strategy(problem, "fsdp x megatron+sequence")
     assert list(plans) == ["", other]
     assert strategy(problem, other) == plans[other]
+
+
+def test_experts_take_the_last_axis_of_the_tokens_where_they_take_one() -> None:
+    """By an all-to-all alone; the first axis of the tokens is moved to the end before."""
+
+    def step(w: jax.Array, router: jax.Array, x: jax.Array) -> jax.Array:
+        chosen = jax.lax.top_k(jax.nn.softmax(x @ router), 1)[1][..., 0]
+        taken = jax.nn.one_hot(chosen, 4, dtype=jnp.int32)
+        places = jax.nn.one_hot(jnp.cumsum(taken, 1) - 1, 16) * taken[..., None]
+        arrived = jnp.einsum("gsec,gsd->egcd", places, x)
+        return jnp.einsum("gsec,egcf->gsf", places, jnp.einsum("egcd,edf->egcf", arrived, w))
+
+    shapes = arg(4, 512, 512), arg(512, 4), arg(16, 64, 512)
+    evaluator = Evaluator(case_of(step, *shapes, mesh=tiers(node=4, gpu=4)).problem)
+    plans = plans_of_strategy(evaluator.problem, "fsdp+expert")
+    moved = {name for name, plan in plans.items() if any(c.kind == PERMUTE for c in evaluator.collectives(plan))}
+    assert moved == {"", "fsdp:node,gpu + expert"}
+    assert plans.keys() - moved == {"fsdp:gpu,node + expert:node,gpu", "fsdp:node,gpu + expert:gpu,node"}
 
 
 def test_gradients_are_summed_over_the_fast_axis_before_they_cross_the_slow_one() -> None:

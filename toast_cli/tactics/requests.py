@@ -303,18 +303,21 @@ def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansB
 def assignments(problem: Problem, requests: Sequence[TacticRequest]) -> Iterator[Placed]:
     """Every way to distribute the mesh's axes over the tactics that have none: all axes, at least one for each tactic.
 
-    A tactic takes its axes the fastest first, then in the user's order or the largest first. Equal axes are permuted
-    only if the program or the user names axes.
+    A tactic takes its axes the fastest first, then in the user's order or the largest first. A companion takes them in
+    the same order or the other way round: an all-to-all alone moves the last axis of a dimension (from tokens to
+    experts), others need a permute too. Equal axes are permuted only if the program or the user names axes.
     """
     mesh, names = problem.mesh, problem.mesh.names
     taken = {name for request in requests for name in request.axes or ()}
     free = [a for a, axis in enumerate(mesh.axes) if axis.size > 1 and axis.name not in taken]
     own = needs_axes(requests)
+    companions = [k for k, request in enumerate(requests) if k - 1 in own and request.axes is None and k not in own]
     if len(own) > len(free):
         yield place(requests, mesh)
         return
     seen: set[object] = set()
-    for fastest, owners in product((True, False), product(own, repeat=len(free)) if own else [()]):
+    ways = product((True, False), (False, True), product(own, repeat=len(free)) if own else [()])
+    for fastest, turned, owners in ways:
         if set(owners) != set(own):
             continue
         shares: dict[int, tuple[int, ...]] = {}
@@ -326,6 +329,7 @@ def assignments(problem: Problem, requests: Sequence[TacticRequest]) -> Iterator
                 shares[k] = tuple(sorted(share, key=lambda a: 0 if fastest else -mesh.sizes[a]))
             if fastest and k in shares:
                 shares[k] = fastest_first(mesh, shares[k])
+        shares |= {k: shares[k - 1][::-1] for k in companions if turned and len(shares[k - 1]) > 1}
         key = tuple(
             tuple(names[a] if problem.names_axes else _kind(mesh.axes[a]) for a in share) for share in shares.values()
         )
