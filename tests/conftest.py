@@ -55,7 +55,6 @@ SLOW = {
     "test_calibration",
     "test_cases",
     "test_child",
-    "test_cluster",
     "test_compare",
     "test_composite",
     "test_confirm",

@@ -209,7 +209,9 @@ def test_a_row_beside_the_plan(tmp_path: Path) -> None:
     seconds = seconds_on(mesh, "all-reduce", 4 * 1024**2, ("data", "model"), combined=True)
     assert row.communication_seconds == pytest.approx(seconds)
     assert next(iter(outcome.report.baselines)) == "as annotated"
-    table = with_contender(compare(outcome.evaluator, outcome.report, [outcome.result.plan]), own, None, outcome.evaluator)
+    table = with_contender(
+        compare(outcome.evaluator, outcome.report, [outcome.result.plan]), own, None, outcome.evaluator
+    )
     (annotated,) = [one for one in table.contenders if one.name == "as annotated"]
     assert annotated.step_seconds == row.step_seconds
     study = Study(outcome.source, outcome.evaluator, outcome.result.plan)

@@ -9,7 +9,7 @@ from sweeps import sweep
 
 @pytest.mark.parametrize(
     ("name", "kills"),
-    sweep([("partition", 2), ("check", 1), ("sweep", 1), ("cluster", 1), ("verify", 1)], ("partition", 2)),
+    sweep([("partition", 2), ("check", 1), ("sweep", 1), ("verify", 1)], ("partition", 2)),
 )
 def test_what_killed_commands_leave(name: str, kills: int) -> None:
     assert faults.run(name, kills, seed=7) == []

@@ -87,6 +87,7 @@ def _step(run: Run) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
 
 def _loss(run: Run, params: Tree, batch: Tree) -> jax.Array:
     attention = _attention(run)
+
     def layer(x: jax.Array, weights: Tree) -> tuple[jax.Array, None]:
         return _layer(run, attention, x, weights), None
 

@@ -190,7 +190,7 @@ def command_case(rng: Random) -> Case:
         arguments += QUICK
     for _ in range(rng.randrange(4) if options else 0):
         option = rng.choice(sorted(options))
-        if option in ("--cluster", "--verify", "--confirm", "--budget", "--jobs"):
+        if option in ("--verify", "--confirm", "--budget", "--jobs"):
             continue
         arguments += (
             [option]

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,25 +97,6 @@ COMMANDS = {
             ("l.jsonl", "t.csv", "t.json"),
         ),
         Command(
-            "cluster",
-            (
-                "sweep",
-                "m.mlir",
-                "--mesh",
-                "v4-32",
-                *QUICK,
-                "--seeds",
-                "0-2",
-                "--jsonl",
-                "l.jsonl",
-                "--json",
-                "t.json",
-                "--cluster",
-                "{dask}",
-            ),
-            ("l.jsonl", "t.json"),
-        ),
-        Command(
             "verify",
             ("verify", "o.mlir", "--compiler", "cpu", "--report", "r.json", "--against", "m.mlir", "--json", "v.json"),
             ("v.json",),
@@ -128,19 +108,16 @@ COMMANDS = {
 class Faults:
     """One command in a folder of its own: run to its end once, killed any number of times, and run to its end again."""
 
-    def __init__(self, command: Command, folder: Path, dask: str = "") -> None:
+    def __init__(self, command: Command, folder: Path) -> None:
         self._command = command
         self._folder = folder
-        self._arguments = [
-            argument.format(dask=dask) if "{dask}" in argument else argument for argument in command.arguments
-        ]
         (folder / "m.mlir").write_bytes(program())
         if command.name == "verify":
             self._finish(
                 ("partition", "m.mlir", "--mesh", "h100-8", "--iterations", "20", "-o", "o.mlir", "--json", "r.json")
             )
         began = time.monotonic()
-        self._finish(self._arguments)
+        self._finish(self._command.arguments)
         self.seconds = time.monotonic() - began
         self._whole = self._contents()
 
@@ -153,7 +130,7 @@ class Faults:
         before = self._contents()
         mark, moment, number = secrets.token_hex(8), rng.uniform(0, 1.05) * self.seconds, rng.choice(SIGNALS)
         process = subprocess.Popen(
-            _toast(self._arguments),
+            _toast(self._command.arguments),
             cwd=self._folder,
             env={**_environment(), MARK: mark},
             stdout=subprocess.DEVNULL,
@@ -176,7 +153,7 @@ class Faults:
 
     def finish(self) -> str:
         """Runs the command to its end once more. Returns what is wrong with what it writes then; empty for nothing."""
-        self._finish(self._arguments)
+        self._finish(self._command.arguments)
         wrong = [
             name
             for name, content in self._contents().items()
@@ -212,7 +189,7 @@ class Faults:
         )  # grows line by line, as its documentation says
 
     def _alive(self, mark: str) -> list[int]:
-        """Processes of the command that do not end, after waiting for them; the Dask workers' are not of it."""
+        """Processes of the command that do not end, after waiting for them."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             found = list(_marked(mark))
@@ -266,23 +243,12 @@ def _timeless(facts: Any) -> Any:
     return [_timeless(value) for value in facts] if isinstance(facts, list) else facts
 
 
-@contextmanager
-def dask_cluster() -> Iterator[str]:
-    """A scheduler and a worker in processes of their own; yields their address as `--cluster` takes it."""
-    from distributed import LocalCluster
-
-    with LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        yield f"dask://{cluster.scheduler_address.removeprefix('tcp://')}"
-
-
 def run(name: str, kills: int, seed: int, told: Callable[[str], None] = lambda _: None) -> list[str]:
     """Kills one of `COMMANDS` so many times; returns what was wrong."""
     rng = random.Random(f"{seed}/{name}")
     found: list[str] = []
-    with ExitStack() as stack:
-        dask = stack.enter_context(dask_cluster()) if name == "cluster" else ""
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
-        faults = Faults(COMMANDS[name], folder, dask)
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        faults = Faults(COMMANDS[name], Path(folder))
         for number in range(kills):
             wrong = faults.kill(rng)
             found += [f"{name}: {wrong}"] * bool(wrong)

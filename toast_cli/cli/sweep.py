@@ -2,8 +2,7 @@
 once, and searches its points one after the other, each from the plan of a point beside it.
 
 Each point has a key by which its result is found in the file of those that are done, JSON lines, so that a killed
-sweep can resume. On a Dask or Ray cluster, programs and specifications travel with the points, so the workers need
-toast and no shared files.
+sweep can resume.
 """
 
 from __future__ import annotations
@@ -21,19 +20,16 @@ from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toast_cli.base.files import (
-    PROGRAM_BYTES,
     REPORT_BYTES,
     Target,
     check_targets,
     key_of,
     limit_of,
-    read_file,
     read_whole_number,
     too_large,
     typed,
@@ -49,10 +45,9 @@ from toast_cli.cli.running import (
     PointFailure,
     counted,
     run_all,
-    run_alone,
     say,
 )
-from toast_cli.errors import InputError, MissingExtraError, ToastError, UsageError
+from toast_cli.errors import ToastError, UsageError
 from toast_cli.option_values import bytes_or_none, whole_number
 from toast_cli.request import OPTIONS
 
@@ -139,19 +134,9 @@ def sweep(
         ),
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=whole_number(1, "--jobs"),
-            help="Number of points at a time (default: 1; on a cluster, as many as it has room for).",
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Work on a running cluster: dask://HOST:PORT, ray://HOST:PORT or ray://auto."
-        ),
-    ] = None,
+        int,
+        typer.Option(metavar="N", parser=whole_number(1, "--jobs"), help="Number of points at a time."),
+    ] = 1,
     quiet: options.Quiet = False,
     **given: Any,
 ) -> int:
@@ -168,8 +153,6 @@ def sweep(
     if fresh and (jsonl is None or jsonl == "-"):
         raise UsageError("--fresh empties a file of results", hint="name it with --jsonl FILE")
     check_targets(list(targets.values()), [*programs, *mesh])
-    if cluster is not None:
-        parse_address(cluster)
     requests = [
         replace(options.make_request(program, spec, given), dims=dims)
         for program in programs
@@ -187,7 +170,7 @@ def sweep(
     from toast_cli.report import command_tables
     from toast_cli.report.html import pages
 
-    rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
+    rows, interrupted = _run(points, jobs, targets, fresh, quiet)
 
     rows = command_tables.ranked(rows, best_by.value if best_by is not None else None)
     for option, write in (
@@ -210,8 +193,7 @@ def sweep(
 
 def _run(
     points: Sequence[SweepPoint],
-    jobs: int | None,
-    cluster: str | None,
+    jobs: int,
     targets: dict[str, Target],
     fresh: bool,
     quiet: bool,
@@ -228,7 +210,10 @@ def _run(
         left = [number for number in range(len(points)) if number not in done]
         advance = stack.enter_context(counted(len(left), "points", wanted=not quiet))
         try:
-            for place, result in _results([points[number] for number in left], jobs, cluster):
+            # Points of one machine are neighbours, too, if there are processes for several chains of them.
+            waiting = [points[number] for number in left]
+            chains = [(p.request.program, p.request.seed, p.request.mesh if jobs > 1 else "") for p in waiting]
+            for place, result in run_all(waiting, PointRunner, jobs, chains):
                 number = left[place]
                 row = _finished_row(points[number], result)
                 done[number] = row
@@ -238,19 +223,6 @@ def _run(
         except KeyboardInterrupt:
             interrupted = True
     return [done[number] for number in sorted(done)], interrupted
-
-
-def _results(
-    points: Sequence[SweepPoint], jobs: int | None, cluster: str | None
-) -> Iterator[tuple[int, SweepRow | PointFailure]]:
-    """(index of the point, its result) as each is done, here or on the cluster."""
-    if cluster is None:
-        # Points of one machine are neighbours, too, if there are processes for several chains of them.
-        alone = (jobs or 1) > 1
-        keys = [(p.request.program, p.request.seed, p.request.mesh if alone else "") for p in points]
-        yield from run_all(points, PointRunner, jobs or 1, keys)
-    elif points:
-        yield from run_on_cluster(points, cluster, jobs)
 
 
 def _finished_row(point: SweepPoint, result: SweepRow | PointFailure) -> SweepRow:
@@ -556,141 +528,3 @@ def _stored_row(line: bytes) -> SweepRow | None:
     except (ValueError, RecursionError):
         return None
     return row
-
-
-# ---------------------------------------------------------------- on a cluster
-# Points of a sweep on a Dask or Ray cluster, through joblib's backends: points and an address go in, rows or failures
-# come out.
-#
-# Programs and specifications travel with the points, so the workers need toast and no shared files.
-
-CLUSTER_OPTION = "--cluster"
-ENGINES = ("dask", "ray")
-
-
-@dataclass(frozen=True)
-class Shipped:
-    """A point with the content of the files it names; None for names that are not files of this machine."""
-
-    number: int
-    point: SweepPoint
-    program: bytes | None
-    mesh: bytes | None
-
-
-def parse_address(text: str) -> tuple[str, str]:
-    """(engine, address) of `dask://HOST:PORT`, `ray://HOST:PORT` or `ray://auto`. Raises UsageError."""
-    engine, separator, address = text.partition("://")
-    if engine not in ENGINES or not separator or not address:
-        hint = "write dask://HOST:PORT (of its scheduler), ray://HOST:PORT or ray://auto"
-        raise UsageError(f'"{text}" is not the address of a cluster', where=CLUSTER_OPTION, hint=hint)
-    return engine, address
-
-
-def run_on_cluster(
-    points: Sequence[SweepPoint], address: str, jobs: int | None
-) -> Iterator[tuple[int, SweepRow | PointFailure]]:
-    """(number of the point, its row or the reason of its failure) as each is done. `jobs`: points at a time (None: as
-    many as the cluster has room for).
-
-    Raises MissingExtraError if joblib or the engine is not installed, UsageError if the cluster cannot be reached.
-    """
-    engine, place = parse_address(address)
-    try:
-        import joblib
-    except ImportError:
-        raise _missing(engine) from None
-    with _connected(engine, place) as options, joblib.parallel_config(backend=engine, **options):
-        backend, _ = joblib.parallel.get_active_backend()
-        workers = jobs or -1
-        if getattr(backend, "supports_return_generator", False):
-            rounds = [range(len(points))]
-            parallel = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-        else:  # Ray returns everything at the end: submit as many points at a time as there is room for
-            room = max(1, joblib.effective_n_jobs(workers))
-            rounds = [range(start, min(start + room, len(points))) for start in range(0, len(points), room)]
-            parallel = joblib.Parallel(n_jobs=workers, batch_size=1)
-        for numbers in rounds:
-            asked = [(number, points[number].request) for number in numbers]
-            yield from parallel(
-                joblib.delayed(run_shipped)(
-                    Shipped(number, points[number], _content(request.program), _content(request.mesh))
-                )
-                for number, request in asked
-            )
-
-
-def run_shipped(shipped: Shipped) -> tuple[int, SweepRow | PointFailure]:
-    """On a worker: runs the point in its own process, which may crash, with its files in a temporary folder."""
-    with TemporaryDirectory(prefix="toast-") as folder:
-        request = shipped.point.request
-        program = _unpacked(Path(folder, "program"), request.program, shipped.program)
-        mesh = _unpacked(Path(folder, "mesh"), request.mesh, shipped.mesh)
-        local = replace(shipped.point, request=replace(request, program=program, mesh=mesh))
-        result = run_alone(local, PointRunner)
-    if isinstance(result, PointFailure):
-        return shipped.number, replace(result, reason=result.reason.replace(program, request.program))
-    return shipped.number, replace(result, program=request.program, mesh=request.mesh)
-
-
-def _content(path: str) -> bytes | None:
-    """The file's content; None for a file that is too large, which makes its point fail on the worker."""
-    try:
-        return read_file(path, PROGRAM_BYTES) if Path(path).is_file() else None
-    except (InputError, OSError, ValueError):
-        return None
-
-
-def _unpacked(folder: Path, name: str, content: bytes | None) -> str:
-    """The path of the content once unpacked; the name itself if there is none."""
-    if content is None:
-        return name
-    folder.mkdir()
-    path = folder / Path(name).name
-    path.write_bytes(content)
-    return str(path)
-
-
-@contextmanager
-def _connected(engine: str, address: str) -> Iterator[dict[str, Any]]:
-    """Connects to the cluster; yields the arguments of joblib's backend."""
-    connect = {"dask": _dask, "ray": _ray}[engine]
-    try:
-        close, options = connect(address)
-    except ImportError:
-        raise _missing(engine) from None
-    except (OSError, TimeoutError, ConnectionError, RuntimeError, ValueError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        hint = "is it running, and of the same version as here?"
-        raise UsageError(f"cannot reach {engine}://{address}: {why}", where=CLUSTER_OPTION, hint=hint) from None
-    try:
-        yield options
-    finally:
-        close()
-
-
-def _dask(address: str) -> tuple[Any, dict[str, Any]]:
-    from distributed import Client
-
-    client = Client(f"tcp://{address}", timeout=CONNECT_SECONDS, set_as_default=False)
-    return client.close, {"client": client}
-
-
-def _ray(address: str) -> tuple[Any, dict[str, Any]]:
-    import ray
-    from ray.util.joblib import register_ray
-
-    ray.init(address=address if address == "auto" else f"ray://{address}", log_to_driver=False)
-    register_ray()
-    return ray.shutdown, {}
-
-
-def _missing(engine: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"joblib or {engine} is not installed",
-        where=CLUSTER_OPTION,
-        hint=f"pip install '.[{engine}]' in a clone of toast",
-    )
-
-
-CONNECT_SECONDS = 10
