@@ -24,10 +24,6 @@ def compare(
         ),
     ] = None,
     json: Annotated[str | None, options.file("Write the comparison as JSON; - for stdout.")] = None,
-    html: Annotated[
-        str | None,
-        options.file("Plot time against memory on a web page; - for stdout."),
-    ] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     **given: Any,
@@ -38,7 +34,7 @@ def compare(
     one plan fits in memory and keeps every --subject-to; 3: none does.
     """
     options.refuse_both(quiet, verbose)
-    targets = [Target(option, path) for option, path in (("--json", json), ("--html", html)) if path is not None]
+    targets = [Target("--json", json)] if json is not None else []
     check_targets(targets, [program, mesh])
     request = options.make_request(program, mesh, given)
 
@@ -48,7 +44,6 @@ def compare(
     from toast_cli.report import style
     from toast_cli.report.comparison import STRATEGY, comparison_blocks, comparison_line, with_compiled, with_contender
     from toast_cli.report.comparison import compare as tabulate
-    from toast_cli.report.html import pages
     from toast_cli.report.model import write_json
     from toast_cli.search.alternatives import best_plans
 
@@ -65,7 +60,7 @@ def compare(
             compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, tell)
             found = with_compiled(outcome.evaluator, found, compiled)
     for target in targets:
-        write_target(target, write_json(found.to_json()) if target.option == "--json" else pages.comparison_page(found))
+        write_target(target, write_json(found.to_json()))
 
     taken = any(target.is_stdout for target in targets)
     stream = sys.stderr if taken else sys.stdout

@@ -120,10 +120,6 @@ def sweep(
     ] = False,
     csv: Annotated[str | None, options.file("Write the table as CSV; - for stdout.")] = None,
     json: Annotated[str | None, options.file("Write the table as JSON; - for stdout.")] = None,
-    html: Annotated[
-        str | None,
-        options.file("Plot all points, time against memory, on a page of its own; - for stdout."),
-    ] = None,
     best_by: Annotated[
         BestBy | None,
         options.words(
@@ -146,7 +142,7 @@ def sweep(
     points are done and every program has one that fits; 3: a program has none; 2: a point failed (its row says why).
     See docs/howto/sweep.md.
     """
-    named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl), ("--html", html))
+    named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl))
     targets = {option: Target(option, path) for option, path in named if path is not None}
     if "-" in programs:
         raise UsageError("a sweep reads each program more than once, so not from stdin", hint="save it to a file")
@@ -168,7 +164,6 @@ def sweep(
     points = points_of(requests, mesh_shape, limits, parse_seeds(seeds))
 
     from toast_cli.report import command_tables
-    from toast_cli.report.html import pages
 
     rows, interrupted = _run(points, jobs, targets, fresh, quiet)
 
@@ -176,7 +171,6 @@ def sweep(
     for option, write in (
         ("--csv", command_tables.to_csv),
         ("--json", command_tables.to_json),
-        ("--html", pages.sweep_page),
     ):
         if option in targets:
             write_target(targets[option], write(rows))

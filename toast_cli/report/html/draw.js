@@ -33,7 +33,6 @@ function quantity(value, unit, digits = 3) {
   const number = scaled >= 99.95 ? Math.round(scaled).toLocaleString("en") : `${+scaled.toPrecision(digits)}`;
   return name ? `${number} ${name}` : number;
 }
-const percent = (part) => `${(100 * part).toFixed(part < 0.1 ? 1 : 0)} %`;
 
 const pen = document.createElement("canvas").getContext("2d");
 function textWidth(text, size = 12) {
@@ -195,3 +194,12 @@ function start() {
   }
 }
 document.addEventListener("DOMContentLoaded", start);
+
+// A part of a chart with its words and its tip.
+function part(svg, box, className, label, lines) {
+  const group = element("g", { class: "part" }, svg);
+  element("rect", { x: box.x, y: box.y, width: Math.max(box.w - 1, 0.5), height: Math.max(box.h - 1, 0.5), class: className }, group);
+  if (label) element("text", { x: box.x + 5, y: box.y + 15, class: "label" }, group, label);
+  told(group, lines);
+  return group;
+}

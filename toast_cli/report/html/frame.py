@@ -18,7 +18,7 @@ from toast_cli.program.quantities import format_plural
 from toast_cli.report.style import BAD, BAR, GOOD, TITLE
 
 WIDE = 10_000  # columns: nothing of a terminal's section is left out
-_SCRIPTS = ("draw.js", "points.js", "trees.js", "step.js")
+_SCRIPTS = ("draw.js", "points.js", "step.js")
 _DIGITS = 7
 
 _STYLE = """

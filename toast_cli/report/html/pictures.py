@@ -1,10 +1,9 @@
-"""The data that only charts show: one step in order, its memory, and time and memory by module."""
+"""The data that only charts show: one step in order, and its memory by module."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,21 +12,14 @@ from toast_cli.base.units import printable
 from toast_cli.frontend.places import folded
 from toast_cli.frontend.source import Source
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.program.names import slash_path
-from toast_cli.program.ops import ARGUMENT, CARRY
-from toast_cli.report.step import COMPUTE, Modules, Step, step_of
+from toast_cli.report.step import Modules, Step, step_of
 from toast_cli.search.incumbent import SearchResult
-
-# Parts smaller than this fraction of the whole are merged.
-_LEAST = 1e-3
-_CHILDREN = 40
 
 _MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
 _BANDS = 8  # most groups of modules with their own band in memory over the step
 _SEEN = 0.01  # of the peak: smaller ones get no band
 _FINE = 0.25  # of the peak: smaller ones are not split further
 OTHERS = "others"
-_MADE = {CARRY: "carried"}
 # Role of an array -> its usual name.
 ROLES = {
     "argument": "arguments",
@@ -37,54 +29,6 @@ ROLES = {
     "partial": "partial sums",
     "inside": "in manual regions",
 }
-
-
-@dataclass
-class Branch:
-    """amount: sum over all below it. kind: of all below it, if they have the same one; else empty. note: more words."""
-
-    name: str
-    amount: float = 0.0
-    kind: str = ""
-    note: str = ""
-    below: dict[str, Branch] = field(default_factory=dict)
-
-    def add(self, path: Iterable[str], amount: float, kind: str, note: str = "") -> None:
-        """Adds a leaf's amount to all branches on its path."""
-        self.kind = kind if not self.amount or self.kind == kind else ""
-        self.amount += amount
-        head, *rest = [*path] or [""]
-        if head:
-            self.below.setdefault(head, Branch(head)).add(rest, amount, kind, note)
-        else:
-            self.note = self.note or note
-
-
-def plain(branch: Branch, whole: float | None = None) -> dict[str, object]:
-    """The tree as JSON, the largest parts first, without levels that hold a single part of the same name.
-
-    Args:
-        whole: amount of the root.
-    """
-    whole = branch.amount if whole is None else whole
-    parts = sorted(branch.below.values(), key=lambda part: (-part.amount, part.name))
-    shown = [part for part in parts[:_CHILDREN] if part.amount >= _LEAST * whole]
-    rest = parts[len(shown) :]
-    found: dict[str, object] = {"n": branch.name, "a": float(f"{branch.amount:.6g}")}
-    if branch.kind:
-        found["k"] = branch.kind
-    if branch.note:
-        found["t"] = branch.note
-    below = [plain(part, whole) for part in shown]
-    if rest and shown:
-        kinds = {part.kind for part in rest}
-        other = Branch(
-            f"{len(rest)} smaller", sum(part.amount for part in rest), kinds.pop() if len(kinds) == 1 else ""
-        )
-        below.append(plain(other, whole))
-    if below:
-        found["c"] = below
-    return found
 
 
 @dataclass(frozen=True)
@@ -101,15 +45,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Pictures:
-    """modules, places: of the ops in the step. time: seconds by module and place. alive: bytes at the peak by role and
-    module."""
+    """modules, places: of the ops in the step."""
 
     step: Step
     modules: Modules
     places: dict[int, str]
     memory: Memory
-    time: Branch
-    alive: Branch
 
 
 def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pictures:
@@ -119,14 +60,7 @@ def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pict
     makers = {producer[value] for item in evaluator.items.arrays if item.costs for value in item.values}
     modules = Modules(source, makers | {one.op for one in step.slices})
     places = {op: source.location(op).partition(" (")[0] for op in {one.op for one in step.slices}}
-    return Pictures(
-        step,
-        modules,
-        places,
-        _memory(evaluator, result, step, modules),
-        _time(step, modules, places),
-        _alive(evaluator, result, modules),
-    )
+    return Pictures(step, modules, places, _memory(evaluator, result, step, modules))
 
 
 def _memory(evaluator: Evaluator, result: SearchResult, step: Step, modules: Modules) -> Memory:
@@ -202,38 +136,3 @@ class _Owners:
         if role is not None:
             return ("arguments", printable(role))
         return folded(self._modules.of(self._producer[value]))
-
-
-def _time(step: Step, modules: Modules, places: dict[int, str]) -> Branch:
-    """Time by module, place in the source, and kernel."""
-    root = Branch("step")
-    for one in step.slices:
-        kind = "compute" if one.lane == COMPUTE else "communication"
-        phase = modules.pass_of(one.op)
-        name = f"{one.name}, {phase}" if phase else one.name
-        path = [text for text in (*folded(modules.of(one.op)), places[one.op], name) if text]
-        root.add(path, one.seconds, kind)
-    return root
-
-
-def _alive(evaluator: Evaluator, result: SearchResult, modules: Modules) -> Branch:
-    """Live bytes by role, module and array."""
-    problem = evaluator.problem
-    program, owner = problem.program, _Owners(evaluator, modules)
-    paths = {argument.value: slash_path(argument.label) for argument in program.arguments}
-    counts: Counter[tuple[str, ...]] = Counter()
-    sizes: dict[tuple[str, ...], float] = defaultdict(float)
-    _, alive = evaluator.alive_at_peak(result.plan)
-    for one in alive:
-        maker = program.ops[program.producer[one.value]].name
-        name = paths.get(one.value) or _MADE.get(maker, maker.removeprefix("stablehlo."))
-        module = owner(one.value)
-        module = module[1:] if maker == ARGUMENT else module
-        key = (one.role, *folded(module), f"{folded((printable(name),))[0]} {program.values[one.value]}")
-        counts[key] += 1
-        sizes[key] += one.bytes
-    root = Branch("alive at the peak")
-    for (role, *path), size in sizes.items():
-        count = counts[(role, *path)]
-        root.add([ROLES[role], *path], size, role, f"{count} arrays" if count > 1 else "")
-    return root
