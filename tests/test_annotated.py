@@ -14,11 +14,11 @@ from normalised_programs import MESH
 
 from toast_cli import xla
 from toast_cli.ask_xla.annotated import (
-    Annotations,
     AsAnnotated,
     Rematerialisation,
     annotated_mesh,
     as_annotated,
+    helpers,
     mend,
     rematerialisations,
 )
@@ -64,12 +64,10 @@ def five_ways(x: Any, table: Any, words: Any) -> Any:
 def test_involuntary_rematerialisation_is_found() -> None:
     arguments = array(1024, 512), array(1024, 256), array(64, 32, dtype=jnp.int32)
     content = lowered(five_ways, *arguments)
-    annotations = Annotations.of(content, "program")
-    found = as_annotated(content, mesh_of({"data": 4, "model": 2}), annotations.helpers)
+    found = as_annotated(content, mesh_of({"data": 4, "model": 2}), helpers(content, "program"))
     assert isinstance(found, AsAnnotated), found
     first = five_ways.__code__.co_firstlineno
     assert {one.place for one in found.rematerialised} == {f"test_annotated.py:{first + k}" for k in range(1, 6)}
-    assert {one.place for one in found.rematerialised} <= {*annotations.lines}
 
 
 def products(x: Any, *weights: Any) -> Any:
@@ -125,14 +123,10 @@ def layer(x: Any, w: Any) -> Any:
     return at(jnp.tanh(h), "data", None)
 
 
-def test_lines_and_helpers() -> None:
-    """A helper around `with_sharding_constraint` is called by its caller's line; without it, its constraint is gone."""
+def test_helpers() -> None:
+    """A helper around `with_sharding_constraint` is called by its caller's line."""
     content = lowered(layer, array(1024, 512), array(512, 512))
-    annotations, first = Annotations.of(content, "program"), layer.__code__.co_firstlineno
-    assert annotations.helpers == {f"test_annotated.py:{at.__code__.co_firstlineno + 1}"}
-    assert annotations.lines == [f"test_annotated.py:{first + k}" for k in (1, 2)]
-    left = Annotations.of(annotations.without(annotations.lines[0]), "program")
-    assert len(left.lines) == 1
+    assert helpers(content, "program") == {f"test_annotated.py:{at.__code__.co_firstlineno + 1}"}
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import inf
 from typing import Any
 
-from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective, name_and_place, partitioned_collectives
 from toast_cli.ask_xla.compile import Answer, collectives_after_partitioning, compile_for, virtual_devices
@@ -218,8 +216,7 @@ def _axes(text: str, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) 
     return mesh_axes(tiling, rank, names, sizes) if tiling else None
 
 
-# ---------------------------------------------------------------- constraints by source line
-# Groups a program's sharding constraints by source line, and removes those of a line.
+# ---------------------------------------------------------------- helpers that state constraints
 
 # Shardy's operations, and GSPMD's custom calls, that only state a sharding.
 CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard", "Sharding")
@@ -228,53 +225,22 @@ OPERATIONS = ("sdy.sharding_constraint", "sdy.reshard", "stablehlo.custom_call")
 Stack = tuple[Frame, ...]  # the user's own frames, the innermost first
 
 
-@dataclass(frozen=True)
-class Annotations:
-    """The constraints of a module."""
-
-    module: Any  # ir.Module
-
-    @classmethod
-    def of(cls, content: bytes, where: str) -> Annotations:
-        return cls(parse(content, where)[1])
-
-    @cached_property
-    def helpers(self) -> frozenset[str]:
-        """`model.py:9` of each line that states constraints for several callers and is the only such line of its
-        function: a helper, whose constraints are attributed to its callers."""
-        found = frozenset[str]()
-        while more := _helpers([stack for _, stack in _located(self.module)], found):
-            found |= more
-        return found
-
-    @property
-    def lines(self) -> list[str]:
-        """`model.py:14` of each source line that states constraints, in program order."""
-        lines = [_line(stack, self.helpers) for _, stack in _located(self.module)]
-        return list(dict.fromkeys(filter(None, lines)))
-
-    def without(self, line: str) -> bytes:
-        """The program, as MLIR bytecode, without the constraints of a line."""
-        module = xla.parse_module(xla.make_context(), xla.write_bytecode(self.module))
-        for operation, stack in _located(module):
-            if _line(stack, self.helpers) == line:
-                operation.results[0].replace_all_uses_with(operation.operands[0])
-                operation.erase()
-        return xla.write_bytecode(module)
-
-
-def _located(module: Any) -> list[tuple[Any, Stack]]:
-    """Constraints with the user's stack frames that state them."""
-    found = []
-    for operation in walk_ops(module, *OPERATIONS):
-        if called_name(operation) in CONSTRAINTS:
-            stack = frames_of(str(operation.location))
-            found.append((operation, tuple(frame for frame in stack if frame.is_users)))
+def helpers(content: bytes, where: str) -> frozenset[str]:
+    """`model.py:9` of each line that states constraints for several callers and is the only such line of its function:
+    a helper, whose constraints are attributed to its callers."""
+    stacks, found = _stacks(parse(content, where)[1]), frozenset[str]()
+    while more := _helpers(stacks, found):
+        found |= more
     return found
 
 
-def _line(stack: Stack, helpers: frozenset[str]) -> str:
-    return next((frame.place for frame in stack if frame.place not in helpers), "")
+def _stacks(module: Any) -> list[Stack]:
+    """The user's stack frames of each constraint."""
+    return [
+        tuple(frame for frame in frames_of(str(operation.location)) if frame.is_users)
+        for operation in walk_ops(module, *OPERATIONS)
+        if called_name(operation) in CONSTRAINTS
+    ]
 
 
 def _helpers(stacks: list[Stack], known: frozenset[str]) -> frozenset[str]:
