@@ -25,7 +25,7 @@ from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.frontend import Source, load
 from toast_cli.pipeline import partition
 from toast_cli.request import Recompute, Request
-from toast_cli.rewrite import fitting, with_microbatches, with_recompute
+from toast_cli.rewrite import fitting, kept_bytes, with_microbatches, with_recompute
 from toast_cli.rewrite.block_graph import BlockGraph, least_kept
 from toast_cli.rewrite.recompute import EqualValues, Lifetimes, checkpoints
 from toast_cli.rewrite.variants import Variant, search_variants
@@ -307,11 +307,20 @@ def test_which_values_are_equal(second: str, dims: list[int], equal: bool) -> No
 
 def test_the_fewest_bytes_are_kept() -> None:
     # 0 is there, 1 = f(0) cannot be made again, 2 = g(1) is large, 3 = h(2) is needed
-    assert least_kept([[], None, [1], [2]], [9, 4, 8, 6], [3]) == {1}
-    assert least_kept([[], None, [1], [2]], [9, 7, 8, 6], [3]) == {3}
-    assert least_kept([[], None, [1], [2]], [9, 6, 8, 6], [3]) == {3}  # of equal ones the last
-    assert least_kept([[], [0], [1], [2]], [9, 4, 8, 6], [3]) == set()
-    assert least_kept([None, [0], [0]], [5, 4, 4], [1, 2]) == {0}
+    chain = ((), None, (1,), (2,))
+    assert least_kept(chain, (9, 4, 8, 6), (3,)) == {1}
+    assert least_kept(chain, (9, 7, 8, 6), (3,)) == {3}
+    assert least_kept(chain, (9, 6, 8, 6), (3,)) == {3}  # of equal ones the last
+    assert least_kept(((), (0,), (1,), (2,)), (9, 4, 8, 6), (3,)) == set()
+    assert least_kept((None, (0,), (0,)), (5, 4, 4), (1, 2)) == {0}
+
+
+def test_what_a_policy_keeps_is_known_before_it_is_written() -> None:
+    """Of all layers but the last, which is not computed again, the product with 40 x 32 numbers."""
+    kept = kept_bytes(source_of(*(PROGRAMS["perceptron"][0], *PROGRAMS["perceptron"][1])))
+    assert (kept[CHEAP], kept[BATCHED], kept[ALL]) == (5 * 4 * 40 * 32, 5 * 4 * 40 * 32, 0)
+    assert kept[None] > 2 * kept[CHEAP]  # that, and what is computed from it
+    assert not kept_bytes(source_of(*(PROGRAMS["scanned"][0], *PROGRAMS["scanned"][1])))  # loops have stacks
 
 
 def test_cuts_are_between_layers() -> None:
@@ -375,6 +384,18 @@ def test_a_bound_on_time_that_no_variant_keeps_is_said(deep: str, bound: str, tm
     limit = ["--memory-limit", bound, "--subject-to", "step_time<=1us"]
     code, found = report_of(deep, tmp_path, "--iterations", "12", *limit)
     assert code == 3 and any("breaks a --subject-to bound" in note for note in found["analysis"]["notes"])
+
+
+def test_a_policy_that_is_expected_to_keep_too_much_is_not_tried(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noted(source: Source, policy: Recompute) -> Source | str:
+        tried.append(policy)
+        return with_recompute(source, policy)
+
+    tried: list[Recompute] = []
+    monkeypatch.setattr(fitting, "with_recompute", noted)
+    monkeypatch.setattr(fitting, "kept_bytes", lambda source: {None: 100, CHEAP: 99, BATCHED: 99, ALL: 0})
+    request = Request(deep, "v5e-8", mesh_shape="x=8", iterations=12, memory_limit=400 * 2**20)
+    assert partition(request, annotated=False).report.program.recompute == ALL and tried == [ALL]
 
 
 class Refuses:

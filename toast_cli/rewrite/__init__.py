@@ -15,6 +15,6 @@ the recipe for a new one.
 
 from toast_cli.rewrite.microbatches import batch_parts, with_microbatches
 from toast_cli.rewrite.offload import with_offload
-from toast_cli.rewrite.recompute import with_recompute
+from toast_cli.rewrite.recompute import kept_bytes, with_recompute
 
-__all__ = ["batch_parts", "with_microbatches", "with_offload", "with_recompute"]
+__all__ = ["batch_parts", "kept_bytes", "with_microbatches", "with_offload", "with_recompute"]

@@ -5,7 +5,8 @@ the minimum cut of it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -76,7 +77,7 @@ class BlockGraph:
         handles = list(dict.fromkeys(needed))
         numbers = {value: number for number, value in enumerate(handles)}
         wanted, sizes = list(range(len(handles))), []
-        made_from: list[list[int] | None] = []
+        made_from: list[tuple[int, ...] | None] = []
         for value in handles:  # `handles` grows in the loop
             known, at = cost(value), self.place.get(value)
             read: list[Any] | None = None
@@ -89,8 +90,8 @@ class BlockGraph:
                     numbers[other] = len(handles)
                     handles.append(other)
             sizes.append(known or self.size(value))
-            made_from.append(None if read is None else [numbers[other] for other in read])
-        return {handles[k] for k in least_kept(made_from, sizes, wanted)}
+            made_from.append(None if read is None else tuple([numbers[other] for other in read]))
+        return {handles[k] for k in least_kept(tuple(made_from), tuple(sizes), tuple(wanted))}
 
     def makers(self, needed: Iterable[Any], known: Collection[Any]) -> list[int]:
         """The operations needed to compute values from known ones, in program order."""
@@ -216,10 +217,12 @@ _TOTAL = 1 << 28  # scale of the total bytes: scipy's capacities have 32 bits
 _UNLIMITED = 1 << 30
 
 
+@lru_cache(maxsize=1_000)
 def least_kept(
-    made_from: Sequence[Sequence[int] | None], sizes: Sequence[int], needed: Collection[int]
+    made_from: tuple[tuple[int, ...] | None, ...], sizes: tuple[int, ...], needed: tuple[int, ...]
 ) -> frozenset[int]:
-    """The values to keep, with the fewest bytes; of equal cuts the one with least recomputation.
+    """The values to keep, with the fewest bytes; of equal cuts the one with least recomputation. Memoised: equal layers
+    ask the same.
 
     Args:
         made_from: [values] operands of each; empty if it is always available, None if it cannot be recomputed.

@@ -9,7 +9,7 @@ first with which one fits. Of all that fit, the best by the user's goal is taken
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -24,7 +24,7 @@ from toast_cli.program.quantities import format_bytes
 from toast_cli.program.roles import WEIGHTS, argument_roles
 from toast_cli.program.values import is_transfer, recomputed_parts
 from toast_cli.request import Effort, Fit, Offload, Recompute
-from toast_cli.rewrite import batch_parts, with_microbatches, with_offload, with_recompute
+from toast_cli.rewrite import batch_parts, kept_bytes, with_microbatches, with_offload, with_recompute
 from toast_cli.rewrite.variants import (
     PARTED,
     Progress,
@@ -161,11 +161,9 @@ class Candidates:
 
     def _fitting(self) -> list[Variant]:
         """Variants that fit, after trying rewrites in the order that this file's docstring tells."""
-        parts = self._batch_parts
-        numbers = (1,) if isinstance(parts, str) else (1, *parts)
         fit: list[Variant] = []
         lightest, least = len(self._policies), inf
-        for number in numbers:
+        for number in self._numbers():
             is_last = bool(fit)
             for k in reversed(range(number == 1, lightest)):
                 if _in_words(self._policies[k] or "", number, "") in self._refused:
@@ -186,14 +184,20 @@ class Candidates:
                         return []
                     least = peak if number > 1 else inf
                     break
-            if is_last or self.interrupted:
+            more = (self._expected_bytes(k, 2 * number) for k in range(lightest))
+            if is_last or self.interrupted or (fit and min(more, default=inf) > _NEAR * self.room):
                 return fit
-        if not fit and isinstance(parts, str):
-            self.whys.append(f"--microbatches: {parts}")
+        if not fit and isinstance(self._batch_parts, str):
+            self.whys.append(f"--microbatches: {self._batch_parts}")
         elif not fit and least == inf and not any("--microbatches" in why for why in self.whys):
-            needed = min(self._expected_bytes(k, numbers[-1]) for k in self._costs)
-            self.whys.append(f"with --microbatches {numbers[-1]} it would need about {format_bytes(needed)}")
+            needed = min(self._expected_bytes(k, number) for k in self._costs)
+            self.whys.append(f"with --microbatches {number} it would need about {format_bytes(needed)}")
         return fit
+
+    def _numbers(self) -> Iterator[int]:
+        """Numbers of microbatches to try."""
+        yield 1
+        yield from () if isinstance(self._batch_parts, str) else self._batch_parts
 
     @cached_property
     def _batch_parts(self) -> Sequence[int] | str:
@@ -249,13 +253,18 @@ class Candidates:
     def _expected_bytes(self, k: int, number: int) -> float:
         """About the least peak under a policy with so many microbatches. It is linear in the size of a microbatch:
         through the peaks with the last two numbers of them, or if there are none, arguments, sums of gradients and a
-        part of the rest. A policy that is not searched yet needs no less than those that recompute more; if there are
-        none, it may need as little as any other."""
+        part of the rest. A policy that is not searched yet needs more than those that recompute more, by its share of
+        what these save; if there are none, it may need as little as any other."""
         costs = self._costs.get(k, {})
         if 1 not in costs:
             known = {j: self._expected_bytes(j, number) for j, measured in self._costs.items() if 1 in measured}
-            lighter = [needed for j, needed in known.items() if j > k]
-            return max(lighter, default=0.0 if number == 1 else min(known.values()))
+            lighter = [j for j in known if j > k]
+            if not lighter:
+                return 0.0 if number == 1 else min(known.values())
+            least, kept = max(known[j] for j in lighter), self._kept
+            own, few, more = (kept.get(self._policies[j], 0) for j in (0, min(lighter), k))
+            share = (more - few) / (own - few) if few < more <= own else 0.0
+            return least + share * max(0.0, known[0] - known[min(lighter)])
         if number in costs:
             return costs[number].peak_bytes
         split = sorted(set(costs) - {1})
@@ -264,6 +273,10 @@ class Candidates:
             fixed = (more * lower - few * peak) / (more - few)
             return fixed + more * (lower - fixed) / number
         return self._sums * costs[1].argument_bytes + (costs[1].peak_bytes - costs[1].argument_bytes) / number
+
+    @cached_property
+    def _kept(self) -> dict[Recompute | None, int]:
+        return kept_bytes(self._source)
 
     @cached_property
     def _sums(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -329,8 +329,47 @@ def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> li
     turn = _turn(graph, weights)
     segments = _segments(graph, turn)
     held = _held(graph, segments, turn)
-    made = [(value, place) for value, place in graph.place.items() if not is_remade(value)]
-    found = []
+    early = [value for value in graph.place if not is_remade(value)]  # in the order in which they are made
+    known, found = held.union(early), []
+    for segment, kept in _kept_of(graph, segments, held, policy):
+        if kept is None:
+            continue
+        while early and graph.place[early[-1]] >= segment.first:
+            known.difference_update({early.pop()} - held)
+        added = kept - known
+        known |= added
+        if _recompute_segment(graph, segment, known, turn):
+            found.append(graph.operations[segment.first].location)
+        known -= added
+    return found
+
+
+def kept_bytes(source: Source) -> dict[Recompute | None, int]:
+    """Policy -> bytes of the arrays that the forward pass keeps for the backward pass under it; None: as it is. Empty
+    where layers are in loops."""
+    program = source.program
+    weights = {program.values[argument.value].shape for argument in program.arguments}
+    with source.module.context:
+        graph = BlockGraph(xla.main_function(source.module).entry_block)
+        turn = _turn(graph, weights)
+        if _layer_loops(graph, turn):
+            return {}
+        segments = _segments(graph, turn)
+        held = _held(graph, segments, turn)
+        found: dict[Recompute | None, int] = {}
+        for policy in (None, *Recompute):
+            every: set[Any] = set()
+            for segment, kept in _kept_of(graph, segments, held, policy):
+                every.update(segment.needed if kept is None else kept - held)
+            found[policy] = sum(map(graph.size, every))
+        return found
+
+
+def _kept_of(
+    graph: BlockGraph, segments: list[_Segment], held: set[Any], policy: Recompute | None
+) -> Iterator[tuple[_Segment, set[Any] | None]]:
+    """The segments that the backward pass needs values of, the last first, and which values each keeps; None: as it is,
+    as recomputing saves little. held: see `_held`."""
     for segment in reversed([one for one in segments[:-1] if one.needed]):
         first = segment.first
 
@@ -339,13 +378,10 @@ def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> li
                 return 0
             return None if graph.place[value] >= first or is_remade(value) else graph.size(value)
 
-        kept = graph.least_kept(segment.needed, cost, policy)
-        if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, segment.needed)):
-            continue
-        early = {value for value, place in made if place < first}
-        if _recompute_segment(graph, segment, kept | held | early, turn):
-            found.append(graph.operations[first].location)
-    return found
+        kept = None if policy is None else graph.least_kept(segment.needed, cost, policy)
+        if kept and sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, segment.needed)):
+            kept = None
+        yield segment, kept
 
 
 def _held(graph: BlockGraph, segments: list[_Segment], turn: int) -> set[Any]:
