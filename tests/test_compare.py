@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from toast_cli.errors import UsageError
 from toast_cli.pipeline import Outcome
 from toast_cli.report import style
 from toast_cli.report.comparison import SCHEMA, Comparison, compare, comparison_blocks
-from toast_cli.report.html.pages import comparison_page
 from toast_cli.report.words import name_list
 from toast_cli.request import Request
 from toast_cli.tactics import priced_strategies
@@ -92,35 +90,9 @@ def test_nothing_is_best_where_nothing_fits() -> None:
     assert not any(one.fits for one in found.contenders)
 
 
-class Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.cells: list[str] = []
-        self._in_cell = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        self._in_cell = tag == "td" or (self._in_cell and tag == "span")
-
-    def handle_data(self, data: str) -> None:
-        if self._in_cell:
-            self.cells.append(data)
-
-
-def test_the_page_holds_everything_and_loads_nothing() -> None:
-    text = comparison_page(compared()).decode()
-    read = Page()
-    read.feed(text)
-    assert not read.links
-    assert not re.search(r"<script[^>]+src|@import", text)
-    assert {one.label for one in compared().contenders} <= set(read.cells)
-    assert "charts.points" in text  # the drawing comes along
-
-
 def test_the_command_shows_a_table_and_writes_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    report, html = tmp_path / "compare.json", tmp_path / "compare.html"
-    options = ["--mesh", "v4-32", "--iterations", "100", "--json", str(report), "--html", str(html)]
+    report = tmp_path / "compare.json"
+    options = ["--mesh", "v4-32", "--iterations", "100", "--json", str(report)]
     assert run(["compare", MLP, *options]) == 0
     out = capsys.readouterr().out
     assert re.search(r"★  \S+", out)
@@ -129,7 +101,6 @@ def test_the_command_shows_a_table_and_writes_files(capsys: pytest.CaptureFixtur
     facts = json.loads(report.read_text())
     assert facts["schema"] == SCHEMA
     assert sum(one["best"] for one in facts["contenders"]) == 1
-    assert html.read_bytes().startswith(b"<!doctype html>")
 
 
 def test_the_command_exits_like_partition_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -257,7 +257,7 @@ SHAPES = [
         2,
         "nested too deeply",
         ("partition", "m.mlir", "--mesh", "s.yaml"),
-        s__yaml=b"[" * 5_000,
+        s__yaml=b"[" * 1_500,
     ),
     known(
         "brackets in a tactics file",
@@ -265,7 +265,7 @@ SHAPES = [
         2,
         "nested too deeply",
         (*PARTITION, "--tactic", "t.yaml:x:data"),
-        t__yaml=b"[" * 5_000,
+        t__yaml=b"[" * 1_500,
     ),
     known(
         "brackets in a report", program(), 2, "nested too deeply", ("diff", "r.json", "r.json"), r__json=b"[" * 20_000
@@ -349,7 +349,7 @@ SIZES = [
         2,
         "given twice",
         ("partition", "m.mlir", "--mesh", "s.yaml"),
-        s__yaml=b"a: 1\n" * 20_000,
+        s__yaml=b"a: 1\n" * 4_000,
     ),
 ]
 SIZES[6] = Known(
