@@ -228,6 +228,31 @@ def test_elementwise_work_takes_its_bytes_on_the_chip_at_that_memorys_rate(speed
     assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.01)
 
 
+def updated(x: Any, v: Any, w: Any) -> Any:
+    new = lax.dynamic_update_slice(w, jnp.ones((1, 1)), (0, 0))
+    return x @ v @ new, new
+
+
+@pytest.mark.parametrize(
+    ("what", "run", "room_kib", "kib"),
+    [
+        ("w is fetched while x and v are multiplied", lambda x, v, w: x @ v @ w, 8, 2 * (3 + 2)),
+        ("but it does not fit", lambda x, v, w: x @ v @ w, 0.5, 2 * (3 + 3)),
+        ("nothing runs before", lambda x, v, w: x @ w, 8, 2 * 3),
+        ("a loop fetches nothing", lambda x, v, w: lax.fori_loop(0, 4, lambda _, h: h @ w, x @ v), 8, 2 * (3 + 4 * 3)),
+        ("a sum fetches nothing", lambda x, v, w: jnp.sort(x @ v, 0) + w, 8, 2 * (3 + 2 + 3)),
+        ("w is updated in place before", updated, 8, 2 * (3 + 2)),
+    ],
+)
+def test_products_read_arguments_ahead(what: str, run: Any, room_kib: float, kib: int) -> None:
+    """Arrays of 1 KiB, at half the rate of device memory. What is fetched ahead takes less time than the rest."""
+    passes = PLAIN.passes | {"memory-space-assignment"}
+    profile = replace(PLAIN, attained=Attained(memory=0.5), on_chip=OnChip(room_kib * KIB), passes=passes)
+    source = source_of(run, S, S, S, donate=(2,) if run is updated else ())
+    evaluator = evaluator_of(source, round_mesh(data=2), profile=profile)
+    assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.05), what
+
+
 @pytest.mark.parametrize(("passes", "growth"), [(set(), 1.0), ({"fourier-transforms"}, 7.0)])
 def test_fourier_transforms_take_several_times_what_they_count(passes: set[str], growth: float) -> None:
     program = source_of(jnp.fft.fft, arg(4, 1024)).program

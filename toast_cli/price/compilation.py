@@ -36,7 +36,7 @@ from toast_cli.price.layouts import (
     tilings,
 )
 from toast_cli.price.liveness import Lives, find_lives, is_stacked
-from toast_cli.price.on_chip import elapsed_seconds, loop_residency, reuse_widths
+from toast_cli.price.on_chip import elapsed_seconds, leave_early_reads, loop_residency, reuse_widths
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import Op, Program, once
 from toast_cli.program.ops import (
@@ -103,6 +103,8 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     form = MemoryForm(paddings(program, tiled, tile), read_parts, tiled_rows)
     done = kernels(program, written, free, profile, form)
     lives = find_lives(program, stored, free, profile, parts)
+    elapsed = elapsed_seconds(program, chip, profile, done, lives.times)
+    leave_early_reads(done, lives.times, elapsed, chip)
     return Compilation(
         profile=profile,
         stored=stored,
@@ -118,7 +120,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         needs=Narrowing(program, profile),
         kernels=done,
         lives=lives,
-        elapsed=elapsed_seconds(program, chip, profile, done, lives.times),
+        elapsed=elapsed,
     )
 
 
@@ -218,7 +220,9 @@ class _Grouping:
         self._padding, self._parts, self._rows = padding, parts, _ = form
         self._taken = list(stored)  # and contractions that are written because a kernel can contain only one
         self._moves = "moved-operands" in profile.passes
-        self._joins = "multi-output-fusion" in profile.passes
+        self._joins, self._fetches = (
+            name in profile.passes for name in ("multi-output-fusion", "memory-space-assignment")
+        )
         self._hosts = Hosts(program, alone="library-products" in profile.passes)
         self._cost, self._atomic = expansions(profile), "atomic-scatters" in profile.passes
         sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padding, parts, strict=True)]
@@ -334,7 +338,9 @@ class _Grouping:
         maker = self._program.ops[self._program.producer[value]].name
         if stays:
             side.staying, side.beside = side.staying + size, beside
-        elif maker not in (ARGUMENT, CARRY):
+        elif self._is_given(value):
+            side.fetched += size if self._fetches and reader.loop < 0 and not takes else 0
+        elif maker != CARRY:
             side.passing += size
             side.widest = max(side.widest, min(size, self._widths[value]))
         elif takes and maker == CARRY:  # of a sequence, on the chip as a whole or not at all
@@ -342,6 +348,12 @@ class _Grouping:
             side.widest = max(side.widest, it.bytes * padding)
         elements = round(min(it.elements, part.elements) * seen * padding)
         side.elements, side.largest = side.elements + elements, max(side.largest, elements)
+
+    def _is_given(self, value: int) -> bool:
+        """Whether a value is an argument, perhaps updated in place."""
+        while (maker := self._program.ops[self._program.producer[value]]).kind.updates:
+            value = maker.operands[0]
+        return maker.name == ARGUMENT
 
     def _written(self, op: Op, k: int) -> Side:
         program, value = self._program, op.results[k]

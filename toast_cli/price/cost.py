@@ -33,7 +33,8 @@ class Attained:
         last read; 0: it is.
         kernel_seconds: overhead of starting and draining one kernel.
         hand_written: fraction of the matrix unit's peak rate that hand-written attention kernels reach (Pallas, cuDNN).
-        grouped: that of those which only multiply, such as the products of groups of rows.
+        grouped: that of those which only multiply, such as the products of groups of rows. streamed: fraction of
+        memory bandwidth that hand-written attention kernels reach; 0: `memory`.
         multiprocessors: number that share the tiles of a product's result, see `padding`; 0: there is one matrix
         unit. separate: nothing of the next kernel is loaded while one computes, see `kernel_seconds`.
     """
@@ -49,6 +50,7 @@ class Attained:
     kernel_seconds: float = 0.0
     hand_written: float = 1.0
     grouped: float = 1.0
+    streamed: float = 0.0
     multiprocessors: int = 0
     separate: bool = False
 

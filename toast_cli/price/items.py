@@ -39,7 +39,8 @@ class Side(NamedTuple):
 
     Attributes:
         read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
-            written. flops: elementwise. passing, staying, beside, widest: see `kernel.Side`.
+            written. flops: elementwise. passing, staying, beside, widest, fetched: see
+            `kernel.Side`.
         packed: part of `through` that counts though it stays on the chip, see `PixelProducts`. rows: arrays whose rows
             run along given dimensions -> their part of these bytes, see `kernel.Side`.
     """
@@ -51,6 +52,7 @@ class Side(NamedTuple):
     staying: float = 0.0
     beside: float = 0.0
     widest: float = 0.0
+    fetched: float = 0.0
     packed: float = 0.0
     rows: tuple[tuple[Rows, float], ...] = ()
 
@@ -208,6 +210,7 @@ def _work(
             s.staying,
             s.beside,
             float(s.widest),
+            float(s.fetched),
             rows=_parts_of_rows(s, problem.program.values[value].shape),
         )
         for s, value in zip(kernel.operands, op.operands, strict=True)
@@ -222,6 +225,7 @@ def _work(
             s.staying,
             s.beside,
             float(s.widest),
+            float(s.fetched),
             profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
             _parts_of_rows(s, problem.program.values[value].shape),
         )

@@ -28,6 +28,7 @@ class Side:
         part of these bytes in temporaries. widest: bytes of the largest of those, as they count in `reuse_widths`.
         staying: the part of these bytes in arrays that stay in on-chip memory while the loop runs, if all arrays that
             the loop keeps there fit; beside: bytes of all those, see `loop_residency`.
+        fetched: the part of these bytes that is fetched ahead if it fits, see `on_chip.leave_early_reads`.
         rows: the part of these bytes in arrays whose rows run along given dimensions, see `dims_of_rows`: a device that
             has a part of each row reads and writes whole tiles.
     """
@@ -41,6 +42,7 @@ class Side:
     widest: float = 0.0
     staying: float = 0.0
     beside: float = 0.0
+    fetched: int = 0
     rows: dict[Rows, int] = field(default_factory=dict)
 
 

@@ -53,11 +53,11 @@ class WorkPricer:
         self._problem = problem
         self._regions = regions
         kept = problem.mesh.chip.sustained
-        hand_written = kept * profile.attained.hand_written
+        written, streamed = kept * profile.attained.hand_written, profile.attained.streamed or profile.attained.memory
         self._attained = attained = replace(profile.attained, matrix=kept * profile.attained.matrix)
         # Kernels with a contraction, and those without.
         self._elementwise = replace(attained, memory=attained.elementwise or attained.memory)
-        self._hand_written = replace(attained, matrix=hand_written)
+        self._hand_written = replace(attained, matrix=written, memory=streamed)
         self._grouped = replace(attained, matrix=min(attained.matrix, kept * profile.attained.grouped))
         self._kept_bytes = kept_bytes(profile)
         self._on_chip = profile.on_chip
@@ -89,7 +89,7 @@ class WorkPricer:
             else ()
         )
         apart = bool(work.unfinished) and not work.carried and (bool(op_sharding.reduced) or any(op_sharding.scattered))
-        reads, into, vector, transfers_in, kept_in = self._coming_in(work, op_sharding)
+        reads, into, vector, transfers_in, kept_in, ahead = self._coming_in(work, op_sharding)
         read, out, finishing, transfers_out, kept_out = self._going_out(
             work, op_sharding.reduced_to if apart else op_sharding.computed, cramped=self._is_cramped(work, cuts)
         )
@@ -123,10 +123,11 @@ class WorkPricer:
                 )
                 if resident and made <= self._kept_bytes:
                     made = left = 0.0
-                first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), 0.0)
+                first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), work.kernels)
+                first = max(first, ahead / chip.memory_bytes_per_second)
                 finished = read + out + left + self._on_the_chip(kept_out)
                 second = kernel_seconds(chip, self._elementwise, "", 0.0, finishing, finished, 0.0)
-                return work.runs * (extra + first + second + (work.kernels + 1) * attained.kernel_seconds)
+                return work.runs * (extra + first + second + attained.kernel_seconds)
         else:
             rates, vector, flops = self._elementwise, vector + flops, 0.0
             if resident and self._on_chip.vector_speed:
@@ -134,8 +135,8 @@ class WorkPricer:
             else:
                 passes = into * (REDUCING if work.kind.name == REDUCE else 1.0)
                 moved = max(passes, reads + read + out + self._on_the_chip(kept_in + kept_out))
-        busy = kernel_seconds(chip, rates, work.dtype, flops, vector + finishing, moved, 0.0)
-        return work.runs * (extra + busy + work.kernels * attained.kernel_seconds)
+        busy = kernel_seconds(chip, rates, work.dtype, flops, vector + finishing, moved, work.kernels)
+        return work.runs * (extra + max(busy, ahead / chip.memory_bytes_per_second))
 
     def transfer_seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of transfers between device and host memory."""
@@ -288,13 +289,13 @@ class WorkPricer:
             bytes_moved += image.moved(self._local(image.shape, sharding))
         return bytes_moved / (self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory)
 
-    def _coming_in(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, float, float, float, float]:
+    def _coming_in(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, float, float, float, float, float]:
         """(bytes read, most bytes of one array that pass through the vector unit, elementwise flops, bytes from device
-        memory, bytes read from on-chip memory) of a kernel's operands."""
+        memory, bytes read from on-chip memory, bytes fetched ahead) of a kernel's operands."""
         limit, sizes = self._kept_bytes, self._sizes
-        reads = most = vector = transfers = kept = 0.0
+        reads = most = vector = transfers = kept = ahead = 0.0
         elementwise = not work.kind.matrix_unit
-        for (read, through, flops, passing, staying, beside, widest, _, rows), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, fetched, _, rows), sharding in zip(
             work.operands, op_sharding.operands, strict=True
         ):
             if read or flops:
@@ -306,12 +307,15 @@ class WorkPricer:
                 if widest <= limit * count:
                     read -= passing
                     kept += passing / count
+                if not elementwise and fetched <= self._on_chip.bytes * count:
+                    read -= fetched
+                    ahead += fetched / count
                 spared = self._spared(beside, count) if staying else 0.0
                 transfers += read - staying if spared else read
                 reads += (read - staying * spared) / count
                 vector += flops / count
                 most = max(most, through / count)
-        return reads, most, vector, transfers, kept
+        return reads, most, vector, transfers, kept, ahead
 
     def _going_out(
         self, work: WorkItem, shardings: tuple[Sharding, ...], *, cramped: bool
@@ -321,7 +325,7 @@ class WorkPricer:
         limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
         elementwise = not work.kind.matrix_unit
-        for (read, through, flops, passing, staying, beside, widest, packed, rows), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, _, packed, rows), sharding in zip(
             work.results, shardings, strict=True
         ):
             count = shards(sharding, sizes)

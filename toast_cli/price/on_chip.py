@@ -87,6 +87,24 @@ def elapsed_seconds(
     return np.cumsum(own)
 
 
+def leave_early_reads(kernels: list[Kernel | None], times: list[int], elapsed: NDArray[np.float64], chip: Chip) -> None:
+    """Resets `Side.fetched` where too little time passes before a kernel for fetching what it reads.
+
+    Outside loops XLA:TPU copies arguments into on-chip memory while earlier kernels run, whole or in pieces, also those
+    that an update changes in place. The products that read them there do not wait for device memory. Copies take its
+    full rate, which kernels do not reach, and a step that is bound by memory, such as a decode step, takes as long as
+    all copies. Seen in decode steps of dense decoders compiled by libtpu 0.0.42.1 for v5e and v6e (`python -m
+    benchmarks.decoding`). In loops over layers nothing is fetched ahead.
+
+    Args:
+        kernels: [ops] of whole arrays. times: [ops] tick at which each runs. elapsed: [ticks] see `elapsed_seconds`.
+    """
+    for kernel, time in zip(kernels, times, strict=True):
+        for side in kernel.operands if kernel else ():
+            if side.fetched > elapsed[time] * chip.memory_bytes_per_second:
+                side.fetched = 0
+
+
 def _seconds(program: Program, chip: Chip, profile: CompilerProfile, op: Op, kernel: Kernel) -> float:
     """Seconds of one kernel on whole arrays, without tile padding."""
     sides, attained = (*kernel.operands, *kernel.results), profile.attained
