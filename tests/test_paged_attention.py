@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
@@ -88,6 +90,7 @@ def test_pages_that_are_read(ragged: bool, pages: int, read_pages: int) -> None:
     assert kernel is not None
     assert kernel.bytes == pytest.approx(2 * 2 * KV * read_pages * PAGE * WIDTH, rel=0.15)
     assert kernel.products == 4 * BATCH * KV * GROUP * EACH * PAGE * WIDTH
+    assert not kernel.only_multiplies  # it has a softmax
     assert any("used all of its entries in the page table" in note for note in source.notices)
 
 
@@ -138,6 +141,12 @@ def test_it_is_written_for_shards(kv: int, local: tuple[int, int, int]) -> None:
     """By heads, and with fewer of them than devices, also by sequence, beside a feed-forward network that all devices
     split; each runs what JAX lowers for its shapes."""
     outcome = planned(kv)
+    uses, rate = (
+        outcome.evaluator.kernels(outcome.result.plan),
+        0.86 * outcome.problem.mesh.chip.memory_bytes_per_second,
+    )
+    (seconds,) = [use.seconds - use.bytes / rate for use in uses if outcome.source.program.ops[use.op].kernel]
+    assert seconds == pytest.approx(1.45e-6)  # what starting a kernel takes
     (down,) = [k for k, argument in enumerate(outcome.source.program.arguments) if "down" in argument.path]
     lowered_plan = outcome.evaluator.lowered(outcome.result.plan)
     axes = lowered_plan.shardings[outcome.source.program.arguments[down].value][0]
@@ -158,3 +167,31 @@ def body_of(module: Any) -> str:
     ]
     body = parse_body(config_of(xla.ir.StringAttr(call.attributes["backend_config"]).value))
     return str(body.operation.get_asm(enable_debug_info=False))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "case", "scores"),
+    [(BATCH, "d", BATCH), (BATCH, "m", 0), (4 * BATCH, "d", 0), (4 * BATCH, "m", 4 * BATCH), (BATCH, "p", 0)],
+)
+def test_one_of_the_kernels_of_tpu_inference_does_all_work(tokens: int, case: str, scores: int) -> None:
+    """The call as tpu-inference writes it: keys and values side by side in the pages, to which new ones are added."""
+    heads, cache = S((KV, tokens, GROUP // 2, 2, WIDTH), BF16), S((PAGES, PAGE, KV, 2, WIDTH), BF16)
+    scalars = [S((n,), I32) for n in (BATCH, BATCH * EACH, BATCH + 1, 3, 3, 4, 6)]
+
+    def call(*operands: Any) -> Any:
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=7, grid=(1,), in_specs=[pl.BlockSpec(memory_space=pltpu.HBM)] * 3,
+            out_specs=[pl.BlockSpec(memory_space=pltpu.HBM)] * 2,
+        )  # fmt: skip
+        return pl.pallas_call(
+            lambda *refs: None, grid_spec=grid, out_shape=[heads, cache], input_output_aliases={7: 0, 9: 1},
+            name=f"RPA{case}-p_{PAGE}-bq_1_1-bkv_64_64",
+        )(*operands)  # fmt: skip
+
+    source = read(call, *scalars, heads, S((tokens, KV, 2, WIDTH), BF16), cache)
+    (op,) = kernels(source)
+    assert op.kernel is not None
+    assert op.kernel.products == 4 * scores * KV * GROUP * EACH * PAGE * WIDTH
+    pages, rows = BATCH * EACH * PAGE * 2 * KV * WIDTH * 2, (GROUP + 1) * 2 * KV * tokens * WIDTH * 2
+    assert op.kernel.bytes == pytest.approx(pages + rows if scores else 0, rel=0.01)
+    assert any("is split only where the program splits it" in note for note in source.notices)

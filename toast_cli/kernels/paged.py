@@ -32,6 +32,7 @@ from toast_cli.xla import ir, walk_ops
 KIND = "paged"
 Parameters = Mapping[str, Any]
 ASSUMED = "every sequence used all of its entries in the page table"
+SOFTMAX = 8.0  # vector operations of a softmax on each score
 # Numbers that no program has, in place of floating-point parameters until the body's own are known; exact in f32.
 _UNLIKELY = (0.7109375, -1234.5, 37.0625)
 _VALUE = re.compile(r"%(\w+)")
@@ -46,7 +47,8 @@ class PagedKernel:
     """A kernel of paged attention.
 
     Attributes:
-        pattern: of the kernel's name in the call. package, function: where it comes from.
+        pattern: of the kernel's name in the call. package, function: where it comes from; no package: it is priced, and
+            not lowered anew.
         text: its rule: b sequences of up to p pages, t tokens, k times u heads of keys and values, each for g of
             queries, n pages of s positions, d features; other names are unsharded. u: see `_fewest_heads`.
         arguments: [arguments of `function`] operand of the call, and names of the argument's dimensions.
@@ -112,6 +114,19 @@ KERNELS = (
         "soft_cap",
         (("u", 1), ("c", 2)),  # c: keys and values
     ),
+    # That of tpu-inference, which writes new keys and values into the pages as well. Its package starts vLLM where it
+    # is imported, and only knows TPUs that it runs on.
+    PagedKernel(
+        "RPA?-p_*",
+        "",
+        "ragged_paged_attention of tpu-inference",
+        "([b], [b*p], [_], [_], [_], [_], [_], [k, t, g, q, d], [t, c, e, d], [n, s, c, e, d])->"
+        "([k, t, g, q, d], [n, s, c, e, d])",
+        (),
+        _of_ragged,
+        (),
+        "",
+    ),
 )
 
 
@@ -119,6 +134,9 @@ def read_paged(
     name: str, config: dict[str, Any], operands: list[Value], results: list[Value], *, splits: bool
 ) -> tuple[HandWritten, Rule | None, str] | None:
     """A kernel's cost, its rule, and if it has none, why; None for a kernel that `KERNELS` does not have.
+
+    tpu-inference calls one kernel for sequences of one new token, and one for all others. Which sequences are of which
+    kind is data: in a step of as many tokens as sequences all are of the first, in others of the second.
 
     Args:
         splits: False for a kernel that has local shapes already.
@@ -131,14 +149,20 @@ def read_paged(
         except InputError:
             continue
         b, p, k, g, n, s, d = (sizes[letter] for letter in "bpkgnsd")
-        products = 4.0 * sizes.get("t", b) * k * g * p * s * d
+        tokens, whole = sizes.get("t", b), f"{kernel.function} is split only where the program splits it, in shard_map"
+        if not kernel.package and (name.startswith("RPAd") != (tokens == b) or name.startswith("RPAp")):
+            return HandWritten(name, "mosaic", 0.0, 0.0, 0.0), None, whole
+        scores = float(tokens * k * g * sizes.get("q", 1) * p * s)
+        products, vector = 4.0 * d * scores, SOFTMAX * scores
         used = min(1.0, b * p / n)
-        moved = float(sum(value.bytes for value in results))
+        moved = 0.0
         for dims, value in zip(kernel.rule.operands or (), operands, strict=True):
             moved += value.bytes * (used if ("n",) in dims else 1.0)
-        facts = HandWritten(name, "mosaic", products, 0.0, moved)
-        if not splits:
-            return facts, None, ""
+        for dims, value in zip(kernel.rule.results, results, strict=True):
+            moved += 0.0 if ("n",) in dims else value.bytes  # in pages, a row for each token
+        facts = HandWritten(name, "mosaic", products, vector, moved)
+        if not splits or not kernel.package:
+            return facts, None, whole
         try:
             parameters = _parameters(kernel, config, sizes, operands)
             sizes["u"] = _fewest_heads(kernel, parameters, sizes, operands)
@@ -146,7 +170,7 @@ def read_paged(
             return facts, None, str(error)
         sizes["k"] //= sizes["u"]
         found = tuple(sorted(parameters.items()))
-        facts = HandWritten(name, KIND, products, 0.0, moved, parameters=found)
+        facts = HandWritten(name, KIND, products, vector, moved, parameters=found)
         why = f"{kernel.function} lowers for no part of its heads"
         return facts, rule_of(kernel.rule, sizes, operands, results), why
     return None
