@@ -23,6 +23,7 @@ from toast_cli.kernels.mosaic import TARGET, config_of, parse_body
 from toast_cli.kernels.table import Table, read_table, rule_of
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.program.model import Value
+from toast_cli.report.build import tokens_of
 
 BATCH, WIDTH, PAGE, PAGES, EACH = 16, 128, 16, 256, 8  # EACH: pages of a sequence
 KV, GROUP = 4, 4
@@ -147,6 +148,8 @@ def test_it_is_written_for_shards(kv: int, local: tuple[int, int, int]) -> None:
     )
     (seconds,) = [use.seconds - use.bytes / rate for use in uses if outcome.source.program.ops[use.op].kernel]
     assert seconds == pytest.approx(1.45e-6)  # what starting a kernel takes
+    assert "heads" in {group.role for group in outcome.problem.dimensions.groups}
+    assert tokens_of(outcome.problem) == 64
     (down,) = [k for k, argument in enumerate(outcome.source.program.arguments) if "down" in argument.path]
     lowered_plan = outcome.evaluator.lowered(outcome.result.plan)
     axes = lowered_plan.shardings[outcome.source.program.arguments[down].value][0]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from toast_cli.dimensions.classes import Classes
 from toast_cli.dimensions.model import FactorKind, Form
 from toast_cli.program import ops
-from toast_cli.program.model import Op, Program, Window
+from toast_cli.program.model import PAGED, Op, Program, Window
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 from toast_cli.program.roles import INPUTS, ROLES, STATE, WEIGHTS, argument_roles, carried_results, views
 
@@ -263,6 +263,10 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
         _beside_weights(evidence, look, weights)
     products = [look for look in looks if look.op.name == ops.DOT_GENERAL and not look.by_position]
     _attention(evidence, products, crowded)
+    for number, op in enumerate(program.ops):
+        if op.kernel is not None and op.kernel.kind == PAGED:
+            heads = classes.forms[number].results[0][1][:1]  # of keys and values
+            evidence.vote((class_group[classes.factor_classes[number][factor]] for factor in heads), "heads")
     found = _elect(evidence)
     _features(evidence, classes, class_group, sizes, weights, found)
     ordered = {g for g, role in found.items() if role in _ORDERED} | evidence.stepped

@@ -33,9 +33,8 @@ from toast_cli.kernels.mosaic import (
     read_mosaic,
 )
 from toast_cli.kernels.paged import ASSUMED, local_body, read_paged
-from toast_cli.kernels.paged import KIND as PAGED
 from toast_cli.kernels.table import Table, UserKernel, find, read_table, rule_of, sizes_of, suggestion
-from toast_cli.program.model import HandWritten, Rule, Value, ValueFactors
+from toast_cli.program.model import PAGED, HandWritten, Rule, Value, ValueFactors
 from toast_cli.xla import ir, sdy, shape_and_element_type, walk_ops
 
 CUSTOM_CALL = "stablehlo.custom_call"

@@ -26,10 +26,9 @@ from toast_cli.errors import InputError
 from toast_cli.kernels import KernelError
 from toast_cli.kernels.mosaic import TARGET, config_of, main_of, parse_body
 from toast_cli.kernels.table import Table, UserKernel, read_table, rule_of, sizes_of
-from toast_cli.program.model import HandWritten, Rule, Value, dtype_of
+from toast_cli.program.model import PAGED, HandWritten, Rule, Value, dtype_of
 from toast_cli.xla import ir, walk_ops
 
-KIND = "paged"
 Parameters = Mapping[str, Any]
 ASSUMED = "every sequence used all of its entries in the page table"
 SOFTMAX = 8.0  # vector operations of a softmax on each score
@@ -170,7 +169,7 @@ def read_paged(
             return facts, None, str(error)
         sizes["k"] //= sizes["u"]
         found = tuple(sorted(parameters.items()))
-        facts = HandWritten(name, KIND, products, vector, moved, parameters=found)
+        facts = HandWritten(name, PAGED, products, vector, moved, parameters=found)
         why = f"{kernel.function} lowers for no part of its heads"
         return facts, rule_of(kernel.rule, sizes, operands, results), why
     return None
@@ -191,7 +190,7 @@ def local_body(facts: HandWritten, operands: list[Value], results: list[Value]) 
 
 def operands_of_function(facts: HandWritten) -> list[int]:
     """Operands of a kernel of paged attention in the order in which its function takes them; empty for others."""
-    fitting = [kernel for kernel in KERNELS if facts.kind == KIND and fnmatchcase(facts.name, kernel.pattern)]
+    fitting = [kernel for kernel in KERNELS if facts.kind == PAGED and fnmatchcase(facts.name, kernel.pattern)]
     return [operand for operand, _ in fitting[0].arguments] if fitting else []
 
 

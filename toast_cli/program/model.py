@@ -162,6 +162,9 @@ class Exchange:
         return self.kind == "collective-permute"
 
 
+PAGED = "paged"  # the kind of a kernel of paged attention
+
+
 @dataclass(frozen=True, slots=True)
 class HandWritten:
     """A hand-written kernel (Pallas, cuDNN, Triton) that is one op of a program.

@@ -19,7 +19,7 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.kernel import ragged_growth
 from toast_cli.price.memory_fit import peak_error, surely_fitting_bytes
 from toast_cli.price.profiles import version_note
-from toast_cli.program.model import Program
+from toast_cli.program.model import PAGED, Program
 from toast_cli.program.names import slash_path
 from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, SCATTER
 from toast_cli.program.quantities import (
@@ -546,7 +546,11 @@ _CHANGED = frozenset({CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, SCATTER})
 
 def tokens_of(problem: Problem) -> int:
     """Elements of the integer inputs over batch and sequence (token ids, targets); without them, the positions of its
-    caches that a decode writes; 0 if there is neither, or inputs differ in size (encoders and decoders)."""
+    caches that a decode writes; 0 if there is neither, or inputs differ in size (encoders and decoders). A kernel of
+    paged attention has a row of queries for each token."""
+    for op in problem.program.ops:
+        if op.kernel is not None and op.kernel.kind == PAGED:
+            return problem.program.values[op.results[0]].shape[0]
     found = {
         problem.program.values[argument.value].elements
         for number, argument in enumerate(problem.program.arguments)
