@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial, reduce
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from toast_cli import xla
 from toast_cli.emit.regions.site import body_reducer
 from toast_cli.emit.shardy import CONSTRAINT
-from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.source import retyped
 from toast_cli.frontend.trips import trip_count
 from toast_cli.plan.sharding import Sharding
@@ -36,13 +34,13 @@ from toast_cli.program.ops import (
     kind_of,
 )
 from toast_cli.program.stack import Stack
+from toast_cli.rewrite.loop_pairs import Index, counted, index_of
 from toast_cli.rewrite.stage_files import refusal
 from toast_cli.xla import ir, splat_number
-from toast_cli.xla.build import identity
+from toast_cli.xla.build import Builder, identity
 
-Arrays = list[
-    tuple[list[Any], int]
-]  # for each array its parts, one for each stage or a single one, and their dimension
+# Of each array its parts, one for each stage or a single one, and their dimension.
+Arrays = list[tuple[list[Any], int]]
 _WHILE = "stablehlo.while"
 
 
@@ -98,23 +96,15 @@ class LayerLoops:
         """The parts of an array."""
         if value in self._parts and self._parts[value][1] == dim:
             return self._parts[value][0]
-        value, kind, rows = self._whole(value, before), self._part_type(value.type, dim), self._layers // self._stages
-        parts = []
-        for stage in range(self._stages):
-            start = [stage * rows if d == dim else 0 for d in range(kind.rank)]
-            end = [first + size for first, size in zip(start, kind.shape, strict=True)]
-            numbers = {"start_indices": start, "limit_indices": end, "strides": [1] * kind.rank}
-            places = {name: ir.DenseI64ArrayAttr.get(of) for name, of in numbers.items()}
-            parts += xla.create("stablehlo.slice", [value], [kind], places, before)
-        return parts
+        value, rows, build = self._whole(value, before), self._layers // self._stages, Builder.before(before)
+        return [build.slice_dim(value, dim, stage * rows, (stage + 1) * rows) for stage in range(self._stages)]
 
     def _whole(self, value: Any, before: Any) -> Any:
         """An array with the rows of all stages."""
         if value not in self._parts:
             return value
         parts, dim = self._parts[value]
-        along = {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)}
-        (joined,) = xla.create("stablehlo.concatenate", parts, [value.type], along, before)
+        joined = Builder.before(before).concatenate(parts, dim)
         self._shardings[joined] = self._shardings.get(value, ((),) * value.type.rank)
         return joined
 
@@ -146,10 +136,8 @@ class LayerLoops:
         if place >= 0:
             self._note(op.results[0], parts, place)
             return
-        total, name = parts[0], op.regions[0].blocks[0].operations[0].operation.name
-        for part in parts[1:]:
-            (total,) = xla.create(name, [total, part], [total.type], {}, op)
-        op.results[0].replace_all_uses_with(total)
+        name = op.regions[0].blocks[0].operations[0].operation.name.removeprefix("stablehlo.")
+        op.results[0].replace_all_uses_with(reduce(partial(Builder.before(op).binary, name), parts))
 
     def _result_dim(self, op: Any, dims: dict[Any, int]) -> int | None:
         """The dimension of a result along which an op can be divided; -1 for a reduction over it; None for others."""
@@ -233,36 +221,33 @@ class LayerLoops:
         """Divides a loop over layers; False for a loop that reads and writes no row of an array in each trip. Raises
         UsageError, at `--pipeline`, if it takes the layers in another order than stages have them."""
         body, size = loop.regions[1].blocks[0], self._layers // self._stages
-        counters = {k: numbers for k in range(len(body.arguments)) if (numbers := _counted(loop, k)) is not None}
+        counters = {k: numbers for k in range(len(body.arguments)) if (numbers := counted(Index(k, 1, 0), loop))}
         rows = {k: found for k, argument in enumerate(body.arguments) if (found := self._rows(argument)) is not None}
         if not counters or not any(loop.operands[k] in self._parts for k in rows):
             return False
         self._join(loop, itself=False)
-        (counter, (first, step)), *_ = counters.items()
+        (counter, numbers), *_ = counters.items()
         last = xla.terminator(body).operands
         unchanged = {k for k, argument in enumerate(body.arguments) if last[k] == argument}
-        stages = []  # of the chunks of trips
-        for chunk in range(self._stages):
-            known = [
-                {body.arguments[counter]: np.asarray(first + step * t)}
-                for t in range(chunk * size, chunk * size + size)
-            ]
-            read = [[known_numbers(op.operands[n], k) for k in known] for _, uses, _ in rows.values() for op, n in uses]
-            places = [[-1 if n is None else int(n.flat[0]) // size for n in numbers] for numbers in read]
-            if len({place for numbers in places for place in numbers}) > 1 or places[0][0] < 0:
+        places = [index_of(op.operands[n], loop) for _, uses, _ in rows.values() for op, n in uses]
+        read = [None if place is None else counted(place, loop) for place in places]
+        stages: list[int] = []  # of the chunks of trips
+        for chunk in range(0, self._layers, size):
+            owners = {number // size for row in read if row is not None for number in row[chunk : chunk + size]}
+            if None in read or len(owners) > 1:
                 raise refusal("a loop over layers does not take them one after the other", loop.location)
-            stages.append(places[0][0])
+            stages += owners
         carried = [value if k in rows else self._whole(value, loop) for k, value in enumerate(loop.operands)]
         parts = {k: self._apart(carried[k], dim, loop) for k, (dim, _, _) in rows.items()}
         for chunk, stage in enumerate(stages):
-            start, end = [first + step * t * size for t in (chunk, chunk + 1)]
-            carried[counter] = _constant(carried[counter].type, start, loop)
+            mine = numbers[chunk * size : chunk * size + size]
+            carried[counter] = _constant(carried[counter].type, mine[0], loop)
             copy = loop.clone(ip=ir.InsertionPoint(loop))
             for k, value in enumerate(carried):
                 copy.operands[k] = parts[k][stage] if k in rows else value
                 self._shardings[copy.results[k]] = self._shardings.get(loop.results[k], ((),) * value.type.rank)
             self._narrow(copy, rows, stage * size)
-            _limit(copy, counter, end, up=bool(step > 0))
+            _limit(copy, counter, mine)
             carried = [v if k in unchanged else copy.results[k] for k, v in enumerate(carried)]
             for k in rows:
                 parts[k] = [copy.results[k] if n == stage else part for n, part in enumerate(parts[k])]
@@ -308,33 +293,16 @@ class LayerLoops:
             for op, number in uses:
                 index = op.operands[number]
                 shift = _constant(index.type, first, op)
-                (op.operands[number],) = xla.create("stablehlo.subtract", [index, shift], [index.type], {}, op)
+                op.operands[number] = Builder.before(op).binary("subtract", index, shift)
 
 
-def _counted(loop: Any, number: int) -> tuple[Any, Any] | None:
-    """(first number, step) of a counter that a loop carries."""
-    body = loop.regions[1].blocks[0]
-    first, handed = known_numbers(loop.operands[number]), xla.terminator(body).operands[number]
-    if first is None or first.size != 1:
-        return None
-    later = [known_numbers(handed, {body.arguments[number]: np.asarray(first + k)}) for k in (0, 1)]
-    steps = [None if n is None else int((n - first).flat[0]) - k for k, n in enumerate(later)]
-    return None if steps[0] is None or steps[0] == 0 or steps[0] != steps[1] else (first, steps[0])
+def _constant(kind: Any, number: int, before: Any) -> Any:
+    return Builder.before(before).constant(number, str(kind.element_type), tuple(kind.shape))
 
 
-def _constant(kind: Any, number: Any, before: Any) -> Any:
-    attribute = ir.IntegerAttr.get(kind.element_type, int(number))
-    value = {"value": ir.DenseElementsAttr.get_splat(kind, attribute)}
-    return xla.create("stablehlo.constant", [], [kind], value, before)[0]
-
-
-def _limit(loop: Any, counter: int, end: Any, *, up: bool) -> None:
-    """Lets a loop run until its counter is at `end`."""
+def _limit(loop: Any, counter: int, numbers: range) -> None:
+    """Lets a loop run while its counter has these numbers."""
     last = xla.terminator(loop.regions[0].blocks[0])
     argument = loop.regions[0].blocks[0].arguments[counter]
-    attributes = {
-        "comparison_direction": ir.Attribute.parse(f"#stablehlo<comparison_direction {'LT' if up else 'GT'}>"),
-        "compare_type": ir.Attribute.parse("#stablehlo<comparison_type SIGNED>"),
-    }
-    compared = [argument, _constant(argument.type, end, last)]
-    (last.operands[0],) = xla.create("stablehlo.compare", compared, [last.operands[0].type], attributes, last)
+    end = _constant(argument.type, numbers.stop, last)
+    last.operands[0] = Builder.before(last).compare("LT" if numbers.step > 0 else "GT", argument, end)

@@ -24,6 +24,7 @@ from toast_cli.program.ops import (
 )
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.rewrite.batch_split import CONSTANT, SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
+from toast_cli.rewrite.block_graph import replace_operands
 from toast_cli.rewrite.loop_pairs import add_rows_in_place
 from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder
@@ -224,7 +225,8 @@ class LoopWriter:
                 handle.set_type(retyped(handle.type, self._cut_shape(tuple(handle.type.shape), state)))
         self._loop()
         for operation in self._inside:
-            _walk(operation, _adapt)
+            for inner in xla.operations_in(operation):
+                _adapt(inner)
         self._run_kernels_on_parts()
 
     def _run_kernels_on_parts(self) -> None:
@@ -338,7 +340,7 @@ class LoopWriter:
             last = build.make("return", [], [])
             for operation in self._inside:
                 operation.move_before(last)
-                _walk(operation, lambda it: _replace_operands(it, twins))
+                replace_operands(operation, twins)
             self._read_parts(index)
             with build.at(ir.InsertionPoint(last)):
                 yielded = [self._added(*of, held, index) for of, held in zip(leaving, known, strict=True)]
@@ -350,8 +352,8 @@ class LoopWriter:
         }
         for operation in self._after:
             operation.move_before(self._end)
-            _walk(operation, lambda it: _replace_operands(it, results))
-        _replace_operands(self._end, results)
+            replace_operands(operation, results)
+        replace_operands(self._end, results)
 
     def _split_shape(self, shape: Shape, cut: Cut) -> Shape:
         """A shape with the cut dimension as three: steps, microbatches, and size within a step."""
@@ -395,20 +397,6 @@ class LoopWriter:
 
     def _as(self, value: Any, other: Any) -> Any:
         return self._build.convert(value, str(other.type.element_type))
-
-
-def _walk(operation: Any, visit: Any) -> None:
-    def each(found: Any) -> Any:
-        visit(found)
-        return ir.WalkResult.ADVANCE
-
-    operation.walk(each, ir.WalkOrder.PRE_ORDER)
-
-
-def _replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
-    for k, operand in enumerate(operation.operands):
-        if operand in twins:
-            operation.operands[k] = twins[operand]
 
 
 def _along(handle: Any, dim: int) -> list[tuple[Any, int | None]] | None:

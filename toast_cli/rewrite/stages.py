@@ -43,6 +43,7 @@ from toast_cli.price.pipelines import PricedPipeline
 from toast_cli.program.model import Program
 from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM
 from toast_cli.program.roles import INPUTS, argument_roles
+from toast_cli.rewrite.block_graph import clone
 from toast_cli.rewrite.layer_loops import Divided, LayerLoops
 from toast_cli.rewrite.stage_files import (
     AFTER,
@@ -539,11 +540,7 @@ class _Cut:
             function.attributes["sym_visibility"] = ir.StringAttr.get("public")
             block = function.regions[0].blocks.append(*[value.type for value in inputs])
             twins, end = dict(zip(inputs, block.arguments, strict=True)), ir.InsertionPoint(block)
-            for op in fragment.members:
-                copy = op.clone(ip=end)
-                for inner, position, value in xla.outer_operands([copy]):
-                    inner.operands[position] = twins[value]
-                twins.update(zip(op.results, copy.results, strict=True))
+            clone(fragment.members, twins, end)
             ir.Operation.create("func.return", operands=[twins[value] for value in outputs], ip=end)
             module.operation.verify()
             text_of_program = written(module, binary=False)
