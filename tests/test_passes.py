@@ -174,8 +174,6 @@ MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh | CompilerProfile]] = {
     "narrowing": (lambda x, v, w: (x @ v, x @ w), (arg(100, 200), arg(200, 320), arg(200, 320)),
                   "v.1:data w.1:data x.1:data", "more communication", TILED),
-    "broadcast-gathers": (lambda b: jnp.sort(jnp.broadcast_to(2 * b[:, None], (640, 8)), 0), (arg(640),), "b.0:data",
-                          "more communication", "v4-32"),
     "small-gathers": (lambda b: jnp.sort(b * 2.0), (arg(256),), "b.0:data", "less communication", TILED),
     "slice-gathers": (lambda w: jnp.sort(w * 2.0, 0), (arg(640, 128),), "w.0:data w.0:model", "other communication",
                       "v6e-64"),

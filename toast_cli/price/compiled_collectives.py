@@ -5,7 +5,7 @@ nothing waits for, and which reduce-scatters stay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations, product
@@ -26,7 +26,7 @@ from toast_cli.plan.sharding import (
 )
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Op, Program
-from toast_cli.program.ops import ADD, ARGUMENT, BROADCAST_IN_DIM, CARRY, CONVERT, RAGGED_DOT, SELECT, TRANSPOSE
+from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVERT, RAGGED_DOT, SELECT, TRANSPOSE
 from toast_cli.program.values import loop_at, read_behind, scatters_into, transposed
 
 # ---------------------------------------------------------------- all kinds
@@ -73,28 +73,6 @@ class Narrowing:
         if op.kind.rearranges or op.name == SELECT:
             return max((self._needed[v] for v in results), default=whole)
         return whole
-
-
-def gathered_part(profile: CompilerProfile, program: Program, value: int, dims: Collection[int]) -> float:
-    """Fraction, at most 1, of a value that its all-gather moves. dims: its split dimensions.
-
-    Instead of a broadcast, or an elementwise function of one, its operand is gathered and broadcast afterwards, also
-    along dimensions of that operand (libtpu 0.0.42.1; the gradients of splash attention read such arrays).
-    """
-    part, found = 1.0, set(dims)
-    while "broadcast-gathers" in profile.passes:
-        op = program.ops[program.producer[value]]
-        if op.name == BROADCAST_IN_DIM:
-            place = {factors: d for d, factors in enumerate(op.rule.operands[0]) if factors}
-            read = [place.get(op.rule.results[0][d]) for d in found]
-            if None in read:
-                break
-            found = {d for d in read if d is not None}
-            part *= program.values[op.operands[0]].elements / max(1, program.values[value].elements)
-        elif not (op.kind.elementwise and len(op.operands) == 1):
-            break
-        value = op.operands[0]
-    return part
 
 
 def stays_gather(profile: CompilerProfile, shape: tuple[int, ...], shards: int) -> bool:

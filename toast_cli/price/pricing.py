@@ -41,7 +41,6 @@ from toast_cli.price.collectives import collective_seconds
 from toast_cli.price.compiled_collectives import (
     ScatterFates,
     ScatterSource,
-    gathered_part,
     latency_part,
     stays_gather,
     stays_slice_gather,
@@ -263,15 +262,12 @@ class Pricer:
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between the producer of an array and its readers."""
-        for step, before, _, places, ahead in moves_of(made, copies):
+        for step, _, _, places, ahead in moves_of(made, copies):
             first = item.readers[places[0]]
             op = reader_op(self._problem, item, first.pattern, first.position)
             value = item.values[0]
             written = (step.kind, item.bytes * step.fraction)
             size = self._moved_bytes(item, places) * step.fraction
-            if step.kind == GATHER:
-                split = [d for d, axes in enumerate(before) if axes]
-                size *= gathered_part(self._profile, self._problem.program, value, split)
             kind = self._as_emitted(step, value, shards(made, self._sizes))
             waited_for, count = item.waited_for, item.runs_of(places, ahead=ahead) * len(item.values)
             seconds = count * self._seconds_of(kind, size, step.axes)

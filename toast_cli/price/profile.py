@@ -143,7 +143,6 @@ class CompilerProfile:
 PASSES: Mapping[str, str] = {
     # Collectives: their kinds and bytes.
     "narrowing": "A collective moves an array in the narrowest type that its readers need.",
-    "broadcast-gathers": "Instead of a broadcast, its operand is gathered and broadcast afterwards.",
     "small-gathers": "An all-gather of a small vector becomes an all-reduce of the local piece padded with zeros.",
     "slice-gathers": "So does an all-gather over all devices of a large slice.",
     "tiled-reduce-scatter": "A reduce-scatter that gives a device no whole tiles becomes an all-reduce.",

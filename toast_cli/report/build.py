@@ -54,7 +54,7 @@ from toast_cli.report.step import step_of, time_by_line
 from toast_cli.report.words import caches_of, decision_text, idle_axes, part_name, scope_name, side_texts, summary
 from toast_cli.search.incumbent import SearchResult, reader
 from toast_cli.tactics import PricedStrategy, priced_strategies
-from toast_cli.tactics.strategies import NO_EFFECT, PAIRS, baselines, better
+from toast_cli.tactics.strategies import MARGIN, NO_EFFECT, PAIRS, baselines, better
 
 SECONDS_PER_HOUR, MILLION = 3600, 1_000_000
 PRODUCTS = 3  # of pairs of tactics compared with, at most, if all strategies are
@@ -400,7 +400,7 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
         return []
     gain = format_percent(1 - cost.step_seconds / result.cost.step_seconds)
     is_tight = cost.peak_bytes > surely_fitting_bytes(problem.program, problem.mesh)
-    why = "that one may not fit" if is_tight else "predictions err by about 5%"
+    why = "that one may not fit" if is_tight else f"predictions err by about {MARGIN:.0%}"
     taken = result.known_as or f"this plan of {format_plural(len(result.plan), 'decision')}"
     return [
         f"toast prefers {taken} to a plan of {format_plural(len(plan), 'decision')} that is predicted {gain} faster "

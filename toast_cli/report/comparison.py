@@ -43,7 +43,7 @@ from toast_cli.report.words import kept_text, name_list, part_name, scope_name, 
 from toast_cli.search.alternatives import name_of
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
-from toast_cli.tactics.strategies import STRATEGIES, better
+from toast_cli.tactics.strategies import MARGIN, STRATEGIES, better
 
 if TYPE_CHECKING:
     from toast_cli.ask_xla.annotated import AsAnnotated
@@ -481,8 +481,8 @@ def with_mesh_choice(report: Report, elsewhere: Iterable[tuple[Mesh, SearchResul
     shape = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
     return _noted(
         report,
-        f"the mesh shape is toast's choice, of plans within 5% the simplest: with --mesh-shape {shape} the best plan "
-        f"found takes {format_seconds(step_seconds)}",
+        f"the mesh shape is toast's choice, of plans within {MARGIN:.0%} the simplest: with --mesh-shape {shape} the "
+        f"best plan found takes {format_seconds(step_seconds)}",
     )
 
 

@@ -20,8 +20,8 @@ from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics.requests import PlansByAxes, PricedStrategy, best_assignment, parse_tactics, plans_by_axes
 
 _T = TypeVar("_T", Plan, PricedStrategy)
-# What a search found for a program on one mesh.
-Searched = tuple[Evaluator, SearchResult]
+# What a search found for a program on one mesh, priced.
+PricedResult = tuple[Evaluator, SearchResult]
 
 # Strategies that a report compares a plan with, as far as they apply.
 BASELINES = ("data-parallel", "fsdp", "megatron", "fsdp+expert", "data-parallel x megatron", "fsdp x megatron")
@@ -141,7 +141,7 @@ MARGIN, SMALL_GAIN = 0.05, 0.03
 NO_EFFECT = 0.001
 
 
-def preferred(best: Searched, elsewhere: Iterable[Searched] = ()) -> Searched:
+def preferred(best: PricedResult, elsewhere: Iterable[PricedResult] = ()) -> PricedResult:
     """What the search found, with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds
     the plan of the search. Decisions that change nothing are left out.
 
@@ -154,7 +154,7 @@ def preferred(best: Searched, elsewhere: Iterable[Searched] = ()) -> Searched:
     evaluator, result = best
     if not result.fits:
         return best
-    known: list[tuple[PricedStrategy, Searched]] = []
+    known: list[tuple[PricedStrategy, PricedResult]] = []
     for searched in (best, *elsewhere):
         tolerance = _Tolerance(searched[0])  # bounds on axes are those of its mesh
         priced = priced_strategies(searched[0])[0].values()
@@ -179,7 +179,7 @@ def _adds_to(problem: Problem, plan: Plan) -> bool:
     return plan[:fixed] == problem.fixed and all(map(problem.decisions.offers, plan[fixed:]))
 
 
-def _simplest(known: list[tuple[PricedStrategy, Searched]]) -> tuple[PricedStrategy, Searched]:
+def _simplest(known: list[tuple[PricedStrategy, PricedResult]]) -> tuple[PricedStrategy, PricedResult]:
     def tactics(one: PricedStrategy) -> int:
         return one.name.count("+") + one.name.count(" x ") + 1
 

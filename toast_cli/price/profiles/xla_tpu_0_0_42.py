@@ -70,7 +70,7 @@ PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 RETILING_CYCLES = {"v6e": 13.0, "tpu7x": 13.0}
 
 PASSES = plain.PASSES | {
-    "narrowing", "broadcast-gathers", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
+    "narrowing", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
     "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "moved-operands", "interior-pads",
     "vector-products", "fourier-transforms", "tiling", "tile-dimensions", "lookup-rows", "lookup-steps",
     "space-to-batch", "convolution-tiles", "swapped-convolutions", "gathered-pieces",
