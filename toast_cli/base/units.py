@@ -115,11 +115,6 @@ def printable_lines(text: str) -> str:
     return _whole(text.translate(_LINES))
 
 
-def is_printable(text: str) -> bool:
-    """True if `printable` leaves the text unchanged."""
-    return printable(text) == text
-
-
 def _whole(text: str) -> str:
     """Replaces lone surrogates, which stand for undecodable bytes of a file name."""
     if not any("\ud800" <= character <= "\udfff" for character in text):

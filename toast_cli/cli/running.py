@@ -206,11 +206,6 @@ def run_all(
                     child.kill()
 
 
-def run_alone(item: Task, work: Work[Task, Result]) -> Result | PointFailure:
-    """The result of `work` on one item, in a new process."""
-    return next(_answers([item], work, set()))
-
-
 def _answers(
     items: Sequence[Task], work: Work[Task, Result], running: set[subprocess.Popen[bytes]]
 ) -> Iterator[Result | PointFailure]:

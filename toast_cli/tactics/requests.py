@@ -90,23 +90,12 @@ def parse_tactics(tactics: Sequence[str] = (), strategy: str | None = None) -> T
         raise UsageError("--strategy is a whole plan", where="--tactic", hint="give --tactic or --strategy")
     if strategy.strip() == "pipeline":
         raise UsageError("a pipeline is priced beside a plan", where="--strategy", hint="give --pipeline STAGES")
-    requests = tuple(_request(text, "--strategy") for text in parts_of(strategy))
+    requests = tuple(_request(text, "--strategy") for text in _PARTS.split(strategy.strip()))
     if any(request.is_search for request in requests):
         raise UsageError(
             "a strategy leaves nothing to the search", where="--strategy", hint="give --tactic search:AXIS"
         )
     return TacticRequests(requests, complete=True)
-
-
-def parts_of(strategy: str) -> list[str]:
-    """The tactics that a strategy names: `fsdp:data+megatron:model`."""
-    return _PARTS.split(strategy.strip())
-
-
-def file_of(text: str) -> str | None:
-    """The file that one tactic of `--tactic` or `--strategy` comes from; None for a built-in tactic."""
-    matched = _REQUEST.fullmatch(text.strip())
-    return None if matched is None else matched["file"]
 
 
 def _request(text: str, option: str) -> TacticRequest:
