@@ -22,6 +22,7 @@ from toast_cli.pipeline import partition
 from toast_cli.price.memory_fit import RISK
 from toast_cli.request import Request
 from toast_cli.rewrite import batch_parts, with_microbatches
+from toast_cli.rewrite.fitting import by_reason
 
 Params = dict[str, Any]
 DENSE = {"a": arg(16, 32), "b": arg(32, 8)}
@@ -348,6 +349,16 @@ def test_it_is_chosen_only_where_nothing_else_fits(wide: str, tmp_path: Path) ->
     code, stopped = run(2**16)
     assert code == 3 and stopped["program"]["microbatches"] == 1 and not out.exists()
     assert any(note.startswith("cannot be made to fit") for note in stopped["analysis"]["notes"])
+
+
+def test_options_that_fail_for_one_reason_share_it() -> None:
+    whys = [
+        "--recompute all: it saves nothing",
+        "it needs 2 GiB",
+        "--recompute some: it saves nothing",
+        "it needs 2 GiB",
+    ]
+    assert by_reason(whys) == "--recompute all, --recompute some: it saves nothing; it needs 2 GiB"
 
 
 @pytest.mark.parametrize(

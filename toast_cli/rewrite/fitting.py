@@ -9,7 +9,7 @@ first with which one fits. Of all that fit, the best by the user's goal is taken
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -140,7 +140,7 @@ class Candidates:
         taken = max(filter(self._fits, open_to_choice), key=reward, default=None)
         if taken is None or (taken is own and not sure):
             what = "cannot be made to fit" if taken is None else "cannot be made to fit for sure"
-            notice = f"{what}: {'; '.join(dict.fromkeys(whys if taken is own else self.whys))}"
+            notice = f"{what}: {by_reason(whys if taken is own else self.whys)}"
             own = replace(own, source=replace(own.source, notices=(notice, *own.source.notices)))
             return self._as_ended(own)
         if taken is not own:
@@ -341,6 +341,15 @@ def _policies(program: Program) -> tuple[Recompute | None, ...]:
     kinds = zip(program.ops, recomputed_parts(program), strict=True)
     already = any(part and op.kind.matrix_unit for op, part in kinds)  # the other policies would keep products
     return (None, Recompute.all) if already else (None, *Recompute)
+
+
+def by_reason(whys: Iterable[str]) -> str:
+    """Reasons as one text, where `--a: why` and `--b: why` are `--a, --b: why`."""
+    found: dict[str, list[str]] = {}
+    for one in whys:
+        options, _, why = one.partition(": ") if one.startswith("--") else ("", "", one)
+        found.setdefault(why, []).extend([options] if options and options not in found.get(why, ()) else [])
+    return "; ".join(f"{', '.join(options)}: {why}" if options else why for why, options in found.items())
 
 
 def options_of(source: Source) -> str:

@@ -123,7 +123,7 @@ def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divid
         other = next(others, None)
         if other is None:
             return _Divided(statements, reader, split, size)
-        whys.append(f"argument {source.program.arguments[other].path or other}, which is no input, has it too")
+        whys.append(f"argument {source.program.arguments[other].path or other} has the batch, too, and is no input")
     return whys[0] if whys else "no input has a batch"
 
 
