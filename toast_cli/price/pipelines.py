@@ -148,15 +148,6 @@ def check_needed(places: list[tuple[int, int]], mesh: Mesh, needed: Mapping[str,
     return possible
 
 
-def check_layers(places: list[tuple[int, int]], layers: int) -> list[tuple[int, int]]:
-    """The places with stages of equally many layers. Raises UsageError if there are none."""
-    possible = [(axis, stages) for axis, stages in places if layers % stages == 0]
-    if not possible:
-        numbers = ", ".join(map(str, divisors(layers)[1:]))
-        raise _error(f"{layers} layers have no {places[0][1]} equal parts", f"give {numbers} stages")
-    return possible
-
-
 def _error(what: str, hint: str) -> UsageError:
     return UsageError(what, where=OPTION, hint=hint)
 

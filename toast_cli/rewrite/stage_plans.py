@@ -13,6 +13,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
+from toast_cli.hardware.topology import divisors
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.price.evaluator import Evaluator
@@ -20,7 +21,6 @@ from toast_cli.price.pipelines import (
     ONE_F_ONE_B,
     PricedPipeline,
     StageRequest,
-    check_layers,
     check_needed,
     pipelines,
     places_of,
@@ -92,10 +92,13 @@ class _Search:
         if not places:
             return None
         stack = find_stack(self._source.program)
-        places = check_layers(places, stack.layers)
-        numbers = self._numbers(stack, places[0][1])
+        equal = [place for place in places if stack.layers % place[1] == 0]
+        if not equal:
+            hint = f"give {', '.join(map(str, divisors(stack.layers)[1:]))} stages"
+            raise refusal(f"{stack.layers} layers have no {places[0][1]} equal parts", hint=hint)
+        numbers = self._numbers(stack, equal[0][1])
         found: list[StagePlan] = []
-        for place in places:
+        for place in equal:
             names, best = self._names, (True, inf)
             for number in [n for n in numbers if n >= place[1]] or numbers[-1:]:
                 plans, names = self._plans(place, number, names)
@@ -104,7 +107,8 @@ class _Search:
                 if reached > best:
                     break
                 best = reached
-        possible = [one for one in found if not self._wanted.written or _is_written(one.priced)]
+        written = (ONE_F_ONE_B, 1)  # one part of the stack on each stage
+        possible = [p for p in found if not self._wanted.written or (p.priced.schedule, p.priced.repeats) == written]
         if not possible:
             raise refusal("no strategy gives a stage so many microbatches", hint="try fewer")
         spmd = [one.priced.cost.step_seconds for one in found if one.priced.schedule != ONE_F_ONE_B and one.priced.fits]
@@ -164,8 +168,3 @@ def _progress(planned: StagePlan) -> tuple[bool, float]:
     """Smaller is better, or nearer to what fits."""
     priced = planned.priced
     return not priced.fits, priced.cost.step_seconds if priced.fits else priced.cost.peak_bytes
-
-
-def _is_written(priced: PricedPipeline) -> bool:
-    """Whether toast writes pipelines of this kind: 1F1B with one part of the stack on each stage."""
-    return (priced.schedule, priced.repeats) == (ONE_F_ONE_B, 1)
