@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from toast_cli.hardware import Mesh
-from toast_cli.program.model import Op, Program
+from toast_cli.program.model import Op, Program, once
 from toast_cli.program.ops import FFT
 
 YES, UNSURE, NO = "yes", "unsure", "no"
@@ -21,7 +21,7 @@ RISK = 0.10
 # in nine of ten plans of programs that no rule was read from (benchmarks/data: real.jsonl, memory.jsonl, gpu.jsonl).
 # A plan near the limit has a peak of about the limit, which therefore stands for the size of the program.
 PEAK_ERRORS: tuple[tuple[str, Callable[[Program, Mesh], bool], float], ...] = (
-    ("unmeasured", lambda program, mesh: not mesh.chip.preset or any(_unmeasured(op) for op in program.ops), 0.25),
+    ("unmeasured", lambda program, mesh: not mesh.chip.preset or any(map(_unmeasured, program.ops)), 0.25),
     (
         "convolutions: 81 plans of 8 programs",
         lambda program, mesh: any(op.kind.convolution for op in program.ops),
@@ -33,6 +33,7 @@ PEAK_ERRORS: tuple[tuple[str, Callable[[Program, Mesh], bool], float], ...] = (
 )
 
 
+@once
 def peak_error(program: Program, mesh: Mesh) -> float:
     """The relative error of predicted peaks of this kind of program."""
     return next(error for _, applies, error in PEAK_ERRORS if applies(program, mesh))

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from math import inf
 
 from toast_cli.dimensions import Dimensions, analyse
@@ -66,15 +67,19 @@ class Variant:
     """One variant of the program, with the result of its search.
 
     Attributes:
-        strategies: known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape.
         elsewhere: the same program searched on the other mesh shapes.
     """
 
     source: Source
     evaluator: Evaluator
     result: SearchResult
-    strategies: Mapping[str, PricedStrategy] = field(default_factory=dict)
     elsewhere: tuple[Variant, ...] = ()
+
+    @cached_property
+    def strategies(self) -> Mapping[str, PricedStrategy]:
+        """Known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape."""
+        known = [priced_strategies(one.evaluator, EVERY)[0] for one in (self, *self.elsewhere) if self.elsewhere]
+        return reduce(better, known, {})
 
     def preferred(self) -> Variant:
         """With the known strategy, on any mesh, or the shorter plan that is nearly as fast."""
@@ -192,7 +197,6 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
         space.gives_up,
     )
     reference: Cost | None = None
-    priced: dict[int, Mapping[str, PricedStrategy]] = defaultdict(dict)
 
     def evaluator_of(candidate: Candidate) -> Evaluator:
         source, dimensions = variants[candidate.reading]
@@ -202,14 +206,10 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
             problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
             stated = space.stated(replace(problem, goal=goal))
             evaluator = Evaluator(stated, strategies(stated).values())
-        if len(meshes) > 1:
-            known = priced_strategies(evaluator, EVERY)[0]
-            priced[candidate.reading] = better(priced[candidate.reading], known)
         return evaluator
 
     def variant_of(searched: Searched) -> Variant:
-        number = searched.candidate.reading
-        return Variant(variants[number][0], searched.evaluator, searched.result, priced[number])
+        return Variant(variants[searched.candidate.reading][0], searched.evaluator, searched.result)
 
     def worth(searched: Searched) -> tuple[float, ...]:
         nonlocal reference

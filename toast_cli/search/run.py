@@ -105,7 +105,8 @@ def search_candidates(
     """All candidates tried, the best first; evaluations and seconds are those of the whole search.
 
     Each candidate gets an equal, small share of the budget and begins with the best plan of those before it. The rest
-    of the budget goes to the best one. With fewer evaluations than candidates, only that many are tried.
+    of the budget goes to the best one. A further reading of the program is tried on the best mesh, and on the others if
+    it is the best there. With fewer evaluations than candidates, only that many are tried.
 
     Args:
         evaluator_of: raises UsageError or InputError for a candidate that does not admit what the user asks for. If
@@ -118,7 +119,10 @@ def search_candidates(
     best: list[Searched] = []
     why: ToastError | None = None
     with interruptible():
-        for candidate in candidates:
+        while candidates:
+            reading, mesh = candidates[0].reading, best[0].candidate.mesh if best else None
+            candidate = next((one for one in candidates if one.reading == reading and one.mesh == mesh), candidates[0])
+            candidates = [one for one in candidates if one is not candidate]
             try:
                 evaluator = evaluator_of(candidate)
             except (UsageError, InputError) as error:
@@ -131,6 +135,8 @@ def search_candidates(
             best = sorted([*best, searched], key=worth, reverse=True)
             if searched.result.stopped == "interrupted":
                 break
+            if best[0].candidate.reading != reading:
+                candidates = [one for one in candidates if one.reading != reading]
         if why is not None and not best:
             raise why
         stopped = searched.result.stopped
