@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from toast_cli.dimensions.classes import Classes
 from toast_cli.dimensions.model import FactorKind, Resolution, Strand
-from toast_cli.program.model import Op, Program
+from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 from toast_cli.program.values import DisjointSets
 
@@ -236,7 +236,8 @@ def _between(program: Program, of_op: dict[int, set[End]]) -> dict[int, set[End]
     """Light op -> components of which it is between two ops, with only light ops in between."""
     behind: dict[int, set[End]] = {}
     ahead: dict[int, set[End]] = {}
-    light = [n not in of_op and _is_light(op) for n, op in enumerate(program.ops)]
+    heavy = [op.kind.heavy or op.name in (ARGUMENT, CARRY, RESULT) for op in program.ops]
+    light = [n not in of_op and not heavy[n] for n in range(len(heavy))]
     for number, op in enumerate(program.ops):
         if light[number]:
             found: set[End] = set()
@@ -251,10 +252,6 @@ def _between(program: Program, of_op: dict[int, set[End]]) -> dict[int, set[End]
                 found |= of_op.get(user, set()) | ahead.get(user, set())
             ahead[number] = found & behind[number]
     return {number: found for number, found in sorted(ahead.items()) if found}
-
-
-def _is_light(op: Op) -> bool:
-    return not op.kind.heavy and op.name not in (ARGUMENT, CARRY, RESULT)
 
 
 def _gather_alike(

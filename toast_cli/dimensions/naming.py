@@ -358,7 +358,9 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
         case ops.DOT_GENERAL if any(w >= 0 for w in look.weights):
             product = _product(look)
             one = product.left if look.weights[0] >= 0 else product.right
-            evidence.stacked |= product.batching & _groups_of_weight(look) - repeated
+            arrays = [dims for weight, dims in zip(look.weights, look.form.operands, strict=True) if weight >= 0]
+            of_weight = look.named(factor for factors in look.factors(arrays) for factor in factors)
+            evidence.stacked |= product.batching & of_weight - repeated
             evidence.features |= product.summed | one
             evidence.made |= one
             # A product may also contract a dimension of its own that no op has produced: a one-hot selection of
@@ -417,11 +419,6 @@ def _without_latents(look: _Look, repeated: set[int]) -> _Look:
     own = (product.left | product.summed, product.right | product.summed)
     weights = [-1 if groups & repeated else w for w, groups in zip(look.weights, own, strict=True)]
     return replace(look, weights=tuple(weights))
-
-
-def _groups_of_weight(look: _Look) -> set[int]:
-    arrays = [dims for weight, dims in zip(look.weights, look.form.operands, strict=True) if weight >= 0]
-    return look.named(factor for factors in look.factors(arrays) for factor in factors)
 
 
 def _kernel(evidence: _Evidence, look: _Look) -> None:

@@ -15,7 +15,6 @@ from toast_cli.plan.partials import (
     CollectiveStep,
     Cuts,
     Partial,
-    Reduction,
     completed,
     completion_of,
     cut_by_readers,
@@ -64,13 +63,6 @@ class _Reduced:
     inside: tuple[int, ...]
     readers: tuple[tuple[int, int], ...]
     apart: bool = False
-
-
-def _uncut(part: Reduction) -> Partial:
-    """The reduction with the axes of `cut_before` all-reduced instead of scattered."""
-    at, to, reduced = part.partial
-    before = axes_of(part.cut_before)
-    return Partial(at, without(to, before), (*before, *reduced))
 
 
 class _Lowering:
@@ -222,7 +214,10 @@ class _Lowering:
             )
             uses = tuple(readers(self._program, of.end)) if part.whole else ()
             cut = (*part.cut_before, *part.cut)
-            yield _Reduced(value, first, part.terms, _uncut(part), cut, inside, uses, part.apart)
+            at, to, reduced = part.partial
+            before = axes_of(part.cut_before)  # these axes are all-reduced instead of scattered
+            uncut = Partial(at, without(to, before), (*before, *reduced))
+            yield _Reduced(value, first, part.terms, uncut, cut, inside, uses, part.apart)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 

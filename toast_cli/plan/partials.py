@@ -186,16 +186,12 @@ def _added(left: _Open | None, right: _Open | None, place: int, op_sharding: OpS
     if not alike or needed[0] != needed[1] or op_sharding.shardings[0] != one.to:
         return None
     lands = does == "into" and axes_of(one.to) != axes_of(one.at)
-    if lands and (left.viewed or right.viewed or not _scattered_once(one)):
+    once = not one.reduced and len(axes_of(one.to)) == len(axes_of(one.at)) + 1  # scattered, over one axis only
+    if lands and (left.viewed or right.viewed or not once):
         return None
     into, cut = left.into or right.into or lands, (*left.cut_before, *left.cut)
     viewed = left.viewed or right.viewed
     return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into, viewed)
-
-
-def _scattered_once(partial: Partial) -> bool:
-    """Whether a value is scattered over one axis and reduced over no other."""
-    return not partial.reduced and len(axes_of(partial.to)) == len(axes_of(partial.at)) + 1
 
 
 # -- the collectives of a reduction ------------------------------------------------------------------------------------

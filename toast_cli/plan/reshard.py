@@ -322,14 +322,10 @@ def _next_steps(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gath
                 if order != axes:
                     moved = tuple(a for a, b in zip(axes, order, strict=True) if a != b)
                     yield ReshardStep(PERMUTE, moved, local), _replaced(at, dim, order)
-    if _is_cut_further(at, target, sizes):
+    # Pieces of `target` are pieces of those of `at`, so that each device can be sent the one it needs.
+    if all(shards((y,), sizes) % shards((x,), sizes) == 0 for x, y in zip(at, target, strict=True)):
         moved = tuple(sorted({a for x, y in zip(at, target, strict=True) for a in _unlike(x, y)}))
         yield ReshardStep(PERMUTE, moved, 1 / shards(target, sizes)), target
-
-
-def _is_cut_further(at: Sharding, target: Sharding, sizes: tuple[int, ...]) -> bool:
-    """Whether the pieces of `target` are pieces of those of `at`, so that each device can be sent the one it needs."""
-    return all(shards((y,), sizes) % shards((x,), sizes) == 0 for x, y in zip(at, target, strict=True))
 
 
 def _unlike(have: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ layouts, and the kernels around them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, prod
@@ -158,9 +158,10 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     for key, values in found.items():
         (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
         left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
-        making = making_of(problem, made, values[0], readers) if left else None
+        shared = left and len(readers) > 1  # readers may take different shards
+        making = making_whole(program, stored, problem.free, made.profile, values[0]) if shared else None
         sums = FactorKind.REDUCTION in problem.patterns[pattern].form.kinds
-        at_edges = LOOP_READS in problem.roles and are_at_edges(left)
+        at_edges = LOOP_READS in problem.roles and any(reader.whole_if_ahead is False for reader in left)
         item = ArrayItem(
             pattern, k, *measures, left, at_edges, region, costs=sums, values=tuple(values), making=making,
             as_made=len(left) < len(readers),
@@ -168,16 +169,6 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
         costs = item.stored or left or region != NO_REGION or item.row_copies
         items.append(replace(item, costs=True) if costs else item)
     return tuple(items)
-
-
-def making_of(problem: Problem, made: Compilation, value: int, readers: Collection[object]) -> Making | None:
-    """Work to compute a whole value that is not stored and of which readers may take different shards."""
-    return making_whole(problem.program, made.stored, problem.free, made.profile, value) if len(readers) > 1 else None
-
-
-def are_at_edges(readers: Collection[ItemReader]) -> bool:
-    """Whether some readers read all of an array in loops that do not make it."""
-    return any(reader.whole_if_ahead is False for reader in readers)
 
 
 def _ways_of_reading(

@@ -101,7 +101,8 @@ class Buffers:
         copied = next((self._convolved[value] for value in item.values if value in self._convolved), None)
         if copied is not None and (item.tiling.dims or copied.images is None):
             yield CONVOLVED, self._layouts.convolved(item, copied, made)
-        if self._waits_for_scatter(item, op_sharding):
+        partial = op_sharding.reduced or op_sharding.scattered[item.result]
+        if any(partial or not self._started[value].added for value in item.values if value in self._started):
             computed = op_sharding.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
         rows = max([size for _, size, _ in self._layouts.row_copies(item, made)], default=0.0)
@@ -127,7 +128,8 @@ class Buffers:
             yield kind, self._layouts.laid_out(item, size, copy.sharding, made)
             if self._layouts.is_put_together(item, copy, made):
                 yield PutTogether(kind), self._layouts.laid_out(item, size, copy.sharding, made)
-            if is_part_held(copy):
+            # It is gathered partly ahead of loops and further within them.
+            if copy.ahead < len(copy.steps) and any(step.kind == GATHER for step, _ in copy.steps[: copy.ahead]):
                 between = copy.steps[copy.ahead - 1][1]
                 yield Ahead(copy.places), self._layouts.laid_out(item, size, between, made)
 
@@ -220,10 +222,6 @@ class Buffers:
         maker = program.ops[program.producer[item.values[0]]].name
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
 
-    def _waits_for_scatter(self, item: ArrayItem, op_sharding: OpSharding) -> bool:
-        starts = [self._started[value] for value in item.values if value in self._started]
-        return any(op_sharding.reduced or op_sharding.scattered[item.result] or not start.added for start in starts)
-
     def _waiting(
         self, item: ArrayItem, made: int, value: int, copies: tuple[tuple[int, ...], ...] = ()
     ) -> list[Interval]:
@@ -312,8 +310,3 @@ class Buffers:
                 first = copy_made_at(program, loop, home, first)
             found.append((first, max([first, *(last for _, last in intervals)])))
         return found
-
-
-def is_part_held(copy: Copy) -> bool:
-    """Whether a copy is gathered partly ahead of loops and further within them."""
-    return copy.ahead < len(copy.steps) and any(step.kind == GATHER for step, _ in copy.steps[: copy.ahead])

@@ -292,14 +292,19 @@ class Candidates:
     def _offloading(self, seconds: float) -> list[Variant]:
         """A variant that fits only because it offloads residuals, with a step of less than `seconds`, if there is one:
         a tried one that does not fit, those with the shortest step first."""
-        chip = self._own.evaluator.problem.mesh.chip
+        mesh = self._own.evaluator.problem.mesh
+        chip, devices = mesh.chip, mesh.devices
         if chip.platform != "tpu" or not chip.host_bytes_per_second or self.interrupted:
             return []
         tried = [one for one in self.tried if not self._fits(one) and one.result.cost.step_seconds < seconds]
         found: list[Variant] = []
         for like in sorted(tried, key=lambda one: one.result.cost.step_seconds):
             variant = with_offload(like.source, Offload.residuals)
-            if isinstance(variant, str) or self._least_transfer_seconds(variant) > seconds:
+            if isinstance(variant, str):
+                continue
+            values, transfers = variant.program.values, filter(is_transfer, variant.program.ops)
+            moved = sum(op.trips * values[op.results[0]].bytes for op in transfers) / devices  # where all are split
+            if moved / chip.host_bytes_per_second > seconds:
                 continue
             one = self._searched(variant, like)
             if one is None:
@@ -309,12 +314,6 @@ class Candidates:
             if self.interrupted or len(found) == _OFFLOADED:
                 break
         return [one for one in found if self._fits(one)]
-
-    def _least_transfer_seconds(self, source: Source) -> float:
-        """Seconds of a program's transfers where all arrays are split over all devices."""
-        program, mesh = source.program, self._own.evaluator.problem.mesh
-        moved = sum(op.trips * program.values[op.results[0]].bytes for op in program.ops if is_transfer(op))
-        return moved / mesh.devices / mesh.chip.host_bytes_per_second
 
     def _made_faster(self, best: Variant) -> Variant:
         """The variant that keeps products with weights and recomputes all else, if it fits and is faster; else `best`.

@@ -60,7 +60,8 @@ def with_recompute(source: Source, policy: Recompute) -> Source | str:
     with copy.context, ir.Location.unknown():
         block = xla.main_function(copy).entry_block
         found = [] if policy is Recompute.all else keep_products(copy, policy)
-        found += _recompute_scans(copy, policy)
+        while (pair := next((it for it in loop_pairs(copy) if _recompute_pair(it, policy)), None)) is not None:
+            found.append(pair.place)
         found += recompute_segments(block, weights, policy)
         if not found:
             return "the program saves nothing from a forward to a backward pass that this policy recomputes"
@@ -72,14 +73,6 @@ def with_recompute(source: Source, policy: Recompute) -> Source | str:
         f"has it; in JAX it is jax.checkpoint(layer{_IN_JAX[policy]}) for the layers{place}"
     )
     return read_rewritten(source, copy, notice, recompute=policy.value)
-
-
-def _recompute_scans(module: Any, policy: Recompute) -> list[Any]:
-    """Removes stacks of every pair of loops; returns the locations of the forward loops."""
-    places = []
-    while (pair := next((it for it in loop_pairs(module) if _recompute_pair(it, policy)), None)) is not None:
-        places.append(pair.place)
-    return places
 
 
 def _recompute_pair(pair: LoopPair, policy: Recompute) -> bool:
@@ -237,7 +230,9 @@ class EqualValues:
             return True
         if not is_pure(operation):
             return False
-        before = self._unshaped(operation) or self._other_than_neutral(operation)
+        before = before_reshape(self.of(operation.operands[0])) if operation.name == RESHAPE else None
+        cancel = before is not None and before.type == operation.results[0].type  # two successive reshapes
+        before = self.of(before) if cancel else self._other_than_neutral(operation)
         if before is not None:
             self.first[operation.results[0]] = before
             return True
@@ -248,11 +243,6 @@ class EqualValues:
         elif learn:
             self._made[key] = operation
         return known is not None
-
-    def _unshaped(self, operation: Any) -> Any | None:
-        """The source of two successive reshapes that cancel; None if they do not."""
-        before = before_reshape(self.of(operation.operands[0])) if operation.name == RESHAPE else None
-        return self.of(before) if before is not None and before.type == operation.results[0].type else None
 
     def _other_than_neutral(self, operation: Any) -> Any | None:
         """The operand that an operation returns unchanged because all numbers of the other are neutral, such as zeros

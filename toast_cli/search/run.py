@@ -140,7 +140,8 @@ def search_candidates(
         if why is not None and not best:
             raise why
         stopped = searched.result.stopped
-        if stopped != "interrupted" and not runs.is_spent():
+        total = settings.budget().evaluations
+        if stopped != "interrupted" and runs.share < 1.0 and (total is None or runs.evaluations < total):
             leader = best[0]
             result = runs.run(leader.evaluator, leader.starts, 1.0 - runs.share, leader.result)
             stopped = result.stopped
@@ -159,10 +160,6 @@ class _Runs:
     def __init__(self, settings: Settings, progress: SearchProgress | None) -> None:
         self._settings, self._progress = settings, progress
         self.evaluations, self.seconds, self.share, self._best = 0, 0.0, 0.0, inf
-
-    def is_spent(self) -> bool:
-        total = self._settings.budget().evaluations
-        return self.share >= 1.0 or (total is not None and self.evaluations >= total)
 
     def run(
         self, evaluator: Evaluator, starts: Sequence[Plan], share: float, before: SearchResult | None = None
