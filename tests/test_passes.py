@@ -23,6 +23,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.price.cost import Attained
 from toast_cli.price.profile import PASSES, CompilerProfile
 from toast_cli.price.profiles import find_profile, profiles_of
+from toast_cli.program.ops import REDUCE
 
 ROOT = Path(__file__).resolve().parents[1]
 BF16 = jnp.bfloat16
@@ -195,6 +196,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "shared-exponentials": (lambda x, v, w: ((y := jnp.exp(x)) @ v, y @ w), (SQUARE,) * 3, "", "less peak", PLAIN),
     "narrowed-stacks": (cast, (arg(64, 4096, dtype=BF16), arg(16, 4096, 4096)), "", "less peak", "v4-32"),
     "masked-softmaxes": (attended, HEADS, "", "less peak", "v6e-64"),
+    "product-rows": (attended, (arg(2, 1024, 2, 1, 64, dtype=BF16), *(arg(2, 1024, 2, 64, dtype=BF16),) * 2), "",
+                     "more compute", "v6e-64"),
     "polynomials": (lax.erf, (SQUARE,), "", "less compute", replace(PLAIN, attained=Attained(vector=0.01))),
     "narrow-stores": (widened, (arg(64, 64, dtype=BF16),) * 2, "", "more peak", PLAIN),
     "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),
@@ -290,6 +293,27 @@ def test_without_a_pass_the_prediction_is_another(name: str) -> None:
     else:
         assert other[what] != figures[what]
         assert how == "other" or (other[what] > figures[what]) is (how == "more")
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "machine", "read"),
+    [
+        (512, BF16, "v6e-8", 0), (2560, BF16, "tpu7x-8", 0), (256, BF16, "v6e-8", 1), (2688, BF16, "v6e-8", 1),
+        (512, jnp.float32, "v6e-8", 1), (512, BF16, "v5e-8", 1),
+    ],
+)  # fmt: skip
+def test_rows_of_a_product_that_its_kernel_reduces_are_not_read_again(
+    rows: int, dtype: Any, machine: str, read: int
+) -> None:
+    """The maximum and the sum of a softmax, in attention of bf16 on v6e and tpu7x."""
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.einsum("bqd,bkd->bqk", q, k).astype(jnp.float32)
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores).astype(dtype), v)
+
+    case = case_on(machine, source_of(attend, *(arg(2, rows, 64, dtype=dtype),) * 3), ())
+    scores = 2 * rows * rows * 2  # bytes, in bf16
+    assert sum(use.name == REDUCE and use.bytes >= scores for use in case.evaluator.kernels(())) == read
 
 
 def all_profiles() -> list[CompilerProfile]:

@@ -173,7 +173,7 @@ def kernels(
         if any(stored[v] for v in op.results) and not (scalars_free and scalar):
             grouping.add_kernels(number)
     if "reduction-fusion" in profile.passes:
-        let_reductions_ride(program, grouping.found, grouping.reads, profile)
+        let_reductions_ride(program, grouping.found, grouping.reads, grouping.products, profile)
     if "normalization-fusion" in profile.passes:
         join_rows(program, grouping.found, grouping.reads, stored)
     return grouping.found
@@ -211,7 +211,8 @@ class _Walk:
 
 
 class _Grouping:
-    """Collects kernels. found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory."""
+    """Collects kernels. found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory. products:
+    last op of a kernel -> the contraction in it."""
 
     def __init__(
         self, program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, form: MemoryForm
@@ -231,6 +232,7 @@ class _Grouping:
         self._kept = {argument.value for argument in program.arguments if not argument.donated}
         self.found: list[Kernel | None] = [None] * len(program.ops)
         self.reads: dict[int, set[int]] = {}
+        self.products: dict[int, int] = {}
 
     def add_kernels(self, number: int) -> None:
         """Adds the kernel that writes the results of op `number`, and those of contractions that it cannot contain."""
@@ -239,6 +241,8 @@ class _Grouping:
             end, walk = pending.pop(), _Walk()
             self._add(end, walk)
             self.reads[end] = {value for value, _ in walk.read}
+            if walk.product >= 0 or self._program.ops[end].kind.matrix_unit:
+                self.products[end] = walk.product if walk.product >= 0 else end
             pending.extend(walk.others)
             joined = self._hosts.of(end, walk.read) if self._joins and walk.product < 0 else []
             if joined:
@@ -502,15 +506,20 @@ FAR = 300  # ops after which one array is assumed to depend on the other
 
 
 def let_reductions_ride(
-    program: Program, found: list[Kernel | None], reads: dict[int, set[int]], profile: CompilerProfile
+    program: Program,
+    found: list[Kernel | None],
+    reads: dict[int, set[int]],
+    products: dict[int, int],
+    profile: CompilerProfile,
 ) -> None:
-    """Marks the kernels of reductions that are merged into others, and then read nothing themselves.
+    """Marks the kernels of reductions that are merged into others, and then read nothing themselves, or removes them.
 
     That is the kernel that makes the operand, if the reduction's other operands are available by then (unlike a
     variance that needs the mean, or a softmax's sum that needs the largest element), or one that reads the operand
     together with the reduction's result, the largest element. Seen in programs compiled by libtpu 0.0.42.1.
 
-    found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory.
+    found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory. products: last op of a kernel
+    -> the contraction in it; a reduction of rows that is merged into a contraction's kernel is added.
     """
     alone = "library-products" in profile.passes
     with_largest = "normalization-fusion" not in profile.passes
@@ -525,11 +534,38 @@ def let_reductions_ride(
         made_here = made_here and not (alone and maker.kind.matrix_unit)
         at_once = made_here and not any(_follows(program, value, largest) for value in values - {largest})
         largest_found = with_largest and op.detail == "maximum"
-        if at_once or (largest_found and any(op.results[0] in reads[r] for r in readers[largest])):
+        product = _product_of_rows(program, op, values, products) if "product-rows" in profile.passes else -1
+        host = found[product] if product >= 0 else None
+        if host is not None:
+            # The contraction's epilogue computes it.
+            products[number], found[number] = product, None
+            host.results[0].flops += op.flops + sum(side.flops for side in kernel.operands)
+        elif at_once or (largest_found and any(op.results[0] in reads[r] for r in readers[largest])):
             kernel.rides = True
             for side in kernel.operands:
                 side.bytes = side.elements = side.largest = side.passing = 0
                 side.staying = 0.0
+
+
+def _product_of_rows(program: Program, op: Op, values: set[int], products: Mapping[int, int]) -> int:
+    """The contraction that has a reduction of its rows in its kernel, or -1.
+
+    XLA:TPU has whole rows of 512 to 2,560 elements in the kernel of a contraction of bf16 on v6e and tpu7x: attention's
+    scores leave it as exponentials, with their sums, and the sums of a softmax's gradient come with the gradient of the
+    probabilities. On v5e, and for rows of 197, kernels of their own read the scores (libtpu 0.0.42.1).
+
+    values: those that the reduction reads from memory. products: last op of a kernel -> the contraction in it.
+    """
+    most = max(program.values[v].elements for v in values)
+    product = products.get(max(program.producer[v] for v in values if program.values[v].elements == most), -1)
+    if product < 0 or program.ops[product].loop != op.loop or not _reduces_rows(program, op, PRODUCT_ROWS):
+        return -1
+    if program.values[program.ops[product].operands[0]].dtype != "bf16":
+        return -1
+    # What it reads beside the rows is there before them, or is a statistic of them.
+    others = [value for value in values if products.get(program.producer[value]) != product]
+    made = program.ops[product].results[0]
+    return -1 if any(_follows(program, value, made) for value in others) else product
 
 
 def _readers(reads: dict[int, set[int]]) -> dict[int, list[int]]:
@@ -555,7 +591,8 @@ def _follows(program: Program, value: int, first: int) -> bool:
     return False
 
 
-LONGEST_ROW = 16_384
+SHORT_ROWS = range(16_384 + 1)
+PRODUCT_ROWS = range(512, 2560 + 1)
 MASKED = 130.0  # operations of the vector unit for each element that is masked
 
 
@@ -576,7 +613,7 @@ def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set
     hosts: dict[int, int] = {}  # reduction -> last op of the kernel it is merged into
     for number in sorted(reads, reverse=True):
         values = reads[number]
-        if found[number] is None or not values or not _reduces_short_rows(program, program.ops[number]):
+        if found[number] is None or not values or not _reduces_rows(program, program.ops[number], SHORT_ROWS):
             continue
         longest = max(program.values[v].elements for v in values)
         rows = {value for value in values if program.values[value].elements == longest}
@@ -585,7 +622,7 @@ def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set
             continue
         (host,) = ends
         last = program.ops[host]
-        in_rows = last.kind.fusible or _reduces_short_rows(program, last)  # can hold rows in registers
+        in_rows = last.kind.fusible or _reduces_rows(program, last, SHORT_ROWS)  # can hold rows in registers
         if rows <= reads[host] and found[host] is not None and in_rows:
             hosts[number], found[number] = host, None
     for host in set(hosts.values()):
@@ -612,9 +649,9 @@ def _is_masked(program: Program, op: Op, read: set[int], stored: list[bool]) -> 
     return False
 
 
-def _reduces_short_rows(program: Program, op: Op) -> bool:
-    """Whether an op reduces only the innermost dimensions of its operand, and these are short enough."""
+def _reduces_rows(program: Program, op: Op, lengths: range) -> bool:
+    """Whether an op reduces only the innermost dimensions of its operand; lengths: of their elements together."""
     if op.name != REDUCE:
         return False
     made, taken = program.values[op.results[0]].shape, program.values[op.operands[0]].shape
-    return made == taken[: len(made)] and prod(taken[len(made) :]) <= LONGEST_ROW
+    return made == taken[: len(made)] and prod(taken[len(made) :]) in lengths

@@ -155,6 +155,7 @@ PASSES: Mapping[str, str] = {
     "output-fusion": "Elementwise ops are fused into the epilogue of a contraction.",
     "multi-output-fusion": "Elementwise ops are merged into the kernel that writes their operand.",
     "reduction-fusion": "A reduction is merged into another kernel that has its operand in registers.",
+    "product-rows": "Reductions of rows are merged into the kernel of the contraction that makes the rows.",
     "normalization-fusion": "Reductions of rows are merged into the kernel that reads the rows again.",
     "unsliced-fusions": "A fused array is materialised whole where readers take different shards of it.",
     "recomputation": "Each kernel that reads a value recomputes it where that moves fewer bytes.",

@@ -81,8 +81,8 @@ PASSES = plain.PASSES | {
 # Seen in loops, softmaxes and ragged products compiled for each generation.
 PASSES_OF = {
     "v2": {"ragged-gradients"}, "v3": {"ragged-gradients"}, "v4": {"ragged-kernels"}, "v5p": {"ragged-kernels"},
-    "v5e": {"ragged-gradients", "loop-gathers-first"}, "v6e": {"ragged-gradients", "masked-softmaxes"},
-    "tpu7x": {"ragged-gradients", "masked-softmaxes"},
+    "v5e": {"ragged-gradients", "loop-gathers-first"}, "v6e": {"ragged-gradients", "masked-softmaxes", "product-rows"},
+    "tpu7x": {"ragged-gradients", "masked-softmaxes", "product-rows"},
 }  # fmt: skip
 
 SOURCES = {
