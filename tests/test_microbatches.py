@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from checking import toast
 from jax import lax
-from programs import arg, source_of
+from programs import arg, source_of, source_of_text
 
 from toast_cli import xla
 from toast_cli.ask_xla.numbers import input_sets, relative_error
@@ -321,6 +321,44 @@ def test_gradients_of_layers_are_added_up_row_by_row(dtype: Any) -> None:
     assert ("add", "f32[1,16,16]") in made
     stacks = {name for name, value in made if value == "f32[3,16,16]"} - {"carry"}
     assert stacks == {"dynamic_update_slice"}
+
+
+OUTSIDE = """
+func.func @main(%x: tensor<4x3xf32>, %y: tensor<8xf32>) -> (tensor<4x3xf32>, tensor<8xf32>) {
+  %none = stablehlo.constant dense<0.0> : tensor<4x3xf32>
+  %c0 = stablehlo.constant dense<0> : tensor<i32>
+  %c1 = stablehlo.constant dense<1> : tensor<i32>
+  %c4 = stablehlo.constant dense<4> : tensor<i32>
+  %made:2 = stablehlo.while(%i = %c0, %stack = %none) : tensor<i32>, tensor<4x3xf32> cond {
+    %more = stablehlo.compare LT, %i, %c4 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %row = stablehlo.dynamic_slice %x, %i, %c0, sizes = [1, 3]
+      : (tensor<4x3xf32>, tensor<i32>, tensor<i32>) -> tensor<1x3xf32>
+    %next = stablehlo.dynamic_update_slice %stack, %row, %i, %c0
+      : (tensor<4x3xf32>, tensor<1x3xf32>, tensor<i32>, tensor<i32>) -> tensor<4x3xf32>
+    %j = stablehlo.add %i, %c1 : tensor<i32>
+    stablehlo.return %j, %next : tensor<i32>, tensor<4x3xf32>
+  }
+  %added:2 = stablehlo.while(%i = %c0, %sum = %none) : tensor<i32>, tensor<4x3xf32> cond {
+    %more = stablehlo.compare LT, %i, %c4 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %next = stablehlo.add %sum, %made#1 : tensor<4x3xf32>
+    %j = stablehlo.add %i, %c1 : tensor<i32>
+    stablehlo.return %j, %next : tensor<i32>, tensor<4x3xf32>
+  }
+  %z = stablehlo.tanh %y : tensor<8xf32>
+  return %added#1, %z : tensor<4x3xf32>, tensor<8xf32>
+}
+"""
+
+
+def test_a_stack_that_is_made_before_the_loop_is_added_whole() -> None:
+    found = with_microbatches(source_of_text(OUTSIDE), 2)
+    assert isinstance(found, Source)
+    stacks = [op for op in found.program.ops if op.name == "stablehlo.dynamic_update_slice" and op.loop >= 0]
+    assert sorted(str(found.program.values[op.operands[1]]) for op in stacks) == ["f32[1,3]", "f32[1,4]"]
 
 
 @pytest.fixture(scope="module")

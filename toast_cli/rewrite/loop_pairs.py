@@ -296,6 +296,8 @@ def _add_in_place(held: Any, added: Any) -> None:
     if not made_by(_WHILE, stack) or xla.splat_number(stack.owner.operands[stack.result_number]) != 0:
         return
     loop, number = stack.owner, stack.result_number
+    if loop.operation.block != held.owner:  # it is made once, and added in each iteration
+        return
     whole, inside = yielded(loop)[number], body_of(loop).arguments[number]
     written = _written(whole, number, loop)
     rows = None if written is None else counted(written[1], loop)
