@@ -234,7 +234,7 @@ class LayerLoops:
         stages: list[int] = []  # of the chunks of trips
         for chunk in range(0, self._layers, size):
             owners = {number // size for row in read if row is not None for number in row[chunk : chunk + size]}
-            if None in read or len(owners) > 1:
+            if None in read or len(owners) != 1 or not owners <= set(range(self._stages)):
                 raise refusal("a loop over layers does not take them one after the other", loop.location)
             stages += owners
         carried = [value if k in rows else self._whole(value, loop) for k, value in enumerate(loop.operands)]
