@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from toast_cli.hardware import load_spec, parse_shape
@@ -39,8 +37,3 @@ def test_gathers_over_all_of_a_large_slice_become_all_reduces(
     assert stays_slice_gather(profile, mesh, axes, mib * MIB) is stays
     if not stays:
         assert stays_slice_gather(profile.without("slice-gathers"), mesh, axes, mib * MIB)
-
-
-def columns(x: jax.Array) -> jax.Array:
-    """Eight equal columns of each row."""
-    return jnp.broadcast_to(x[:, None, :], (x.shape[0], 8, x.shape[1]))
