@@ -256,6 +256,8 @@ class Candidates:
         part of the rest. A policy that is not searched yet needs more than those that recompute more, by its share of
         what these save; if there are none, it may need as little as any other."""
         costs = self._costs.get(k, {})
+        if number in costs:
+            return costs[number].peak_bytes
         if 1 not in costs:
             known = {j: self._expected_bytes(j, number) for j, measured in self._costs.items() if 1 in measured}
             lighter = [j for j in known if j > k]
@@ -265,8 +267,6 @@ class Candidates:
             own, few, more = (kept.get(self._policies[j], 0) for j in (0, min(lighter), k))
             share = (more - few) / (own - few) if few < more <= own else 0.0
             return least + share * max(0.0, known[0] - known[min(lighter)])
-        if number in costs:
-            return costs[number].peak_bytes
         split = sorted(set(costs) - {1})
         if len(split) > 1:
             (few, more), (peak, lower) = split[-2:], (costs[n].peak_bytes for n in split[-2:])
