@@ -259,7 +259,8 @@ class LoopWriter:
         if maker.name == CONSTANT:
             return splat_of(xla.constant_number(maker) or "", kind, self._build.ip)
         attributes = {name: value for name, value in xla.attributes_of(maker).items() if name != "sdy.sharding_rule"}
-        return self._build.one(maker.name.removeprefix("stablehlo."), operands, kind, **attributes)
+        place, at = self._build.location, self._build.ip  # of StableHLO or of CHLO
+        return ir.Operation.create(maker.name, [kind], operands, attributes, loc=place, ip=at).results[0]
 
     def _read_parts(self, index: Any) -> None:
         """Lets ops read one part of what the loop computes as a whole, and an iota count what is in the part."""
