@@ -1,6 +1,6 @@
 """`Comparison`: every known strategy that applies, and the search's result; as facts (JSON schema "toast.compare/1",
-field names are stable) and tables. Also what the compiler says of plans, and
-the row of the program's own shardings.
+field names are stable) and tables. Also what the compiler says of plans, and the row of the
+program's own shardings.
 """
 
 from __future__ import annotations
