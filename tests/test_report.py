@@ -246,6 +246,13 @@ def test_a_report_80_columns_wide() -> None:
     assert shown(make_report(), 80) == REPORT_80
 
 
+def test_the_bar_of_a_step_has_what_overlap_leaves_of_communication() -> None:
+    """15.2 ms of 16.9 are nine of ten cells."""
+    report = make_report(predicted=replace(PREDICTED, step_seconds=0.0169))
+    line = next(line for line in shown(report, 80).splitlines() if line.startswith("  step time"))
+    assert (line.count("█") - 1, line.count("▒") - 1) == (9, 1)  # less one each before the words
+
+
 def test_a_report_of_what_does_not_fit_120_columns_wide() -> None:
     assert shown(make_report(TOO_LARGE), 120).startswith(TOO_LARGE_120)
 

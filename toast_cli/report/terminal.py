@@ -301,9 +301,10 @@ def prediction(report: Report, width: int) -> RenderableType:
         drawn = style.bar(parts, bar_width) if bar_width >= LEAST_BAR else Text()
         rows.add_row(label, Text(figure, style.TITLE), drawn, words)
 
-    both = max(predicted.step_seconds, predicted.compute_seconds + predicted.communication_seconds) or 1.0
-    compute = TextPart(predicted.compute_seconds / both, "█", style.COMPUTE)
-    communication = TextPart(predicted.communication_seconds / both, "▒", style.COMMUNICATION)
+    # Compute, and what of the step remains of communication beside it.
+    computed = min(predicted.compute_seconds / predicted.step_seconds, 1.0) if predicted.step_seconds else 0.0
+    compute = TextPart(computed, "█", style.COMPUTE)
+    communication = TextPart(1.0 - computed if predicted.step_seconds else 0.0, "▒", style.COMMUNICATION)
     add(
         "step time",
         format_seconds(predicted.step_seconds),
