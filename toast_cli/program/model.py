@@ -192,8 +192,8 @@ class HandWritten:
 
     @property
     def only_multiplies(self) -> bool:
-        """Whether it does little besides products, as those of groups of rows do; attention has its softmax."""
-        return self.vector < 0.005 * self.products
+        """Whether it is known to do little besides products (attention has its softmax): products of groups of rows."""
+        return self.kind != "" and self.vector < 0.005 * self.products
 
 
 @dataclass(frozen=True)
