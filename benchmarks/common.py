@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -38,6 +39,19 @@ def choose(names: Sequence[str], *, tiny: bool = True) -> dict[str, Path]:
         raise SystemExit(f"no sample {', '.join(unknown)}; there are {', '.join(known)}")
     wanted = names if names or files else [name for name in known if tiny or not is_tiny(name)]
     return {name: path for name, path in known.items() if name in wanted} | files
+
+
+def table_options(description: str | None, what: str) -> tuple[list[str], Path | None]:
+    """What a benchmark of published figures is asked for: the names of its rows, none for all, and the page to write.
+    No device is looked for: nothing runs, and looking for TPUs takes long."""
+    import jax
+
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar=what, help="all where none is named")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="puts the table into a page of the documentation")
+    options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    return options.names, options.write
 
 
 def note(text: str) -> None:

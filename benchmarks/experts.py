@@ -9,12 +9,10 @@ in `shard_map`, so toast only prices them.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,7 @@ from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.common import Row, markdown_table, note, put_between, show
+from benchmarks.common import Row, markdown_table, note, put_between, show, table_options
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import load, program_pins
 from toast_cli.hardware import load_spec
@@ -102,21 +100,17 @@ START, END = "<!-- experts: written by python -m benchmarks.experts -->", "<!-- 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("machines", nargs="*", metavar="MESH", help="all where none is named")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="puts the table into a page of the documentation")
-    options = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # nothing runs, and looking for TPUs takes long
+    names, page = table_options(__doc__, "MESH")
     groups: dict[tuple[str, Layer], list[tuple[Timed, float]]] = {}
     for timed in TIMES:
-        if not options.machines or timed.mesh in options.machines:
+        if not names or timed.mesh in names:
             expected = 1e3 * expected_seconds(timed)
             groups.setdefault((timed.mesh, timed.layer), []).append((timed, expected))
             note(f"{timed.mesh} {timed.dispatch} {timed.parallel}: {timed.milliseconds:g}, expected {expected:.4g}")
     rows = [row_of(group) for group in groups.values()]
     show("layers of experts, predicted and measured", COLUMNS, rows)
-    if options.write:
-        put_between(options.write, START, END, markdown_table(COLUMNS, rows, words=6))
+    if page:
+        put_between(page, START, END, markdown_table(COLUMNS, rows, words=6))
 
 
 def row_of(group: list[tuple[Timed, float]]) -> Row:

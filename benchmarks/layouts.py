@@ -11,16 +11,14 @@ and the order is what counts.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from itertools import combinations, groupby
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.common import Row, markdown_table, note, put_between, show
+from benchmarks.common import Row, markdown_table, note, put_between, show, table_options
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, matrix_rate
@@ -106,16 +104,12 @@ START, END = "<!-- layouts: written by python -m benchmarks.layouts -->", "<!-- 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("chips", nargs="*", metavar="CHIP", help="all where none is named")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="puts the table into a page of the documentation")
-    options = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # nothing runs
-    chosen = [one for one in SERVED if not options.chips or one.chip in options.chips]
+    names, page = table_options(__doc__, "CHIP")
+    chosen = [one for one in SERVED if not names or one.chip in names]
     rows = [row_of(list(group)) for _, group in groupby(chosen, lambda one: (one.model, one.chip))]
     show("tokens a second of a GPU, by tensor parallelism", COLUMNS, rows)
-    if options.write:
-        put_between(options.write, START, END, markdown_table(COLUMNS, rows, words=2))
+    if page:
+        put_between(page, START, END, markdown_table(COLUMNS, rows, words=2))
 
 
 def row_of(group: list[Served]) -> Row:

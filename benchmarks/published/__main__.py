@@ -5,13 +5,9 @@ python -m benchmarks.published [NAME@MESH …] [--write docs/accuracy.md]
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
-from pathlib import Path
 
-import jax
-
-from benchmarks.common import Row, markdown_table, note, put_between, show
+from benchmarks.common import Row, markdown_table, note, put_between, show, table_options
 from benchmarks.published.runs import RUNS, Run
 from benchmarks.published.step import lowered
 from toast_cli.pipeline import partition
@@ -28,19 +24,15 @@ START, END = "<!-- published: written by python -m benchmarks.published -->", "<
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", metavar="NAME@MESH", help="all where none is named")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="puts the table into a page of the documentation")
-    options = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # nothing runs, and looking for TPUs takes long
+    names, page = table_options(__doc__, "NAME@MESH")
     rows = []
     for run in RUNS:
-        if not options.runs or f"{run.name}@{run.mesh}" in options.runs:
+        if not names or f"{run.name}@{run.mesh}" in names:
             rows.append(predicted(run))
             note(" ".join(form.format_map(rows[-1]) for form in COLUMNS.values()))
     show("published training steps, predicted and measured", COLUMNS, rows)
-    if options.write:
-        put_between(options.write, START, END, markdown_table(COLUMNS, rows, words=4))
+    if page:
+        put_between(page, START, END, markdown_table(COLUMNS, rows, words=4))
 
 
 def predicted(run: Run) -> Row:

@@ -265,7 +265,7 @@ def _lowered(
             lowered = traced.lower(lowering_platforms=("tpu",))
     except (
         ImportError, AttributeError,  # the package, or its kernel, is not installed in this form
-        NotImplementedError,  # raised by JAX's kernels for shapes that they have no form for, not by toast
+        NotImplementedError,  # JAX raises it for shapes that its kernels have no form for: the call is not split so
         TypeError, ValueError, AssertionError,  # raised by them for parameters and shapes that do not go together
     ) as error:  # fmt: skip
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None

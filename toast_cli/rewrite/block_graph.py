@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -48,6 +47,7 @@ class BlockGraph:
         self.reads = [read_from_outside([operation]) for operation in self.operations]
         self.place = {result: n for n, operation in enumerate(self.operations) for result in operation.results}
         self._sizes: dict[Any, int] = {}
+        self._cuts: dict[tuple[Any, ...], frozenset[int]] = {}
         self.readers: dict[Any, list[int]] = defaultdict(list)
         for number, read in enumerate(self.reads):
             for value in read:
@@ -91,7 +91,10 @@ class BlockGraph:
                     handles.append(other)
             sizes.append(known or self.size(value))
             made_from.append(None if read is None else tuple([numbers[other] for other in read]))
-        return {handles[k] for k in least_kept(tuple(made_from), tuple(sizes), tuple(wanted))}
+        cut = (tuple(made_from), tuple(sizes), tuple(wanted))
+        if cut not in self._cuts:  # equal layers have equal cuts
+            self._cuts[cut] = least_kept(*cut)
+        return {handles[k] for k in self._cuts[cut]}
 
     def makers(self, needed: Iterable[Any], known: Collection[Any]) -> list[int]:
         """The operations needed to compute values from known ones, in program order."""
@@ -217,12 +220,10 @@ _TOTAL = 1 << 28  # scale of the total bytes: scipy's capacities have 32 bits
 _UNLIMITED = 1 << 30
 
 
-@lru_cache(maxsize=1_000)
 def least_kept(
     made_from: tuple[tuple[int, ...] | None, ...], sizes: tuple[int, ...], needed: tuple[int, ...]
 ) -> frozenset[int]:
-    """The values to keep, with the fewest bytes; of equal cuts the one with least recomputation. Memoised: equal layers
-    ask the same.
+    """The values to keep, with the fewest bytes; of equal cuts the one with least recomputation.
 
     Args:
         made_from: [values] operands of each; empty if it is always available, None if it cannot be recomputed.
