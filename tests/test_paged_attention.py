@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,12 +15,14 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from jax.sharding import PartitionSpec as P
 from test_hand_written import free, kernels
 
 from toast_cli import xla
 from toast_cli.emit.stablehlo import kernel_lines
 from toast_cli.frontend.loading import load
 from toast_cli.frontend.source import Source
+from toast_cli.kernels import paged
 from toast_cli.kernels.mosaic import TARGET, config_of, parse_body
 from toast_cli.kernels.table import Table, read_table, rule_of
 from toast_cli.pipeline import Outcome, Request, partition
@@ -40,11 +44,11 @@ def arrays(
     return [queries, *[S((kv, pages, PAGE, WIDTH), BF16)] * 2, S((batch,), I32), table]
 
 
-def lowered(function: Any, *shapes: Any) -> Any:
+def lowered(function: Any, *shapes: Any, donated: tuple[int, ...] = ()) -> Any:
     """Lowered for a TPU on any machine."""
     device = AbstractDevice("TPU v5 lite", 1, "tpu")
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        return jax.jit(function).trace(*shapes).lower(lowering_platforms=("tpu",))
+        return jax.jit(function, donate_argnums=donated).trace(*shapes).lower(lowering_platforms=("tpu",))
 
 
 def read(function: Any, *shapes: Any) -> Source:
@@ -157,19 +161,109 @@ def test_it_is_written_for_shards(kv: int, local: tuple[int, int, int]) -> None:
     written = xla.parse_module(xla.make_context(), outcome.emit("stablehlo").content)
     batch, heads, _ = local
     expected = lowered(PAGED, *arrays(ragged=False, kv=heads // GROUP, pages=4096, batch=batch, each=64)).compiler_ir()
-    assert body_of(written) == body_of(expected)
+    assert bodies_of(written) == bodies_of(expected)
     (line,) = kernel_lines(outcome.source, lowered_plan)
     assert line.line.count("P(") == 6  # queries, keys, values, lengths and page table; and the result
 
 
-def body_of(module: Any) -> str:
-    (call,) = [
+# A package that must not be initialised, with a kernel that asks which TPU it runs on. Its file stands for that of
+# tpu-inference: `ragged_paged_attention` calls one kernel for sequences of one token, and one for all others.
+INIT = "raise RuntimeError('it starts vLLM')"
+UTIL = """
+import jax
+
+def get_tpu_version():
+    return int(jax.devices()[0].device_kind.split()[1])
+"""
+KERNEL = """
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from tpu_inference.kernels.ragged_paged_attention.v3.util import get_tpu_version
+
+def ragged_paged_attention(q, k, v, pages, lengths, table, starts, kinds, *, sm_scale, d_block_sizes, m_block_sizes,
+                           vmem_limit_bytes):
+    def kernel(*refs):
+        sums = refs[12]
+        sums[...] = jnp.full(sums.shape, sm_scale, jnp.float32)
+        if get_tpu_version() >= 6:
+            sums[...] = sums[...] * sums[...]
+
+    def run(case, sizes, queries, pages):
+        everywhere = pl.BlockSpec(memory_space=pltpu.HBM)
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=7, grid=(1,), in_specs=[everywhere] * 3, out_specs=[everywhere] * 2,
+            scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)],
+        )
+        return pl.pallas_call(
+            kernel, grid_spec=grid, out_shape=[queries, pages], input_output_aliases={7: 0, 9: 1},
+            name=f"RPA{case}-p_{pages.shape[1]}-bq_{sizes[0]}_{sizes[2]}-bkv_{sizes[1]}_{sizes[3]}",
+        )(lengths, table, starts, kinds, *[jnp.zeros(n, jnp.int32) for n in (3, 4, 6)], queries, new, pages)
+
+    tokens, heads, width = k.shape
+    new = jnp.concatenate([k, v], -1).reshape(tokens, *pages.shape[2:])
+    queries = q.reshape(tokens, heads, -1, 2, width).swapaxes(0, 1)
+    queries, pages = run("d", d_block_sizes, queries, pages)
+    queries, pages = run("m", m_block_sizes, queries, pages)
+    return queries.swapaxes(0, 1).reshape(q.shape), pages
+"""
+BLOCKS = {"d_block_sizes": (1, 64, 1, 64), "m_block_sizes": (8, 64, 8, 64)}
+
+
+@pytest.fixture
+def rpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """[version of the TPU] the kernel's module, as tpu-inference has it."""
+    folder = tmp_path / "tpu_inference/kernels/ragged_paged_attention/v3"
+    folder.mkdir(parents=True)
+    for name, text in (("util", UTIL), ("kernel", KERNEL)):
+        (folder / f"{name}.py").write_text(text)
+    (tmp_path / "tpu_inference/__init__.py").write_text(INIT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    paged._module.cache_clear()
+    yield partial(paged._module, "tpu_inference.kernels.ragged_paged_attention.v3.kernel")
+    paged._module.cache_clear()
+
+
+def rpa_arrays(kv: int, tokens: int = BATCH) -> list[Any]:
+    new, cache = S((tokens, kv, WIDTH), BF16), S((PAGES, PAGE, kv, 2, WIDTH), BF16)
+    return [
+        S((tokens, kv * GROUP, WIDTH), BF16),
+        new,
+        new,
+        cache,
+        *[S((n,), I32) for n in (BATCH, BATCH * EACH, BATCH + 1, 3)],
+    ]
+
+
+def bodies_of(module: Any) -> list[str]:
+    calls = [
         call
         for call in xla.walk_ops(module, "stablehlo.custom_call")
         if xla.ir.StringAttr(call.attributes["call_target_name"]).value == TARGET
     ]
-    body = parse_body(config_of(xla.ir.StringAttr(call.attributes["backend_config"]).value))
-    return str(body.operation.get_asm(enable_debug_info=False))
+    bodies = [parse_body(config_of(xla.ir.StringAttr(call.attributes["backend_config"]).value)) for call in calls]
+    return [str(body.operation.get_asm(enable_debug_info=False)) for body in bodies]
+
+
+@pytest.mark.parametrize("version", [6, 5])
+def test_kernels_of_tpu_inference_are_split_by_heads(rpa: Any, version: int) -> None:
+    """Both are written as the package lowers them for a head of keys and values on the TPU that the program is for,
+    without initialising the package; the pages are written where they lie, in one buffer."""
+    function = partial(rpa(version).ragged_paged_attention, sm_scale=0.3, vmem_limit_bytes=1 << 20, **BLOCKS)
+    program = lowered(function, *rpa_arrays(KV), donated=(3,)).as_text(debug_info=True).encode()
+    outcome = partition(Request("rpa.mlir", "v6e-4", iterations=100, content=program))
+    written = xla.parse_module(xla.make_context(), outcome.emit("stablehlo").content)
+    assert bodies_of(written) == bodies_of(lowered(function, *rpa_arrays(1)).compiler_ir())
+    lines = kernel_lines(outcome.source, outcome.evaluator.lowered(outcome.result.plan))
+    heads, pages = 'P(None, "data")', 'P(None, None, "data")'
+    assert {one.line.partition("in_specs=")[2] for one in lines} == {
+        f"({heads}, {heads}, {heads}, {pages}, P(), P(), P(), P()), out_specs=({heads}, {pages}), check_vma=False)"
+    }
+    assert tokens_of(outcome.problem) == BATCH
+    assert "tpu_inference" not in sys.modules
+    cache = PAGES * PAGE * 2 * WIDTH * 2
+    assert outcome.evaluator.exact_cost(outcome.result.plan).peak_bytes < 1.5 * cache
 
 
 @pytest.mark.parametrize(
@@ -197,4 +291,40 @@ def test_one_of_the_kernels_of_tpu_inference_does_all_work(tokens: int, case: st
     assert op.kernel.products == 4 * scores * KV * GROUP * EACH * PAGE * WIDTH
     pages, rows = BATCH * EACH * PAGE * 2 * KV * WIDTH * 2, (GROUP + 1) * 2 * KV * tokens * WIDTH * 2
     assert op.kernel.bytes == pytest.approx(pages + rows if scores else 0, rel=0.01)
-    assert any("is split only where the program splits it" in note for note in source.notices)
+    assert any("pip install --no-deps tpu_inference, or call it in shard_map" in note for note in source.notices) == (
+        case != "p"
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_pages_that_only_get_new_rows(devices: int) -> None:
+    """sglang-jax's kernel for new keys and values: it moves rows, not pages, and the pages have one buffer, also where
+    the program calls it in a `shard_map` between reshapes."""
+    rows, pages = S((BATCH, 1, KV, 2, WIDTH), BF16), S((PAGES, PAGE, KV, 2, WIDTH), BF16)
+    heads, mesh = (
+        P(None, None, "x"),
+        AbstractMesh((devices,), ("x",), abstract_device=AbstractDevice("TPU v5 lite", 1, "tpu")),
+    )
+
+    def update(slices: Any, rows: Any, pages: Any, count: Any) -> Any:
+        flat = [array.reshape(-1, 2 * array.shape[2], WIDTH) for array in (rows, pages)]
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(count[0],), in_specs=[pl.BlockSpec(memory_space=pltpu.HBM)] * 2,
+            out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+        )  # fmt: skip
+        made = pl.pallas_call(
+            lambda *refs: None, grid_spec=grid, out_shape=S(flat[1].shape, BF16), input_output_aliases={2: 0},
+            name="kv_cache_update_kernel",
+        )(slices, *flat)  # fmt: skip
+        return made.reshape(pages.shape)
+
+    with use_abstract_mesh(mesh):
+        split = jax.shard_map(update, in_specs=(P(), heads, heads, P()), out_specs=heads, check_vma=False)
+        traced = jax.jit(split, donate_argnums=2).trace(S((3, BATCH), I32), rows, pages, S((1,), I32))
+        content = traced.lower(lowering_platforms=("tpu",)).as_text().encode()
+    outcome = partition(Request("update.mlir", "v6e-4", mesh_shape="x=4", iterations=50, content=content))
+    own = PAGES * PAGE * 2 * KV * WIDTH * 2 // devices  # lowered for one device, it is not split
+    cost = outcome.evaluator.exact_cost(outcome.result.plan)
+    assert own < cost.peak_bytes < 1.1 * own
+    assert cost.step_seconds < 1e-5
+    assert any("where the program splits it" in note for note in outcome.source.notices) == (devices == 1)

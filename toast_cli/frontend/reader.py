@@ -42,7 +42,7 @@ from toast_cli.kernels.table import suggestion
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, OP_KINDS, RAGGED_DOT, RESULT, kind_of
 from toast_cli.program.roles import with_donated_buffers
-from toast_cli.program.values import TO_DEVICE, TO_HOST, only_moves, with_sums_whole
+from toast_cli.program.values import TO_DEVICE, TO_HOST, only_moves, updated_in_place, with_sums_whole
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
@@ -219,6 +219,9 @@ class Reader:
             tuple(Result(value, "") for value in outputs),
             tuple(reader.loops),
         )
+        replaced = {updated_in_place(body, value): k for k, value in enumerate(outputs)}
+        arguments = tuple(replace(a, aliased_result=replaced.get(a.value, -1)) for a in body.arguments)
+        body = replace(body, arguments=arguments)
         return ManualRegion(manual_axes(operation), body, exchanges_of(reader.ops, reader.operations))
 
     def _barrier(self, operation: Any, trips: float, loop: int) -> None:

@@ -71,6 +71,7 @@ def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
             if key not in known:
                 known[key] = _described(call, said)
             kernel, rule, why, assumed = known[key]
+            kernel = replace(kernel, aliases=_aliases(call))
             rule = _in_place(call, rule)
             for clause in assumed:
                 notices[kernel.name, clause] = f"kernel {kernel.name} is priced as if {clause}"
@@ -87,8 +88,11 @@ def hand_written(attributes: Any) -> HandWritten | None:
     if KERNEL not in attributes:
         return None
     facts = json.loads(ir.StringAttr(attributes[KERNEL]).value)
-    parameters = tuple((name, value) for name, value in facts["parameters"])
-    return HandWritten(**{**facts, "axes": tuple(facts["axes"]), "parameters": parameters})
+
+    def frozen(value: Any) -> Any:
+        return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+    return HandWritten(**{name: frozen(value) for name, value in facts.items()})
 
 
 def drop_descriptions(module: Any) -> None:
@@ -198,13 +202,20 @@ def _agreed(kernel: HandWritten, read: Rule | None, told: Rule | None) -> Rule |
 
 def _in_place(call: Any, rule: Rule | None) -> Rule | None:
     """The rule of a kernel whose results alias operands: both must have the same sharding."""
-    if rule is None or ALIASES not in call.attributes:
+    if rule is None:
         return rule
     whole = set(rule.need_replication)
-    for result, operand in _ALIAS.findall(str(call.attributes[ALIASES])):
-        for made, read in zip(rule.results[int(result or 0)], rule.operands[int(operand)], strict=True):
+    for result, operand in _aliases(call):
+        for made, read in zip(rule.results[result], rule.operands[operand], strict=True):
             whole |= {*made} ^ {*read}
     return replace(rule, need_replication=frozenset(whole)) if len(whole) < len(rule.sizes) else None
+
+
+def _aliases(call: Any) -> tuple[tuple[int, int], ...]:
+    """(result, operand) of each result in the place of an operand."""
+    return tuple(
+        (int(result or 0), int(operand)) for result, operand in _ALIAS.findall(str(call.attributes.get(ALIASES)))
+    )
 
 
 def _read(
@@ -222,7 +233,7 @@ def _read(
     config = config_of(_text(text))
     paged = read_paged(name, config, operands, results, splits=not _in_region(call))
     if paged is not None:
-        return paged[0], paged[1], (ASSUMED,), paged[2]
+        return paged[0], paged[1], (ASSUMED,) if paged[0].flops else (), paged[2]
     kernel = read_mosaic(config, lambda operand: _integers(_constant(call.operands[operand])))
     shapes = [value.shape for value in operands], [value.shape for value in results]
     found = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
@@ -475,7 +486,7 @@ def run_on_part(call: Any, kernel: HandWritten, pieces: dict[int, int]) -> None:
         cuts[kernel.axes[factor]] = cuts.get(kernel.axes[factor], 1) * count
     text = json.loads(call.attributes["backend_config"].value)
     if kernel.kind == PAGED:
-        sides = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
+        sides = (tuple(Value(*_shape_and_type(v)) for v in side) for side in (call.operands, call.results))
         text[CONFIG]["body"] = local_body(kernel, *sides)
     elif kernel.kind == "cudnn":
         shape = text[CUDNN_CONFIG][SCORES]

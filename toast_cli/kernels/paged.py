@@ -1,21 +1,21 @@
-"""Kernels of paged attention: which dimension of their arrays is what, and their bodies for local shapes.
+"""Kernels over paged caches: which dimension of their arrays is what, and their bodies for local shapes.
 
 A table says at run time which pages of the cache a sequence reads, so that a body does not tell which dimensions are
-independent; `KERNELS` says it. A body depends on the sizes of its arrays in many places, so for local shapes the kernel
-is lowered anew, by the package that it comes from. It is split only if the installed package, given the parameters that
-the body shows, lowers it for the program's own shapes to that same body.
+independent; `KERNELS` says it. The body of an attention depends on the sizes of its arrays in many places, so for local
+shapes the kernel is lowered anew, by the package that it comes from. It is split only if the installed package, given
+the parameters that the body shows, lowers it for the program's own shapes to that same body.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import struct
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from math import prod
 from typing import Any
@@ -30,7 +30,9 @@ from toast_cli.program.model import PAGED, HandWritten, Rule, Value, dtype_of
 from toast_cli.xla import ir, walk_ops
 
 Parameters = Mapping[str, Any]
+Places = list[tuple[int, list[list[int]]]]  # [arrays] a number, and for each dimension, those that it consists of
 ASSUMED = "every sequence used all of its entries in the page table"
+VERSION = "version"  # that of the TPU, among a kernel's parameters
 SOFTMAX = 8.0  # vector operations of a softmax on each score
 # Numbers that no program has, in place of floating-point parameters until the body's own are known; exact in f32.
 _UNLIKELY = (0.7109375, -1234.5, 37.0625)
@@ -43,89 +45,123 @@ _DEVICE = "TPU v6 lite"
 
 @dataclass(frozen=True)
 class PagedKernel:
-    """A kernel of paged attention.
+    """A kernel over a paged cache.
 
     Attributes:
-        pattern: of the kernel's name in the call. package, function: where it comes from; no package: it is priced, and
-            not lowered anew.
-        text: its rule: b sequences of up to p pages, t tokens, k times u heads of keys and values, each for g of
-            queries, n pages of s positions, d features; other names are unsharded. u: see `_fewest_heads`.
-        arguments: [arguments of `function`] operand of the call, and names of the argument's dimensions.
+        pattern: of the kernel's name in the call.
+        text: its rule: b sequences of up to p pages, t tokens, k times u times v heads of keys and values, each for g
+            times q of queries, n pages of s positions, d features; other names are unsharded. u: see
+            `_fewest_heads`.
+        package, function: where its parts are lowered; no package: they are not.
+        arrays: of `function`: "operand: dimensions, ...; ... -> result: dimensions, ...", the first result with tokens,
+            heads, features.
+        parameters: name of the kernel, its function in the body -> parameters, those of `floats` aside.
+        floats: names of floating-point parameters; the last is the cap on scores, which only bodies with a tanh have.
         fixed: sizes that the arrays do not tell.
-        parameters: grid, shapes of the scratch arrays and window of the queries -> parameters, those of `floats` aside.
-        floats: names of floating-point parameters. capped: that of the cap on scores, which only bodies with a tanh
-            have.
+        versions: of the TPUs for which `package` has different bodies; see `_module`.
     """
 
     pattern: str
-    package: str
-    function: str
     text: str
-    arguments: tuple[tuple[int, str], ...]
-    parameters: Callable[[list[int], list[tuple[int, ...]], tuple[int, ...]], Parameters]
-    floats: tuple[str, ...]
-    capped: str
-    fixed: tuple[tuple[str, int], ...] = (("u", 1),)
+    package: str = ""
+    function: str = ""
+    arrays: str = "->"
+    parameters: Callable[[str, Any], Parameters] = lambda *_: {}
+    floats: tuple[str, ...] = ()
+    fixed: tuple[tuple[str, int], ...] = ()
+    versions: tuple[int, ...] = (0,)
 
     @cached_property
     def rule(self) -> UserKernel:
         (entry,) = read_table(Table(f"- {{name: '{self.pattern}', rule: '{self.text}'}}", self.function))
         return entry
 
-    def sizes(self, operands: list[Value], results: list[Value]) -> dict[str, int]:
-        return sizes_of(self.rule, self.function, operands, results, dict(self.fixed))
+    @cached_property
+    def sides(self) -> list[list[tuple[int, list[str]]]]:
+        """[arguments, results] of `function`: number in the call, and the names of each dimension."""
+        sides = (side.split(";") if side.strip() else [] for side in self.arrays.split("->"))
+        arrays = ([array.partition(":")[::2] for array in side] for side in sides)
+        return [[(int(number), [dim.strip() for dim in dims.split(",")]) for number, dims in side] for side in arrays]
 
 
-def _of_pages(grid: list[int], scratch: list[tuple[int, ...]], _: tuple[int, ...]) -> Parameters:
-    return {"pages_per_compute_block": scratch[0][1], "inline_seq_dim": len(grid) == 3}
+def _of_pages(_: str, main: Any) -> Parameters:
+    grid = main.attributes["iteration_bounds"]
+    return {"pages_per_compute_block": _scratch(main)[0][1], "inline_seq_dim": len(grid) == 3}
 
 
-def _of_ragged(_: list[int], scratch: list[tuple[int, ...]], window: tuple[int, ...]) -> Parameters:
-    return {"num_kv_pages_per_block": scratch[0][1], "num_queries_per_block": window[0]}
+def _of_ragged(_: str, main: Any) -> Parameters:
+    window = ir.DictAttr(next(iter(main.attributes["window_params"])))["window_bounds"]
+    return {"num_kv_pages_per_block": _scratch(main)[0][1], "num_queries_per_block": int(next(iter(window)))}
 
 
-_PAGES = "jax.experimental.pallas.ops.tpu.paged_attention"
-_RAGGED = "jax.experimental.pallas.ops.tpu.ragged_paged_attention"
+def _of_tpu_inference(name: str, _: Any) -> Parameters:
+    """The name tells the sizes of blocks. The limit is no part of a body; without one, the package asks the TPU."""
+    said = re.match(r"RPA[dm]-p_\d+-bq_(\d+)_(\d+)-bkv_(\d+)_(\d+)(?:-sw_(\d+))?$", name)
+    if said is None:
+        raise KeyError(name)
+    queries, queries_at_once, keys, keys_at_once, window = (int(text or 0) for text in said.groups())
+    blocks = queries, keys, queries_at_once, keys_at_once
+    parameters = {"d_block_sizes": blocks, "m_block_sizes": blocks, "vmem_limit_bytes": 1 << 26}
+    return {**parameters, "sliding_window": window} if window else parameters
+
+
+_PALLAS = "jax.experimental.pallas.ops.tpu"
 KERNELS = (
     *(
         PagedKernel(
             "paged_flash_attention_kernel*",
-            _PAGES,
-            "paged_attention",
             f"([b], [b*p], [_], [_], [b, k*u*g, {one}d], [k*u, n, s, d], [k*u, n, s, d])->"
             f"([b, k*u*g, {one}d], [b, k*u*g, {one}_], [b, k*u*g, {one}_]) need_replication={{u, g, p, n, s, d}}",
-            ((4, "b, k*g, d"), (5, "k, n, s, d"), (6, "k, n, s, d"), (0, "b"), (1, "b, p")),
+            f"{_PALLAS}.paged_attention",
+            "paged_attention",
+            "4: b, k*g, d; 5: k, n, s, d; 6: k, n, s, d; 0: b; 1: b, p -> 0: b, k*g, d",
             _of_pages,
-            ("mask_value",),
-            "attn_logits_soft_cap",
+            ("mask_value", "attn_logits_soft_cap"),
         )
         for one in ("", "_, ")  # groups of fewer than 8 heads have a dimension more
     ),
     PagedKernel(
         "ragged_paged_attention_kernel",
-        _RAGGED,
-        "ragged_paged_attention",
         "([b], [b, p], [_], [_], [_], [t, k*u*g, d], [n, s, k*u*c, d])->([t, k*u*g, d]) "
         "need_replication={b, t, u, g, p, n, s, c, d}",
-        ((5, "t, k*g, d"), (6, "n, s, k*c, d"), (0, "b"), (1, "b, p"), (2, ""), (4, "")),
+        f"{_PALLAS}.ragged_paged_attention",
+        "ragged_paged_attention",
+        "5: t, k*g, d; 6: n, s, k*c, d; 0: b; 1: b, p; 2:; 4: -> 0: t, k*g, d",
         _of_ragged,
-        ("sm_scale", "mask_value"),
-        "soft_cap",
-        (("u", 1), ("c", 2)),  # c: keys and values
+        ("sm_scale", "mask_value", "soft_cap"),
+        (("c", 2),),  # keys and values
     ),
-    # That of tpu-inference, which writes new keys and values into the pages as well. Its package starts vLLM where it
-    # is imported, and only knows TPUs that it runs on.
-    PagedKernel(
-        "RPA?-p_*",
-        "",
-        "ragged_paged_attention of tpu-inference",
-        "([b], [b*p], [_], [_], [_], [_], [_], [k, t, g, q, d], [t, c, e, d], [n, s, c, e, d])->"
-        "([k, t, g, q, d], [n, s, c, e, d])",
-        (),
-        _of_ragged,
-        (),
-        "",
+    # That of tpu-inference, which also writes new keys and values into the pages. e of them are in a word of 32 bits,
+    # keys and values of a head side by side: of v heads, or each in w words.
+    *(
+        PagedKernel(
+            "RPA?-p_*",
+            "([b], [b*p], [_], [_], [_], [_], [_], [k*u*v, t, g, q, d], [t, k*u*w, e, d], [n, s, k*u*w, e, d])->"
+            "([k*u*v, t, g, q, d], [n, s, k*u*w, e, d]) need_replication={b, t, u, v, w, g, q, p, n, s, e, d}",
+            "tpu_inference.kernels.ragged_paged_attention.v3.kernel",
+            "ragged_paged_attention",
+            "7: t, k*v*g*q, d; 8: t, k*v, d; 8: t, k*v, d; 9: n, s, k*w, e, d; 0: b; 1: b*p; 2:; 3: -> "
+            "0: t, k*v*g*q, d; 1: n, s, k*w, e, d",
+            _of_tpu_inference,
+            ("sm_scale", *(["v_scale"] if e == 4 else []), "soft_cap"),
+            (("v", max(1, e // 2)), ("w", max(1, 2 // e)), ("e", e)),
+            (6, 5),
+        )
+        for e in (2, 4, 1)
     ),
+    # That of sglang-jax has two more tables of sequences, a mask, and perhaps sinks.
+    *(
+        PagedKernel(
+            "RPA?-p_*",
+            "([b], [b*p], [_], [_], [_], [_], [_], [_], [_], [k, t, g, q, d], [t, c, e, d], [n, s, c, e, d], [_, _]"
+            f"{sinks})->([k, t, g, q, d], [n, s, c, e, d])",
+        )
+        for sinks in ("", ", [_, _, _]")
+    ),
+    # Those of sglang-jax and tpu-inference that only write new keys and values into pages, here of one position, from a
+    # table of slices, and perhaps their number.
+    PagedKernel("*kv_cache_update_kernel", "([], [_, _], [t, c, d], [n, c, d])->([n, c, d])"),
+    PagedKernel("*kv_cache_update_kernel", "([], [_, _], [_], [t, c, d], [n, c, d])->([n, c, d])"),
 )
 
 
@@ -140,90 +176,106 @@ def read_paged(
     Args:
         splits: False for a kernel that has local shapes already.
     """
-    for kernel in KERNELS:
-        if not fnmatchcase(name, kernel.pattern):
-            continue
-        try:
-            sizes = kernel.sizes(operands, results)
-        except InputError:
-            continue
-        b, p, k, g, n, s, d = (sizes[letter] for letter in "bpkgnsd")
-        tokens, whole = sizes.get("t", b), f"{kernel.function} is split only where the program splits it, in shard_map"
-        if not kernel.package and (name.startswith("RPAd") != (tokens == b) or name.startswith("RPAp")):
-            return HandWritten(name, "mosaic", 0.0, 0.0, 0.0), None, whole
-        scores = float(tokens * k * g * sizes.get("q", 1) * p * s)
-        products, vector = 4.0 * d * scores, SOFTMAX * scores
-        used = min(1.0, b * p / n)
-        moved = 0.0
+    for kernel, sizes in _fitting(name, operands, results):
+        b, p, k, v, g, q, s, d = (sizes.get(letter, int(letter in "vq")) for letter in "bpkvgqsd")
+        tokens, made = sizes.get("t", b), kernel.rule.results
+        scores = float(tokens * k * v * g * q * p * s)
+        used, moved = min(1.0, b * p / sizes["n"]), 0.0
         for dims, value in zip(kernel.rule.operands or (), operands, strict=True):
             moved += value.bytes * (used if ("n",) in dims else 1.0)
-        for dims, value in zip(kernel.rule.results, results, strict=True):
+        for dims, value in zip(made, results, strict=True):
             moved += 0.0 if ("n",) in dims else value.bytes  # in pages, a row for each token
-        facts = HandWritten(name, "mosaic", products, vector, moved)
+        if name.startswith("RPA") and (name.startswith("RPAd") != (tokens == b) or name.startswith("RPAp")):
+            scores = moved = 0.0
+        moved *= 1.0 if p else 2.0  # a kernel that only writes rows reads them
+        facts = HandWritten(name, "mosaic", 4.0 * d * scores, SOFTMAX * scores, moved, tokens=tokens)
         if not splits or not kernel.package:
-            return facts, None, whole
+            return facts, None, "it is split only where the program splits it, in shard_map"
         try:
-            parameters = _parameters(kernel, config, sizes, operands)
-            sizes["u"] = _fewest_heads(kernel, parameters, sizes, operands)
+            parameters = _parameters(kernel, name, config, sizes, operands)
+            sizes["u"] = _fewest_heads(kernel, name, parameters, sizes, operands)
         except KernelError as error:
             return facts, None, str(error)
         sizes["k"] //= sizes["u"]
-        found = tuple(sorted(parameters.items()))
-        facts = HandWritten(name, PAGED, products, vector, moved, parameters=found)
+        facts = replace(facts, kind=PAGED, parameters=tuple(sorted(parameters.items())))
         why = f"{kernel.function} lowers for no part of its heads"
         return facts, rule_of(kernel.rule, sizes, operands, results), why
     return None
 
 
-def local_body(facts: HandWritten, operands: list[Value], results: list[Value]) -> str:
+def _fitting(name: str, operands: list[Value], results: list[Value]) -> Iterator[tuple[PagedKernel, dict[str, int]]]:
+    """The kernels that fit a name and arrays, with the sizes of the dimensions."""
+    for kernel in KERNELS:
+        if fnmatchcase(name, kernel.pattern):
+            try:
+                yield kernel, sizes_of(kernel.rule, kernel.function, operands, results, {"u": 1, **dict(kernel.fixed)})
+            except InputError:
+                continue
+
+
+@lru_cache(maxsize=100)
+def local_body(facts: HandWritten, operands: tuple[Value, ...], results: tuple[Value, ...]) -> str:
     """The body in base64 of a kernel with arrays of these local shapes. Raises `InputError` if the kernel's authors
     have none for them."""
-    for kernel in KERNELS:
-        if fnmatchcase(facts.name, kernel.pattern) and len(kernel.rule.results[0]) == len(results[0].shape):
-            sizes = kernel.sizes(operands, results)
-            try:
-                return str(_lowered(kernel, dict(facts.parameters), sizes, operands)["body"])
-            except KernelError as error:
-                raise InputError(f"kernel {facts.name} cannot run on a part of its arrays: {error}") from None
-    raise AssertionError(facts.name)
+    kernel, sizes = next(_fitting(facts.name, [*operands], [*results]))
+    try:
+        return str(_lowered(kernel, facts.name, dict(facts.parameters), sizes, [*operands])["body"])
+    except KernelError as error:
+        raise InputError(f"kernel {facts.name} cannot run on a part of its arrays: {error}") from None
 
 
-def operands_of_function(facts: HandWritten) -> list[int]:
-    """Operands of a kernel of paged attention in the order in which its function takes them; empty for others."""
-    fitting = [kernel for kernel in KERNELS if facts.kind == PAGED and fnmatchcase(facts.name, kernel.pattern)]
-    return [operand for operand, _ in fitting[0].arguments] if fitting else []
+def places_in_call(facts: HandWritten, operands: list[Value], results: list[Value]) -> list[Places] | None:
+    """[arguments, results] Where the dimensions of the arrays of a kernel's function are in the call's; None for other
+    kernels than those of paged attention."""
+    if facts.kind != PAGED:
+        return None
+    kernel, _ = next(_fitting(facts.name, operands, results))
+    arrays = kernel.rule.operands or (), kernel.rule.results
+    return [
+        [
+            (k, [[d for d, own in enumerate(called[k]) if {*own} & {*dim.split("*")}] for dim in dims])
+            for k, dims in side
+        ]
+        for side, called in zip(kernel.sides, arrays, strict=True)
+    ]
+
+
+def _scratch(main: Any) -> list[tuple[int, ...]]:
+    """Shapes of the scratch arrays."""
+    shapes = [tuple(a.type.shape) for a in main.regions[0].blocks[0].arguments if isinstance(a.type, ir.ShapedType)]
+    return shapes[-int(ir.IntegerAttr(main.attributes["scratch_operands"]).value) :]
 
 
 def _parameters(
-    kernel: PagedKernel, config: dict[str, Any], sizes: dict[str, int], operands: list[Value]
+    kernel: PagedKernel, name: str, config: dict[str, Any], sizes: dict[str, int], operands: list[Value]
 ) -> Parameters:
     """The parameters with which the installed package lowers the kernel to the program's body. Raises `KernelError` if
     it knows none."""
     body = parse_body(config)
     main, lines = main_of(body), _lines(body)
-    arguments = [tuple(a.type.shape) for a in main.regions[0].blocks[0].arguments if isinstance(a.type, ir.ShapedType)]
-    names = (*kernel.floats, kernel.capped) if any("math.tanh" in line for line in lines) else kernel.floats
+    names = kernel.floats if any("math.tanh" in line for line in lines) else kernel.floats[:-1]
     unlikely = dict(zip(names, _UNLIKELY, strict=False))
     try:
-        grid = [int(bound) for bound in main.attributes["iteration_bounds"]]
-        first = ir.DictAttr(next(iter(main.attributes["window_params"])))
-        window = tuple(int(n) for n in first["window_bounds"])
-        scratch = arguments[-int(ir.IntegerAttr(main.attributes["scratch_operands"]).value) :]
-        parameters = {**kernel.parameters(grid, scratch, window), **unlikely}
+        shown = kernel.parameters(name, main)
     except (KeyError, IndexError):
         raise KernelError(f"it is called as {kernel.function} of {kernel.package}, and has another grid") from None
-    trial = _lines(parse_body(_lowered(kernel, parameters, sizes, operands)))
-    for ours, theirs in zip(trial, lines, strict=False):
-        said, number = _FLOAT.search(ours), _FLOAT.search(theirs)
-        for name, value in unlikely.items():
-            if said and number and _number(said[1]) == value:
-                parameters[name] = _number(number[1])
-    if _lines(parse_body(_lowered(kernel, parameters, sizes, operands))) != lines:
-        raise KernelError(f"the installed {kernel.package} does not lower {kernel.function} to this body")
-    return parameters
+    for version in kernel.versions:
+        parameters = {**shown, **unlikely, VERSION: version}
+        trial = _lines(parse_body(_lowered(kernel, name, parameters, sizes, operands)))
+        for k, (ours, theirs) in enumerate(zip(trial, lines, strict=False)):
+            said, number = _FLOAT.search(ours), _FLOAT.search(theirs)
+            for one, value in unlikely.items():
+                if said and number and _number(said[1]) == value:
+                    parameters[one] = _number(number[1])
+                    trial[k] = ours.replace(said[1], number[1])
+        if trial == lines:
+            return parameters
+    raise KernelError(f"the installed {kernel.package} does not lower {kernel.function} to this body")
 
 
-def _fewest_heads(kernel: PagedKernel, parameters: Parameters, sizes: dict[str, int], operands: list[Value]) -> int:
+def _fewest_heads(
+    kernel: PagedKernel, name: str, parameters: Parameters, sizes: dict[str, int], operands: list[Value]
+) -> int:
     """The fewest heads of keys and values on a device such that the package has the kernel for each number of them that
     is a multiple and divides them all: of 24 heads, 8 for the ragged kernel, which has none for 3, 6 and 12."""
     heads = sizes["k"]
@@ -231,7 +283,7 @@ def _fewest_heads(kernel: PagedKernel, parameters: Parameters, sizes: dict[str, 
 
     def is_refused(count: int) -> bool:
         try:
-            _lowered(kernel, parameters, {**sizes, "k": count}, operands, trial=True)
+            _lowered(kernel, name, parameters, {**sizes, "k": count}, operands, trial=True)
         except KernelError:
             return True
         return False
@@ -241,7 +293,13 @@ def _fewest_heads(kernel: PagedKernel, parameters: Parameters, sizes: dict[str, 
 
 
 def _lowered(
-    kernel: PagedKernel, parameters: Parameters, sizes: dict[str, int], operands: list[Value], *, trial: bool = False
+    kernel: PagedKernel,
+    name: str,
+    parameters: Parameters,
+    sizes: dict[str, int],
+    operands: list[Value],
+    *,
+    trial: bool = False,
 ) -> dict[str, Any]:
     """The configuration of the kernel's call, as its package lowers it; none for a trial, which only traces it: the
     package checks shapes then. Raises `KernelError` if it does not."""
@@ -251,28 +309,70 @@ def _lowered(
     if not users_own:
         jax.config.update("jax_platforms", "cpu")  # no device is needed, and none is to be claimed
     shapes = []
-    for number, names in kernel.arguments:
-        dims = [prod(sizes[one] for one in dim.split("*")) for dim in names.split(", ") if dim]
-        value = operands[number]
-        shapes.append(jax.ShapeDtypeStruct(tuple(dims) or value.shape, dtype_of(value.dtype)))
+    for number, dims in kernel.sides[0]:
+        shape = tuple(prod(sizes[one] for one in dim.split("*")) for dim in dims if dim) or operands[number].shape
+        shapes.append(jax.ShapeDtypeStruct(shape, dtype_of(operands[number].dtype)))
+    given, top = dict(parameters), kernel.package.partition(".")[0]
     device = jax.sharding.AbstractDevice(_DEVICE, 1, "tpu")
     try:
-        function = getattr(importlib.import_module(kernel.package), kernel.function)
+        function = partial(getattr(_module(kernel.package, given.pop(VERSION)), kernel.function), **given)
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-            traced = jax.jit(partial(function, **parameters)).trace(*shapes)
+            traced = jax.jit(function).trace(*shapes)
             if trial:
                 return {}
-            lowered = traced.lower(lowering_platforms=("tpu",))
+            call = next((call for call in _calls(traced.jaxpr) if call.params.get("name") in (name, None)), None)
+            if call is None:
+                raise KernelError(f"{kernel.function} of {kernel.package} does not call it")
+            alone = jax.jit(partial(call.primitive.bind, **call.params))
+            arrays = (jax.ShapeDtypeStruct(one.aval.shape, one.aval.dtype) for one in call.invars)
+            lowered = alone.trace(*arrays).lower(lowering_platforms=("tpu",))
+    except ModuleNotFoundError as error:
+        install = f"pip install --no-deps {top}, or call it in shard_map"
+        raise KernelError(f"{top} lowers it for parts, and is not installed ({error}): {install}") from None
     except (
-        ImportError, AttributeError,  # the package, or its kernel, is not installed in this form
+        ImportError, AttributeError,  # the package's kernel is not installed in this form
         NotImplementedError,  # JAX raises it for shapes that its kernels have no form for: the call is not split so
         TypeError, ValueError, AssertionError,  # raised by them for parameters and shapes that do not go together
     ) as error:  # fmt: skip
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None
-    for call in walk_ops(lowered.compiler_ir(), "stablehlo.custom_call"):
-        if ir.StringAttr(call.attributes["call_target_name"]).value == TARGET:
-            return config_of(ir.StringAttr(call.attributes["backend_config"]).value)
-    raise KernelError("it has no call of a kernel")
+    (config,) = [
+        ir.StringAttr(call.attributes["backend_config"]).value
+        for call in walk_ops(lowered.compiler_ir(), "stablehlo.custom_call")
+        if ir.StringAttr(call.attributes["call_target_name"]).value == TARGET
+    ]
+    return config_of(config)
+
+
+def _calls(jaxpr: Any) -> Iterator[Any]:
+    """The calls of kernels in a program of JAX, and in the functions that it calls."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation
+            continue
+        for function in equation.params.values():
+            yield from _calls(function) if hasattr(function, "eqns") else ()
+
+
+@lru_cache(maxsize=8)
+def _module(name: str, version: int) -> Any:
+    """A module; for a version of TPU other than 0, a copy of it that takes this TPU for the one that it runs on.
+
+    The copy's package is not initialised: that of tpu-inference starts vLLM then.
+    """
+    if not version:
+        return importlib.import_module(name)
+    top = name.partition(".")[0]
+    users_own = {one: sys.modules.pop(one) for one in [*sys.modules] if one.partition(".")[0] == top}
+    try:
+        if spec := importlib.util.find_spec(top):
+            sys.modules[top] = importlib.util.module_from_spec(spec)
+        module: Any = importlib.import_module(name)
+    finally:
+        for one in [one for one in sys.modules if one.partition(".")[0] == top]:
+            del sys.modules[one]
+        sys.modules.update(users_own)
+    module.get_tpu_version = lambda: version
+    return module
 
 
 def _lines(body: Any) -> list[str]:

@@ -52,7 +52,7 @@ from toast_cli.program.ops import (
     SCATTER,
     SELECT,
 )
-from toast_cli.program.values import expands_scalar
+from toast_cli.program.values import expands_scalar, updated_in_place
 
 
 @dataclass(frozen=True)
@@ -355,9 +355,8 @@ class _Grouping:
 
     def _is_given(self, value: int) -> bool:
         """Whether a value is an argument, perhaps updated in place."""
-        while (maker := self._program.ops[self._program.producer[value]]).kind.updates:
-            value = maker.operands[0]
-        return maker.name == ARGUMENT
+        value = updated_in_place(self._program, value)
+        return self._program.ops[self._program.producer[value]].name == ARGUMENT
 
     def _written(self, op: Op, k: int) -> Side:
         program, value = self._program, op.results[k]

@@ -152,6 +152,8 @@ class _Fusion:
             held = held or reader.name == BARRIER
         if self._free[value]:
             return kept and self._sizes[value] > self._limits.constant_bytes
+        if kept and not crosses and name == RESHAPE and ops[program.producer[producer.operands[0]]].kernel is not None:
+            return False  # the kernel's array is passed on
         if kept or crosses or (held and name != BARRIER):  # no fusion across loop boundaries or barriers
             return True
         if name == BARRIER:  # it forwards its operand

@@ -17,7 +17,7 @@ from operator import itemgetter
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Loop, Op, Program
 from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, REDUCE, RESULT
-from toast_cli.program.values import TO_HOST, expands_scalar, is_transfer
+from toast_cli.program.values import TO_HOST, behind_reshapes, expands_scalar, is_transfer
 
 Interval = tuple[int, int]  # first and last tick, both included
 
@@ -52,7 +52,7 @@ def find_lives(
     takes_over = [False] * len(program.ops)  # [ops] whether an op's result can reuse an operand's buffer
     if "in-place-updates" in profile.passes:
         shrinks = zip(program.ops, shrinking(program, stored, parts), strict=True)
-        takes_over = [(op.kind.fusible or op.kind.in_place) and not less for op, less in shrinks]
+        takes_over = [(op.kind.fusible or bool(op.in_place)) and not less for op, less in shrinks]
     deaths = _deaths(program, stored, times, takes_over)
     read_at = _reads(program, times, deaths)
     borrowed = borrowed_buffers(program, read_at, times, profile)
@@ -94,7 +94,7 @@ def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[i
                 loop = loops[loop].parent
             elif ops[op].name == CARRY:
                 at = 2 * loops[loop].last - 1
-            elif position and ops[op].kind.updates:
+            elif ops[op].in_place and all(position != operand for _, operand in ops[op].in_place):
                 at = max(at, times[op])
             home = ops[maker].loop
             if ops[maker].name == CARRY and not is_within(program, op, home):  # read after the loop
@@ -175,10 +175,12 @@ def borrowed_buffers(
         if number in unified:
             borrowed[op.results[0]] = True
             borrowed[op.operands[0]] = all(reader in unified for reader, _ in program.users[op.operands[0]])
-        elif in_place and op.kind.in_place and op.operands and number not in copied:
-            source = op.operands[0]
-            if (source in donated or borrowed[source]) and last_read(source) < times[number]:
-                borrowed[op.results[0]] = True
+        elif in_place and number not in copied:
+            for result, operand in op.in_place:
+                source = behind_reshapes(program, op.operands[operand])
+                if not (source in donated or borrowed[source]) or last_read(source) >= times[number]:
+                    continue
+                borrowed[op.results[result]] = True
                 if op.name == CARRY:  # the yield reuses the carry's buffer, once that is no longer read
                     made = program.producer[op.operands[1]]
                     anew = made > number and program.ops[made].name != CARRY

@@ -175,7 +175,8 @@ class HandWritten:
         bytes: read from memory and written to it, without on-chip traffic.
         axes: [factors of the op's rule] axis of the kernel's grid that a factor belongs to, -1 for none; for cuDNN
             attention, dimension of its scores. Factors beyond the end of the tuple stay whole.
-        parameters: with which its package lowers a kernel of paged attention.
+        parameters: with which its package lowers a kernel of paged attention. tokens: that it computes.
+        aliases: (result, operand) of each result that is written into an operand's buffer.
     """
 
     name: str
@@ -184,7 +185,9 @@ class HandWritten:
     vector: float = 0.0
     bytes: float = 0.0
     axes: tuple[int, ...] = ()
-    parameters: tuple[tuple[str, float | bool], ...] = ()
+    parameters: tuple[tuple[str, float | bool | tuple[int, ...]], ...] = ()
+    tokens: int = 0
+    aliases: tuple[tuple[int, int], ...] = ()
 
     @property
     def flops(self) -> float:
@@ -253,6 +256,16 @@ class Op:
         scaling = self.name == DOT_GENERAL and self.rule.only_scales
         target = self.name == CUSTOM_CALL and self.detail in OP_KINDS
         object.__setattr__(self, "kind", kind_of(self.detail if target else self.name, scaling))
+
+    @property
+    def in_place(self) -> tuple[tuple[int, int], ...]:
+        """(result, operand) of each result that can be written into an operand's buffer."""
+        if self.kernel is not None:
+            return self.kernel.aliases
+        if self.region is not None:
+            arguments = self.region.body.arguments
+            return tuple((a.aliased_result, k) for k, a in enumerate(arguments) if a.aliased_result >= 0)
+        return ((0, 0),) if self.kind.in_place and self.operands else ()
 
     @property
     def multiplies_by_vector(self) -> bool:

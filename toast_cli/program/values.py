@@ -218,6 +218,24 @@ def is_view(op: Op, program: Program) -> bool:
     return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
 
 
+def behind_reshapes(program: Program, value: int) -> int:
+    """The array of which a value is a reshape, or the value itself."""
+    while (maker := program.ops[program.producer[value]]).name == RESHAPE:
+        value = maker.operands[0]
+    return value
+
+
+def updated_in_place(program: Program, value: int) -> int:
+    """The array in whose buffer a value can be written by the ops that update that, or the value itself."""
+    while True:
+        value = behind_reshapes(program, value)
+        maker = program.ops[program.producer[value]]
+        source = next((operand for result, operand in maker.in_place if maker.results[result] == value), -1)
+        if source < 0 or maker.name == CARRY:
+            return value
+        value = maker.operands[source]
+
+
 def scatters_into(op: Op, program: Program) -> bool:
     """Whether the op is an addition with exactly one operand that is a scatter into an array made from constants.
 

@@ -550,7 +550,7 @@ def tokens_of(problem: Problem) -> int:
     paged attention has a row of queries for each token."""
     for op in problem.program.ops:
         if op.kernel is not None and op.kernel.kind == PAGED:
-            return problem.program.values[op.results[0]].shape[0]
+            return op.kernel.tokens
     found = {
         problem.program.values[argument.value].elements
         for number, argument in enumerate(problem.program.arguments)
