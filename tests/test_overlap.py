@@ -50,11 +50,28 @@ def test_exposed_seconds(sent: list[tuple[int, int, float, int]], expected: floa
     assert exposed(sent) == pytest.approx(expected)
 
 
-def exposed(sent: list[tuple[int, int, float, int]]) -> float:
+@pytest.mark.parametrize(
+    ("sent", "at_once", "queued"),
+    [
+        # Both wait for nothing. The second has the kernel between the first's reader and its own: 3 of its 5 seconds.
+        ([(0, 2, 2.0, DATA), (0, 4, 5.0, DATA)], 2.0, 2.0),
+        ([(0, 2, 1.0, DATA), (0, 4, 4.0, DATA)], 0.0, 1.0),
+        ([(0, 2, 1.0, MODEL), (0, 4, 4.0, DATA)], 0.0, 1.0),
+        ([(0, 4, 1.0, DATA), (0, 4, 4.0, DATA)], 0.0, 4.0),
+        ([(0, 2, 1.0, DATA), (2, 6, 7.0, DATA)], 0.0, 0.0),
+    ],
+)
+def test_one_gather_at_a_time(sent: list[tuple[int, int, float, int]], at_once: float, queued: float) -> None:
+    assert (exposed(sent), exposed(sent, queued=True)) == pytest.approx((at_once, queued))
+
+
+def exposed(sent: list[tuple[int, int, float, int]], *, queued: bool = False) -> float:
     """Exposed seconds beside three kernels of 2, 3 and 4 seconds."""
     ready, due, seconds, axes = (np.array([one[k] for one in sent]) for k in range(4))
     whole = np.int64
-    collectives = Sent(ready.astype(whole), due.astype(whole), seconds.astype(float), axes.astype(whole))
+    collectives = Sent(
+        ready.astype(whole), due.astype(whole), seconds.astype(float), axes.astype(whole), np.full(len(sent), queued)
+    )
     return exposed_seconds(np.array([1, 3, 5]), np.array([2.0, 3.0, 4.0]), collectives)
 
 

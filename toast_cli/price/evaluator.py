@@ -559,7 +559,7 @@ class Evaluator(Listing):
 
     @cached_property
     def _windows(self) -> Windows:
-        return Windows(self.problem, self.items.lives, most_moments(self._regions))
+        return Windows(self.problem, self.items.lives, most_moments(self._regions), self.profile.passes)
 
     # -- buckets -------------------------------------------------------------------------------------------------
 

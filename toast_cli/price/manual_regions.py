@@ -107,7 +107,7 @@ class _Region:
         self._kernels = WorkPricer(self._problem, profile, self._within)
         self._asynchronous = profile.asynchronous
         self._in_blocks = "ragged-blocks" in profile.passes
-        self.windows = Windows(self._problem, self._items.lives, most_moments(self._within))
+        self.windows = Windows(self._problem, self._items.lives, most_moments(self._within), profile.passes)
         self._arrays = ArrayKernels(self._problem, profile)
         self._groups = _groups(self._problem, pattern)
         self._known: dict[Plan, RegionPrice] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -67,9 +67,10 @@ class InRegion:
 class Windows:
     """The window of moments in which each collective of a program can run."""
 
-    def __init__(self, problem: Problem, lives: Lives, longest_region: int = 0) -> None:
-        """longest_region: the last moment of any manual region."""
+    def __init__(self, problem: Problem, lives: Lives, longest_region: int = 0, passes: Collection[str] = ()) -> None:
+        """longest_region: the last moment of any manual region. passes: of the compiler."""
         self._problem, self._program = problem, problem.program
+        self._queued = {"all-gather"} if "queued-gathers" in passes else set[str]()
         self._alike = ops_by_pattern(problem)
         program = problem.program
         # Moments in a tick: collectives before a kernel, then the kernel, or all of a manual region.
@@ -113,15 +114,16 @@ class Windows:
             members += kernel.ops
             each += [kernel.seconds * part for part in self._trips(kernel.ops)]
         rows = [
-            (loop, ready if overlaps else due, due, ready, use.seconds * part, axes)
+            (loop, ready if overlaps else due, due, ready, use.seconds * part, axes, use.kind in self._queued)
             for use in uses
             if not _is_inside(use, inlined)
             for overlaps, axes in [(use.kind in kinds, _bits(use.axes))]
             for loop, ready, due, part in self._places(use)
         ]
-        loops, ready, due, free, seconds, axes = zip(*rows, strict=True) if rows else ((),) * 6
+        loops, ready, due, free, seconds, axes, queued = zip(*rows, strict=True) if rows else ((),) * 7
         ops, whole = np.array(members, np.int64), np.int64
-        sent = Sent(np.array(ready, whole), np.array(due, whole), np.array(seconds, float), np.array(axes, whole))
+        moments = np.array(ready, whole), np.array(due, whole)
+        sent = Sent(*moments, np.array(seconds, float), np.array(axes, whole), np.array(queued, bool))
         own = Placed(
             self._loops[ops], self._times[ops], np.array(each), np.array(loops, whole), sent, np.array(free, whole)
         )
@@ -178,6 +180,7 @@ class Windows:
                 due,
                 np.where(sent, each, 1.0) * placed.sent.seconds,
                 placed.sent.axes,
+                placed.sent.queued,
             ),
             free,
         )
@@ -215,7 +218,8 @@ class Windows:
         ready, sent = whole.free if every else whole.sent.ready, whole.sent
         for loop in set(whole.sent_in.tolist()):
             of_loop, inside = whole.sent_in == loop, whole.loops == loop
-            sent_there = Sent(ready[of_loop], sent.due[of_loop], sent.seconds[of_loop], sent.axes[of_loop])
+            queued = sent.queued[of_loop] & (not every)
+            sent_there = Sent(ready[of_loop], sent.due[of_loop], sent.seconds[of_loop], sent.axes[of_loop], queued)
             waited += self.runs[loop] * exposed_seconds(whole.moments[inside], whole.seconds[inside], sent_there)
         return waited
 
@@ -310,6 +314,7 @@ def joined(parts: Sequence[Placed]) -> Placed:
             np.concatenate([one.due for one in sent]),
             np.concatenate([one.seconds for one in sent]),
             np.concatenate([one.axes for one in sent]),
+            np.concatenate([one.queued for one in sent]),
         ),
         np.concatenate([part.free for part in sending]),
     )
@@ -387,12 +392,16 @@ class Sent:
         ready, due: [collectives] moments at which each can start and by which it must be done.
         seconds: [collectives]
         axes: [collectives] mesh axes whose links each uses, one bit for each axis.
+        queued: [collectives] whether only one such collective is on its way at a time. Each starts when the one before
+            it is due: the scheduler of XLA:TPU waits for a gather as late as it can, and its `all_gather_overlap_limit`
+            is 1. So gathers of weights have only the work since the last gather to hide behind.
     """
 
     ready: NDArray[np.int64]
     due: NDArray[np.int64]
     seconds: NDArray[np.float64]
     axes: NDArray[np.int64]
+    queued: NDArray[np.bool_]
 
 
 def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float64], sent: Sent) -> float:
@@ -407,6 +416,10 @@ def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float
     """
     overlaps = _overlapping(sent, kernel_seconds.sum())
     exposed = float(sent.seconds[~overlaps].sum())
+    queue = np.flatnonzero(overlaps & sent.queued)
+    queue = queue[np.argsort(sent.due[queue], kind="stable")]
+    sent = replace(sent, ready=sent.ready.copy())
+    sent.ready[queue[1:]] = np.maximum(sent.ready[queue[1:]], sent.due[queue[:-1]])
     order = np.flatnonzero(overlaps)
     by_time = np.argsort(moments)
     computed = np.append(0.0, np.cumsum(kernel_seconds[by_time]))

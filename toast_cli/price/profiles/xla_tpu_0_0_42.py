@@ -81,7 +81,8 @@ PASSES = plain.PASSES | {
 # Seen in loops, softmaxes and ragged products compiled for each generation.
 PASSES_OF = {
     "v2": {"ragged-gradients"}, "v3": {"ragged-gradients"}, "v4": {"ragged-kernels"}, "v5p": {"ragged-kernels"},
-    "v5e": {"ragged-gradients", "loop-gathers-first"}, "v6e": {"ragged-gradients", "masked-softmaxes", "product-rows"},
+    "v5e": {"ragged-gradients", "loop-gathers-first", "queued-gathers"},
+    "v6e": {"ragged-gradients", "masked-softmaxes", "product-rows"},
     "tpu7x": {"ragged-gradients", "masked-softmaxes", "product-rows"},
 }  # fmt: skip
 
