@@ -4,8 +4,9 @@
 sequences and form, and prints a table. Forms: `unrolled`, of 4 layers that each have a cache of 4,096 positions;
 `scan`, a loop over all 32 layers and their stacked caches; `paged` and `ragged`, 4 layers with JAX's kernels of paged
 attention; `prefill`, the ragged one for 128 tokens of each sequence. XLA:TPU estimates no cycles of kernels by hand:
-they count as long as reading their pages at the memory's full rate. XLA:GPU estimates none at all: there the prediction
-stands beside the time that reading the arguments once takes, which no step can beat.
+they count as long as reading their pages at the memory's full rate, or as their products at the peak rate. XLA:GPU
+estimates none at all: there the prediction stands beside the time that reading the arguments once takes, which no step
+can beat.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def measured(form: str, mesh_name: str, batch: int) -> Iterator[Row]:
         rates = mesh.chip.clock_hertz, rate
         ops, uses = outcome.source.program.ops, outcome.evaluator.kernels(outcome.result.plan)
         uses = [use for use in uses if ops[use.op].kernel]
-        each = sum(use.bytes for use in uses) / rate / max(1.0, sum(use.runs for use in uses))
+        peak = mesh.chip.matrix_flops["bf16"]
+        each = sum(max(use.bytes / rate, use.flops / peak) for use in uses) / max(1.0, sum(use.runs for use in uses))
         cycles = f'{KERNEL}, "estimated_cycles":"{round(each * rates[0])}"'
         text = re.sub(KERNEL, cycles, answer.hlo_text)
         seconds = scheduled_time(text, mesh.names, mesh.sizes, *rates, partial(seconds_on, mesh)).step_seconds

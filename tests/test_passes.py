@@ -239,6 +239,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "loops-first": (projected, (SQUARE, arg(64, 2048), arg(64, 512)), "", "more peak", PLAIN),
     "loop-gathers-first": (looping, (arg(4096, 8192), arg(8192, 8192), arg(8192, 8192)), "x.0:data w.0:data v.1:data",
                            "less peak", "v5e-16"),
+    "common-subexpressions": (lambda x, v: (x @ v, x @ v), (SQUARE,) * 2, "", "more compute", PLAIN),
     "queued-gathers": (lambda x, a, v, w: x @ a @ v @ w, (*[arg(4096, 4096)] * 2, arg(4096, 512), arg(512, 4096)),
                        "x.0:data v.1:data w.1:data", "less step", "v5e-16"),
     "in-place-updates": (lambda c, x: lax.dynamic_update_slice(c, x, (0, 0)), (SQUARE, S), "", "more peak", PLAIN),

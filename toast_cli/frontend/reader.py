@@ -81,6 +81,8 @@ class Reader:
         self._branches_read = 0
         self._in_region = False
         self._deciding: list[int] = []  # values that decide, from data, if a loop goes on or which branch runs
+        self._computed: dict[Any, tuple[int, ...]] = {}  # what an op computes -> results of the first such op
+        self._first: dict[int, int] = {}  # value -> the first equal one
 
     # -- values and ops ------------------------------------------------------------------------------------------
 
@@ -197,9 +199,20 @@ class Reader:
         alone = bound and any(list(result.uses) for result in operation.results)
         op = Op(
             name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone,
-            kernel=kernel,
+            kernel=kernel, repeats=self._repeats(operation, operands, results, loop),
         )  # fmt: skip
         self._add(op, operation)
+
+    def _repeats(self, operation: Any, operands: tuple[int, ...], results: tuple[int, ...], loop: int) -> bool:
+        """Whether an op before it computes the same. Ops that have regions, or are not of XLA, do not count."""
+        if len(operation.regions) or operation.name in ("stablehlo.custom_call", "stablehlo.rng"):
+            return False
+        attributes = tuple(operation.attributes.items())
+        types = tuple(self.values[v] for v in results)
+        key = operation.name, attributes, tuple(self._first.get(v, v) for v in operands), types, loop, self._within
+        known = self._computed.setdefault(key, results)
+        self._first.update(zip(results, known, strict=True))
+        return known is not results
 
     def _region(self, operation: Any) -> ManualRegion:
         """The computation of a manual region on each device."""

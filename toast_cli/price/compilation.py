@@ -162,11 +162,14 @@ def kernels(
     """
     ones = [1.0] * len(program.values)
     grouping = _Grouping(program, stored, free, profile, form or MemoryForm(ones, ones, {}))
+    merged = "common-subexpressions" in profile.passes
     scalars_free, unfilled = "scalar-unit" in profile.passes, unfilled_stacks(program, profile)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.region is not None or number in unfilled:
             continue
         if op.kind.per_device or op.detail == RAGGED_ALL_TO_ALL:
+            continue
+        if merged and op.repeats and not expands_scalar(op, program):  # an array that is filled, to be updated in place
             continue
         # Such as a loop's counter.
         scalar = op.kind.elementwise and not any(program.values[v].shape for v in (*op.operands, *op.results))

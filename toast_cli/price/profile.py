@@ -197,6 +197,7 @@ PASSES: Mapping[str, str] = {
     "held-results": "Results that replace no argument have their buffers from the start of the program.",
     "loops-first": "Ops that do not depend on a loop are moved before or behind it.",
     "loop-gathers-first": "A loop gathers all loop-invariant arrays at the start of an iteration.",
+    "common-subexpressions": "Equal ops on equal operands are computed once.",
     "queued-gathers": "One asynchronous all-gather is on its way at a time.",
     "in-place-updates": "Results reuse the buffers of operands without later readers.",
     "scatter-starts": "One kernel initialises the operands of several scatters.",

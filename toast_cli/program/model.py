@@ -233,7 +233,7 @@ class Op:
             `toast.join` is read in the k-th branch from the last of them on.
         region: the body, for a manual region.
         one_device: it runs on one device, which sends its results to the others (a host callback). kernel: properties
-        of a hand-written kernel.
+        of a hand-written kernel. repeats: an earlier op around it computes the same, with which XLA merges it.
     """
 
     name: str
@@ -250,6 +250,7 @@ class Op:
     region: ManualRegion | None = field(default=None, repr=False, compare=False)
     one_device: bool = False
     kernel: HandWritten | None = None
+    repeats: bool = field(default=False, compare=False)
     kind: OpKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ PASSES = frozenset(
     {
         "fusion", "output-fusion", "recomputation", "polynomials", "shared-exponentials", "narrow-stores",
         "multi-output-fusion", "reduction-fusion", "early-results", "loops-first", "in-place-updates", "loop-copies",
-        "scan-unification", "overlap", "reduction-combining",
+        "scan-unification", "overlap", "reduction-combining", "common-subexpressions",
     }
 )  # fmt: skip
 
