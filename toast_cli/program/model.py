@@ -22,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from toast_cli.program.ops import CUSTOM_CALL, DOT_GENERAL, OP_KINDS, OpKind, kind_of
 
 T = TypeVar("T")
+Subject = TypeVar("Subject")
 Facts = ParamSpec("Facts")
 # A dimension is an ordered product of factors, major to minor; () for a dimension without factors.
 DimFactors = tuple[int, ...]
@@ -326,17 +327,17 @@ class Result:
     path: str
 
 
-def once(function: Callable[Concatenate[Program, Facts], T]) -> Callable[Concatenate[Program, Facts], T]:
-    """Memoises a function of a program and of further hashable facts, once per program and facts; callers must not
-    mutate the answer."""
+def once(function: Callable[Concatenate[Subject, Facts], T]) -> Callable[Concatenate[Subject, Facts], T]:
+    """Memoises a function of a subject, such as a program, and of further hashable facts, once per subject and facts;
+    callers must not mutate the answer."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
-    def remembered(program: Program, /, *facts: Facts.args, **named: Facts.kwargs) -> T:
-        known = program.__dict__.setdefault(name, {})  # where `cached_property` keeps its own
+    def remembered(subject: Subject, /, *facts: Facts.args, **named: Facts.kwargs) -> T:
+        known = subject.__dict__.setdefault(name, {})  # where `cached_property` keeps its own
         key = facts, tuple(named.items())
         if key not in known:
-            known[key] = function(program, *facts, **named)
+            known[key] = function(subject, *facts, **named)
         answer: T = known[key]
         return answer
 

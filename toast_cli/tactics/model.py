@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from math import prod
 
 from toast_cli.base.yamltree import nearest
 from toast_cli.errors import UsageError
+from toast_cli.plan.axis_assignment import START, assigned_order, claim_of
 from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import ROLES, STATE, WEIGHTS
@@ -200,14 +202,27 @@ def effective(problem: Problem, plan: Plan) -> Plan:
     """The plan without decisions that have no effect, and without a second one for the same group and axis."""
     kept: Plan = ()
     seen: set[tuple[int, int]] = set()
-    unlike = problem.unlike_patterns
+    first = [decision for decision in assigned_order(plan) if not isinstance(decision, Shard)]
+    states: dict[int, int] = {}  # pattern -> state of its axis assignment after the decisions kept
+
+    def after(pattern: int, state: int, decision: Decision) -> int:
+        claim = claim_of(problem.patterns[pattern], decision, problem.resolution_place)
+        return state if claim is None else problem.assigners[pattern].after(state, claim)
+
     for decision in plan:
         if isinstance(decision, Shard):
             if decision[:2] in seen:
                 continue
             seen.add(decision[:2])
-            if not any(problem.choice(p, kept) != problem.choice(p, (*kept, decision)) for p in unlike[decision.group]):
+            patterns = problem.unlike_patterns[decision.group]
+            for new in patterns:
+                if new not in states:
+                    states[new] = reduce(partial(after, new), first, START)
+            reached = {pattern: after(pattern, states[pattern], decision) for pattern in patterns}
+            choices = ((problem.assigners[p].choice(states[p]), problem.assigners[p].choice(reached[p])) for p in patterns)
+            if all(before == now for before, now in choices):
                 continue
+            states |= reached
         kept = (*kept, decision)
     return kept
 

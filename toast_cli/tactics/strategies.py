@@ -16,6 +16,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import surely_fitting_bytes
+from toast_cli.program.model import once
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics.requests import PlansByAxes, PricedStrategy, best_assignment, parse_tactics, plans_by_axes
 
@@ -92,10 +93,21 @@ def strategy(problem: Problem, name: str) -> Plan:
 
 
 def plans_of_strategy(problem: Problem, name: str) -> PlansByAxes:
-    """The plans of one strategy, see `plans_by_axes`."""
+    """The plans of one strategy, see `plans_by_axes`. Memoised."""
+    found = _plans_of_strategy(problem, name)
+    if isinstance(found, UsageError):
+        raise found
+    return found
+
+
+@once
+def _plans_of_strategy(problem: Problem, name: str) -> PlansByAxes | UsageError:
     if all(size == 1 for size in problem.mesh.sizes):
-        raise UsageError("the mesh has one device", where="--strategy")
-    return plans_by_axes(problem, parse_tactics(strategy=name).requests)
+        return UsageError("the mesh has one device", where="--strategy")
+    try:
+        return plans_by_axes(problem, parse_tactics(strategy=name).requests)
+    except UsageError as error:
+        return error
 
 
 def starting_plans(problem: Problem) -> list[Plan]:
