@@ -28,8 +28,9 @@ from toast_cli.cli.app import run
 from toast_cli.pipeline import partition
 from toast_cli.request import Request
 from toast_cli.rewrite.fused_products import fused_parts, with_parts
+from toast_cli.rewrite.variants import SearchSpace, search_variants, variants_of
 from toast_cli.search.run import Settings, run_search
-from toast_cli.tactics import starting_plans
+from toast_cli.tactics import parse_tactics, starting_plans
 
 H, N = 16, 8
 
@@ -178,13 +179,28 @@ def test_a_program_that_states_shardings_is_read_as_it_is() -> None:
       %a = stablehlo.slice %y [0:8, 0:32] : (tensor<8x64xf32>) -> tensor<8x32xf32>
       return %a : tensor<8x32xf32>
     }"""
-    assert with_parts(source_of_text(text)) is not None
-    assert with_parts(source_of_text(text, keep_shardings=True)) is None
+    for keep, variants in ((False, 2), (True, 1)):
+        source = source_of_text(text, keep_shardings=keep)
+        assert len(variants_of(source, Request("", ""), [round_mesh(data=4)])) == variants
+
+
+SEARCHED = {
+    "gathers at slices": (attention, (arg(2, 64, 128), arg(128, 384), arg(128, 128)), 2),
+    "the batch is split at no cost": (attention, (arg(64, 64, 16), arg(16, 48), arg(16, 16)), 1),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_the_rewritten_program_is_searched_where_slices_cost(name: str) -> None:
+    forward, shapes, searched = SEARCHED[name]
+    request, meshes = Request("", "", iterations=60), [round_mesh(data=4)]
+    variants = variants_of(source_of(forward, *shapes), request, meshes)
+    found = search_variants(variants, SearchSpace(request, meshes, parse_tactics()), lambda *_: None)
+    assert (len(variants), len(found)) == (2, searched)
 
 
 def test_a_weight_is_taken_apart_in_front_of_the_loop_that_reads_it() -> None:
     source = with_parts(source_of(*_flat("recurrence")))
-    assert source is not None
     (loop,) = xla.walk_ops(source.module, "stablehlo.while")
     carried = [tuple(operand.type.shape) for operand in loop.operands]
     assert carried.count((H, 4, H)) == 2 and (H, 4 * H) not in carried
@@ -210,7 +226,6 @@ def test_no_sharding_of_the_program_as_it_is_written_is_better(name: str, mesh: 
     small = FASTER[name]
     source = source_of(small.run, *small.shapes)
     parted = with_parts(source)
-    assert parted is not None
     written = best_of_all(problem_of(source, round_mesh(**mesh)))
     evaluator = evaluator_of(parted, round_mesh(**mesh))
     best = best_of_all(evaluator.problem)
@@ -224,7 +239,6 @@ def test_evaluator_lowering_and_report_say_the_same(name: str) -> None:
     """Gradients that a loop adds up have parts where they are made, and none where they are added up."""
     forward, shapes = CASES[name]
     source = with_parts(source_of(partial(trained, forward), *shapes))
-    assert source is not None
     evaluator = evaluator_of(source, round_mesh(data=4, model=2))
     for plan in plans_of(evaluator.problem, ()).values():
         said = statements(source, evaluator, plan)

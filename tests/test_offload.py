@@ -208,7 +208,7 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytes
 
     def interrupted(variants: Any, *rest: Any) -> list[Variant]:
         nonlocal trials
-        found, offloads = search_variants(variants, *rest), bool(variants[0][0].program.offload)
+        found, offloads = search_variants(variants, *rest), bool(variants[0]()[0].program.offload)
         trials += offloads
         return [replace(it, result=replace(it.result, stopped="interrupted")) for it in found] if offloads else found
 

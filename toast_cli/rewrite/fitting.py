@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import cached_property
 from math import inf
 
-from toast_cli.dimensions import Dimensions
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source
 from toast_cli.plan.saved import saved_plan
@@ -28,6 +27,7 @@ from toast_cli.rewrite import batch_parts, kept_bytes, with_microbatches, with_o
 from toast_cli.rewrite.variants import (
     PARTED,
     Progress,
+    Reading,
     SearchSpace,
     Variant,
     analysed,
@@ -56,7 +56,7 @@ class Candidates:
             a search.
     """
 
-    def __init__(self, variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> None:
+    def __init__(self, variants: Sequence[Reading], space: SearchSpace, tell: Progress) -> None:
         request = space.request
         chosen = space.saved or request.microbatches or request.recompute or request.offload
         self.rewrites = request.fit != Fit.as_written and not chosen
@@ -114,7 +114,7 @@ class Candidates:
         variant = (source, known.problem.dimensions) if known else analysed(source, space.meshes)
         start = saved_plan(like.evaluator.problem, like.result.plan)
         space = SearchSpace(request, meshes, space.tactics, start=start, known=known)
-        return search_variants([variant], space, self._tell)[0]
+        return search_variants([lambda: variant], space, self._tell)[0]
 
     def _made_to_fit(self) -> Variant:
         """The variant that fits in `_limit` and is best by the user's goal: one that surely fits, unless one that may

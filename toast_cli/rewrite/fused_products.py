@@ -14,7 +14,7 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.frontend.inline import numbers, replace_operation
 from toast_cli.frontend.source import Source, read_rewritten, retyped
-from toast_cli.program.model import Op, Program, Rule
+from toast_cli.program.model import Op, Program, Rule, once
 from toast_cli.program.ops import (
     ARGUMENT,
     BARRIER,
@@ -62,6 +62,7 @@ class Parts:
     ops: dict[int, dict[Position, int]]
 
 
+@once
 def fused_parts(program: Program) -> Parts | None:
     """The fused products of a program, None if there are none."""
     return _Search(program).parts()
@@ -290,12 +291,11 @@ Widths = dict[int, int]  # dimension of an array -> elements of each of its part
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
 
 
-def with_parts(source: Source) -> Source | None:
-    """The rewritten program; None if nothing is fused, or if the program states shardings, which would refer to the
-    original arrays."""
-    parts = None if source.annotations else fused_parts(source.program)
-    if parts is None:
-        return None
+def with_parts(source: Source) -> Source:
+    """The rewritten program. It must have fused products, and state no shardings: these would refer to the original
+    arrays."""
+    parts = fused_parts(source.program)
+    assert parts is not None
     copy = source.module.operation.clone().operation
     twins = dict(zip(operations_in(source.module.operation), operations_in(copy), strict=True))
     with copy.context, ir.Location.unknown():

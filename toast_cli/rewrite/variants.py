@@ -5,9 +5,9 @@ as written and a rewritten one, if it has fused products.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from math import inf
 
 from toast_cli.dimensions import Dimensions, analyse
@@ -15,7 +15,7 @@ from toast_cli.dimensions.merged import set_apart
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
-from toast_cli.plan.decisions import PEAK_MEMORY, Plan, parse_goal
+from toast_cli.plan.decisions import FASTEST, PEAK_MEMORY, Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
 from toast_cli.price.cost import Cost
@@ -23,7 +23,7 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import peak_error
 from toast_cli.request import Offload, Recompute, Request
 from toast_cli.rewrite import with_microbatches, with_offload, with_recompute
-from toast_cli.rewrite.fused_products import with_parts
+from toast_cli.rewrite.fused_products import fused_parts, with_parts
 from toast_cli.search.alternatives import KEPT
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import Candidate, Searched, Settings, search_candidates
@@ -32,6 +32,8 @@ from toast_cli.tactics.strategies import EVERY, better, preferred
 
 # stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
+# A variant of the program with its dimension classes, made when it is needed.
+Reading = Callable[[], tuple[Source, Dimensions]]
 # The relative gain that a plan for a rewritten program must have. Predictions for two programs differ by about as much
 # from what compilers make of them.
 PARTED = 0.03
@@ -118,12 +120,10 @@ class Variant:
         return Objective(self.evaluator.problem, unsharded).reward(plan, cost)
 
 
-def variants_of(
-    source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None
-) -> list[tuple[Source, Dimensions]]:
+def variants_of(source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None) -> list[Reading]:
     """The variants to search: the program as written, and rewritten if it has fused products. A saved plan selects
     one of the two. Both are rematerialised and microbatched as the user or the plan says, and analysed for these
-    meshes.
+    meshes; the rewritten one only when it is needed.
 
     Raises `UsageError` if the program cannot be run so.
     """
@@ -142,20 +142,38 @@ def variants_of(
             source = _applied(source, found, "--offload", None if request.offload else saved)
         return source
 
+    @cache
+    def rewritten() -> tuple[Source, Dimensions]:
+        return analysed(fitted(with_parts(source)), meshes)
+
+    fused = wanted is not False and not source.annotations and fused_parts(source.program) is not None
+    if wanted and fused:
+        return [rewritten]
     written = analysed(fitted(source), meshes)
-    if wanted is False:
-        return [written]
-    rewritten = with_parts(source)
-    if rewritten is None:
-        return [written]
-    other = analysed(fitted(rewritten), meshes)
-    return [other] if wanted else [written, other]
+    return [lambda: written, rewritten] if fused else [lambda: written]
 
 
 def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
     """A program with its dimension classes; merged classes of which no mesh splits a part become separate classes."""
     program = set_apart(source.program, analyse(source.program), [mesh.sizes for mesh in meshes])
     return source if program is source.program else replace(source, program=program), analyse(program)
+
+
+def parting_may_pay(searched: Searched) -> bool:
+    """Whether the rewritten program may have a better plan than the best one for the program as written: that plan, or
+    a known strategy, would be faster by `PARTED` if slices and concatenations of fused products moved nothing."""
+    evaluator, result = searched.evaluator, searched.result
+    parts = fused_parts(evaluator.problem.program)
+    if parts is None or not result.fits or evaluator.problem.goal != FASTEST:
+        return True
+
+    def least_seconds(plan: Plan) -> float:
+        uses = evaluator.collectives(plan)
+        moved = sum(use.seconds for use in uses if use.op in parts.ops or use.value in parts.values)
+        return evaluator.cost(plan).step_seconds - moved
+
+    plans = (result.plan, *searched.starts)
+    return any(least_seconds(plan) < (1.0 - PARTED) * result.cost.step_seconds for plan in plans)
 
 
 def _applied(source: Source, found: Source | str, flag: str, saved: SavedPlan | None) -> Source:
@@ -181,9 +199,10 @@ def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
     return found
 
 
-def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Variant]:
-    """Searches all variants of a program on all candidate meshes, with one budget. Returns each on its best mesh,
-    the one with the best plan first; a plan that fits beats one that does not. Evaluation counts are totals."""
+def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progress) -> list[Variant]:
+    """Searches the variants of a program on all candidate meshes, with one budget; the rewritten one only if it may
+    have the best plan. Returns each on its best mesh, the one with the best plan first; a plan that fits beats one that
+    does not. Evaluation counts are totals."""
     request, meshes = space.request, space.meshes
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
@@ -199,7 +218,7 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
     reference: Cost | None = None
 
     def evaluator_of(candidate: Candidate) -> Evaluator:
-        source, dimensions = variants[candidate.reading]
+        source, dimensions = variants[candidate.reading]()
         mesh, evaluator = candidate.mesh, space.known
         if evaluator is None or evaluator.problem.mesh != mesh:
             pins = program_pins(source, mesh.names, mesh.sizes)
@@ -209,7 +228,7 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
         return evaluator
 
     def variant_of(searched: Searched) -> Variant:
-        return Variant(variants[searched.candidate.reading][0], searched.evaluator, searched.result)
+        return Variant(variants[searched.candidate.reading]()[0], searched.evaluator, searched.result)
 
     def worth(searched: Searched) -> tuple[float, ...]:
         nonlocal reference
@@ -227,6 +246,6 @@ def search_variants(variants: list[tuple[Source, Dimensions]], space: SearchSpac
 
     candidates = [Candidate(number, mesh) for number in range(len(variants)) for mesh in meshes]
     found: dict[int, list[Variant]] = defaultdict(list)
-    for searched in search_candidates(evaluator_of, candidates, settings, worth, starts, report):
+    for searched in search_candidates(evaluator_of, candidates, settings, worth, starts, report, parting_may_pay):
         found[searched.candidate.reading].append(variant_of(searched))
     return [replace(best, elsewhere=tuple(others)) for best, *others in found.values()]

@@ -101,6 +101,7 @@ def search_candidates(
     worth: Callable[[Searched], tuple[float, ...]],
     starts_of: Callable[[Problem], Iterable[Plan]] = lambda _: (),
     progress: SearchProgress | None = None,
+    further: Callable[[Searched], bool] = lambda _: True,
 ) -> list[Searched]:
     """All candidates tried, the best first; evaluations and seconds are those of the whole search.
 
@@ -112,6 +113,7 @@ def search_candidates(
         evaluator_of: raises UsageError or InputError for a candidate that does not admit what the user asks for. If
             none does, the first error is raised.
         worth: larger is better.
+        further: whether another reading may have a better plan than the best one so far.
     """
     runs = _Runs(settings, progress)
     candidates = candidates[: settings.budget().evaluations]
@@ -121,6 +123,8 @@ def search_candidates(
     with interruptible():
         while candidates:
             reading, mesh = candidates[0].reading, best[0].candidate.mesh if best else None
+            if best and best[0].candidate.reading != reading and not further(best[0]):
+                break
             candidate = next((one for one in candidates if one.reading == reading and one.mesh == mesh), candidates[0])
             candidates = [one for one in candidates if one is not candidate]
             try:

@@ -214,13 +214,13 @@ def effective(problem: Problem, plan: Plan) -> Plan:
             if decision[:2] in seen:
                 continue
             seen.add(decision[:2])
-            patterns = problem.unlike_patterns[decision.group]
-            for new in patterns:
-                if new not in states:
-                    states[new] = reduce(partial(after, new), first, START)
-            reached = {pattern: after(pattern, states[pattern], decision) for pattern in patterns}
-            choices = ((problem.assigners[p].choice(states[p]), problem.assigners[p].choice(reached[p])) for p in patterns)
-            if all(before == now for before, now in choices):
+            changes, reached = False, dict[int, int]()
+            for pattern in problem.unlike_patterns[decision.group]:
+                state = states[pattern] if pattern in states else reduce(partial(after, pattern), first, START)
+                reached[pattern] = after(pattern, state, decision)
+                choice = problem.assigners[pattern].choice
+                changes = changes or choice(state) != choice(reached[pattern])
+            if not changes:
                 continue
             states |= reached
         kept = (*kept, decision)
