@@ -238,15 +238,26 @@ def place_of(operation: Any, path: str) -> str:
 
 
 # ---------------------------------------------------------------- splat constants
-# Makes splat constants, and duplicates them: one copy for each op that reads one.
+# Makes splat constants, duplicates those with dimensions (one copy for each op that reads one), and merges scalars.
 
 _CONSTANT = "stablehlo.constant"
 
 
 def copy_splats(function: Any) -> None:
-    """Gives each op that reads a splat constant a copy in front of it."""
+    """Gives each op that reads a splat constant a copy in front of it. Equal scalar constants of a block become one:
+    they have no dimension, and are a sixth of the operations of a training step."""
     makers = xla.walk_ops(function, BROADCAST_IN_DIM, _CONSTANT, inner_first=True)
-    for operation in [maker for maker in makers if maker.results[0].type.rank and is_splat(maker)]:
+    scalars: dict[tuple[Any, Any], Any] = {}
+    splats = []
+    for maker in makers:
+        if maker.results[0].type.rank:
+            splats += [maker] if is_splat(maker) else []
+        elif maker.name == _CONSTANT and (
+            first := scalars.setdefault((maker.block, maker.attributes["value"]), maker)
+        ) is not maker:
+            maker.results[0].replace_all_uses_with(first.results[0])
+            maker.erase()
+    for operation in splats:
         readers = list(dict.fromkeys(use.owner.operation for use in operation.results[0].uses))
         if readers and readers[0].block != operation.block:
             operation.move_before(readers[0])
