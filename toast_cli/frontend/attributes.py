@@ -238,26 +238,34 @@ def place_of(operation: Any, path: str) -> str:
 
 
 # ---------------------------------------------------------------- splat constants
-# Makes splat constants, duplicates those with dimensions (one copy for each op that reads one), and merges scalars.
+# Makes splat constants, and duplicates them: one copy for each op that reads one. Scalars are merged.
 
 _CONSTANT = "stablehlo.constant"
 
 
+def merge_scalars(root: Any) -> None:
+    """Makes equal scalar operations of a block one. Constants, and bias corrections that an optimizer computes for each
+    weight, are a quarter of the operations of a training step, and have no dimension that a plan could split."""
+    known: dict[Any, Any] = {}
+    for operation in operations_in(root):
+        constant = operation.name == _CONSTANT
+        if not (constant or kind_of(operation.name).elementwise) or len(operation.results) != 1:
+            continue
+        kind = operation.results[0].type
+        if not isinstance(kind, ir.RankedTensorType) or kind.rank or len(operation.regions):
+            continue
+        attributes = tuple([(name, operation.attributes[name]) for name in operation.attributes])
+        key = (operation.block, operation.name, kind, tuple(operation.operands), attributes)
+        first = known.setdefault(key, operation)
+        if first is not operation:
+            operation.results[0].replace_all_uses_with(first.results[0])
+            operation.erase()
+
+
 def copy_splats(function: Any) -> None:
-    """Gives each op that reads a splat constant a copy in front of it. Equal scalar constants of a block become one:
-    they have no dimension, and are a sixth of the operations of a training step."""
+    """Gives each op that reads a splat constant a copy in front of it."""
     makers = xla.walk_ops(function, BROADCAST_IN_DIM, _CONSTANT, inner_first=True)
-    scalars: dict[tuple[Any, Any], Any] = {}
-    splats = []
-    for maker in makers:
-        if maker.results[0].type.rank:
-            splats += [maker] if is_splat(maker) else []
-        elif maker.name == _CONSTANT and (
-            first := scalars.setdefault((maker.block, maker.attributes["value"]), maker)
-        ) is not maker:
-            maker.results[0].replace_all_uses_with(first.results[0])
-            maker.erase()
-    for operation in splats:
+    for operation in [maker for maker in makers if maker.results[0].type.rank and is_splat(maker)]:
         readers = list(dict.fromkeys(use.owner.operation for use in operation.results[0].uses))
         if readers and readers[0].block != operation.block:
             operation.move_before(readers[0])

@@ -12,7 +12,7 @@ from typing import Any
 from toast_cli.base.children import ChildError, in_child
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.attributes import EFFECTS, bind_effects, copy_splats, first_error, place_of
+from toast_cli.frontend.attributes import EFFECTS, bind_effects, copy_splats, first_error, merge_scalars, place_of
 from toast_cli.frontend.convert import left_out_notices
 from toast_cli.frontend.formats import drop_declarations, is_known, refuse_foreign
 from toast_cli.frontend.inline import BODIES, copy_captured_constants, inline_calls
@@ -157,6 +157,7 @@ def normalise(
     if not held.names.isdisjoint(PICKS):
         share_batches(module)
     notices = left_out_notices(module)
+    merge_scalars(function)
     copy_splats(function)
     if len(SHIFTED & held.names) > 1:
         rewrite_shifts(module)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from toast_cli import xla
 from toast_cli.base.units import printable
 from toast_cli.errors import InputError
-from toast_cli.frontend.attributes import copy_splats
+from toast_cli.frontend.attributes import copy_splats, merge_scalars
 from toast_cli.frontend.places import TEXT, USERS, Frame, frames_of, name_stack_of, place_text
 from toast_cli.frontend.reader import read_program
 from toast_cli.frontend.shardings import Kept
@@ -149,6 +149,7 @@ def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) ->
         added: sentences for reports about the rewriting. facts: fields of the program that record it.
     """
     module = xla.parse_module(source.module.context, xla.write_bytecode(operation))
+    merge_scalars(module)
     copy_splats(module)
     describe_kernels(module, source.kernels)
     found = read_source(source.path, source.format, module)
