@@ -396,6 +396,12 @@ def make_problem(
     )
 
 
+def on_mesh(problem: Problem, mesh: Mesh) -> Problem | None:
+    """The problem on another mesh of as many devices, with the same patterns; None if some name mesh axes."""
+    named = any(p.operand_pins or p.result_pins or p.closed for p in problem.patterns) or problem.notices
+    return None if named or mesh.devices != problem.mesh.devices else replace(problem, mesh=mesh)
+
+
 def _looked_up(op: Op, form: Form) -> frozenset[int]:
     """Factors of a look-up in a table, or of a scatter into one, that are no dimensions of the table."""
     if op.name not in (GATHER, SCATTER):

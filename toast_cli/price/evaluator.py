@@ -232,10 +232,11 @@ class ShareMemo:
 class Listing:
     """Kernels, collectives and arrays of one problem's plans. Arguments: see `Evaluator`."""
 
-    def __init__(self, problem: Problem, profile: CompilerProfile | None = None) -> None:
+    def __init__(self, problem: Problem, profile: CompilerProfile | None = None, like: Evaluator | None = None) -> None:
         self.problem = problem
         self.profile = profile or find_profile(problem.mesh.chip)
-        self.items: Items = make_items(problem, self.profile)
+        self._like = like if like is not None and like.problem.patterns is problem.patterns else None
+        self.items: Items = self._like.items if self._like is not None else make_items(problem, self.profile)
         self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
         self._regions = region_prices(problem, self.profile)
         self._pricer = Pricer(problem, self.items, self._regions)
@@ -374,12 +375,17 @@ class Evaluator(Listing):
     Args:
         references: plans whose memory peaks decide which moments are evaluated.
         profile: of the compiler; default: the newest for the mesh's chip.
+        like: of the problem on another mesh (see `on_mesh`), with which it shares what does not depend on the mesh.
     """
 
     def __init__(
-        self, problem: Problem, references: Iterable[Plan] = (), profile: CompilerProfile | None = None
+        self,
+        problem: Problem,
+        references: Iterable[Plan] = (),
+        profile: CompilerProfile | None = None,
+        like: Evaluator | None = None,
     ) -> None:
-        super().__init__(problem, profile)
+        super().__init__(problem, profile, like)
         self.evaluations = 0
         self._sharing = ShareMemo(
             self._pricer, self._work, self._arrays, self._holdings, self.timeline, self.profile.asynchronous
@@ -559,6 +565,8 @@ class Evaluator(Listing):
 
     @cached_property
     def _windows(self) -> Windows:
+        if self._like is not None:
+            return self._like._windows
         return Windows(self.problem, self.items.lives, most_moments(self._regions), self.profile.passes)
 
     # -- buckets -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import FASTEST, PEAK_MEMORY, Plan, parse_goal
-from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.problem import Problem, make_problem, on_mesh
 from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
@@ -216,15 +216,20 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
         space.gives_up,
     )
     reference: Cost | None = None
+    prepared: dict[int, tuple[Problem, Evaluator]] = {}  # reading -> its problem, before anything is stated about it
 
     def evaluator_of(candidate: Candidate) -> Evaluator:
         source, dimensions = variants[candidate.reading]()
         mesh, evaluator = candidate.mesh, space.known
         if evaluator is None or evaluator.problem.mesh != mesh:
-            pins = program_pins(source, mesh.names, mesh.sizes)
-            problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
+            before, like = prepared.get(candidate.reading, (None, None))
+            problem = None if before is None else on_mesh(before, mesh)
+            if problem is None:
+                pins = program_pins(source, mesh.names, mesh.sizes)
+                problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
             stated = space.stated(replace(problem, goal=goal))
-            evaluator = Evaluator(stated, strategies(stated).values())
+            evaluator = Evaluator(stated, strategies(stated).values(), like=like)
+            prepared[candidate.reading] = problem, evaluator
         return evaluator
 
     def variant_of(searched: Searched) -> Variant:
