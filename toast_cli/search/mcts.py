@@ -30,7 +30,7 @@ from toast_cli.search.moves import NEIGHBOURHOODS, DecisionSequence, Edit, Moves
 # The prior of a move is the best reward of a plan that held its decisions (as in AMAF, Gelly & Silver 2011). At first
 # every single move is tried at the root, which initialises the priors.
 
-BRIEF = 1000  # evaluations after which only a larger budget goes on
+BRIEF = 2000  # evaluations after which only a larger budget goes on
 TREE = 500  # evaluations of the tree
 IDLE_SIMULATIONS = 30  # simulations in a row that lead to known plans only: the space is exhausted
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
