@@ -241,6 +241,7 @@ def place_of(operation: Any, path: str) -> str:
 # Makes splat constants, and duplicates them: one copy for each op that reads one. Scalars are merged.
 
 _CONSTANT = "stablehlo.constant"
+_DISTINGUISHING = frozenset(["value", "comparison_direction", "compare_type"])  # attributes of scalars that are merged
 
 
 def merge_scalars(root: Any) -> None:
@@ -254,8 +255,13 @@ def merge_scalars(root: Any) -> None:
         kind = operation.results[0].type
         if not isinstance(kind, ir.RankedTensorType) or kind.rank or len(operation.regions):
             continue
-        attributes = tuple([(name, operation.attributes[name]) for name in operation.attributes])
-        key = (operation.block, operation.name, kind, tuple(operation.operands), attributes)
+        if isinstance(kind.element_type, ir.ComplexType):  # whose constants jaxlib's Python cannot read
+            continue
+        names = tuple(operation.attributes)
+        if not _DISTINGUISHING.issuperset(names):
+            continue
+        attributes = tuple([operation.attributes[name] for name in names])
+        key = (operation.block, operation.name, kind, tuple(operation.operands), names, attributes)
         first = known.setdefault(key, operation)
         if first is not operation:
             operation.results[0].replace_all_uses_with(first.results[0])
