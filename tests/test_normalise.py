@@ -398,3 +398,31 @@ def test_a_question_that_is_answered_already_is_not_asked(operation: str, left: 
   return %0 : {kind}
 }} }}"""
     assert [name for name in names(normalised(program).module) if name != "constant"] == left
+
+
+def test_equal_scalars_of_a_block_are_one() -> None:
+    """Not those with dimensions, which a plan may split differently, nor in other blocks, nor of complex numbers."""
+    program = """module { func.func public @main(%a: tensor<f32>, %b: tensor<i1>) -> tensor<f32> {
+  %one = stablehlo.constant dense<1.0> : tensor<f32>
+  %same = stablehlo.constant dense<1.0> : tensor<f32>
+  %two = stablehlo.constant dense<2.0> : tensor<f32>
+  %i = stablehlo.constant dense<(0.0,1.0)> : tensor<complex<f32>>
+  %j = stablehlo.constant dense<(0.0,1.0)> : tensor<complex<f32>>
+  %0 = stablehlo.subtract %a, %one : tensor<f32>
+  %1 = stablehlo.subtract %a, %same : tensor<f32>
+  %2 = stablehlo.subtract %a, %two : tensor<f32>
+  %k = stablehlo.multiply %i, %j : tensor<complex<f32>>
+  %real = stablehlo.real %k : (tensor<complex<f32>>) -> tensor<f32>
+  %3 = stablehlo.multiply %0, %1 : tensor<f32>
+  %4 = "stablehlo.if"(%b) ({
+    %inside = stablehlo.subtract %a, %one : tensor<f32>
+    "stablehlo.return"(%inside) : (tensor<f32>) -> ()
+  }, {
+    "stablehlo.return"(%3) : (tensor<f32>) -> ()
+  }) : (tensor<i1>) -> tensor<f32>
+  %5 = stablehlo.add %4, %2 : tensor<f32>
+  %6 = stablehlo.add %5, %real : tensor<f32>
+  return %6 : tensor<f32>
+} }"""
+    left = Counter(names(normalised(program).module))
+    assert (left["constant"], left["subtract"]) == (4, 3)
