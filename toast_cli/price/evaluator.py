@@ -400,6 +400,7 @@ class Evaluator(Listing):
         self._before: _State | None = None
         self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last one requested
         self._exact_costs: dict[Plan, tuple[Cost, int]] = {}
+        self._quick_costs: dict[Plan, Cost] = {}
         self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
 
     def lowered(self, plan: Plan) -> PartitionedProgram:
@@ -434,13 +435,21 @@ class Evaluator(Listing):
     def best(self, plans: Iterable[Plan], rank: Callable[[Plan, Cost], Rank]) -> tuple[Plan, Cost]:
         """The plan with the least rank by its exact cost, and that cost; of equal ones, the first. An exact cost ranks
         no better than a quick one, so that most plans need none."""
-        quick = sorted([(rank(plan, self.cost(plan)), k, plan) for k, plan in enumerate(plans)])
+        quick = sorted([(rank(plan, self._quick_cost(plan)), k, plan) for k, plan in enumerate(plans)])
         exact: list[tuple[Rank, int, Plan]] = []
         for least, k, plan in quick:
             if not exact or least <= min(exact)[0]:
                 exact.append((rank(plan, self.exact_cost(plan)), k, plan))
         best = min(exact)[2]
         return best, self.exact_cost(best)
+
+    def _quick_cost(self, plan: Plan) -> Cost:
+        """`cost`, or a better one; memoised."""
+        if plan in self._exact_costs:
+            return self._exact_costs[plan][0]
+        if plan not in self._quick_costs:
+            self._quick_costs[plan] = self.cost(plan)
+        return self._quick_costs[plan]
 
     def learn(self, plan: Plan) -> None:
         """Adds the moment of a plan's peak to those that `cost` evaluates."""
