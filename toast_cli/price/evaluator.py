@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,11 +55,19 @@ from toast_cli.price.timeline import NEGLIGIBLE, Placed, Spans, Timeline, Window
 
 MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of ([moments] number of arrays alive, bytes of one)
 NO_MEMORY = 0
-# Seconds of communication, and of its part that the compiler overlaps with compute.
-Sent = tuple[float, float]
+
+
+class Sent(NamedTuple):
+    """Collectives of one item: seconds of all, and of those that the compiler overlaps with compute."""
+
+    seconds: float
+    overlapping: float
+    uses: tuple[CollectiveUse, ...]
+
+
 # Contribution of one array item: seconds of compute, communication, bytes of arguments, number of its `MemoryShares`.
 ArrayShare = tuple[float, Sent, float, int]
-UNSENT: Sent = (0.0, 0.0)
+UNSENT = Sent(0.0, 0.0, ())
 NOTHING: ArrayShare = (0.0, UNSENT, 0.0, NO_MEMORY)
 
 
@@ -116,20 +124,29 @@ class ShareMemo:
                 held.append(share[3])
         return Share(
             quanta(compute),
-            quanta(sum([seconds for seconds, _ in sent])),
-            quanta(sum([seconds for _, seconds in sent])),
+            quanta(sum([one.seconds for one in sent])),
+            quanta(sum([one.overlapping for one in sent])),
             quanta(transfers),
             round(arguments),
             self._alive(bucket, tuple(held)),
         )
 
+    def collectives(self, bucket: Bucket, lowered: Lowered) -> list[CollectiveUse]:
+        """The bucket's collectives under these op shardings."""
+        sent = [self._work_share(work, lowered[work.pattern])[1] for work in bucket.work]
+        sent += [self._sum_seconds(added, lowered) for added in bucket.sums]
+        sent += [self._neighbour_seconds(read, lowered) for read in bucket.neighbours]
+        sent += [self._array_share(item, lowered)[1] for item in bucket.arrays]
+        return [use for one in sent for use in one.uses]
+
     def _sent(self, uses: Iterable[CollectiveUse]) -> Sent:
         every = overlapping = 0.0
-        for use in uses:
+        listed = tuple(uses)
+        for use in listed:
             every += use.seconds
             if use.kind in self._asynchronous:
                 overlapping += use.seconds
-        return every, overlapping
+        return Sent(every, overlapping, listed) if listed else UNSENT
 
     def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
         """[moments] bytes of a bucket's arrays; held: number of each one's `MemoryShares`."""
@@ -612,8 +629,9 @@ class Evaluator(Listing):
             if placed is None:
                 if len(bucket.placed) == MOST_PLACED:
                     bucket.placed.clear()
-                kernels, uses = self._bucket_kernels(bucket, rows), self._bucket_collectives(bucket, rows)
-                inside = regions_of(bucket, self._lower(bucket, rows), self._regions)
+                lowered = self._lower(bucket, rows)
+                kernels, uses = self._bucket_kernels(bucket, rows), self._sharing.collectives(bucket, lowered)
+                inside = regions_of(bucket, lowered, self._regions)
                 placed = self._windows.placed(kernels, uses, self.profile.asynchronous, inside)
                 bucket.placed[key] = placed
             found.append(placed)
