@@ -249,8 +249,8 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)
 
-    candidates = [Candidate(number, mesh) for number in range(len(variants)) for mesh in meshes]
+    candidates = [Candidate(number, mesh, parting_may_pay) for number in range(len(variants)) for mesh in meshes]
     found: dict[int, list[Variant]] = defaultdict(list)
-    for searched in search_candidates(evaluator_of, candidates, settings, worth, starts, report, parting_may_pay):
+    for searched in search_candidates(evaluator_of, candidates, settings, worth, starts, report):
         found[searched.candidate.reading].append(variant_of(searched))
     return [replace(best, elsewhere=tuple(others)) for best, *others in found.values()]

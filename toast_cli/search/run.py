@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -78,10 +78,12 @@ def run_search(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A reading of the program (as written, or rewritten), by its number, on a mesh."""
+    """A reading of the program (as written, or rewritten), by its number, on a mesh. may_lead: whether this reading may
+    have a better plan than the best one of another."""
 
     reading: int
     mesh: Mesh
+    may_lead: Callable[[Searched], bool] = field(default=lambda _: True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,6 @@ def search_candidates(
     worth: Callable[[Searched], tuple[float, ...]],
     starts_of: Callable[[Problem], Iterable[Plan]] = lambda _: (),
     progress: SearchProgress | None = None,
-    further: Callable[[Searched], bool] = lambda _: True,
 ) -> list[Searched]:
     """All candidates tried, the best first; evaluations and seconds are those of the whole search.
 
@@ -113,7 +114,6 @@ def search_candidates(
         evaluator_of: raises UsageError or InputError for a candidate that does not admit what the user asks for. If
             none does, the first error is raised.
         worth: larger is better.
-        further: whether another reading may have a better plan than the best one so far.
     """
     runs = _Runs(settings, progress)
     candidates = candidates[: settings.budget().evaluations]
@@ -123,7 +123,7 @@ def search_candidates(
     with interruptible():
         while candidates:
             reading, mesh = candidates[0].reading, best[0].candidate.mesh if best else None
-            if best and best[0].candidate.reading != reading and not further(best[0]):
+            if best and best[0].candidate.reading != reading and not candidates[0].may_lead(best[0]):
                 break
             candidate = next((one for one in candidates if one.reading == reading and one.mesh == mesh), candidates[0])
             candidates = [one for one in candidates if one is not candidate]
