@@ -57,7 +57,7 @@ MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of ([moments] number of
 NO_MEMORY = 0
 
 
-class Sent(NamedTuple):
+class ItemCollectives(NamedTuple):
     """Collectives of one item: seconds of all, and of those that the compiler overlaps with compute."""
 
     seconds: float
@@ -66,9 +66,9 @@ class Sent(NamedTuple):
 
 
 # Contribution of one array item: seconds of compute, communication, bytes of arguments, number of its `MemoryShares`.
-ArrayShare = tuple[float, Sent, float, int]
-UNSENT = Sent(0.0, 0.0, ())
-NOTHING: ArrayShare = (0.0, UNSENT, 0.0, NO_MEMORY)
+ArrayShare = tuple[float, ItemCollectives, float, int]
+NO_COLLECTIVES = ItemCollectives(0.0, 0.0, ())
+NOTHING: ArrayShare = (0.0, NO_COLLECTIVES, 0.0, NO_MEMORY)
 
 
 class ShareMemo:
@@ -89,9 +89,9 @@ class ShareMemo:
         self._pricer, self._work, self._arrays, self._holdings = pricer, work, arrays, holdings
         self._timeline = timeline
         self._asynchronous = asynchronous
-        self._of_work: dict[tuple[int, int], tuple[float, Sent]] = {}
-        self._of_sums: dict[tuple[int | Sharding, ...], Sent] = {}
-        self._of_neighbours: dict[tuple[int, ...], Sent] = {}
+        self._of_work: dict[tuple[int, int], tuple[float, ItemCollectives]] = {}
+        self._of_sums: dict[tuple[int | Sharding, ...], ItemCollectives] = {}
+        self._of_neighbours: dict[tuple[int, ...], ItemCollectives] = {}
         self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
         self._memories: list[MemoryShares] = [()]
@@ -106,7 +106,7 @@ class ShareMemo:
     def share(self, bucket: Bucket, lowered: Lowered) -> Share:
         """The bucket's share under these op shardings."""
         compute = transfers = arguments = 0.0
-        sent: list[Sent] = []
+        sent: list[ItemCollectives] = []
         for work in bucket.work:
             computing, of_work = self._work_share(work, lowered[work.pattern])
             compute += computing
@@ -139,14 +139,14 @@ class ShareMemo:
         sent += [self._array_share(item, lowered)[1] for item in bucket.arrays]
         return [use for one in sent for use in one.uses]
 
-    def _sent(self, uses: Iterable[CollectiveUse]) -> Sent:
+    def _sent(self, uses: Iterable[CollectiveUse]) -> ItemCollectives:
         every = overlapping = 0.0
         listed = tuple(uses)
         for use in listed:
             every += use.seconds
             if use.kind in self._asynchronous:
                 overlapping += use.seconds
-        return Sent(every, overlapping, listed) if listed else UNSENT
+        return ItemCollectives(every, overlapping, listed) if listed else NO_COLLECTIVES
 
     def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
         """[moments] bytes of a bucket's arrays; held: number of each one's `MemoryShares`."""
@@ -159,7 +159,7 @@ class ShareMemo:
             bucket.alive[held] = np.rint(found, out=found)
         return found
 
-    def _work_share(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, Sent]:
+    def _work_share(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, ItemCollectives]:
         """Seconds of compute and communication of one item."""
         key = (work.op, op_sharding.number)
         found = self._of_work.get(key)
@@ -168,14 +168,14 @@ class ShareMemo:
             found = self._of_work[key] = (self._work.seconds(work, op_sharding), communication)
         return found
 
-    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> Sent:
+    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> ItemCollectives:
         partial, reduced = item.of_loops, False
         for term in () if item.of_loops else item.terms:
             op_sharding = lowered[term.pattern]
             reduced = reduced or bool(op_sharding.reduced)
             partial = partial or reduced or bool(op_sharding.scattered[0])
         if not partial:
-            return UNSENT
+            return NO_COLLECTIVES
         key: list[int | Sharding] = [item.ops[0]]
         key += [lowered[pattern].number for pattern in item.decisive]
         if reduced:  # the readers' shardings then matter
@@ -186,7 +186,7 @@ class ShareMemo:
             found = self._of_sums[known] = self._sent(self._pricer.sum_collectives(item, lowered))
         return found
 
-    def _neighbour_seconds(self, item: NeighbourItem, lowered: Lowered) -> Sent:
+    def _neighbour_seconds(self, item: NeighbourItem, lowered: Lowered) -> ItemCollectives:
         """The halo exchange of one item."""
         key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
         found = self._of_neighbours.get(key)
@@ -213,7 +213,7 @@ class ShareMemo:
         found = self._of_arrays.get(key)
         if found is None:
             copies = self._pricer.copies(item, lowered)
-            seconds = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else UNSENT
+            seconds = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else NO_COLLECTIVES
             rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
             memory = self._memory(item, tuple(self._holdings.held(item, op_sharding, copies)))
             making = sum([use.seconds for use in self._arrays.uses(item, made, shardings, copies)])
