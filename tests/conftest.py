@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.search import run
 from toast_cli.xla import running
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from jax._src.interpreters import mlir
+
 # How long an example takes says how busy the machine is, and nothing about toast. The examples are the same in every
 # run: a commit passes wherever it is tested, or nowhere. `make check-all` draws new ones.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -32,6 +36,9 @@ _FLAGS = ["--xla_backend_optimization_level=0"]
 if version("jaxlib").startswith("0.10."):  # Later versions abort at some of these flags, which halve compilations.
     _FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
+
+# JAX makes a context of MLIR for each program, which is half of the time to lower a small one.
+mlir.make_ir_context = cache(mlir.make_ir_context)
 
 # Of warnings and errors alone, as in children of `toast_cli.ask_xla.child`.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")

@@ -212,7 +212,15 @@ def case_of(
     """A JAX function on a mesh (default: data=4, model=2 of round figures); profile: of another compiler than the
     chip's; runs: see `--runs`.
     """
-    source = source_of(fn, *shapes, donate=donate, runs=runs)
+    return case_on(source_of(fn, *shapes, donate=donate, runs=runs), mesh, pins, profile)
+
+
+def case_on(
+    source: Source,
+    mesh: str | Mesh | None = None,
+    pins: tuple[str, ...] = (),
+    profile: CompilerProfile | None = None,
+) -> Case:
     return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins, profile=profile))
 
 
