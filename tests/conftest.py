@@ -14,7 +14,7 @@ import in_this_process
 import pytest
 from hypothesis import HealthCheck, settings
 
-from toast_cli import xla
+from toast_cli import pipeline, xla
 from toast_cli.ask_xla import compile, numbers
 from toast_cli.frontend import loading, normalise
 from toast_cli.plan.decisions import Plan
@@ -190,6 +190,7 @@ SLOW = {
 HERE: list[tuple[Any, str, Any]] = [
     *((module, "ask", in_this_process.ask) for module in (compile, numbers)),
     *((module, "in_child", in_this_process.in_child) for module in (loading, normalise)),
+    (pipeline, "load", in_this_process.load),
     *(
         (module, name, getattr(in_this_process, name))
         for module in (xla, running)

@@ -1,7 +1,7 @@
 """What toast has other processes do, tests do in their own: programs are read, compiled and run here, equal ones once.
 
-`in_child` stands in for that of `toast_cli.base.children`, `ask` for that of `toast_cli.ask_xla.child`, and the others
-for those of `toast_cli.xla.running`.
+`in_child` stands in for that of `toast_cli.base.children`, `ask` for that of `toast_cli.ask_xla.child`, `load` for that
+of `toast_cli.frontend`, and the others for those of `toast_cli.xla.running`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from unittest.mock import patch
 
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.child import ask as ask_in_new_process
+from toast_cli.frontend import Source
+from toast_cli.frontend import load as load_anew
 from toast_cli.xla import running
 
 new_devices, compile_anew = running.cpu_devices, running.compile_program
@@ -32,6 +34,18 @@ def in_child(task: Callable[..., Any], *arguments: Any, **_limits: int) -> Any:
 @lru_cache(maxsize=256)
 def answer(task: Callable[..., Any], *arguments: Any) -> Any:
     return task(*arguments)
+
+
+def load(path: str, *, content: bytes, kernels: str | None = None, **facts: Any) -> Source:
+    """Command after command reads the same few programs, and analyses them."""
+    if kernels is not None:  # a file, whose content may change
+        return load_anew(path, content=content, kernels=kernels, **facts)
+    return loaded(path, content, **facts)
+
+
+@lru_cache(maxsize=16)
+def loaded(path: str, content: bytes, **facts: Any) -> Source:
+    return load_anew(path, content=content, **facts)
 
 
 @cache
