@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -36,11 +36,11 @@ def answer(task: Callable[..., Any], *arguments: Any) -> Any:
     return task(*arguments)
 
 
-def load(path: str, *, content: bytes, kernels: str | None = None, **facts: Any) -> Source:
+def load(path: str, *, content: bytes, kernels: str | None = None, dims: Sequence[str] = (), **facts: Any) -> Source:
     """Command after command reads the same few programs, and analyses them."""
     if kernels is not None:  # a file, whose content may change
-        return load_anew(path, content=content, kernels=kernels, **facts)
-    return loaded(path, content, **facts)
+        return load_anew(path, content=content, kernels=kernels, dims=dims, **facts)
+    return loaded(path, content, dims=tuple(dims), **facts)
 
 
 @lru_cache(maxsize=16)

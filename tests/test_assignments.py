@@ -215,7 +215,7 @@ def test_a_named_machine_leaves_the_axes_to_the_search(
 
 
 def test_rows_are_the_best_of_all_shapes_where_the_shape_is_open() -> None:
-    program = str(SAMPLES / "t2b_tiny.mlirbc.zst")
+    program = str(SAMPLES / "mlp_tiny.mlir")
     outcome = pipeline.partition(Request(program, "a100-16", "auto", iterations=40))
     rows, own = dict(outcome.report.baselines), outcome.problem.mesh
     rows.pop(PIPELINE, None)

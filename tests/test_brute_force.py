@@ -26,8 +26,8 @@ REACHED = (
     ("name", "mesh"),
     sweep(
         product(REACHED, MESHES),
-        *product(("four sorts", "perceptron", "convolution", "scatter", "encoder and decoder"), ["two axes"]),
-        *product(("attention, batch", "perceptron, wide"), ["one axis"]),
+        *product(("four sorts", "scatter", "encoder and decoder"), ["two axes"]),
+        ("attention, batch", "one axis"),
     ),
 )
 def test_the_search_finds_the_best_of_all_shardings(name: str, mesh: str) -> None:
@@ -51,7 +51,7 @@ def test_heads_where_tokens_attend_and_the_sequence_elsewhere(name: str) -> None
     assert any(isinstance(d, Replicate) for d in found.plan)
 
 
-@pytest.mark.parametrize("number", sweep(range(12), 0, 1, 2, 3, 5))
+@pytest.mark.parametrize("number", sweep(range(12), 0, 1, 5))
 def test_no_plan_beats_the_best_of_all_shardings(number: int) -> None:
     """The bound holds and its assignment can be had: else the yardstick is wrong."""
     small = random_program(number)

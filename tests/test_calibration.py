@@ -27,7 +27,7 @@ from toast_cli.plan.decisions import Replicate, Shard
 from toast_cli.price.evaluator import Evaluator
 
 # Programs that are lowered again in a second or two each.
-QUICK = ("itx_decode", "itx_prefill", "t2b_1", "t7b")
+QUICK = ("itx_decode", "t2b_1")
 
 
 @pytest.fixture(scope="module")

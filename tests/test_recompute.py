@@ -215,8 +215,7 @@ def test_what_is_made_again_is_read_as_it_is() -> None:
             assert program.values[before].shape != shape
 
 
-@pytest.mark.parametrize("kept", ["dots_saveable", "dots_with_no_batch_dims_saveable"])
-@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize(("kept", "scanned"), [("dots_saveable", False), ("dots_with_no_batch_dims_saveable", True)])
 def test_what_a_program_recomputes_is_kept(kept: str, scanned: bool) -> None:
     """As JAX's policy would have it."""
     full = source_of(step(decoder(scanned=scanned, wrap=jax.checkpoint)), WEIGHTS, TOKENS)
