@@ -353,11 +353,8 @@ def test_a_pass_that_a_compiler_does_not_have_cannot_be_switched_off() -> None:
         PLAIN.without("tiling")
 
 
-def test_profiles_are_found_by_chip_and_version() -> None:
+def test_profiles_are_found_by_chip() -> None:
     chip = find_preset("v4").chip
     newest = find_profile(chip)
-    assert find_profile(chip, newest.version) is newest
     assert find_profile(replace(chip, name="mine")) is newest
     assert find_profile(replace(chip, preset="")) is PLAIN
-    with pytest.raises(ValueError, match=f"no profile of version libtpu 1 for v4; there are {newest.version}"):
-        find_profile(chip, "libtpu 1")

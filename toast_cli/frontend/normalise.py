@@ -44,11 +44,9 @@ from toast_cli.frontend.shardings import (
     take_shardings,
 )
 from toast_cli.frontend.simplify import (
-    PRODUCTS,
     SHIFTED,
     flatten_tuples,
     is_tuple,
-    rewrite_inner_products,
     rewrite_shifts,
 )
 from toast_cli.kernels.describe import CUSTOM_CALL, describe_kernels
@@ -161,8 +159,6 @@ def normalise(
     copy_splats(function)
     if len(SHIFTED & held.names) > 1:
         rewrite_shifts(module)
-    if held.names.issuperset(PRODUCTS):
-        rewrite_inner_products(module)
     close_boundaries(module)
     own = own_mesh(module, path)
     findings = take_shardings(module, function, path)

@@ -1,5 +1,5 @@
-"""Rewrites that let a dimension be split where its form in the program does not: shifts and rolls become pads, inner
-products of flattened arrays contract all dimensions, tuples become their arrays.
+"""Rewrites that let a dimension be split where its form in the program does not: shifts and rolls become pads, tuples
+become their arrays.
 """
 
 from __future__ import annotations
@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from toast_cli.frontend.inline import numbers, replace_operation
-from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, CONVERT, DOT_GENERAL, PAD, RESHAPE, SLICE
-from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, operations_in, walk_ops
+from toast_cli.frontend.inline import numbers
+from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, CONVERT, PAD, SLICE
+from toast_cli.xla import attributes_of, create, ir, operations_in, walk_ops
 from toast_cli.xla.build import INDEX, Builder
 
 # ---------------------------------------------------------------- shifts
@@ -222,51 +222,6 @@ def _moved(operation: Any, piece: ElementRange, element: Any, dim: int, by: int)
     """The piece's array, shifted by this many elements along a dimension of the operation's result."""
     rank = len(_shape(piece.array))
     return _pad(operation, piece.array, element, [by if d == dim else 0 for d in range(rank)], [0] * rank)
-
-
-# ---------------------------------------------------------------- inner products
-# Rewrites inner products of flattened arrays (`jnp.vdot`) so that they contract all dimensions of the arrays.
-
-PRODUCTS = frozenset({DOT_GENERAL, RESHAPE})
-_NUMBERS = "dot_dimension_numbers"
-
-
-def rewrite_inner_products(module: Any) -> None:
-    """Rewrites each product of two flattened arrays. A reshape with a sharding of its own stays."""
-    with module.context, ir.Location.unknown():
-        for operation in walk_ops(module, DOT_GENERAL):
-            left, right = (_before_flattening(handle) for handle in operation.operands)
-            if left is not None and right is not None and left.type.shape == right.type.shape:
-                _contract_all(operation, left, right)
-
-
-def _before_flattening(handle: Any) -> Any | None:
-    """The array of several dimensions that was flattened to this vector; None if there is none."""
-    maker = handle.owner
-    if isinstance(maker, ir.Block) or maker.name != RESHAPE or handle.type.rank != 1 or len(maker.attributes):
-        return None
-    array = maker.operands[0]
-    return array if array.type.rank > 1 else None
-
-
-def _contract_all(operation: Any, left: Any, right: Any) -> None:
-    """Contracts all dimensions of two arrays in an inner product. An outer product stays as it is."""
-    if operation.results[0].type.rank:
-        return
-    everything = list(range(left.type.rank))
-    numbers = dot_dimension_numbers([[], [], everything, everything], operation.context)
-    vectors = [operand.owner for operand in operation.operands]
-    made = create(
-        DOT_GENERAL,
-        [left, right],
-        [operation.results[0].type],
-        attributes_of(operation) | {_NUMBERS: numbers},
-        operation,
-    )
-    replace_operation(operation, made)
-    for vector in dict.fromkeys(vectors):
-        if not list(vector.results[0].uses):
-            vector.erase()
 
 
 # ---------------------------------------------------------------- tuples
