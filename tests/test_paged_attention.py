@@ -255,11 +255,7 @@ def test_kernels_of_tpu_inference_are_split_by_heads(rpa: Any, version: int) -> 
     outcome = partition(Request("rpa.mlir", "v6e-4", iterations=100, content=program))
     written = xla.parse_module(xla.make_context(), outcome.emit("stablehlo").content)
     assert bodies_of(written) == bodies_of(lowered(function, *rpa_arrays(1)).compiler_ir())
-    lines = kernel_lines(outcome.source, outcome.evaluator.lowered(outcome.result.plan))
-    heads, pages = 'P(None, "data")', 'P(None, None, "data")'
-    assert {one.line.partition("in_specs=")[2] for one in lines} == {
-        f"({heads}, {heads}, {heads}, {pages}, P(), P(), P(), P()), out_specs=({heads}, {pages}), check_vma=False)"
-    }
+    assert not kernel_lines(outcome.source, outcome.evaluator.lowered(outcome.result.plan))  # the package has its own
     assert tokens_of(outcome.problem) == BATCH
     assert "tpu_inference" not in sys.modules
     cache = PAGES * PAGE * 2 * WIDTH * 2

@@ -17,10 +17,10 @@ from toast_cli.errors import UsageError
 from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.places import BACKWARD, pass_of, users_frame
 from toast_cli.frontend.source import Source
-from toast_cli.kernels.paged import Places, places_in_call
+from toast_cli.kernels.paged import operands_of_function
 from toast_cli.plan.partitioned import ConstraintFacts, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of
-from toast_cli.program.model import Value
+from toast_cli.program.model import PAGED, Value
 from toast_cli.program.quantities import format_plural
 from toast_cli.xla import ir, make_context, parse_module
 
@@ -179,26 +179,22 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
     forward = [number for number in split if pass_of(source.name_stack(number)) != BACKWARD]
     for number in forward or split:
         op = program.ops[number]
-        read = [lowered.required.get((number, k), lowered.shardings[value]) for k, value in enumerate(op.operands)]
-        computed = [lowered.computed.get(value, lowered.shardings[value]) for value in op.results]
-        operands, results = ([program.values[value] for value in side] for side in (op.operands, op.results))
-        made = [k for k, value in enumerate(op.results) if program.users[value] and _holds_numbers(results[k])]
-        specs = places_in_call(op.kernel, operands, results) if op.kernel else None
-        if specs:
-            read = _of_function(read, specs[0])
-            computed = _of_function(computed, specs[1])
-        else:
-            read = [sharding for sharding, value in zip(read, operands, strict=True) if _holds_numbers(value)]
-            computed = [computed[k] for k in made[:1]]
-        in_specs, out_specs = ([_kernel_spec(one, lowered) for one in side] for side in (read, computed))
-        returned = ", ".join(out_specs) or "P()"
+        if op.kernel and op.kernel.kind == PAGED and not operands_of_function(op.kernel):
+            continue  # its own package calls it in a `shard_map` by heads
+        numbers = [k for k, value in enumerate(op.operands) if _holds_numbers(program.values[value])]
+        in_specs = [
+            _kernel_spec(lowered.required.get((number, k), lowered.shardings[op.operands[k]]), lowered)
+            for k in (op.kernel and operands_of_function(op.kernel)) or numbers
+        ]
+        made = [value for value in op.results if program.users[value] and _holds_numbers(program.values[value])]
+        out_specs = [_kernel_spec(lowered.computed.get(value, lowered.shardings[value]), lowered) for value in made[:1]]
         line = (
             f"jax.shard_map({_function(source, number)}, mesh=mesh, in_specs=({', '.join(in_specs)}), "
-            f"out_specs={returned if len(out_specs) < 2 else f'({returned})'}, check_vma=False)"
+            f"out_specs={', '.join(out_specs) or 'P()'}, check_vma=False)"
         )
         place = source.location(number)
-        one = ConstraintFacts(KERNEL, place, str(results[made[0]] if made else operands[0]), "", 1, line)
-        found.setdefault((place.partition(" (")[0], line), one)
+        one = ConstraintFacts(KERNEL, place, str(program.values[(made or op.operands)[0]]), "", 1, line)
+        found.setdefault((place, line), one)
     return list(found.values())
 
 
@@ -218,11 +214,6 @@ def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
 
 def _holds_numbers(value: Value) -> bool:
     return bool(value.shape) and not value.dtype.startswith(("i", "ui"))
-
-
-def _of_function(shardings: list[Sharding], places: Places) -> list[Sharding]:
-    """The shardings of a function's arrays, whose dimensions consist of those of a call's arrays."""
-    return [tuple(tuple(axis for d in dim for axis in shardings[k][d]) for dim in dims) for k, dims in places]
 
 
 def _kernel_spec(sharding: Sharding, lowered: PartitionedProgram) -> str:

@@ -81,7 +81,9 @@ class Reader:
         self._branches_read = 0
         self._in_region = False
         self._deciding: list[int] = []  # values that decide, from data, if a loop goes on or which branch runs
-        self._computed: dict[Any, tuple[int, ...]] = {}  # what an op computes -> results of the first such op
+        # What an op computes, but for its attributes -> the first such op and its results; and with them -> results.
+        self._alike: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+        self._computed: dict[Any, tuple[int, ...]] = {}
         self._first: dict[int, int] = {}  # value -> the first equal one
 
     # -- values and ops ------------------------------------------------------------------------------------------
@@ -199,18 +201,22 @@ class Reader:
         alone = bound and any(list(result.uses) for result in operation.results)
         op = Op(
             name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone,
-            kernel=kernel, repeats=self._repeats(operation, operands, results, loop),
+            kernel=kernel, repeats=self._repeats(operation, name, operands, results, loop),
         )  # fmt: skip
         self._add(op, operation)
 
-    def _repeats(self, operation: Any, operands: tuple[int, ...], results: tuple[int, ...], loop: int) -> bool:
+    def _repeats(
+        self, operation: Any, name: str, operands: tuple[int, ...], results: tuple[int, ...], loop: int
+    ) -> bool:
         """Whether an op before it computes the same. Ops that have regions, or are not of XLA, do not count."""
-        if len(operation.regions) or operation.name in ("stablehlo.custom_call", "stablehlo.rng"):
+        key = name, tuple([self._first.get(v, v) for v in operands]), loop, self._within
+        before = self._alike.setdefault(key, (operation, results))
+        # Reading attributes takes a while: only where all else is equal.
+        if before[1] is results or name in ("stablehlo.custom_call", "stablehlo.rng") or len(operation.regions):
             return False
-        attributes = tuple(operation.attributes.items())
-        types = tuple(self.values[v] for v in results)
-        key = operation.name, attributes, tuple(self._first.get(v, v) for v in operands), types, loop, self._within
-        known = self._computed.setdefault(key, results)
+        for one, made in (before, (operation, results)):
+            types = tuple(self.values[v] for v in made)
+            known = self._computed.setdefault((key, types, tuple(one.attributes.items())), made)
         self._first.update(zip(results, known, strict=True))
         return known is not results
 

@@ -30,7 +30,7 @@ from toast_cli.program.model import PAGED, HandWritten, Rule, Value, dtype_of
 from toast_cli.xla import ir, walk_ops
 
 Parameters = Mapping[str, Any]
-Places = list[tuple[int, list[list[int]]]]  # [arrays] a number, and for each dimension, those that it consists of
+Sizes = dict[str, int]  # of the dimensions of a kernel's rule
 ASSUMED = "every sequence used all of its entries in the page table"
 VERSION = "version"  # that of the TPU, among a kernel's parameters
 SOFTMAX = 8.0  # vector operations of a softmax on each score
@@ -53,8 +53,7 @@ class PagedKernel:
             times q of queries, n pages of s positions, d features; other names are unsharded. u: see
             `_fewest_heads`.
         package, function: where its parts are lowered; no package: they are not.
-        arrays: of `function`: "operand: dimensions, ...; ... -> result: dimensions, ...", the first result with tokens,
-            heads, features.
+        operands: of `function`: "operand of the call: dimensions, ...; ...".
         parameters: name of the kernel, its function in the body -> parameters, those of `floats` aside.
         floats: names of floating-point parameters; the last is the cap on scores, which only bodies with a tanh have.
         fixed: sizes that the arrays do not tell.
@@ -65,7 +64,7 @@ class PagedKernel:
     text: str
     package: str = ""
     function: str = ""
-    arrays: str = "->"
+    operands: str = ""
     parameters: Callable[[str, Any], Parameters] = lambda *_: {}
     floats: tuple[str, ...] = ()
     fixed: tuple[tuple[str, int], ...] = ()
@@ -77,11 +76,10 @@ class PagedKernel:
         return entry
 
     @cached_property
-    def sides(self) -> list[list[tuple[int, list[str]]]]:
-        """[arguments, results] of `function`: number in the call, and the names of each dimension."""
-        sides = (side.split(";") if side.strip() else [] for side in self.arrays.split("->"))
-        arrays = ([array.partition(":")[::2] for array in side] for side in sides)
-        return [[(int(number), [dim.strip() for dim in dims.split(",")]) for number, dims in side] for side in arrays]
+    def arguments(self) -> list[tuple[int, list[str]]]:
+        """[arguments of `function`] operand of the call, and the names of each dimension."""
+        arrays = (text.partition(":") for text in self.operands.split(";"))
+        return [(int(number), [dim.strip() for dim in dims.split(",")]) for number, _, dims in arrays]
 
 
 def _of_pages(_: str, main: Any) -> Parameters:
@@ -114,7 +112,7 @@ KERNELS = (
             f"([b, k*u*g, {one}d], [b, k*u*g, {one}_], [b, k*u*g, {one}_]) need_replication={{u, g, p, n, s, d}}",
             f"{_PALLAS}.paged_attention",
             "paged_attention",
-            "4: b, k*g, d; 5: k, n, s, d; 6: k, n, s, d; 0: b; 1: b, p -> 0: b, k*g, d",
+            "4: b, k*g, d; 5: k, n, s, d; 6: k, n, s, d; 0: b; 1: b, p",
             _of_pages,
             ("mask_value", "attn_logits_soft_cap"),
         )
@@ -126,7 +124,7 @@ KERNELS = (
         "need_replication={b, t, u, g, p, n, s, c, d}",
         f"{_PALLAS}.ragged_paged_attention",
         "ragged_paged_attention",
-        "5: t, k*g, d; 6: n, s, k*c, d; 0: b; 1: b, p; 2:; 4: -> 0: t, k*g, d",
+        "5: t, k*g, d; 6: n, s, k*c, d; 0: b; 1: b, p; 2:; 4:",
         _of_ragged,
         ("sm_scale", "mask_value", "soft_cap"),
         (("c", 2),),  # keys and values
@@ -140,8 +138,7 @@ KERNELS = (
             "([k*u*v, t, g, q, d], [n, s, k*u*w, e, d]) need_replication={b, t, u, v, w, g, q, p, n, s, e, d}",
             "tpu_inference.kernels.ragged_paged_attention.v3.kernel",
             "ragged_paged_attention",
-            "7: t, k*v*g*q, d; 8: t, k*v, d; 8: t, k*v, d; 9: n, s, k*w, e, d; 0: b; 1: b*p; 2:; 3: -> "
-            "0: t, k*v*g*q, d; 1: n, s, k*w, e, d",
+            "7: t, k*v*g*q, d; 8: t, k*v, d; 8: t, k*v, d; 9: n, s, k*w, e, d; 0: b; 1: b*p; 2:; 3:",
             _of_tpu_inference,
             ("sm_scale", *(["v_scale"] if e == 4 else []), "soft_cap"),
             (("v", max(1, e // 2)), ("w", max(1, 2 // e)), ("e", e)),
@@ -149,14 +146,10 @@ KERNELS = (
         )
         for e in (2, 4, 1)
     ),
-    # That of sglang-jax has two more tables of sequences, a mask, and perhaps sinks.
-    *(
-        PagedKernel(
-            "RPA?-p_*",
-            "([b], [b*p], [_], [_], [_], [_], [_], [_], [_], [k, t, g, q, d], [t, c, e, d], [n, s, c, e, d], [_, _]"
-            f"{sinks})->([k, t, g, q, d], [n, s, c, e, d])",
-        )
-        for sinks in ("", ", [_, _, _]")
+    PagedKernel(  # that of sglang-jax, which has two more tables of sequences, and a mask
+        "RPA?-p_*",
+        "([b], [b*p], [_], [_], [_], [_], [_], [_], [_], [k, t, g, q, d], [t, c, e, d], [n, s, c, e, d], [_, _])->"
+        "([k, t, g, q, d], [n, s, c, e, d])",
     ),
     # Those of sglang-jax and tpu-inference that only write new keys and values into pages, here of one position, from a
     # table of slices, and perhaps their number.
@@ -203,7 +196,7 @@ def read_paged(
     return None
 
 
-def _fitting(name: str, operands: list[Value], results: list[Value]) -> Iterator[tuple[PagedKernel, dict[str, int]]]:
+def _fitting(name: str, operands: list[Value], results: list[Value]) -> Iterator[tuple[PagedKernel, Sizes]]:
     """The kernels that fit a name and arrays, with the sizes of the dimensions."""
     for kernel in KERNELS:
         if fnmatchcase(name, kernel.pattern):
@@ -224,20 +217,11 @@ def local_body(facts: HandWritten, operands: tuple[Value, ...], results: tuple[V
         raise InputError(f"kernel {facts.name} cannot run on a part of its arrays: {error}") from None
 
 
-def places_in_call(facts: HandWritten, operands: list[Value], results: list[Value]) -> list[Places] | None:
-    """[arguments, results] Where the dimensions of the arrays of a kernel's function are in the call's; None for other
-    kernels than those of paged attention."""
-    if facts.kind != PAGED:
-        return None
-    kernel, _ = next(_fitting(facts.name, operands, results))
-    arrays = kernel.rule.operands or (), kernel.rule.results
-    return [
-        [
-            (k, [[d for d, own in enumerate(called[k]) if {*own} & {*dim.split("*")}] for dim in dims])
-            for k, dims in side
-        ]
-        for side, called in zip(kernel.sides, arrays, strict=True)
-    ]
+def operands_of_function(facts: HandWritten) -> list[int]:
+    """Operands of a kernel of paged attention in the order in which its function takes them; empty for others, and for
+    a function that takes them in other shapes."""
+    fitting = [kernel for kernel in KERNELS if facts.kind == PAGED and fnmatchcase(facts.name, kernel.pattern)]
+    return [operand for operand, _ in fitting[0].arguments] if fitting and fitting[0].versions == (0,) else []
 
 
 def _scratch(main: Any) -> list[tuple[int, ...]]:
@@ -246,9 +230,7 @@ def _scratch(main: Any) -> list[tuple[int, ...]]:
     return shapes[-int(ir.IntegerAttr(main.attributes["scratch_operands"]).value) :]
 
 
-def _parameters(
-    kernel: PagedKernel, name: str, config: dict[str, Any], sizes: dict[str, int], operands: list[Value]
-) -> Parameters:
+def _parameters(kernel: PagedKernel, name: str, config: Any, sizes: Sizes, operands: list[Value]) -> Parameters:
     """The parameters with which the installed package lowers the kernel to the program's body. Raises `KernelError` if
     it knows none."""
     body = parse_body(config)
@@ -273,9 +255,7 @@ def _parameters(
     raise KernelError(f"the installed {kernel.package} does not lower {kernel.function} to this body")
 
 
-def _fewest_heads(
-    kernel: PagedKernel, name: str, parameters: Parameters, sizes: dict[str, int], operands: list[Value]
-) -> int:
+def _fewest_heads(kernel: PagedKernel, name: str, parameters: Parameters, sizes: Sizes, operands: list[Value]) -> int:
     """The fewest heads of keys and values on a device such that the package has the kernel for each number of them that
     is a multiple and divides them all: of 24 heads, 8 for the ragged kernel, which has none for 3, 6 and 12."""
     heads = sizes["k"]
@@ -293,13 +273,7 @@ def _fewest_heads(
 
 
 def _lowered(
-    kernel: PagedKernel,
-    name: str,
-    parameters: Parameters,
-    sizes: dict[str, int],
-    operands: list[Value],
-    *,
-    trial: bool = False,
+    kernel: PagedKernel, name: str, parameters: Parameters, sizes: Sizes, operands: list[Value], *, trial: bool = False
 ) -> dict[str, Any]:
     """The configuration of the kernel's call, as its package lowers it; none for a trial, which only traces it: the
     package checks shapes then. Raises `KernelError` if it does not."""
@@ -309,7 +283,7 @@ def _lowered(
     if not users_own:
         jax.config.update("jax_platforms", "cpu")  # no device is needed, and none is to be claimed
     shapes = []
-    for number, dims in kernel.sides[0]:
+    for number, dims in kernel.arguments:
         shape = tuple(prod(sizes[one] for one in dim.split("*")) for dim in dims if dim) or operands[number].shape
         shapes.append(jax.ShapeDtypeStruct(shape, dtype_of(operands[number].dtype)))
     given, top = dict(parameters), kernel.package.partition(".")[0]
