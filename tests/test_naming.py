@@ -144,6 +144,13 @@ def with_capacity(w: Any, x: Any) -> Any:
     return out.at[expert, place].get(mode="fill", fill_value=0)
 
 
+def picked_tokens(w: Any, x: Any, places: Any) -> Any:
+    """Each expert computes the tokens that an input names, as in decoding with a capacity."""
+    x = x @ w["in"]
+    hidden = jax.nn.silu(jnp.einsum("ecd,edf->ecf", x[places], w["up"]))
+    return x.at[places].add(jnp.einsum("ecf,efd->ecd", hidden, w["down"]))
+
+
 def picked_experts(w: Any, x: Any) -> Any:
     """Each token reads the weights of its two experts, as in decoding."""
     gate, index = jax.lax.top_k(jax.nn.softmax(x @ w["router"]), 2)
@@ -232,6 +239,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
         {(0, 0): "experts", (2, 0): "experts", (2, 2): "ff"},
     ),
     "a mixture that decodes": (
+        picked_tokens,
+        ({"down": arg(E, F, D), "in": arg(D, D), "up": arg(E, D, F)}, arg(B, D), arg(E, 4, dtype=jnp.int32)),
+        {(0, 0): "experts", (2, 0): "experts", (3, 0): "batch", (4, 0): "experts"},
+    ),
+    "experts that pick rows of the weights": (
         picked_experts, ({"down": arg(E, F, D), "router": arg(D, E), "up": arg(E, D, F)}, arg(B, D)),
         {(0, 0): "experts", (2, 0): "experts", (3, 0): "batch"},
     ),

@@ -450,7 +450,8 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
                 evidence.routed |= own & evidence.stacked if len(own) == 1 else set()
         case ops.GATHER if look.weights[0] < 0:
             table, indices = look.factors(form.operands[:2])
-            if look.named(indices) & evidence.sorted:
+            evidence.routed |= look.named(indices) & evidence.stacked  # experts that pick their tokens
+            if look.named(indices) & (evidence.sorted | evidence.routed):
                 return
             rows = {s for s in table - indices if kinds[s] is FactorKind.REDUCTION}
             # Picks along each row are the loss picking the label's probability. Otherwise whole rows are picked: nodes
