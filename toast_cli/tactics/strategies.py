@@ -11,7 +11,7 @@ from math import isclose
 from typing import TypeVar
 
 from toast_cli.errors import UsageError
-from toast_cli.plan.decisions import Plan
+from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
@@ -203,6 +203,23 @@ def _simplest(known: list[tuple[PricedStrategy, PricedResult]]) -> tuple[PricedS
     plain = [entry for entry in known if tactics(entry[0]) == fewest]
     unbeaten = [entry for entry in plain if not is_beaten(entry[0].cost)]
     return min(unbeaten, key=lambda entry: (len(entry[0].plan), entry[0].cost.step_seconds))
+
+
+def with_batch_first(evaluator: Evaluator, result: SearchResult) -> SearchResult:
+    """The plan found with two axes exchanged, so that the first one that is as large splits the batch (the axis that
+    machines call data), if nobody named axes and it costs no more."""
+    problem, plan = evaluator.problem, result.plan
+    sizes, groups = problem.mesh.sizes, problem.dimensions.groups
+    batch = next((d.axis for d in plan if isinstance(d, Shard) and groups[d.group].role == "batch"), None)
+    if batch is None or problem.names_axes:
+        return result
+    first = sizes.index(sizes[batch])
+    turned = {batch: first, first: batch}
+    exchanged = problem.canonical(tuple(d._replace(axis=turned.get(d.axis, d.axis)) for d in plan))
+    cost = evaluator.exact_cost(exchanged)
+    same = cost.step_seconds <= (1 + NO_EFFECT) * result.cost.step_seconds
+    fits = cost.peak_bytes <= (1 + NO_EFFECT) * result.cost.peak_bytes
+    return replace(result, plan=exchanged, cost=cost) if same and fits else result
 
 
 class _Tolerance:
