@@ -395,6 +395,7 @@ def _nameless(program: Program) -> list[str]:
 
 def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     """The fastest plan found, if a known strategy or a shorter plan that is nearly as fast was preferred."""
+    own = summary(problem, result.plan)
     problem, plan, cost = result.fastest or (problem, result.plan, result.cost)
     if cost.step_seconds >= (1 - NO_EFFECT) * result.cost.step_seconds:
         return []
@@ -402,10 +403,11 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     is_tight = cost.peak_bytes > surely_fitting_bytes(problem.program, problem.mesh)
     why = "that one may not fit" if is_tight else f"predictions err by about {MARGIN:.0%}"
     taken = result.known_as or f"this plan of {format_plural(len(result.plan), 'decision')}"
+    other = summary(problem, plan)
+    figures = f"{format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}"
     return [
         f"toast prefers {taken} to a plan of {format_plural(len(plan), 'decision')} that is predicted {gain} faster "
-        f"({format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}: {summary(problem, plan)}), since "
-        f"{why}; --minimise step_time takes the fastest"
+        f"({figures}{'' if other == own else f': {other}'}), since {why}; --minimise step_time takes the fastest"
     ]
 
 

@@ -217,7 +217,7 @@ def header(report: Report) -> RenderableType:
         axes, groups = list(mesh.networks), prod(mesh.networks.values())
         crossing = sum(c.seconds for c in report.collectives if not mesh.networks.keys().isdisjoint(c.axes))
         network = (
-            f"{' and '.join(axes)} {'cross' if len(axes) > 1 else 'crosses'} the network between {groups} groups of "
+            f"{'axes' if len(axes) > 1 else 'axis'} {' and '.join(axes)} over the network between {groups} groups of "
         )
         cost = f"{mesh.devices // groups} devices: {format_seconds(crossing)} of collectives a step"
         lines.add_row("network", style.with_axes(network + cost, axes))
@@ -357,7 +357,7 @@ def comparison(report: Report, width: int) -> RenderableType:
         predicted.communication_seconds,
     )
     columns = [
-        ("", "name"), ("step time", "right"), ("", "right"), ("compute", "right"), ("communication", "right"),
+        ("", "fold"), ("step time", "right"), ("", "right"), ("compute", "right"), ("communication", "right"),
         ("peak memory", "right"), ("", "left"),
     ]  # fmt: skip
     cells: list[list[str | Text]] = [
@@ -528,9 +528,9 @@ def overlap_text(predicted: PredictedFacts) -> str:
         return ""
     hidden, hideable = most - predicted.step_seconds, most - predicted.step_seconds_lower
     if hidden > 0.99 * hideable:
-        return f"overlap hides all of it that it can, {format_seconds(hideable)}"
+        return f"overlap hides {format_seconds(hideable)}, all that it can"
     part = format_seconds(hidden) if hidden > 0.01 * hideable else "none"
-    return f"overlap hides {part} of it, at best {format_seconds(hideable)}"
+    return f"overlap hides {part}; step at best {format_seconds(predicted.step_seconds_lower)}"
 
 
 def _lead(name: str, rest: str) -> Text:

@@ -300,7 +300,7 @@ def _axis_text(
     if state and not gathered:
         texts[-1:] = [f"{texts[-1]} with sharded state (ZeRO-2)" if texts else "state sharded (ZeRO-2)"]
     elif gathered and _DATA not in amounts:
-        texts.append("weights stored sharded, gathered for their use")
+        texts.append("weights sharded at rest")
     return " and ".join(texts) if len(texts) < 3 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
