@@ -106,7 +106,7 @@ decisions
   1  shard batch      data     64 → 8     12  batch/tokens.0
   2  shard heads      model     8 → 4      2  params/layers/*/wq.1; where it
                                               occurs twice: f32[8,8].1 (a.py:7)
-  3  shard embed      data   512 → 64      3  {params,mu}/embed.1, …
+  3  shard embed      data   512 → 64      3  params/layers/0/wq.0
   4  replicate state  data                14  keep state replicated over data
                                               between steps
 
@@ -178,7 +178,7 @@ decisions
      decision         over       size  count  array.dimension
   1  shard batch      data     64 → 8     12  batch/tokens.0
   2  shard heads      model     8 → 4      2  params/layers/*/wq.1; where it occurs twice: f32[8,8].1 (a.py:7)
-  3  shard embed      data   512 → 64      3  {params,mu}/embed.1, params/layers/0/wq.0
+  3  shard embed      data   512 → 64      3  params/layers/0/wq.0
   4  replicate state  data                14  keep state replicated over data between steps
 
 predicted, per device and step

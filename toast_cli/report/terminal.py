@@ -455,16 +455,20 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
 
 
 def _whereabouts(report: Report, room: int) -> list[str]:
-    """[decisions] the arrays that have the dimension, at its first decision, as many as fit; the dimension chosen where
-    an array has it twice, unless an earlier decision chose the same; and the decision's scope."""
+    """[decisions] the arrays that have the dimension, at its first decision, as many as fit (those that are split so, if
+    any is); the dimension chosen where an array has it twice, unless an earlier decision chose the same; and the
+    decision's scope."""
     members = {group.name: group.members for group in report.analysis.group_list}
+    stored = {f"{one.name}.{dim}": axes for one in report.arguments for dim, axes in enumerate(one.sharding)}
     seen: dict[str, int] = {}
     listed: set[tuple[str, str]] = set()
     found = []
     for number, decision in enumerate(report.plan.decisions, start=1):
         words = []
         if decision.target not in seen and decision.kind == "shard":
-            patterns = _patterns(members.get(decision.target, []))
+            having = members.get(decision.target, [])
+            split = [member for member in having if decision.axis in stored.get(member, [])]
+            patterns = _patterns(split or having)
             words.append(_as_many(patterns, room) if patterns else "no argument, only inside the program")
         elif decision.kind != "shard":
             words.append(decision.text)
