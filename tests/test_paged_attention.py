@@ -152,7 +152,7 @@ def test_it_is_written_for_shards(kv: int, local: tuple[int, int, int]) -> None:
     )
     (seconds,) = [use.seconds - use.bytes / rate for use in uses if outcome.source.program.ops[use.op].kernel]
     assert seconds == pytest.approx(1.45e-6)  # what starting a kernel takes
-    assert "heads" in {group.role for group in outcome.problem.dimensions.groups}
+    assert ("heads", kv) in {(group.role, group.size) for group in outcome.problem.dimensions.groups}
     assert tokens_of(outcome.problem) == 64
     (down,) = [k for k, argument in enumerate(outcome.source.program.arguments) if "down" in argument.path]
     lowered_plan = outcome.evaluator.lowered(outcome.result.plan)

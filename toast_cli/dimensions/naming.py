@@ -265,8 +265,9 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     _attention(evidence, products, crowded)
     for number, op in enumerate(program.ops):
         if op.kernel is not None and op.kernel.kind == PAGED:
-            made = (factor for dim in classes.forms[number].results[0] for factor in dim)
-            *_, heads = (factor for factor in made if factor not in op.rule.need_replication)  # of keys and values
+            form = classes.forms[number]
+            made = (factor for dim in form.results[0] for factor in dim)
+            *_, heads = (factor for factor in made if form.kinds[factor] is FactorKind.PARALLEL)  # of keys and values
             evidence.vote((class_group[classes.factor_classes[number][heads]],), "heads")
     found = _elect(evidence)
     _features(evidence, classes, class_group, sizes, weights, found)
