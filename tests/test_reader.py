@@ -200,3 +200,16 @@ def test_a_generated_recurrence_is_a_program() -> None:
     program = source_of_text(recurrence_text(3)).program
     assert program.source_op_count == 3 * 9
     assert [value.shape for value in program.values][-1] == program.values[0].shape
+
+
+def test_equal_ops_on_equal_operands_are_repetitions() -> None:
+    """The second sine is one, with what is made of it; the other product and the cosine are none. Constants of complex
+    numbers, which jaxlib cannot read, are left apart."""
+
+    def run(x: Any, w: Any) -> Any:
+        turn = jnp.array([1j, 2j], jnp.complex64)
+        return jnp.sin(x) @ w, jnp.sin(x) @ w, jnp.cos(x) @ w, jnp.sin(x).T @ w, w[0, :2] * turn, w[1, :2] * turn
+
+    program = program_of(run, arg(8, 8), arg(8, 8))
+    found = [op.name.partition(".")[2] for op in program.ops if op.repeats]
+    assert sorted(name for name in found if name in ("sine", "cosine", "dot_general")) == ["dot_general", *["sine"] * 2]

@@ -47,6 +47,8 @@ from toast_cli.program.values import TO_DEVICE, TO_HOST, only_moves, updated_in_
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
 # Custom calls of XLA itself, of its libraries, and of Python callbacks.
+# Ops that are no repetitions of equal ones: random numbers, calls, and constants, some of which Python cannot read.
+_APART = ("stablehlo.custom_call", "stablehlo.rng", "stablehlo.constant")
 _OF_XLA = re.compile(r"__|xla|lapack|mhlo\.|SPMD|Sharding|X64|cu_|hip_")
 CONSTRAINT = "sdy.sharding_constraint"
 BITWISE = ("and", "or", "xor")
@@ -208,11 +210,11 @@ class Reader:
     def _repeats(
         self, operation: Any, name: str, operands: tuple[int, ...], results: tuple[int, ...], loop: int
     ) -> bool:
-        """Whether an op before it computes the same. Ops that have regions, or are not of XLA, do not count."""
+        """Whether an op before it computes the same. Ops that have regions do not count."""
         key = name, tuple([self._first.get(v, v) for v in operands]), loop, self._within
         before = self._alike.setdefault(key, (operation, results))
         # Reading attributes takes a while: only where all else is equal.
-        if before[1] is results or name in ("stablehlo.custom_call", "stablehlo.rng") or len(operation.regions):
+        if before[1] is results or name in _APART or len(operation.regions):
             return False
         for one, made in (before, (operation, results)):
             types = tuple(self.values[v] for v in made)
