@@ -473,5 +473,6 @@ def test_an_axis_across_slices_is_said_with_the_time_of_its_collectives() -> Non
     crossing = sum(c.seconds for c in report.collectives if "data" in c.axes)
     assert 0 < crossing < sum(c.seconds for c in report.collectives)
     told = shown(replace(report, mesh=replace(report.mesh, networks={"data": 2})), 120)
-    line = f"axis data over the network between 2 groups of 8 devices: {text.format_seconds(crossing)} of collectives a step"
+    seconds = text.format_seconds(crossing)
+    line = f"axis data over the network between 2 groups of 8 devices: {seconds} of collectives a step"
     assert line in told and "network" not in shown(report, 120)

@@ -455,8 +455,8 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
 
 
 def _whereabouts(report: Report, room: int) -> list[str]:
-    """[decisions] the arrays that have the dimension, at its first decision, as many as fit (those that are split so, if
-    any is); the dimension chosen where an array has it twice, unless an earlier decision chose the same; and the
+    """[decisions] the arrays that have the dimension, at its first decision, as many as fit (those that are split so,
+    if any is); the dimension chosen where an array has it twice, unless an earlier decision chose the same; and the
     decision's scope."""
     members = {group.name: group.members for group in report.analysis.group_list}
     stored = {f"{one.name}.{dim}": axes for one in report.arguments for dim, axes in enumerate(one.sharding)}
