@@ -218,10 +218,7 @@ class Reader:
             return False
         for one, made in (before, (operation, results)):
             types = tuple(self.values[v] for v in made)
-            try:
-                known = self._computed.setdefault((key, types, tuple(one.attributes.items())), made)
-            except TypeError:  # Python has no form of constants of complex numbers
-                return False
+            known = self._computed.setdefault((key, types, tuple(one.attributes.items())), made)
         self._first.update(zip(results, known, strict=True))
         return known is not results
 
