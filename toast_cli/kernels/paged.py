@@ -303,18 +303,12 @@ def _lowered(
     except ModuleNotFoundError as error:
         install = f"pip install --no-deps {top}, or call it in shard_map"
         raise KernelError(f"{top} lowers it for parts, and is not installed ({error}): {install}") from None
-    except (
-        ImportError, AttributeError,  # the package's kernel is not installed in this form
-        NotImplementedError,  # JAX raises it for shapes that its kernels have no form for: the call is not split so
-        TypeError, ValueError, AssertionError,  # raised by them for parameters and shapes that do not go together
-    ) as error:  # fmt: skip
+    # The kernel is not installed in this form, or has none for these shapes and parameters.
+    except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None
-    (config,) = [
-        ir.StringAttr(call.attributes["backend_config"]).value
-        for call in walk_ops(lowered.compiler_ir(), "stablehlo.custom_call")
-        if ir.StringAttr(call.attributes["call_target_name"]).value == TARGET
-    ]
-    return config_of(config)
+    calls = walk_ops(lowered.compiler_ir(), "stablehlo.custom_call")
+    kernels = (one for one in calls if ir.StringAttr(one.attributes["call_target_name"]).value == TARGET)
+    return config_of(ir.StringAttr(next(kernels).attributes["backend_config"]).value)
 
 
 def _calls(jaxpr: Any) -> Iterator[Any]:

@@ -47,12 +47,11 @@ from toast_cli.program.ops import (
     PAD,
     RAGGED_ALL_TO_ALL,
     REDUCE,
-    RESHAPE,
     RESULT,
     SCATTER,
     SELECT,
 )
-from toast_cli.program.values import expands_scalar, updated_in_place
+from toast_cli.program.values import behind_reshapes, expands_scalar, updated_in_place
 
 
 @dataclass(frozen=True)
@@ -386,9 +385,7 @@ class _Grouping:
 
     def _copies_first(self, op: Op) -> bool:
         """Whether an op updates an argument that is not donated, or a slice of another array."""
-        maker = self._program.ops[self._program.producer[op.operands[0]]]
-        while maker.name == RESHAPE:
-            maker = self._program.ops[self._program.producer[maker.operands[0]]]
+        maker = self._program.ops[self._program.producer[behind_reshapes(self._program, op.operands[0])]]
         return maker.name == DYNAMIC_SLICE or (maker.name == ARGUMENT and maker.results[0] in self._kept)
 
     def _rows_in(self, value: int, size: int) -> dict[Rows, int]:
