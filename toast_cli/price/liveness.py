@@ -177,7 +177,9 @@ def borrowed_buffers(
             borrowed[op.operands[0]] = all(reader in unified for reader, _ in program.users[op.operands[0]])
         elif in_place and number not in copied:
             for result, operand in op.in_place:
-                source = behind_reshapes(program, op.operands[operand])
+                source = op.operands[operand]
+                if not op.kind.updates:  # a table that was reshaped is copied into tiles of its own
+                    source = behind_reshapes(program, source)
                 if not (source in donated or borrowed[source]) or last_read(source) >= times[number]:
                     continue
                 borrowed[op.results[result]] = True
