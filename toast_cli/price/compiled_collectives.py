@@ -5,10 +5,9 @@ nothing waits for, and which reduce-scatters stay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations, product
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -16,18 +15,16 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.partials import in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import (
-    FactorAxes,
     OpSharding,
     Sharding,
     axes_summed_over,
     in_mesh_order,
     shards,
-    split_further,
 )
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Op, Program
-from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVERT, RAGGED_DOT, SELECT, TRANSPOSE
-from toast_cli.program.values import loop_at, read_behind, scatters_into, transposed
+from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVERT, RAGGED_DOT, SELECT
+from toast_cli.program.values import loop_at, read_behind, transposed
 
 # ---------------------------------------------------------------- all kinds
 # Collectives as the compiler makes them: in which type they move, which become others, which are combined, and which
@@ -239,49 +236,30 @@ def latency_part(kind: str, size: float, share: float, profile: CompilerProfile)
 # Tiled reduce-scatters: which of the reduce-scatters that the partitioner writes stay, and which become all-reduces.
 #
 # XLA:TPU keeps a reduce-scatter only where every device gets whole tiles; elsewhere an all-reduce and a slice remain.
-# The rules were found by compiling some three thousand sums and products with libtpu 0.0.42.1 for slices of v4, v5e,
-# v5p and v6e:
+# (libtpu 0.0.42.1; their bytes are right to 5 % in 76 of 85 plans of `benchmarks/data/programs.jsonl`.)
 #
 # * Two streams run around the ring, and each takes half of every device's piece: halves of the columns' tiles, or of
 #   the rows' where the columns' are odd in number. Four devices in a square run four streams. A piece is padded to that
 #   as long as it grows by less than half.
 # * That holds where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as
-#   they are, and so have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is
-#   neither rows nor columns nor the outermost one cannot be scattered.
+#   they are, and so have columns; tiles of types narrower than 32 bits hold that many more of them.
 # * Columns that are not scattered themselves are taken in equal parts that fit in the kernel's memory beside those of
-#   the other devices, or an all-reduce stays. Their tiles are divided by primes up to 19 for that: over 8 devices of a
-#   v5p a part has at most 152 tiles, a vocabulary of 128,256 takes 2 x 3 x 167 and does not fit, 50,257 takes 3 x 131
-#   and does. (Right for all of 560 vocabularies over 8 devices, and for the largest primes over 2 to 16.)
-# * Vectors, matrices of fewer rows than a tile has, pieces inside a dimension of size 1, and f16 (with which no TPU
-#   computes) stay all-reduces. So does what is summed over a whole slice, of three dimensions or a square one of at
-#   least 4 x 4, which uses all links.
+#   the other devices. Their tiles are divided by primes up to 19 for that: over 8 devices of a v5p a part has at most
+#   152 tiles, a vocabulary of 128,256 takes 2 x 3 x 167 and does not fit, 50,257 takes 3 x 131 and does.
+# * Vectors, matrices of fewer rows than a tile has, and f16 (with which no TPU computes) stay all-reduces. So does what
+#   is summed over a whole slice, of three dimensions or a square one of at least 4 x 4, which uses all links.
 #
-# Tiles depend on the order of an array's dimensions in memory:
-#
-# * A product has rows from one operand and columns from the other, in the order in which each device's piece has the
-#   fewest tiles; orders that differ by less than 1 % count as equal. Of equal ones, a gradient takes the order with the
-#   fewest tiles after the last reduction, then the one in which it is read.
-# * Where pieces of rows would cross the borders of tiles, and the other dimensions are whole tiles, a product that is
-#   not batched is copied, with the scattered dimension outermost. (Both rules: 91 % right of 771 products with an
-#   update after them.)
-# * A tied table's gradient has the order of what it updates if that is three arrays (AdamW's), else the order that
-#   suits the first reduction. (Right in 86 of 90 FSDP steps.)
-# * Elsewhere (in loops, between layers) columns are the last dimension, unless the product is transposed and each
-#   device would get half a pair of bf16 tiles of it in the first of two reductions. Rows that were longer before they
-#   were scattered are preferred.
-# * An array that is no product is row-major, or has the order of what it updates, or of the product that it is added to
-#   (the gradients of a table that a loop looks up and multiplies by).
+# An array is row-major. A product has its longest dimension of one operand as rows and its last one as columns, or the
+# other way round where a piece then has fewer tiles.
 
 ROWS, LANES = 8, 128  # of a tile
 WORD_BITS = 32  # narrower elements are packed into words of this size
 STREAMS, SQUARE_STREAMS = 2, 4  # that run at once around a ring, and around four devices in a square
 GROWTH = 1.5  # a shard is padded if it grows by less than this factor
-NEARLY, NEAR_TIE = 1.1, 1.01  # orders of dimensions, of a gradient's too, with so many more tiles count as equal
+NEARLY = 1.1  # a product with its last dimension as columns may have so many more tiles
 SQUARE_EDGE = 4  # the shortest edge of a square slice that is reduced by an all-reduce that uses all links
 PART_PRIMES = 2, 3, 5, 7, 11, 13, 17, 19  # by which the columns of wide arrays are divided into equal parts
 PART_BUFFERS = 4  # of a part that a kernel has beside those for each device
-TIED_ARRAYS = 3  # a tied table's gradient has the dimension order of the arrays it updates if there are so many
-Ends = tuple[int, int]  # (dimension of the rows, dimension of the columns)
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the one operand they come from
 
 
@@ -290,20 +268,14 @@ class ScatteredArray:
     """An array that is reduce-scattered.
 
     Attributes:
-        shape: local shape before the scatter; for a gradient, in the dimension order in which it is read. dim: the
-            dimension that is scattered. bits: of an element.
+        shape: local shape before the scatter. dim: the dimension that is scattered. bits: of an element.
         sides: for a contraction's result, its dimensions by the operand they come from.
-        pieces: for a gradient that updates stored arrays, local shapes after the first and after the last reduction;
-            else empty.
-        begun: local shape after the first reduction; empty: after this one.
     """
 
     shape: tuple[int, ...]
     dim: int
     bits: int
     sides: Sides = ((), ())
-    pieces: tuple[tuple[int, ...], ...] = ()
-    begun: tuple[int, ...] = ()
 
 
 def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], array: ScatteredArray) -> bool:
@@ -331,24 +303,37 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
 @lru_cache(maxsize=50_000)
 def _comes_apart(array: ScatteredArray, count: int, streams: int, most: int) -> bool:
     """Whether every device gets whole tiles, the same number for each stream. most: tiles in a part of the columns."""
-    shape, dim, packed = array.shape, array.dim, _packed(array)
+    shape, dim, packed = array.shape, array.dim, max(1, WORD_BITS // array.bits)
     if len(shape) < 2 or shape[dim] % count:
         return False
     piece = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
-    order = _order(array, piece)
-    majors, row, column = order[:-2], order[-2], order[-1]
-    if shape[row] < ROWS:
+    row, column = _rows_and_columns(array, piece)
+    if min(shape[row], shape[column]) < ROWS:
         return False
     if dim == column:
         return piece[column] % (LANES * packed) == 0
-    if not _in_equal_parts(ceil(piece[column] / LANES), most):
+    columns = ceil(piece[column] / LANES)
+    if not _in_equal_parts(columns, most):
         return False
-    inside = prod(shape[d] for d in order[: order.index(dim)])
-    if dim == order[0] or (dim in majors and inside == 1):
+    majors = [d for d in range(len(shape)) if d not in (row, column)]
+    inside = prod(shape[d] for d in (majors[: majors.index(dim)] if dim in majors else majors))
+    if dim in majors and inside > 1:
+        return False
+    if dim in majors or not majors:
         rows = prod(piece[d] for d in majors) * ceil(piece[row] / ROWS) * ROWS if majors else piece[row]
-        halves = streams // 2 if ceil(piece[column] / LANES) % 2 == 0 else streams
+        halves = streams // 2 if columns % 2 == 0 else streams
         return ceil(rows / (ROWS * halves)) * ROWS * halves < GROWTH * rows
-    return dim == row and inside > 1 and piece[row] % (ROWS * packed) == 0
+    return inside > 1 and piece[row] % (ROWS * packed) == 0
+
+
+def _rows_and_columns(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, int]:
+    """The dimensions of the rows and of the columns of a scattered array, of which each device gets a piece."""
+    row, column = len(piece) - 2, len(piece) - 1
+    if not all(array.sides):
+        return row, column
+    row = max(array.sides[column in array.sides[0]], key=lambda d: (array.shape[d], d))
+    turned = NEARLY * _tiles(piece, column, row) < _tiles(piece, row, column)
+    return (column, row) if turned else (row, column)
 
 
 def _in_equal_parts(columns: int, most: int) -> bool:
@@ -359,67 +344,16 @@ def _in_equal_parts(columns: int, most: int) -> bool:
     return columns <= most
 
 
-def _packed(array: ScatteredArray) -> int:
-    """Elements in 32 bits."""
-    return max(1, WORD_BITS // array.bits)
-
-
-def _order(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
-    """Dimension order, outermost first, of the scattered array; see above."""
-    if array.pieces:
-        return _order_of_gradient(array, piece)
-    dims = range(len(piece))
-    return _ending_in(dims, _ends_of_product(array, array.begun or piece)) if all(array.sides) else tuple(dims)
-
-
-def _order_of_gradient(array: ScatteredArray, piece: tuple[int, ...]) -> tuple[int, ...]:
-    dims, sides, dim = range(len(piece)), array.sides, array.dim
-    is_product = all(sides)
-    batched = is_product and len(dims) > len(sides[0]) + len(sides[1])
-    pairs = _across(sides) if is_product else list(permutations(dims, 2))
-    first, *later = array.pieces
-    fewest = min(_tiles(first, pair) for pair in pairs)
-    pairs = [pair for pair in pairs if _tiles(first, pair) <= NEAR_TIE * fewest]
-    ends = min(pairs, key=lambda p: (*(_tiles(shape, p) for shape in later), p[0] > p[1], -sum(p)))
-    order, others = _ending_in(dims, ends), tuple(d for d in _ending_in(dims, ends) if d != dim)
-    if not is_product or batched or ends[0] != dim or len(others) < 2:
-        return order
-    lies_across = piece[dim] % ROWS > 0 and ROWS % piece[dim] > 0 and piece[others[-2]] % ROWS == 0
-    return (dim, *others) if lies_across else order
-
-
-def _ends_of_product(array: ScatteredArray, piece: tuple[int, ...]) -> Ends:
-    sides, dim, packed = array.sides, array.dim, _packed(array)
-    pairs, last = _across(sides), max(*sides[0], *sides[1])
-    fewest = min(_tiles(piece, pair) for pair in pairs)
-    few = (pair for pair in pairs if _tiles(piece, pair) <= NEARLY * fewest)
-    turned = min(sides[0]) > min(sides[1])  # the product is transposed before it is read
-    half = turned and piece[dim] % LANES == 0 < piece[dim] % (LANES * packed)
-    return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -array.shape[pair[0]]))
-
-
-def _across(sides: Sides) -> list[Ends]:
-    """Pairs of one dimension from each operand, in both orders."""
-    return [pair for a, b in product(*sides) for pair in ((a, b), (b, a))]
-
-
-def _ending_in(dims: Iterable[int], ends: Ends) -> tuple[int, ...]:
-    return (*(d for d in dims if d not in ends), *ends)
-
-
-def _tiles(shape: tuple[int, ...], ends: Ends) -> int:
-    row, column = ends
-    outer = prod(size for dim, size in enumerate(shape) if dim not in ends)
+def _tiles(shape: tuple[int, ...], row: int, column: int) -> int:
+    outer = prod(size for dim, size in enumerate(shape) if dim not in (row, column))
     return ceil(shape[row] / ROWS) * ceil(shape[column] / LANES) * outer
 
 
 class ScatterSource(NamedTuple):
-    """A partial result that is reduce-scattered. updates: it is a gradient that updates stored arrays. alone: no other
-    term is added before."""
+    """A partial result that is reduce-scattered. alone: no other term is added before."""
 
     op: int
     result: int
-    updates: bool = False
     alone: bool = True
 
 
@@ -430,14 +364,13 @@ class ScatterFates:
         self._problem, self._profile = problem, profile
         self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
         self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
-        self._tied: dict[int, int] = {}
-        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, FactorAxes, bool], bool] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, bool], bool] = {}
 
     def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
         """Whether the reduce-scatter over `axes` of a partial result in this sharding stays one; else it becomes an
         all-reduce and a slice."""
         k = source.result
-        key = source.op, k, axes, sharding, op_sharding.reduced_to[k], op_sharding.factor_axes, source.alone
+        key = source.op, k, axes, sharding, op_sharding.reduced_to[k], source.alone
         known = self._known.get(key)
         if known is None:
             turned = source.alone and self._turned(axes, k, op_sharding)
@@ -465,9 +398,8 @@ class ScatterFates:
         return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in op_sharding.reduced_to[k]))
 
     def _fits(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
-        number, k, updates = source.op, source.result, source.updates
-        sizes, target = self._sizes, op_sharding.reduced_to[k]
-        result = self._program.ops[number].results[k]
+        number, target = source.op, op_sharding.reduced_to[source.result]
+        result = self._program.ops[number].results[source.result]
         value = self._program.values[result]
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
         if len(dims) != 1:
@@ -475,22 +407,8 @@ class ScatterFates:
         if value.dtype == "f16" and "tiled-reduce-scatter" in self._profile.passes:
             return False
         long, sides = self._as_read(number, result)
-        arrays = self._updated_with_lookups(number, result)
-        if not (updates or any(sides)):
-            sides = self._sides_of_added(number, result)
-
-        def local(sharding: Sharding) -> tuple[int, ...]:
-            return tuple([value.shape[d] // shards((sharding[d],), sizes) for d in long])
-
-        computed = op_sharding.computed[k]
-        begun = split_further(computed, target, axes) if sharding == computed else sharding
-        pieces: tuple[tuple[int, ...], ...] = ()
-        if arrays or updates:
-            pieces = (local(begun), local(target))
-        if 0 < arrays < TIED_ARRAYS:
-            pieces = pieces[:1]
-        bits = DTYPE_BITS.get(value.dtype, 32)
-        array = ScatteredArray(local(sharding), long.index(dims[0]), bits, sides, pieces, local(begun))
+        local = tuple([value.shape[d] // shards((sharding[d],), self._sizes) for d in long])
+        array = ScatteredArray(local, long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), sides)
         return stays_scatter(self._profile, self._mesh, axes, array)
 
     def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], Sides]:
@@ -507,44 +425,6 @@ class ScatterFates:
             first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
             found = self._seen[result] = long, (first, second)
         return found
-
-    def _updated_with_lookups(self, number: int, result: int) -> int:
-        """Number of arrays that a sum of a product and look-ups' gradients (a tied table's, outside loops) updates; 0
-        for any other result."""
-        program = self._program
-        if not program.ops[number].kind.matrix_unit or program.ops[number].loop >= 0:
-            return 0
-        known = self._tied.get(result)
-        if known is None:
-            known = self._tied[result] = self._count_updated(result)
-        return known
-
-    def _count_updated(self, result: int) -> int:
-        program = self._program
-        sums = [user for user, _ in program.users[result] if scatters_into(program.ops[user], program)]
-        if not sums:
-            return 0
-        shape, reached = program.values[result].shape, {program.ops[sums[0]].results[0]}
-        for op in program.ops[sums[0] + 1 :]:
-            alike = op.kind.elementwise and program.values[op.results[0]].shape == shape
-            if alike and not reached.isdisjoint(op.operands):
-                reached.add(op.results[0])
-        return len(reached & {result.value for result in program.results})
-
-    def _sides_of_added(self, number: int, result: int) -> Sides:
-        """The sides of the product that a result is added to, since both have one layout; empty if there is none."""
-        program = self._program
-        if len(program.users[result]) != 1 or program.ops[program.users[result][0][0]].name != ADD:
-            return (), ()
-        ((op, position),) = program.users[result]
-        other = program.ops[program.producer[program.ops[op].operands[1 - position]]]
-        dims = list(range(len(program.values[result].shape)))  # dimension of the addend -> dimension of `other`
-        while other.name == TRANSPOSE:
-            (read,), (made,) = other.rule.operands, other.rule.results
-            dims = [read.index(made[d]) for d in dims]
-            other = program.ops[program.producer[other.operands[0]]]
-        first, second = sides_of(other)
-        return tuple(dims.index(d) for d in first), tuple(dims.index(d) for d in second)
 
 
 def sides_of(op: Op) -> Sides:

@@ -314,9 +314,9 @@ def op_sharding_finder(within: tuple[Carried, ...], lowered: Mapping[int, OpShar
 class SumItem:
     """Equal sums. steps: see `sums.Sum`, with op patterns or, below 0, loop-carried sums, see `op_sharding_finder`.
     readers: patterns and operand positions of all readers of the sum, or of a view of it. needed: fraction of the bits
-    that they need. late: nothing waits for them, see `early_values`. in_loop: within a loop. within: its terms that are
-    loop-carried sums. into: the loop-carried sum it is added to, and its number there. each: all-reduces in one run,
-    see `reductions_each`. share: in the collectives that they become part of, see `combined_shares`, on average.
+    that they need. late: nothing waits for them, see `early_values`. within: its terms that are loop-carried sums.
+    into: the loop-carried sum it is added to, and its number there. each: all-reduces in one run, see
+    `reductions_each`. share: in the collectives that they become part of, see `combined_shares`, on average.
     runs: of all of them together in one run of the program. ops, end: the terms of one of them, and the value at its
     end. decisive: patterns other than readers that determine its reductions; for sums of loops all of `patterns`."""
 
@@ -325,7 +325,6 @@ class SumItem:
     readers: tuple[tuple[int, int], ...]
     needed: float
     late: bool
-    in_loop: bool
     within: tuple[Carried, ...]
     into: tuple[Carried, int] | None
     each: float
@@ -367,7 +366,6 @@ _Alike = tuple[
     tuple[tuple[int, int], ...],
     float,
     bool,
-    bool,
     tuple[Carried, ...],
     tuple[Carried, int] | None,
     float,
@@ -389,9 +387,9 @@ def sum_items(
         steps, within = loops.seen(found)
         terms = tuple([_term(problem, number, step.op) for number, step in zip(numbers, _terms(steps), strict=True)])
         read = tuple(sorted({(pattern[op], k) for op, k in readers(program, found.end)}))
-        result, in_loop = program.ops[first].results[0], loop_at(program, first, 0) >= 0
-        each = reductions_each(program, found.end, profile) if in_loop else 1.0
-        key = (terms, steps, read, needs.of_value(found.end), late[result], in_loop, within, loops.adding(found), each)
+        result = program.ops[first].results[0]
+        each = reductions_each(program, found.end, profile) if loop_at(program, first, 0) >= 0 else 1.0
+        key = (terms, steps, read, needs.of_value(found.end), late[result], within, loops.adding(found), each)
         trips = trips_at(program, first, 0)
         runs[key] += trips
         combined[key] += trips * shares[max(numbers)]

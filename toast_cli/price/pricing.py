@@ -65,7 +65,6 @@ class _Reduced(NamedTuple):
     runs: float
     needed: tuple[float, ...]
     late: bool
-    in_loop: bool
     share: float
     terms: int = 1
     each: float = 1.0
@@ -106,7 +105,7 @@ class Pricer:
             yield from self._regions[work.region].price(op_sharding.factor_axes).collectives_in(work.runs)
         results = self._problem.program.ops[work.op].results
         if not work.summed and (op_sharding.reduced or any(op_sharding.scattered)):
-            how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop, work.share)
+            how = _Reduced(work.op, work.runs, work.needed, work.late, work.share)
             for k, whole in enumerate(work.whole_bytes):
                 partial = partial_of(op_sharding, k)
                 if partial is not None:
@@ -144,9 +143,7 @@ class Pricer:
         for part in reduced(item, lowered):
             term, number = item.terms[part.place], item.ops[part.place]
             needed = item.needed if part.count == len(item.terms) else 1.0
-            how = _Reduced(
-                number, item.runs, (needed,), item.late, item.in_loop, item.share, part.count, item.each, part.apart
-            )
+            how = _Reduced(number, item.runs, (needed,), item.late, item.share, part.count, item.each, part.apart)
             if part.partial is not None:
                 yield from self._reductions(part.op_sharding, part.partial, 0, term.bytes, how, part.cut)
         if item.into is not None and item.left(lowered) is None:
@@ -193,7 +190,7 @@ class Pricer:
     ) -> CollectiveUse:
         """A reduce-scatter to `size` bytes of partial result k, which has `sharding`; or the all-reduce that XLA keeps
         instead."""
-        source = ScatterSource(how.op, k, updates=how.late and not how.in_loop, alone=how.terms == 1)
+        source = ScatterSource(how.op, k, alone=how.terms == 1)
         if not self._scatters.stays(source, axes, sharding, op_sharding):
             whole = size * shards((axes,), self._sizes)
             return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
