@@ -260,9 +260,9 @@ def check(name: str, style: Style) -> None:
 
 def compiled(name: str, style: Style, machine: str) -> None:
     """Peak memory and collectives of two stages of 8 layers on two machines of this kind, promised and compiled."""
-    loss, params = style(8, 1024, 512)
+    loss, params = style(8, 2048, 1024)
     step, devices = jax.jit(training(loss), donate_argnums=(0, 1, 2)), load_spec(machine).devices
-    lowered = step.lower(params, params, params, jax.ShapeDtypeStruct((64, 513), jnp.int32))
+    lowered = step.lower(params, params, params, jax.ShapeDtypeStruct((64, 1025), jnp.int32))
     source = load("step.mlir", content=lowered.as_text(debug_info=True).encode())
     number = machine.rpartition("-")[2] if "-" in machine else machine.partition(":")[2]
     mesh = load_spec(machine.replace(number, str(2 * int(number)))).mesh(parse_shape(f"pipe=2,data={devices}"))
