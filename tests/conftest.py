@@ -164,7 +164,6 @@ SLOW = {
     "test_recompute::test_the_program_is_the_same_each_time",
     "test_recompute::test_what_a_program_recomputes_is_kept",
     "test_recompute::test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried",
-    "test_reduce_scatter::test_gradients_of_a_tied_table",
     "test_reference_cost::test_the_evaluator_agrees_with_a_plain_one",
     "test_rules::test_every_op_of_the_sample_models_has_a_rule",
     "test_rules::test_the_table_above_lists_nothing_else",
