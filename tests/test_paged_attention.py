@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from test_hand_written import free, kernels
 
 from toast_cli import xla
+from toast_cli.dimensions import analyse
 from toast_cli.emit.stablehlo import kernel_lines
 from toast_cli.frontend.loading import load
 from toast_cli.frontend.source import Source
@@ -111,6 +112,11 @@ def test_heads_for_which_there_is_no_kernel_stay_together() -> None:
     (op,) = kernels(read(RAGGED, *arrays(ragged=True, kv=24)))
     (split,) = {factor for dims in op.rule.results[0] for factor in dims} - op.rule.need_replication
     assert op.rule.sizes[split] == 3
+
+
+def test_one_head_of_keys_and_values_is_no_dimension() -> None:
+    """The ragged kernel has no rule then."""
+    assert "heads" not in {group.role for group in analyse(read(RAGGED, *arrays(ragged=True, kv=1)).program).groups}
 
 
 @pytest.mark.parametrize(("sizes", "is_split"), [((2, 12), True), ((1, 24), False)])

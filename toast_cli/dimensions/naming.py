@@ -265,10 +265,9 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     _attention(evidence, products, crowded)
     for number, op in enumerate(program.ops):
         if op.kernel is not None and op.kernel.kind == PAGED:
-            form = classes.forms[number]
-            made = (factor for dim in form.results[0] for factor in dim)
-            *_, heads = (factor for factor in made if form.kinds[factor] is FactorKind.PARALLEL)  # of keys and values
-            evidence.vote((class_group[classes.factor_classes[number][heads]],), "heads")
+            form, own = classes.forms[number], classes.factor_classes[number]
+            pages = (factor for dim in form.operands[-1] for factor in dim)  # of which only heads can be split
+            evidence.vote((class_group[own[f]] for f in pages if form.kinds[f] is FactorKind.PARALLEL), "heads")
     found = _elect(evidence)
     _features(evidence, classes, class_group, sizes, weights, found)
     ordered = {g for g, role in found.items() if role in _ORDERED} | evidence.stepped
