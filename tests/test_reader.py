@@ -213,3 +213,11 @@ def test_equal_ops_on_equal_operands_are_repetitions() -> None:
     program = program_of(run, arg(8, 8), arg(8, 8))
     found = [op.name.partition(".")[2] for op in program.ops if op.repeats]
     assert sorted(name for name in found if name in ("sine", "cosine", "dot_general")) == ["dot_general", *["sine"] * 2]
+
+
+def test_an_op_that_nothing_reads_has_no_repetitions() -> None:
+    sine = "stablehlo.sine %x : tensor<8xf32>"
+    text = (
+        f"func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {{ %0 = {sine} %1 = {sine} return %1 : tensor<8xf32> }}"
+    )
+    assert not any(op.repeats for op in source_of_text(text).program.ops)

@@ -46,9 +46,9 @@ from toast_cli.program.values import TO_DEVICE, TO_HOST, only_moves, updated_in_
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
+# Ops that are no repetitions: random numbers, calls, barriers, and constants, some of which Python cannot read.
+_APART = ("stablehlo.custom_call", "stablehlo.rng", "stablehlo.optimization_barrier", "stablehlo.constant")
 # Custom calls of XLA itself, of its libraries, and of Python callbacks.
-# Ops that are no repetitions of equal ones: random numbers, calls, and constants, some of which Python cannot read.
-_APART = ("stablehlo.custom_call", "stablehlo.rng", "stablehlo.constant")
 _OF_XLA = re.compile(r"__|xla|lapack|mhlo\.|SPMD|Sharding|X64|cu_|hip_")
 CONSTRAINT = "sdy.sharding_constraint"
 BITWISE = ("and", "or", "xor")
@@ -83,10 +83,6 @@ class Reader:
         self._branches_read = 0
         self._in_region = False
         self._deciding: list[int] = []  # values that decide, from data, if a loop goes on or which branch runs
-        # What an op computes, but for its attributes -> the first such op and its results; and with them -> results.
-        self._alike: dict[Any, tuple[Any, tuple[int, ...]]] = {}
-        self._computed: dict[Any, tuple[int, ...]] = {}
-        self._first: dict[int, int] = {}  # value -> the first equal one
 
     # -- values and ops ------------------------------------------------------------------------------------------
 
@@ -203,24 +199,9 @@ class Reader:
         alone = bound and any(list(result.uses) for result in operation.results)
         op = Op(
             name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone,
-            kernel=kernel, repeats=self._repeats(operation, name, operands, results, loop),
+            kernel=kernel,
         )  # fmt: skip
         self._add(op, operation)
-
-    def _repeats(
-        self, operation: Any, name: str, operands: tuple[int, ...], results: tuple[int, ...], loop: int
-    ) -> bool:
-        """Whether an op before it computes the same. Ops that have regions do not count."""
-        key = name, tuple([self._first.get(v, v) for v in operands]), loop, self._within
-        before = self._alike.setdefault(key, (operation, results))
-        # Reading attributes takes a while: only where all else is equal.
-        if before[1] is results or name in _APART or len(operation.regions):
-            return False
-        for one, made in (before, (operation, results)):
-            types = tuple(self.values[v] for v in made)
-            known = self._computed.setdefault((key, types, tuple(one.attributes.items())), made)
-        self._first.update(zip(results, known, strict=True))
-        return known is not results
 
     def _region(self, operation: Any) -> ManualRegion:
         """The computation of a manual region on each device."""
@@ -228,6 +209,7 @@ class Reader:
         reader._depth, reader._in_region = self._depth, True
         reader.whole(operation, operation.regions[0].blocks[0])
         reader.drop_dead_ops()
+        reader.find_repeats()
         for assumed, places in reader._unsure.items():
             self._unsure[assumed] += places
         values = [op.results[0] for op in reader.ops if op.name == ARGUMENT]
@@ -353,6 +335,25 @@ class Reader:
         self.ops = [op for op, keep in zip(self.ops, kept, strict=True) if keep]
         self.operations = [operation for operation, keep in zip(self.operations, kept, strict=True) if keep]
 
+    def find_repeats(self) -> None:
+        """Marks the ops before which another one computes the same. Ops that have regions do not count."""
+        # What an op computes, but for its attributes -> the first such op and its results; and with them -> results.
+        alike: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+        computed: dict[Any, tuple[int, ...]] = {}
+        first: dict[int, int] = {}  # value -> the first equal one
+        for number, (op, operation) in enumerate(zip(self.ops, self.operations, strict=True)):
+            key = op.name, tuple([first.get(v, v) for v in op.operands]), op.loop, op.branches
+            before = alike.setdefault(key, (operation, op.results))
+            # Reading attributes takes a while: only where all else is equal.
+            if before[1] is op.results or op.name in _APART or len(operation.regions):
+                continue
+            for one, made in (before, (operation, op.results)):
+                types = tuple(self.values[v] for v in made)
+                known = computed.setdefault((key, types, tuple(one.attributes.items())), made)
+            first.update(zip(op.results, known, strict=True))
+            if known is not op.results:
+                self.ops[number] = replace(op, repeats=True)
+
 
 def read_type(kind: Any) -> Value:
     """An MLIR type as a `Value`; a token counts as a scalar. Raises `InputError` for an array whose bytes overflow."""
@@ -397,6 +398,7 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     for kernel, line in reader.unknown.items():
         reader.notices.append(f"if you know how {kernel} is split: --kernels FILE with {line}")
     reader.drop_dead_ops()
+    reader.find_repeats()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
     return with_donated_buffers(with_sums_whole(only_moves(program))), reader
 
