@@ -12,12 +12,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from programs import PLAIN, arg, case_of, problem_of, round_mesh, sample
+from programs import PLAIN, arg, case_of, problem_of, round_mesh, sample, source_of
 
 from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
 from toast_cli.hardware import Mesh, find_preset, load_spec
 from toast_cli.plan.lower import lower
-from toast_cli.price.compiled_collectives import ScatteredArray, sides_of, stays_scatter
+from toast_cli.plan.sharding import OpSharding
+from toast_cli.price.compiled_collectives import ScatteredArray, ScatterFates, ScatterSource, sides_of, stays_scatter
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.profiles import find_profile
 from toast_cli.program.ops import DOT_GENERAL
@@ -350,6 +351,21 @@ def test_pieces_along_several_dimensions_and_pieces_of_pieces_are_reduced_whole(
     assert sorted((one.kind, " ".join(names[axis] for axis in one.axes)) for one in lowered.collectives) == sorted(
         (kind, axes) for kind, axes, _ in found
     )
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_scatter_stays_whichever_plan_is_priced_first(first: int) -> None:
+    """Over axes 2 and 1, in this order, a scatter stays if it is all of one step, and not if axis 0 comes before."""
+    problem = problem_of(source_of(lambda x, w: x @ w, arg(512, 64), arg(64, 512)), "v4-32", {"a": 2, "b": 2, "c": 4})
+    whole, half, to = ((), ()), ((0,), ()), ((0, 2, 1), ())
+    (product,) = (number for number, op in enumerate(problem.program.ops) if op.name == DOT_GENERAL)
+    cases = [
+        (OpSharding((), (), (at,), (to,), (to,), (), (over,)), stays)
+        for at, over, stays in ((half, (2, 1), True), (whole, (0, 2, 1), False))
+    ]
+    fates = ScatterFates(problem, TPU)
+    for op_sharding, stays in (cases[first], cases[1 - first]):
+        assert fates.stays(ScatterSource(product, 0), (1, 2), half, op_sharding) is stays
 
 
 def test_terms_that_stay_apart_are_scattered_as_products_are_alone() -> None:

@@ -364,13 +364,13 @@ class ScatterFates:
         self._problem, self._profile = problem, profile
         self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
         self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
-        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, bool], bool] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, tuple[int, ...], bool], bool] = {}
 
     def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
         """Whether the reduce-scatter over `axes` of a partial result in this sharding stays one; else it becomes an
         all-reduce and a slice."""
         k = source.result
-        key = source.op, k, axes, sharding, op_sharding.reduced_to[k], source.alone
+        key = source.op, k, axes, sharding, op_sharding.reduced_to[k], op_sharding.scattered[k], source.alone
         known = self._known.get(key)
         if known is None:
             turned = source.alone and self._turned(axes, k, op_sharding)
