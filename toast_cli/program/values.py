@@ -319,8 +319,8 @@ def _needed_whole(rule: Rule, factors: frozenset[int]) -> Rule:
 # optimization barrier and a move to the host's memory or back do not change the number. An array that one loop stacks
 # and another loop reads trip by trip is numbered like the stacked array, and so is a layer's slice of stacked weights
 # in every loop. An op whose results are numbered already is recomputed, unless it is in the loop of the first and
-# without a barrier before it. (Outside loops XLA:TPU merges equal ops without a barrier, `prevent_cse=False`; the
-# predicted step and memory have both.)
+# without a barrier before it. (Outside loops XLA:TPU merges equal ops without a barrier, `prevent_cse=False`: the
+# predicted step has one of them, the predicted memory has both.)
 
 _Place = tuple[int, ...]  # numbers of the manual regions around an op, then of its loop
 
