@@ -112,8 +112,8 @@ class ShareMemo:
             compute += computing
             sent.append(of_work)
             transfers += self._work.transfer_seconds(work, lowered[work.pattern])
-        sent += [self._sum_seconds(added, lowered) for added in bucket.sums]
-        sent += [self._neighbour_seconds(read, lowered) for read in bucket.neighbours]
+        sent += [self._sum_collectives(added, lowered) for added in bucket.sums]
+        sent += [self._neighbour_collectives(read, lowered) for read in bucket.neighbours]
         held = []
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
@@ -134,8 +134,8 @@ class ShareMemo:
     def collectives(self, bucket: Bucket, lowered: Lowered) -> list[CollectiveUse]:
         """The bucket's collectives under these op shardings."""
         sent = [self._work_share(work, lowered[work.pattern])[1] for work in bucket.work]
-        sent += [self._sum_seconds(added, lowered) for added in bucket.sums]
-        sent += [self._neighbour_seconds(read, lowered) for read in bucket.neighbours]
+        sent += [self._sum_collectives(added, lowered) for added in bucket.sums]
+        sent += [self._neighbour_collectives(read, lowered) for read in bucket.neighbours]
         sent += [self._array_share(item, lowered)[1] for item in bucket.arrays]
         return [use for one in sent for use in one.uses]
 
@@ -160,7 +160,7 @@ class ShareMemo:
         return found
 
     def _work_share(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, ItemCollectives]:
-        """Seconds of compute and communication of one item."""
+        """Seconds of compute, and the collectives, of one item."""
         key = (work.op, op_sharding.number)
         found = self._of_work.get(key)
         if found is None:
@@ -168,7 +168,7 @@ class ShareMemo:
             found = self._of_work[key] = (self._work.seconds(work, op_sharding), communication)
         return found
 
-    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> ItemCollectives:
+    def _sum_collectives(self, item: SumItem, lowered: Lowered) -> ItemCollectives:
         partial, reduced = item.of_loops, False
         for term in () if item.of_loops else item.terms:
             op_sharding = lowered[term.pattern]
@@ -186,7 +186,7 @@ class ShareMemo:
             found = self._of_sums[known] = self._sent(self._pricer.sum_collectives(item, lowered))
         return found
 
-    def _neighbour_seconds(self, item: NeighbourItem, lowered: Lowered) -> ItemCollectives:
+    def _neighbour_collectives(self, item: NeighbourItem, lowered: Lowered) -> ItemCollectives:
         """The halo exchange of one item."""
         key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
         found = self._of_neighbours.get(key)
@@ -213,11 +213,11 @@ class ShareMemo:
         found = self._of_arrays.get(key)
         if found is None:
             copies = self._pricer.copies(item, lowered)
-            seconds = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else NO_COLLECTIVES
+            moving = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else NO_COLLECTIVES
             rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
             memory = self._memory(item, tuple(self._holdings.held(item, op_sharding, copies)))
             making = sum([use.seconds for use in self._arrays.uses(item, made, shardings, copies)])
-            found = (making, seconds, rest, memory) if copies or rest or memory or making else NOTHING
+            found = (making, moving, rest, memory) if copies or rest or memory or making else NOTHING
             self._of_arrays[key] = found
         return found
 
