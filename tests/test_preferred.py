@@ -15,7 +15,7 @@ from toast_cli.price.memory_fit import RISK
 from toast_cli.request import Request
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.tactics import PricedStrategy, parse_tactics, priced_strategies, strategy
-from toast_cli.tactics.strategies import MARGIN, SMALL_GAIN, preferred, with_batch_first
+from toast_cli.tactics.strategies import MARGIN, SMALL_GAIN, preferred, with_batch_over_data
 
 NEARLY_ALL = -1.0  # of the memory limit, so that the plan may not fit
 
@@ -155,9 +155,9 @@ def test_a_bound_on_an_axis_is_read_on_the_mesh_that_has_it() -> None:
 
 
 @pytest.mark.parametrize(("mesh", "exchanged"), [("v5e-16", True), ("v4-32", False)])
-def test_the_first_of_equal_axes_splits_the_batch(mesh: str, exchanged: bool) -> None:
+def test_of_equal_axes_the_one_called_data_splits_the_batch(mesh: str, exchanged: bool) -> None:
     evaluator = evaluator_of(sample("mlp_tiny")[0], mesh)
     usual = strategy(evaluator.problem, "fsdp x megatron")
     turned = evaluator.problem.canonical(tuple(decision._replace(axis=1 - decision.axis) for decision in usual))
     result = SearchResult(turned, evaluator.exact_cost(turned), True, 100, 50, 1.0, "iterations")
-    assert with_batch_first(evaluator, result).plan == (usual if exchanged else turned)
+    assert with_batch_over_data(evaluator, result).plan == (usual if exchanged else turned)

@@ -28,7 +28,7 @@ from toast_cli.search.alternatives import KEPT
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.search.run import Candidate, Searched, Settings, search_candidates
 from toast_cli.tactics import PricedStrategy, TacticRequests, priced_strategies, starting_plans, strategies
-from toast_cli.tactics.strategies import EVERY, better, preferred, with_batch_first
+from toast_cli.tactics.strategies import EVERY, better, preferred, with_batch_over_data
 
 # stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
@@ -84,12 +84,11 @@ class Variant:
         return reduce(better, known, {})
 
     def preferred(self) -> Variant:
-        """With the known strategy, on any mesh, or the shorter plan that is nearly as fast, and the batch on the first
-        axis."""
+        """With the known strategy, on any mesh, or the shorter plan that is nearly as fast, and the batch over data."""
         meshes = (self, *self.elsewhere)
         searched = [(one.evaluator, one.result) for one in meshes]
         evaluator, result = preferred(searched[0], searched[1:])
-        result = with_batch_first(evaluator, result)
+        result = with_batch_over_data(evaluator, result)
         elsewhere = tuple(one for one in meshes if one.evaluator is not evaluator)
         return replace(self, evaluator=evaluator, result=result, elsewhere=elsewhere)
 

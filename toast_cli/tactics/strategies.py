@@ -205,21 +205,22 @@ def _simplest(known: list[tuple[PricedStrategy, PricedResult]]) -> tuple[PricedS
     return min(unbeaten, key=lambda entry: (len(entry[0].plan), entry[0].cost.step_seconds))
 
 
-def with_batch_first(evaluator: Evaluator, result: SearchResult) -> SearchResult:
-    """The plan found with two axes exchanged, so that the first one that is as large splits the batch (the axis that
-    machines call data), if nobody named axes and it costs no more."""
-    problem, plan = evaluator.problem, result.plan
-    sizes, groups = problem.mesh.sizes, problem.dimensions.groups
+def with_batch_over_data(evaluator: Evaluator, result: SearchResult) -> SearchResult:
+    """The plan found with two axes exchanged, so that the axis called data splits the batch, if nobody named axes, both
+    are as large, and the plan is no worse."""
+    problem, plan, mesh = evaluator.problem, result.plan, evaluator.problem.mesh
+    groups = problem.dimensions.groups
     batch = next((d.axis for d in plan if isinstance(d, Shard) and groups[d.group].role == "batch"), None)
-    if batch is None or problem.names_axes:
+    if batch is None or problem.names_axes or result.known_as or "data" not in mesh.names:
         return result
-    first = sizes.index(sizes[batch])
-    turned = {batch: first, first: batch}
+    data = mesh.names.index("data")
+    if mesh.sizes[batch] != mesh.sizes[data]:
+        return result
+    turned = {batch: data, data: batch}
     exchanged = problem.canonical(tuple(d._replace(axis=turned.get(d.axis, d.axis)) for d in plan))
     cost = evaluator.exact_cost(exchanged)
     same = cost.step_seconds <= (1 + NO_EFFECT) * result.cost.step_seconds
-    fits = cost.peak_bytes <= (1 + NO_EFFECT) * result.cost.peak_bytes
-    return replace(result, plan=exchanged, cost=cost) if same and fits else result
+    return replace(result, plan=exchanged, cost=cost) if same and cost.peak_bytes <= result.cost.peak_bytes else result
 
 
 class _Tolerance:
