@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from brute_force import best_of_all
 from clock import Clock
-from programs import Case, arg, case_of, evaluator_of, round_mesh, sample
+from programs import Case, arg, case_of, evaluator_of, mesh_of, problem_of, round_mesh, sample
 from sweeps import sweep
 
 from toast_cli.base.children import interruptible
@@ -28,6 +28,7 @@ from toast_cli.errors import UsageError
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem
+from toast_cli.plan.problem import on_mesh as problem_on_mesh
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.request import Effort
@@ -425,3 +426,18 @@ def test_a_turn_ends_within_an_edit_of_its_plans(monkeypatch: pytest.MonkeyPatch
             before = len(incumbent.seen)
             local._turn(neighbourhood, plan)
             assert len(incumbent.seen) - before <= 5 + 8  # an edit leads to a few plans
+
+
+def test_a_mesh_that_shares_with_the_one_before_it_costs_as_it_does_alone() -> None:
+    source = sample("mlp_tiny")[0]
+    one, other = mesh_of("v4-32", {"data": 8, "model": 2}), mesh_of("v4-32", {"data": 16})
+    before = evaluator_of(source, one)
+    problem = problem_on_mesh(before.problem, other)
+    assert problem is not None
+    shared, alone = Evaluator(problem, like=before), evaluator_of(source, other)
+    assert shared.items is before.items and alone.items is not before.items
+    for plan in starting_plans(alone.problem):
+        assert shared.exact_cost(plan) == alone.exact_cost(plan)
+    pinned = problem_of(source, one, pins=(f"{source.program.arguments[0].path}=data",))
+    assert problem_on_mesh(pinned, other) is None  # the pin is of this mesh's axes
+    assert problem_on_mesh(before.problem, mesh_of("v4-16", {"data": 8})) is None  # fewer devices

@@ -246,7 +246,7 @@ _DISTINGUISHING = frozenset(["value", "comparison_direction", "compare_type"])  
 
 def merge_scalars(root: Any) -> None:
     """Makes equal scalar operations of a block one. Constants, and bias corrections that an optimizer computes for each
-    weight, are a quarter of the operations of a training step, and have no dimension that a plan could split."""
+    weight, are a fifth of the operations of a training step, and have no dimension that a plan could split."""
     known: dict[Any, Any] = {}
     for operation in operations_in(root):
         constant = operation.name == _CONSTANT

@@ -303,8 +303,11 @@ def _lowered(
     except ModuleNotFoundError as error:
         install = f"pip install --no-deps {top}, or call it in shard_map"
         raise KernelError(f"{top} lowers it for parts, and is not installed ({error}): {install}") from None
-    # The kernel is not installed in this form, or has none for these shapes and parameters.
-    except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
+    except (
+        ImportError, AttributeError,  # the package is installed, and its kernel is not, or in another form
+        NotImplementedError,  # raised by the package's kernels, not by toast, for shapes that they have no form for
+        TypeError, ValueError, AssertionError,  # raised by them for parameters and shapes that do not go together
+    ) as error:  # fmt: skip
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None
     calls = walk_ops(lowered.compiler_ir(), "stablehlo.custom_call")
     kernels = (one for one in calls if ir.StringAttr(one.attributes["call_target_name"]).value == TARGET)

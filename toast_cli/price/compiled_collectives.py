@@ -236,7 +236,7 @@ def latency_part(kind: str, size: float, share: float, profile: CompilerProfile)
 # Tiled reduce-scatters: which of the reduce-scatters that the partitioner writes stay, and which become all-reduces.
 #
 # XLA:TPU keeps a reduce-scatter only where every device gets whole tiles; elsewhere an all-reduce and a slice remain.
-# (libtpu 0.0.42.1; their bytes are right to 5 % in 76 of 85 plans of `benchmarks/data/programs.jsonl`.)
+# The rules are those of libtpu 0.0.42.1:
 #
 # * Two streams run around the ring, and each takes half of every device's piece: halves of the columns' tiles, or of
 #   the rows' where the columns' are odd in number. Four devices in a square run four streams. A piece is padded to that

@@ -96,7 +96,7 @@ def plans_of_strategy(problem: Problem, name: str) -> PlansByAxes:
     """The plans of one strategy, see `plans_by_axes`. Memoised."""
     found = _plans_of_strategy(problem, name)
     if isinstance(found, UsageError):
-        raise found
+        raise found.with_traceback(None)  # the same one each time
     return found
 
 
