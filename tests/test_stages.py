@@ -176,6 +176,11 @@ def test_every_form_of_a_stack_has_about_the_same_price(form: str) -> None:
     assert other == pytest.approx(scanned, rel=0.25)
 
 
+def test_the_dimension_of_the_layers_is_the_one_that_the_loop_takes_rows_of() -> None:
+    """Not the first one of that size: a decoder may have as many heads as layers."""
+    assert find_stack(trained("transposed", width=8, layers=8).program).shapes == {(8, 8, 8): 1}
+
+
 @pytest.mark.parametrize(
     ("stages", "repeats", "measured"),
     # 32 and 16 microbatches of Marin's 67B on 64 H100 take 3.476 and 1.93 s, 64 and 32 of its L24 on 32 take 21.32 and

@@ -26,7 +26,7 @@ class Stack:
     Attributes:
         ops: those of the layers. scanned: they are in loops, else there are equal ops for each layer.
         weights: the layers', each with the number of its layer; -1 if it holds all. shapes: of arrays of them, their
-        gradients and moments.
+        gradients and moments, each with the dimension that has a row for each layer; -1 if it has none.
         handed: values that a layer hands to the next one. kept: values that wait for the backward pass.
         loop: the loop over microbatches around the stack, -1 without one.
     """
@@ -36,14 +36,14 @@ class Stack:
     ops: frozenset[int]
     scanned: bool
     weights: Mapping[int, int]
-    shapes: frozenset[tuple[int, ...]]
+    shapes: Mapping[tuple[int, ...], int]
     handed: tuple[int, ...]
     kept: frozenset[int]
     loop: int = -1
 
     def owner(self, shapes: set[tuple[int, ...]]) -> str:
         """The place of the weights that have one of these shapes."""
-        return LAYERS if shapes & self.shapes else LAST if shapes & self.last_shapes else FIRST
+        return LAYERS if shapes & self.shapes.keys() else LAST if shapes & self.last_shapes else FIRST
 
     @cached_property
     def ends(self) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class Stack:
 
     @cached_property
     def weight_shapes(self) -> frozenset[tuple[int, ...]]:
-        return self.shapes.union(self.program.values[v].shape for v in self._others)
+        return frozenset([*self.shapes, *(self.program.values[v].shape for v in self._others)])
 
     @cached_property
     def last_shapes(self) -> frozenset[tuple[int, ...]]:
@@ -100,16 +100,17 @@ def find_stack(program: Program) -> Stack:
 
 def _scanned(program: Program) -> Stack | None:
     """The stack of loops that read a row of stacked weights in each trip."""
-    shapes_of: dict[int, set[tuple[int, ...]]] = {}  # weight -> shapes in which it is stacked
+    shapes_of: dict[int, dict[tuple[int, ...], int]] = defaultdict(dict)  # weight -> shapes in which it is stacked
     loops_of: dict[int, set[int]] = defaultdict(set)
     for weight, kind in _arguments(program):
         for value, number in _readers(program, weight) if kind == "weight" else ():
             op, shape = program.ops[number], program.values[value].shape
             if op.name == DYNAMIC_SLICE and op.loop >= 0:
                 row, trips = program.values[op.results[0]].shape, program.loops[op.loop].trips
-                if trips > 1 and [n for n, m in zip(shape, row, strict=True) if n != m] == [trips]:
+                dims = [d for d, (n, m) in enumerate(zip(shape, row, strict=True)) if n != m]
+                if trips > 1 and [shape[d] for d in dims] == [trips]:
                     loops_of[weight].add(op.loop)
-                    shapes_of.setdefault(weight, {program.values[weight].shape}).add(shape)
+                    shapes_of[weight] |= dict(_dimensions(program, weight, value, dims[0]))
     weights_of: dict[int, set[int]] = defaultdict(set)  # the forward loop -> weights
     for weight, readers in loops_of.items():
         weights_of[min(readers, key=lambda loop: program.loops[loop].first)].add(weight)
@@ -119,14 +120,14 @@ def _scanned(program: Program) -> Stack | None:
     loops = sorted(
         {loop for weight in weights for loop in loops_of[weight]}, key=lambda loop: program.loops[loop].first
     )
-    shapes = frozenset(shape for weight in weights for shape in shapes_of[weight])
+    shapes = {shape: dim for weight in weights for shape, dim in shapes_of[weight].items()}
     ops = frozenset(n for loop in loops for n in range(program.loops[loop].first, program.loops[loop].last))
     if len(loops) < 2 or not any(program.ops[n].kind.heavy for n in ops):  # no backward pass, or no products
         return None
     carries = [n for n in ops if program.ops[n].name == CARRY and program.ops[n].loop == loops[0]]
     written = {n: program.ops[program.producer[program.ops[n].operands[1]]].name for n in carries}
     values = {n: program.values[program.ops[n].results[0]] for n in carries}
-    stacks = {values[n].shape for n in carries if written[n] == DYNAMIC_UPDATE_SLICE} - shapes
+    stacks = {values[n].shape for n in carries if written[n] == DYNAMIC_UPDATE_SLICE} - shapes.keys()
     handed = tuple(
         program.ops[n].results[0] for n in carries if written[n] != DYNAMIC_UPDATE_SLICE and len(values[n].shape) > 1
     )
@@ -173,7 +174,7 @@ def _unrolled(program: Program) -> Stack | None:
     # What is read long after the ops of its layer waits for the backward pass.
     waiting = (v for n in ops for v in program.ops[n].results if any(u > n + 2 * length for u, _ in program.users[v]))
     weights = {v: layer for family in rows for layer, v in family.items()}
-    shapes = frozenset(program.values[v].shape for v in weights)
+    shapes = dict.fromkeys((program.values[v].shape for v in weights), -1)
     outer, kept = program.ops[begin].loop, dependent.intersection(waiting)
     return Stack(program, layers, ops, False, weights, shapes, tuple(handed), kept, outer)
 
@@ -199,6 +200,20 @@ def _readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
                 seen.add(result)
             else:
                 yield version, number
+
+
+def _dimensions(program: Program, weight: int, view: int, dim: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(shape, dimension) of a view of a weight, of those between, and of the weight: where a dimension of it is."""
+    yield program.values[view].shape, dim
+    while view != weight:
+        op = program.ops[program.producer[view]]
+        place = op.results.index(view)
+        factors, view = op.rule.results[place][dim], op.operands[place]
+        dims = [d for d, names in enumerate(op.rule.operands[place]) if names and names[0] in factors]
+        if not dims:
+            return
+        (dim, *_) = dims
+        yield program.values[view].shape, dim
 
 
 @once

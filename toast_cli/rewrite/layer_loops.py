@@ -69,7 +69,7 @@ class LayerLoops:
         arguments = list(self._block.arguments)
         for argument in arguments:
             if tuple(argument.type.shape) in self._shapes:
-                dim = list(argument.type.shape).index(self._layers)
+                dim = self._shapes[tuple(argument.type.shape)]
                 kind = self._part_type(argument.type, dim)
                 added = [self._block.add_argument(kind, self._loop.location) for _ in range(self._stages)]
                 self._note(argument, added, dim)
@@ -214,8 +214,7 @@ class LayerLoops:
                 rows = self._rows(loop.regions[1].blocks[0].arguments[use.operand_number])
             if rows is not None:
                 return rows[0]
-        shape = tuple(argument.type.shape)
-        return shape.index(self._layers) if shape in self._shapes else None
+        return self._shapes.get(tuple(argument.type.shape))
 
     def _over_layers(self, loop: Any) -> bool:
         """Divides a loop over layers; False for a loop that reads and writes no row of an array in each trip. Raises

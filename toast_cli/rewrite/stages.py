@@ -41,7 +41,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.price.pipelines import PricedPipeline
 from toast_cli.program.model import Program
-from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM
+from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, RESHAPE, TRANSPOSE
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.rewrite.block_graph import clone
 from toast_cli.rewrite.layer_loops import Divided, LayerLoops
@@ -435,8 +435,8 @@ class _Cut:
             self._sent[value].add(stage)
 
     def _complete(self, fragment: _Fragment) -> None:
-        """Finds what a program computes and reads. It computes what has no home in its part of the step, constants, and
-        broadcasts in the loop."""
+        """Finds what a program computes and reads. It computes what has no home in its part of the step, constants,
+        broadcasts in the loop, and weights in another order, which the compiler reads where they are."""
         part = {BEFORE: 0, AFTER: 2}.get(fragment.phase, 1)
         members, inputs, waiting = set[Any](), dict[Any, None](), list(fragment.wanted)
         while waiting:
@@ -444,7 +444,10 @@ class _Cut:
             owner = self._owner(value)
             home = self._home.get(owner)
             free = owner is not None and home is None and (self._part[owner] == part or not self._roots[value])
-            spread = home is not None and owner.name == BROADCAST_IN_DIM and self._part[owner] == part == 1
+            spread = home is not None and (
+                (owner.name == BROADCAST_IN_DIM and self._part[owner] == part == 1)
+                or (self._part[owner] == 0 and self._only_reorders(owner))
+            )
             if not (free or spread or home is fragment):
                 inputs[value] = None
             elif owner not in members:
@@ -452,6 +455,11 @@ class _Cut:
                 waiting += self._reads[owner]
         fragment.members = sorted(members, key=self._order.__getitem__)
         fragment.inputs = list(inputs)
+
+    def _only_reorders(self, op: Any) -> bool:
+        """True if the elements of an op's result stay on their device."""
+        kept = op.name == CONSTRAINT and self._sharding(op.operands[0]) == self._sharding(op.result)
+        return kept or op.name in (RESHAPE, TRANSPOSE)
 
     def _steps(self, order: list[_Fragment]) -> Iterator[Step]:
         """The schedule."""
