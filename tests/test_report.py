@@ -318,6 +318,8 @@ def test_long_names_fold_and_numbers_stay(width: int) -> None:
     assert "256,128 → 128,064" in table
     letters = "".join(char for char in table if char.isalnum() or char == "_")
     assert "and17alike" in letters and "…" not in table.replace(", …", "")
+    if width == 80:
+        assert "layers/0/attention/\n" in table, "paths wrap behind separators"
 
 
 def test_what_does_not_fit_a_short_report_is_counted() -> None:

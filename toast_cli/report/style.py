@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.containers import Lines
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
@@ -43,13 +44,39 @@ _AXIS_COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 
 # One character for one character, so that columns stay aligned.
 _ASCII = str.maketrans("×·…→µ█▓▒░━─╸✓✗★–α", "x-.>u#%=.=--+x*-a")
+# What stays on one line: as far as a space, or a separator of a path or name that is not part of a number.
+_PIECE = re.compile(r"(?:[^\s/.,_]|__|[.,](?=\d|py\b)|(?<=\{)/)*(?:[/.,_]+\s*|\s+|$)")
 _TRAILING_SPACE = re.compile(r"[ ]+((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
+
+
+class _Folded(Text):
+    """Text of a column that wraps: lines end at spaces and behind the separators of paths and names, if they can."""
+
+    def wrap(self, console: Console, width: int, **_options: Any) -> Lines:
+        lines = Lines()
+        for line in self.split(allow_blank=True):
+            places, used = list[int](), 0
+            for piece in _PIECE.finditer(line.plain):
+                if used and used + cell_len(piece[0].rstrip()) > width:
+                    places.append(piece.start())
+                    used = 0
+                for place in range(piece.start() + width, piece.start() + len(piece[0].rstrip()), width):
+                    places.append(place)
+                    used -= width
+                used += cell_len(piece[0])
+            lines.extend(line.divide(places))
+        for line in lines:
+            line.rstrip()
+        return lines
 
 
 class HarmlessConsole(Console):
     """A console that neutralises control sequences in text: it shows control characters as `�`."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        if options is not None and options.overflow == "fold" and isinstance(renderable, (str, Text)):
+            text = Text(renderable) if isinstance(renderable, str) else renderable
+            renderable = _Folded(text.plain, text.style, end=text.end, spans=text.spans)
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
