@@ -33,18 +33,13 @@ class Placed:
     """Kernels and collectives of a part of a plan, where they are in the program.
 
     Attributes:
-        loops, moments, seconds: [kernels] the loop each is in or `OUTSIDE`, when it runs there, and seconds of one
-            trip.
-        sent_in: [collectives] the loop each is in. sent: them as the compiler has them. free: [collectives] moments at
-            which each could start if all kinds overlapped with compute.
+        kernels: [3, kernels] the loop each is in or `OUTSIDE`, when it runs there, and seconds of one trip.
+        sent: [7, collectives] the loop each is in, `Sent.ready` as the compiler has them, `Sent.due`, `Sent.seconds`,
+            `Sent.axes`, `Sent.queued`, and `Sent.ready` if all kinds overlapped with compute.
     """
 
-    loops: NDArray[np.int64]
-    moments: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-    sent_in: NDArray[np.int64]
-    sent: Sent
-    free: NDArray[np.int64]
+    kernels: NDArray[np.float64]
+    sent: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,10 +80,10 @@ class Windows:
             self._around[number] = (*self._around[loop.parent], number)
             self._start[number], self._end[number] = 2 * self._later * loop.first, 2 * self._later * loop.last
         self._in_regions: dict[tuple[int, int], int] = {}  # (op, loop in its region) -> number of the loop
-        self._loops = np.array([op.loop for op in program.ops], np.int64)
-        self._times = np.array(self._moments, np.int64) + 1
+        # [2, ops] the loop each is in, and when its kernel runs.
+        self._times = np.array([[op.loop for op in program.ops], [moment + 1 for moment in self._moments]], float)
         self._of_kernels: dict[tuple[int, ...], list[float]] = {}
-        self._of_uses: dict[tuple[object, ...], list[tuple[int, int, int, float]]] = {}
+        self._of_uses: dict[tuple[object, ...], NDArray[np.float64]] = {}
         self._ready = self._earliest()
         self._due = self._latest()
 
@@ -106,26 +101,19 @@ class Windows:
                 out.
         """
         inlined = {number for number, _ in regions}
-        members: list[int] = []
-        each: list[float] = []  # of `members`: seconds of one trip
-        for kernel in kernels:
-            if kernel.inside and kernel.op in inlined:
-                continue
-            members += kernel.ops
-            each += [kernel.seconds * part for part in self._trips(kernel.ops)]
-        rows = [
-            (loop, ready if overlaps else due, due, ready, use.seconds * part, axes, use.kind in self._queued)
-            for use in uses
-            if not _is_inside(use, inlined)
-            for overlaps, axes in [(use.kind in kinds, _bits(use.axes))]
-            for loop, ready, due, part in self._places(use)
-        ]
-        loops, ready, due, free, seconds, axes, queued = zip(*rows, strict=True) if rows else ((),) * 7
-        ops, whole = np.array(members, np.int64), np.int64
-        moments = np.array(ready, whole), np.array(due, whole)
-        sent = Sent(*moments, np.array(seconds, float), np.array(axes, whole), np.array(queued, bool))
+        found = [kernel for kernel in kernels if not (kernel.inside and kernel.op in inlined)]
+        ops = [number for kernel in found for number in kernel.ops]
+        each = np.repeat([kernel.seconds for kernel in found], [len(kernel.ops) for kernel in found])
+        parts = [part for kernel in found for part in self._trips(kernel.ops)]
+        listed = [use for use in uses if not _is_inside(use, inlined)]
+        places = [self._places(use) for use in listed]
+        facts = [(use.seconds, _bits(use.axes), use.kind in self._queued, use.kind in kinds) for use in listed]
+        counts = [of_use.shape[1] for of_use in places]
+        seconds, axes, queued, overlaps = np.repeat(np.reshape(np.array(facts, float), (-1, 4)), counts, axis=0).T
+        loops, ready, due, share = np.concatenate(places, axis=1) if places else np.empty((4, 0))
         own = Placed(
-            self._loops[ops], self._times[ops], np.array(each), np.array(loops, whole), sent, np.array(free, whole)
+            np.vstack([self._times[:, ops], each * parts]),
+            np.stack([loops, np.where(overlaps, ready, due), due, seconds * share, axes, queued, ready]),
         )
         return joined([own, *(self._inlined(number, inside) for number, inside in regions)])
 
@@ -138,9 +126,9 @@ class Windows:
     ) -> InRegion:
         """The same for the body of a manual region."""
         placed, program = self.placed(kernels, uses, kinds, regions), self._program
-        reads, gives = (list[tuple[int, ...]]([()] * len(placed.free)) for _ in range(2))
+        reads, gives = (list[tuple[int, ...]]([()] * placed.sent.shape[1]) for _ in range(2))
         inlined = {number for number, _ in regions}
-        own = ((use, place) for use in uses if not _is_inside(use, inlined) for place in self._places(use))
+        own = ((use, place) for use in uses if not _is_inside(use, inlined) for place in self._places(use).T)
         for k, (use, (_, ready, due, _)) in enumerate(own):
             if use.reason == BY_HAND and ready == 0:
                 made_of = _reached(
@@ -163,27 +151,21 @@ class Windows:
         for loop in inside.runs.keys() - loops.keys():
             loops[loop] = self._in_regions.setdefault((number, loop), len(self.runs))
             self.runs[loops[loop]] = op.trips * inside.runs[loop]
-        kernels, sent = placed.loops == OUTSIDE, placed.sent_in == OUTSIDE
         each = op.trips / self.runs[op.loop]  # runs in one trip of the loop around it
-        free, due = (np.where(sent, start + moments, moments) for moments in (placed.free, placed.sent.due))
-        for k in np.flatnonzero(sent):
-            due[k] = min([self._due[op.results[at]] for at in inside.gives[k]], default=due[k])
-            ready = max([self._seen(op.operands[at], op.loop) for at in inside.reads[k]], default=free[k])
-            free[k] = min(ready, due[k])
-        return Placed(
-            np.array([loops[loop] for loop in placed.loops.tolist()], np.int64),
-            np.where(kernels, start + placed.moments, placed.moments),
-            np.where(kernels, each, 1.0) * placed.seconds,
-            np.array([loops[loop] for loop in placed.sent_in.tolist()], np.int64),
-            Sent(
-                np.where(placed.sent.ready < placed.sent.due, free, due),
-                due,
-                np.where(sent, each, 1.0) * placed.sent.seconds,
-                placed.sent.axes,
-                placed.sent.queued,
-            ),
-            free,
-        )
+        kernels, sent = placed.kernels.copy(), placed.sent.copy()
+        outside, sent_outside = kernels[0] == OUTSIDE, np.flatnonzero(sent[0] == OUTSIDE)
+        overlaps = sent[1] < sent[2]
+        for rows in (kernels, sent):
+            rows[0] = [loops[loop] for loop in rows[0].tolist()]
+        kernels[1:, outside] = kernels[1:, outside] * [[1.0], [each]] + [[start], [0.0]]
+        sent[2:4, sent_outside] = sent[2:4, sent_outside] * [[1.0], [each]] + [[start], [0.0]]
+        sent[6, sent_outside] += start
+        for k in sent_outside:
+            due = min([self._due[op.results[at]] for at in inside.gives[k]], default=sent[2, k])
+            ready = max([self._seen(op.operands[at], op.loop) for at in inside.reads[k]], default=sent[6, k])
+            sent[2, k], sent[6, k] = due, min(ready, due)
+        sent[1] = np.where(overlaps, sent[6], sent[2])
+        return Placed(kernels, sent)
 
     def _trips(self, ops: tuple[int, ...]) -> list[float]:
         """[ops] the part of all their kernels' seconds that one trip around each takes."""
@@ -196,17 +178,19 @@ class Windows:
             self._of_kernels[ops] = found
         return found
 
-    def _places(self, use: CollectiveUse) -> list[tuple[int, int, int, float]]:
-        """(loop, earliest start, latest end, part of its seconds that one trip takes) of each place of a collective."""
+    def _places(self, use: CollectiveUse) -> NDArray[np.float64]:
+        """[4, places] loop, earliest start, latest end, and part of its seconds that one trip takes, of each place of a
+        collective."""
         key = use.op, use.value, use.reason, use.count
         found = self._of_uses.get(key)
         if found is None:
-            found = self._of_uses[key] = []
+            rows = []
             by_hand = [Place(use.op, use.value, 1.0)]
             for place in by_hand if use.reason == BY_HAND else places_of(self._problem, use, self._alike):
                 loop = self._loop_of(place.op, use.count * place.share)
                 ready, due = self._window(use, place, loop)
-                found.append((loop, min(ready, due), due, place.share / self.runs[loop]))
+                rows.append((loop, min(ready, due), due, place.share / self.runs[loop]))
+            found = self._of_uses[key] = np.reshape(np.array(rows, float), (-1, 4)).T
         return found
 
     def exposed(self, placed: Sequence[Placed], *, every: bool = False) -> float:
@@ -215,12 +199,12 @@ class Windows:
         if not placed:  # the program has no ops but constants and results
             return 0.0
         whole, waited = joined(placed), 0.0
-        ready, sent = whole.free if every else whole.sent.ready, whole.sent
-        for loop in set(whole.sent_in.tolist()):
-            of_loop, inside = whole.sent_in == loop, whole.loops == loop
-            queued = sent.queued[of_loop] & (not every)
-            sent_there = Sent(ready[of_loop], sent.due[of_loop], sent.seconds[of_loop], sent.axes[of_loop], queued)
-            waited += self.runs[loop] * exposed_seconds(whole.moments[inside], whole.seconds[inside], sent_there)
+        sent_in, ready, due, seconds, axes, queued, free = whole.sent
+        sent = Sent(free if every else ready, due, seconds, axes.astype(np.int64), (queued > 0) & (not every))
+        for loop in set(sent_in.tolist()):
+            of_loop, inside = sent_in == loop, whole.kernels[0] == loop
+            there = Sent(*(getattr(sent, name)[of_loop] for name in Sent.__slots__))
+            waited += self.runs[loop] * exposed_seconds(whole.kernels[1, inside], whole.kernels[2, inside], there)
         return waited
 
     def _loop_of(self, number: int, runs: float) -> int:
@@ -301,22 +285,8 @@ def _is_inside(use: CollectiveUse, regions: Collection[int]) -> bool:
 
 def joined(parts: Sequence[Placed]) -> Placed:
     """All kernels and collectives of several parts of a plan."""
-    kernels = [part for part in parts if len(part.seconds)] or parts[:1]
-    sending = [part for part in parts if len(part.free)] or parts[:1]
-    sent = [part.sent for part in sending]
     return Placed(
-        np.concatenate([part.loops for part in kernels]),
-        np.concatenate([part.moments for part in kernels]),
-        np.concatenate([part.seconds for part in kernels]),
-        np.concatenate([part.sent_in for part in sending]),
-        Sent(
-            np.concatenate([one.ready for one in sent]),
-            np.concatenate([one.due for one in sent]),
-            np.concatenate([one.seconds for one in sent]),
-            np.concatenate([one.axes for one in sent]),
-            np.concatenate([one.queued for one in sent]),
-        ),
-        np.concatenate([part.free for part in sending]),
+        np.concatenate([part.kernels for part in parts], axis=1), np.concatenate([part.sent for part in parts], axis=1)
     )
 
 
@@ -397,14 +367,14 @@ class Sent:
             is 1. So gathers of weights have only the work since the last gather to hide behind.
     """
 
-    ready: NDArray[np.int64]
-    due: NDArray[np.int64]
+    ready: NDArray[np.float64]
+    due: NDArray[np.float64]
     seconds: NDArray[np.float64]
     axes: NDArray[np.int64]
     queued: NDArray[np.bool_]
 
 
-def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float64], sent: Sent) -> float:
+def exposed_seconds(moments: NDArray[np.float64], kernel_seconds: NDArray[np.float64], sent: Sent) -> float:
     """Seconds that the cores wait for collectives.
 
     Only collectives that overlap with something and may be late are followed one by one. The cores wait for those that
@@ -421,7 +391,7 @@ def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float
     sent = replace(sent, ready=sent.ready.copy())
     sent.ready[queue[1:]] = np.maximum(sent.ready[queue[1:]], sent.due[queue[:-1]])
     order = np.flatnonzero(overlaps)
-    by_time = np.argsort(moments)
+    by_time = np.argsort(moments, kind="stable")
     computed = np.append(0.0, np.cumsum(kernel_seconds[by_time]))
     start, end = (computed[np.searchsorted(moments[by_time], each[order])] for each in (sent.ready, sent.due))
     order = order[_perhaps_late(start, end, sent.seconds[order])]
@@ -432,7 +402,7 @@ def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float
     axes, left = sent.axes[order].tolist(), sent.seconds[order].tolist()
     events = np.unique(np.concatenate([ready, due]))
 
-    def following(moments: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[float]:
+    def following(moments: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
         """[events] seconds of what happens from each event to the next."""
         place = np.searchsorted(events, moments, "right")
         found: list[float] = np.bincount(place, seconds, len(events) + 1)[1:].tolist()
@@ -466,11 +436,10 @@ def exposed_seconds(moments: NDArray[np.int64], kernel_seconds: NDArray[np.float
 
 def _overlapping(sent: Sent, computing: float) -> NDArray[np.bool_]:
     """[collectives] whether each can overlap with anything, but for the shortest: together `NEGLIGIBLE`."""
-    order = np.argsort(sent.seconds)
-    total = np.cumsum(sent.seconds[order])
-    found = sent.ready < sent.due
-    if len(order):
-        found[order[total <= NEGLIGIBLE * (computing + total[-1])]] = False
+    found, negligible = sent.ready < sent.due, NEGLIGIBLE * (computing + sent.seconds.sum())
+    order = np.flatnonzero(sent.seconds <= negligible)
+    order = order[np.argsort(sent.seconds[order], kind="stable")]
+    found[order[np.cumsum(sent.seconds[order]) <= negligible]] = False
     return found
 
 
