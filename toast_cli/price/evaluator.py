@@ -65,10 +65,11 @@ class ItemCollectives(NamedTuple):
     uses: tuple[CollectiveUse, ...]
 
 
-# Contribution of one array item: seconds of compute, communication, bytes of arguments, number of its `MemoryShares`.
-ArrayShare = tuple[float, ItemCollectives, float, int]
+# Contribution of one array item: seconds of compute, communication, bytes of arguments, number of its `MemoryShares`,
+# and its kernels.
+ArrayShare = tuple[float, ItemCollectives, float, int, tuple[KernelUse, ...]]
 NO_COLLECTIVES = ItemCollectives(0.0, 0.0, ())
-NOTHING: ArrayShare = (0.0, NO_COLLECTIVES, 0.0, NO_MEMORY)
+NOTHING: ArrayShare = (0.0, NO_COLLECTIVES, 0.0, NO_MEMORY, ())
 
 
 class ShareMemo:
@@ -90,6 +91,7 @@ class ShareMemo:
         self._timeline = timeline
         self._asynchronous = asynchronous
         self._of_work: dict[tuple[int, int], tuple[float, ItemCollectives]] = {}
+        self._kernels: dict[tuple[int, int], tuple[KernelUse, ...]] = {}
         self._of_sums: dict[tuple[int | Sharding, ...], ItemCollectives] = {}
         self._of_neighbours: dict[tuple[int, ...], ItemCollectives] = {}
         self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
@@ -138,6 +140,19 @@ class ShareMemo:
         sent += [self._neighbour_collectives(read, lowered) for read in bucket.neighbours]
         sent += [self._array_share(item, lowered)[1] for item in bucket.arrays]
         return [use for one in sent for use in one.uses]
+
+    def kernels(self, bucket: Bucket, lowered: Lowered) -> list[KernelUse]:
+        """The bucket's kernels under these op shardings."""
+        found: list[KernelUse] = []
+        for work in bucket.work:
+            op_sharding = lowered[work.pattern]
+            key = work.op, op_sharding.number
+            if key not in self._kernels:
+                self._kernels[key] = tuple(self._work.uses(work, op_sharding))
+            found += self._kernels[key]
+        for item in bucket.arrays:
+            found += self._array_share(item, lowered)[4]
+        return found
 
     def _sent(self, uses: Iterable[CollectiveUse]) -> ItemCollectives:
         every = overlapping = 0.0
@@ -216,8 +231,9 @@ class ShareMemo:
             moving = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else NO_COLLECTIVES
             rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
             memory = self._memory(item, tuple(self._holdings.held(item, op_sharding, copies)))
-            making = sum([use.seconds for use in self._arrays.uses(item, made, shardings, copies)])
-            found = (making, moving, rest, memory) if copies or rest or memory or making else NOTHING
+            kernels = tuple(self._arrays.uses(item, made, shardings, copies))
+            making = sum([use.seconds for use in kernels])
+            found = (making, moving, rest, memory, kernels) if copies or rest or memory or making else NOTHING
             self._of_arrays[key] = found
         return found
 
@@ -332,7 +348,7 @@ class Listing:
     def _bucket_kernels(self, bucket: Bucket, rows: RowNumbers) -> Iterator[KernelUse]:
         return kernels_of(bucket, self._lower(bucket, rows), self._pricer, self._work, self._arrays)
 
-    def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> Iterator[CollectiveUse]:
+    def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> Iterable[CollectiveUse]:
         return self._pricer.collectives(bucket, self._lower(bucket, rows))
 
     def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> list[Spans]:
@@ -597,6 +613,9 @@ class Evaluator(Listing):
 
     # -- buckets -------------------------------------------------------------------------------------------------
 
+    def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> Iterable[CollectiveUse]:
+        return self._sharing.collectives(bucket, self._lower(bucket, rows))
+
     def _share(self, bucket: Bucket, rows: list[int]) -> Share:
         key = bucket.key(rows)
         share = bucket.memo.get(key)
@@ -630,7 +649,7 @@ class Evaluator(Listing):
                 if len(bucket.placed) == MOST_PLACED:
                     bucket.placed.clear()
                 lowered = self._lower(bucket, rows)
-                kernels, uses = self._bucket_kernels(bucket, rows), self._sharing.collectives(bucket, lowered)
+                kernels, uses = self._sharing.kernels(bucket, lowered), self._sharing.collectives(bucket, lowered)
                 inside = regions_of(bucket, lowered, self._regions)
                 placed = self._windows.placed(kernels, uses, self.profile.asynchronous, inside)
                 bucket.placed[key] = placed

@@ -168,13 +168,15 @@ def parting_may_pay(searched: Searched) -> bool:
     if parts is None or not result.fits or evaluator.problem.goal != FASTEST:
         return True
 
-    def least_seconds(plan: Plan) -> float:
+    def is_faster(plan: Plan) -> bool:
+        cost, limit = evaluator.cost(plan), (1.0 - PARTED) * result.cost.step_seconds
+        if cost.step_seconds - cost.communication_seconds >= limit:  # if nothing at all moved
+            return False
         uses = evaluator.collectives(plan)
         moved = sum(use.seconds for use in uses if use.op in parts.ops or use.value in parts.values)
-        return evaluator.cost(plan).step_seconds - moved
+        return cost.step_seconds - moved < limit
 
-    plans = (result.plan, *searched.starts)
-    return any(least_seconds(plan) < (1.0 - PARTED) * result.cost.step_seconds for plan in plans)
+    return any(map(is_faster, (result.plan, *searched.starts)))
 
 
 def _applied(source: Source, found: Source | str, flag: str, saved: SavedPlan | None) -> Source:
