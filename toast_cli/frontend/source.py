@@ -4,9 +4,9 @@ of a rewritten module of the same program.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from toast_cli import xla
@@ -92,11 +92,16 @@ class Source:
     def location(self, op: int, inside: str = "") -> str:
         """Source location of a program op, `model.py:123 function (name stack)`; empty if the program records none. See
         `toast_cli.frontend.places`. inside: location of an op within it, to be shown instead (see `Exchange`)."""
-        return place_text(inside or str(self.operations[op].location), self.frames, self.text_file)
+        return place_text(inside or self._place(op), self.frames, self.text_file)
 
     def stack(self, op: int) -> tuple[Frame, ...]:
         """Every frame of a program op's location, the innermost first."""
-        return frames_of(str(self.operations[op].location), self.text_file)
+        return frames_of(self._place(op), self.text_file)
+
+    @cached_property
+    def _place(self) -> Callable[[int], str]:
+        """Op -> its location as text, which takes long to print."""
+        return cache(lambda op: str(self.operations[op].location))
 
     @property
     def text_file(self) -> str:
@@ -105,7 +110,7 @@ class Source:
 
     def name_stack(self, op: int) -> str:
         """The name stack of a program op, `jit(f)/layer_0/mul`; empty if its location has none."""
-        return printable(name_stack_of(str(self.operations[op].location)))
+        return printable(name_stack_of(self._place(op)))
 
 
 def read_source(

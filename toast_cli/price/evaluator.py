@@ -31,7 +31,7 @@ from toast_cli.price.cost import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.price.gpu_libraries import temporary_growth
 from toast_cli.price.items import Items, NeighbourItem, SumItem, WorkItem, make_items
 from toast_cli.price.kernel_pricing import WorkPricer, most_moments
-from toast_cli.price.manual_regions import kernels_of, region_prices, regions_of
+from toast_cli.price.manual_regions import region_prices, regions_of
 from toast_cli.price.memo import (
     QUANTUM,
     Bucket,
@@ -95,6 +95,7 @@ class ShareMemo:
         self._of_sums: dict[tuple[int | Sharding, ...], ItemCollectives] = {}
         self._of_neighbours: dict[tuple[int, ...], ItemCollectives] = {}
         self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
+        self._held: dict[tuple[int | Sharding, ...], tuple[tuple[Kind, float], ...]] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
         self._memories: list[MemoryShares] = [()]
         self._number: dict[tuple[int, tuple[tuple[Kind, float], ...]], int] = {}
@@ -209,7 +210,8 @@ class ShareMemo:
             found = self._of_neighbours[key] = self._sent(self._pricer.neighbour_collectives(item, lowered))
         return found
 
-    def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
+    def _array_key(self, item: ArrayItem, lowered: Lowered) -> tuple[int | Sharding, ...]:
+        """What an array's share depends on; () if nobody stores or moves it."""
         op_sharding = lowered[item.pattern]
         made = op_sharding.shardings[item.result]
         shardings = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
@@ -217,20 +219,28 @@ class ShareMemo:
         partial = op_sharding.reduced or op_sharding.scattered[item.result]
         inside = item.region >= 0
         if not (item.stored or partial or inside or item.row_copies) and shardings.count(made) == len(shardings):
-            return NOTHING  # nobody stores or moves it
-        key: tuple[int | Sharding, ...] = (
-            item.values[0],
-            op_sharding.number if partial or inside else made,
-            *shardings,
-        )
-        if item.at_edges:
-            key = (*key, lowered[LOOP_EDGES].number)
-        found = self._of_arrays.get(key)
-        if found is None:
+            return ()
+        edges = (lowered[LOOP_EDGES].number,) if item.at_edges else ()
+        return (item.values[0], op_sharding.number if partial or inside else made, *shardings, *edges)
+
+    def held(self, item: ArrayItem, lowered: Lowered) -> tuple[tuple[Kind, float], ...]:
+        """Kinds and bytes of an array's buffers."""
+        key = self._array_key(item, lowered)
+        if key and key not in self._held:
             copies = self._pricer.copies(item, lowered)
+            self._held[key] = tuple(self._holdings.held(item, lowered[item.pattern], copies))
+        return self._held[key] if key else ()
+
+    def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
+        key = self._array_key(item, lowered)
+        found = self._of_arrays.get(key) if key else NOTHING
+        if found is None:
+            copies, (made, shardings) = self._pricer.copies(item, lowered), self._pricer.lies(item, lowered)
             moving = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else NO_COLLECTIVES
             rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
-            memory = self._memory(item, tuple(self._holdings.held(item, op_sharding, copies)))
+            if key not in self._held:
+                self._held[key] = tuple(self._holdings.held(item, lowered[item.pattern], copies))
+            memory = self._memory(item, self._held[key])
             kernels = tuple(self._arrays.uses(item, made, shardings, copies))
             making = sum([use.seconds for use in kernels])
             found = (making, moving, rest, memory, kernels) if copies or rest or memory or making else NOTHING
@@ -272,18 +282,18 @@ class Listing:
         self.items: Items = self._like.items if self._like is not None else make_items(problem, self.profile)
         self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
         self._regions = region_prices(problem, self.profile)
-        self._pricer = Pricer(problem, self.items, self._regions)
-        self._work = WorkPricer(problem, self.profile, self._regions)
-        self._arrays = ArrayKernels(problem, self.profile)
-        self._holdings = Buffers(problem, self.items, self._pricer)
+        pricer = Pricer(problem, self.items, self._regions)
+        self._holdings = Buffers(problem, self.items, pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
+        work, arrays = WorkPricer(problem, self.profile, self._regions), ArrayKernels(problem, self.profile)
+        self._sharing = ShareMemo(pricer, work, arrays, self._holdings, self.timeline, self.profile.asynchronous)
         self._rows = OpShardingMemo(problem)
         self._buckets = make_buckets(self.items, self._rows)
 
     def kernels(self, plan: Plan) -> list[KernelUse]:
         """Work and time of every kernel of `plan`, equal ones merged, the longest first."""
         rows = self._rows_of(plan)
-        found = [use for bucket in self._buckets for use in self._bucket_kernels(bucket, rows)]
+        found = [use for bucket in self._buckets for use in self._sharing.kernels(bucket, self._lower(bucket, rows))]
         return sorted(found, key=lambda use: -use.seconds)
 
     def collectives(self, plan: Plan) -> list[CollectiveUse]:
@@ -315,7 +325,7 @@ class Listing:
         """
         found: dict[str, list[Spans]] = defaultdict(list)
         for item, lowered in self._lowered_arrays(plan):
-            for kind, size in self._held(item, lowered):
+            for kind, size in self._sharing.held(item, lowered):
                 role = self._holdings.role(item, kind)
                 grown = size if role == "argument" else self._growth * size
                 members: dict[str, list[int]] = defaultdict(list)
@@ -337,7 +347,7 @@ class Listing:
 
     def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[tuple[Alive, bool]]:
         """(array alive at that moment, whether it may be in on-chip memory then)."""
-        for kind, size in self._held(item, lowered):
+        for kind, size in self._sharing.held(item, lowered):
             small = size <= self._holdings.on_chip.largest
             for value in item.values:
                 there = [i for i in self._holdings.of_value(item, kind, value) if i[0] <= moment <= i[1]]
@@ -345,23 +355,17 @@ class Listing:
                     brief = small and all(self._holdings.is_brief(kind, value, i) for i in there)
                     yield Alive(value, size, self._holdings.role(item, kind)), brief
 
-    def _bucket_kernels(self, bucket: Bucket, rows: RowNumbers) -> Iterator[KernelUse]:
-        return kernels_of(bucket, self._lower(bucket, rows), self._pricer, self._work, self._arrays)
-
-    def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> Iterable[CollectiveUse]:
-        return self._pricer.collectives(bucket, self._lower(bucket, rows))
+    def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> list[CollectiveUse]:
+        return self._sharing.collectives(bucket, self._lower(bucket, rows))
 
     def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> list[Spans]:
         """Live intervals and bytes of a bucket's arrays; memoises the last rows."""
         key = bucket.key(rows)
         if bucket.held is None or bucket.held[0] != key:
             lowered = self._lower(bucket, rows)
-            held = [(item, *buffer) for item in bucket.arrays for buffer in self._held(item, lowered)]
+            held = [(item, *buffer) for item in bucket.arrays for buffer in self._sharing.held(item, lowered)]
             bucket.held = key, [self._holdings.spans(self.timeline, *buffer) for buffer in held]
         return bucket.held[1]
-
-    def _held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
-        return self._holdings.held(item, lowered[item.pattern], self._pricer.copies(item, lowered))
 
     def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
         rows = self._rows_of(plan)
@@ -420,9 +424,6 @@ class Evaluator(Listing):
     ) -> None:
         super().__init__(problem, profile, like)
         self.evaluations = 0
-        self._sharing = ShareMemo(
-            self._pricer, self._work, self._arrays, self._holdings, self.timeline, self.profile.asynchronous
-        )
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets that depend on it
         for number, bucket in enumerate(self._buckets):
             for view in bucket.views:
@@ -612,9 +613,6 @@ class Evaluator(Listing):
         return Windows(self.problem, self.items.lives, most_moments(self._regions), self.profile.passes)
 
     # -- buckets -------------------------------------------------------------------------------------------------
-
-    def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> Iterable[CollectiveUse]:
-        return self._sharing.collectives(bucket, self._lower(bucket, rows))
 
     def _share(self, bucket: Bucket, rows: list[int]) -> Share:
         key = bucket.key(rows)

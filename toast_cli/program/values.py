@@ -89,17 +89,28 @@ def readings(program: Program, value: int, uses: Sequence[Use]) -> list[Reading]
 
     Uses in one block, or in branches within it, share the region of the first of them. Sibling branches share nothing.
     """
-    is_vector = sum(size > 1 for size in program.values[value].shape) < 2
-    found: list[Reading] = []
+    is_vector = sum([size > 1 for size in program.values[value].shape]) < 2
+    made_in, found = program.ops[program.producer[value]].loop, list[Reading]()
     for use in uses:
+        reader = program.ops[use[0]]
+        if reader.loop == made_in and not reader.branches and reader.name not in (CARRY, JOIN):
+            found.append(_read_where_made(made_in, reader.trips))
+            continue
         loop, branches = loop_at(program, *use), branches_at(program, *use)
         known = (r.inside.region for r in found if r.inside.region.loop == loop)
         region = next((r for r in known if branches[: len(r.branches)] == r.branches), Region(loop, branches))
         inside = Stop(region, trips_at(program, *use))
         ahead = _ahead(program, value, Region(loop, branches))
-        takes_pieces = program.ops[use[0]].name == DYNAMIC_SLICE
+        takes_pieces = reader.name == DYNAMIC_SLICE
         found.append(Reading(inside, ahead or inside, None if ahead is None else takes_pieces or is_vector))
     return found
+
+
+@lru_cache(maxsize=4096)
+def _read_where_made(loop: int, trips: float) -> Reading:
+    """The reading of an array in the loop that makes it, outside branches."""
+    there = Stop(Region(loop), trips)
+    return Reading(there, there, None)
 
 
 def _ahead(program: Program, value: int, read: Region) -> Stop | None:
