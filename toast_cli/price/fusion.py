@@ -172,7 +172,7 @@ class _Fusion:
         steps = [0] * len(stored)  # ops between a value and its memory reads
         looked_up = [False] * len(stored)  # a look-up is fused into it
         for number, op in enumerate(self._program.ops):
-            made = number if op.kind.matrix_unit else max([NONE, *[product[v] for v in op.operands]])
+            made = number if op.kind.matrix_unit else max(map(product.__getitem__, op.operands), default=NONE)
             for value in op.results:
                 known = settled[value]
                 if known is not None:
@@ -193,12 +193,16 @@ class _Fusion:
                             self.sources[view] = {views[-1]: self._sizes[views[-1]]}
                 else:
                     self.sources[value] = self._read_by(op, value)
-                    unwritten = [v for v in op.operands if not stored[v]]
-                    steps[value] = 1 + max((steps[v] for v in unwritten), default=0)
-                    own = 2 if op.kind.polynomial and self._polynomials else 1 if op.kind.transcendental else 0
-                    large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
-                    effort[value] = max(own, *large, 0)
-                    looked_up[value] = self._is_fused_lookup(op) or any(looked_up[v] for v in unwritten)
+                    deepest, hardest, size = 0, 1 if op.kind.transcendental else 0, self._sizes[value]
+                    hardest, looked = (
+                        2 if op.kind.polynomial and self._polynomials else hardest,
+                        self._is_fused_lookup(op),
+                    )
+                    for v in op.operands:
+                        if not stored[v]:
+                            deepest, looked = max(deepest, steps[v]), looked or looked_up[v]
+                            hardest = max(hardest, effort[v]) if self._sizes[v] * 2 >= size else hardest
+                    steps[value], effort[value], looked_up[value] = 1 + deepest, hardest, looked
                     stored[value] = looked_up[value] and self._goes_into_product(readers[value])
                     if not stored[value]:
                         stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])

@@ -199,12 +199,12 @@ class Windows:
         if not placed:  # the program has no ops but constants and results
             return 0.0
         whole, waited = joined(placed), 0.0
-        sent_in, ready, due, seconds, axes, queued, free = whole.sent
-        sent = Sent(free if every else ready, due, seconds, axes.astype(np.int64), (queued > 0) & (not every))
-        for loop in set(sent_in.tolist()):
-            of_loop, inside = sent_in == loop, whole.kernels[0] == loop
-            there = Sent(*(getattr(sent, name)[of_loop] for name in Sent.__slots__))
-            waited += self.runs[loop] * exposed_seconds(whole.kernels[1, inside], whole.kernels[2, inside], there)
+        loops = np.flatnonzero(np.bincount(whole.sent[0].astype(np.int64) - OUTSIDE)) + OUTSIDE
+        for loop in loops.tolist():
+            ready, due, seconds, axes, queued, free = whole.sent[1:, np.flatnonzero(whole.sent[0] == loop)]
+            there = Sent(free if every else ready, due, seconds, axes.astype(np.int64), (queued > 0.0) & (not every))
+            moments, computing = whole.kernels[1:, np.flatnonzero(whole.kernels[0] == loop)]
+            waited += self.runs[loop] * exposed_seconds(moments, computing, there)
         return waited
 
     def _loop_of(self, number: int, runs: float) -> int:
@@ -400,7 +400,8 @@ def exposed_seconds(moments: NDArray[np.float64], kernel_seconds: NDArray[np.flo
     order = order[np.lexsort((sent.ready[order], sent.due[order]))]
     ready, due = sent.ready[order], sent.due[order]
     axes, left = sent.axes[order].tolist(), sent.seconds[order].tolist()
-    events = np.unique(np.concatenate([ready, due]))
+    events = np.sort(np.concatenate([ready, due]))
+    events = events[np.append(True, events[1:] > events[:-1])]
 
     def following(moments: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
         """[events] seconds of what happens from each event to the next."""
@@ -409,7 +410,7 @@ def exposed_seconds(moments: NDArray[np.float64], kernel_seconds: NDArray[np.flo
         return found
 
     computing = following(moments, kernel_seconds)
-    others = [(some, ~overlaps & (sent.axes == some)) for some in np.unique(sent.axes[~overlaps]).tolist()]
+    others = [(some, ~overlaps & (sent.axes == some)) for some in sorted(set(sent.axes[~overlaps].tolist()))]
     waiting_for = [(some, following(sent.due[which], sent.seconds[which])) for some, which in others]
     starts = np.argsort(-ready, kind="stable").tolist()
     ready_at, due_at = ready.tolist(), due.tolist()
