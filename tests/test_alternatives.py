@@ -45,7 +45,7 @@ MLP = str(SAMPLES / "mlp_tiny.mlir")
 
 @cache
 def outcome() -> Outcome:
-    return pipeline.partition(Request(MLP, "v5e-16", mesh_shape="data=4,model=4", iterations=400, best=4))
+    return pipeline.partition(Request(MLP, "v5e-16", mesh_shape="data=4,model=4", iterations=100, best=4))
 
 
 @cache
@@ -140,7 +140,7 @@ def test_the_best_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TOAST_CACHE", "on")
     program, out = tmp_path / "dot.mlir", tmp_path / "out.json"
     program.write_text(DOT)
-    words = [str(program), "--mesh", "v4-32", "--iterations", "60", "--confirm", "2", "--confirm-with", "cpu"]
+    words = [str(program), "--mesh", "v4-32", "--iterations", "20", "--confirm", "2", "--confirm-with", "cpu"]
     assert toast("partition", *words, "--json", str(out)) == 0
     rows = json.loads(out.read_text())["confirmation"]["plans"]
     names = [row["name"] for row in rows]

@@ -46,7 +46,7 @@ STEP = jax.jit(step, donate_argnums=0)
 
 
 def plan_of(program: Any, **options: Any) -> toast.Plan:
-    return toast.partition(program, "h100-8", mesh_shape=SHAPE, pins=PINS, iterations=100, **options)
+    return toast.partition(program, "h100-8", mesh_shape=SHAPE, pins=PINS, iterations=30, **options)
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ key = jax.random.key(0)
 w = {"a": jax.random.normal(key, (128, 512)), "b": jax.random.normal(key, (512, 128))}
 x = jax.random.normal(key, (64, 128))
 g = toast.jit(f, mesh="h100-8", mesh_shape="data=4,model=2", pins=["w['a']=None,model", "x=data"],
-              iterations=300, donate_argnums=0, static_argnames=("kind", "scale"))
+              iterations=60, donate_argnums=0, static_argnames=("kind", "scale"))
 plain = jax.jit(f, static_argnames=("kind", "scale"))
 for kind in ("plain", "negative", "plain"):
     mine = g(jax.tree.map(jnp.copy, w), x, 3, None, kind=kind, shift=0.5)

@@ -159,7 +159,7 @@ def test_searches_start_from_every_assignment() -> None:
     starts = starting_plans(problem)
     assert set(plans_of_strategy(problem, "fsdp").values()) <= set(starts)
     best = min(one.cost.step_seconds for one in priced_strategies(trained().evaluator)[0].values())
-    assert run_search(Evaluator(problem), Settings(evaluations=200), starts=starts).cost.step_seconds <= best
+    assert run_search(Evaluator(problem), Settings(evaluations=60), starts=starts).cost.step_seconds <= best
 
 
 # sample -> what Megatron must split, of the dimensions that it may not leave whole
@@ -207,7 +207,7 @@ def test_a_named_machine_leaves_the_axes_to_the_search(
     """One axis, or those of the specification: whichever the chosen plan needs; a note tells of the other one."""
     monkeypatch.chdir(tmp_path)
     Path("two.yaml").write_text("chip: v4\ntopology: {torus: [2, 2, 4]}\naxes: {a: 8, b: 2}\n")
-    outcome = pipeline.partition(Request(str(SAMPLES / "mlp_tiny.mlir"), mesh, iterations=50, **options))
+    outcome = pipeline.partition(Request(str(SAMPLES / "mlp_tiny.mlir"), mesh, iterations=10, **options))
     chosen = outcome.problem.mesh
     assert dict(zip(chosen.names, chosen.sizes, strict=True)) == shape
     noted = any("--mesh-shape data=8,model=2" in note for note in outcome.report.analysis.notes)
@@ -216,7 +216,7 @@ def test_a_named_machine_leaves_the_axes_to_the_search(
 
 def test_rows_are_the_best_of_all_shapes_where_the_shape_is_open() -> None:
     program = str(SAMPLES / "mlp_tiny.mlir")
-    outcome = pipeline.partition(Request(program, "a100-16", "auto", iterations=40))
+    outcome = pipeline.partition(Request(program, "a100-16", "auto", iterations=10))
     rows, own = dict(outcome.report.baselines), outcome.problem.mesh
     rows.pop(PIPELINE, None)
     found = [priced_strategies(Evaluator(problem), baselines(problem))[0] for problem in problems(program, "a100-16")]

@@ -70,7 +70,6 @@ def test_specifications_complete(
     [
         ("toast par", ["partition"]),
         ("toast partition x --mesh v4-3", ["v4-32"]),
-        ("toast sweep x --mesh v4-3", ["v4-32"]),
         ("toast check x --output-f", ["--output-format"]),
         ("toast partition mod", []),  # the shell's own: files
     ],

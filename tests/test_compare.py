@@ -28,7 +28,7 @@ MLP = str(SAMPLES / "mlp_tiny.mlir")
 
 @cache
 def outcome(limit: int | None = None) -> Outcome:
-    return pipeline.partition(Request(T2B, "v4-32", memory_limit=limit, iterations=40, fit="as-written"))
+    return pipeline.partition(Request(T2B, "v4-32", memory_limit=limit, iterations=10, fit="as-written"))
 
 
 @cache
@@ -92,7 +92,7 @@ def test_nothing_is_best_where_nothing_fits() -> None:
 
 def test_the_command_shows_a_table_and_writes_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = tmp_path / "compare.json"
-    options = ["--mesh", "v4-32", "--iterations", "100", "--json", str(report)]
+    options = ["--mesh", "v4-32", "--iterations", "20", "--json", str(report)]
     assert run(["compare", MLP, *options]) == 0
     out = capsys.readouterr().out
     assert re.search(r"★  \S+", out)
@@ -104,7 +104,7 @@ def test_the_command_shows_a_table_and_writes_files(capsys: pytest.CaptureFixtur
 
 
 def test_the_command_exits_like_partition_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", MLP, "--mesh", "v4-32", "--memory-limit", "1KiB", "--iterations", "50", "--quiet"]) == 3
+    assert run(["compare", MLP, "--mesh", "v4-32", "--memory-limit", "1KiB", "--iterations", "10", "--quiet"]) == 3
     assert "NOTHING FITS" in capsys.readouterr().out
 
 

@@ -18,6 +18,7 @@ from sweeps import sweep
 from toast_cli import pipeline
 from toast_cli.cli.app import run
 from toast_cli.errors import InputError, UsageError
+from toast_cli.pipeline import Outcome
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.saved import save_plan, unmirror
 from toast_cli.price.evaluator import Evaluator
@@ -40,8 +41,13 @@ GPUS = "a100-16"
 
 
 @cache
-def study(strategy: str = "fsdp:data+megatron:model", program: str = T2B, mesh: str = MESH) -> Study:
-    outcome = pipeline.partition(Request(program, mesh, strategy=strategy), annotated=False)
+def outcome_of(strategy: str = "fsdp:data+megatron:model", program: str = T2B, mesh: str = MESH) -> Outcome:
+    return pipeline.partition(Request(program, mesh, strategy=strategy), annotated=False)
+
+
+@cache
+def study(*arguments: str, **named: str) -> Study:
+    outcome = outcome_of(*arguments, **named)
     return Study(outcome.source, outcome.evaluator, outcome.result.plan)
 
 
@@ -163,7 +169,7 @@ def test_a_collective_names_the_decisions_it_hangs_on() -> None:
 @pytest.mark.parametrize("program", sweep([T2B, MOE], MOE))
 def test_collectives_are_numbered_as_in_the_report(program: str) -> None:
     """Row N of the report is what `--collective N` explains: kind, axes, runs and time."""
-    of = study(program=program)
+    of = study("fsdp+expert" if program == MOE else "zero2", program)
     rows = together(collective_facts(of.source, of.evaluator, of.plan))
     assert any(len(row) > 1 for row in of.collective_rows), "some rows stand for several"
     assert len(of.collective_rows) == len(rows)
@@ -227,9 +233,9 @@ def test_what_is_not_there_says_what_is(ask: Callable[[Study], Explanation], wha
 # ---------------------------------------------------------------- stored plans
 
 
-@pytest.mark.parametrize(("strategy", "program"), [("zero2", T2B), ("fsdp+expert", MOE)])
+@pytest.mark.parametrize(("strategy", "program"), [("zero2", T2B), ("fsdp+expert", MOE)], ids=["zero2", "experts"])
 def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program: str) -> None:
-    outcome = pipeline.partition(Request(program, MESH, strategy=strategy), annotated=False)
+    outcome = outcome_of(strategy, program)
     path = tmp_path / "report.json"
     path.write_bytes(to_bytes(outcome.report))
     assert stored_plan(str(path), outcome.problem) == (outcome.problem, outcome.result.plan)
@@ -237,7 +243,7 @@ def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program:
 
 
 def test_a_plan_that_holds_in_a_part_comes_back(tmp_path: Path) -> None:
-    outcome = pipeline.partition(Request(T2B, MESH, strategy="fsdp+megatron"), annotated=False)
+    outcome = outcome_of()
     names = [group.name for group in outcome.problem.dimensions.groups]
     batch = next(d for d in outcome.result.plan if isinstance(d, Shard) and d.group == names.index("batch"))
     plan = (batch._replace(only=names.index("heads")), batch._replace(unless=names.index("heads"), axis=1))
@@ -252,7 +258,7 @@ def test_a_plan_that_holds_in_a_part_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_decides_layers_apart_comes_back(tmp_path: Path) -> None:
-    outcome = pipeline.partition(Request(T2B, MESH, strategy="fsdp+megatron"), annotated=False)
+    outcome = outcome_of()
     names = [group.name for group in outcome.problem.dimensions.groups]
     apart, _ = unmirror(outcome.problem, [names.index("ff")])
     first = [group.name for group in apart.dimensions.groups].index("ff:first")
@@ -269,7 +275,7 @@ def test_a_plan_that_decides_layers_apart_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_another_program_is_refused(tmp_path: Path) -> None:
-    outcome = pipeline.partition(Request(MOE, MESH, strategy="expert"), annotated=False)
+    outcome = outcome_of("fsdp+expert", MOE)
     path = tmp_path / "report.json"
     path.write_bytes(to_bytes(outcome.report))
     with pytest.raises(InputError, match="the report is of another program: this one has no dimension 'experts'"):
@@ -310,7 +316,7 @@ def test_the_command_explains_a_stored_plan(tmp_path: Path, capsys: pytest.Captu
                 "--mesh-shape",
                 "data=4,model=4",
                 "--iterations",
-                "60",
+                "20",
                 "--json",
                 str(report),
                 "--quiet",

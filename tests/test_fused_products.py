@@ -193,7 +193,7 @@ SEARCHED = {
 @pytest.mark.parametrize("name", SEARCHED)
 def test_the_rewritten_program_is_searched_where_slices_cost(name: str) -> None:
     forward, shapes, searched = SEARCHED[name]
-    request, meshes = Request("", "", iterations=60), [round_mesh(data=4)]
+    request, meshes = Request("", "", iterations=20), [round_mesh(data=4)]
     variants = variants_of(source_of(forward, *shapes), request, meshes)
     found = search_variants(variants, SearchSpace(request, meshes, parse_tactics()), lambda *_: None)
     assert (len(variants), len(found)) == (2, searched)

@@ -75,7 +75,7 @@ def evaluator(goal: Goal, limit: int = 2**40) -> Evaluator:
 
 def best(goal: Goal, limit: int = 2**40) -> tuple[Evaluator, Cost, bool]:
     found = evaluator(goal, limit)
-    result = run_search(found, Settings(evaluations=400))
+    result = run_search(found, Settings(evaluations=30))
     return found, result.cost, result.fits
 
 
@@ -156,7 +156,7 @@ def test_the_report_says_what_was_minimised_and_which_bounds_hold(
     report = tmp_path / "report.json"
     code = run(
         ["partition", MLP, "--mesh", "h100-8", "--minimise", "peak_memory", "--subject-to", "step_time<=10s",
-         "--iterations", "100", "--json", str(report)]
+         "--iterations", "30", "--json", str(report)]
     )  # fmt: skip
     assert code == 0
     out = capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from toast_cli.cli import main
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import load
 from toast_cli.report.checks import FigureChange
+from toast_cli.report.inspection import Inspection, inspect_program
 from toast_cli.report.inspection import blocks as inspection_blocks
-from toast_cli.report.inspection import inspect_program
 from toast_cli.report.model import ArgumentFacts, Report, ResultFacts, read_report
 from toast_cli.report.resharding import handed_over, resharding
 
@@ -72,9 +72,14 @@ def test_inspect_is_readable(program: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["looped", "t2b_tiny.mlirbc.zst"])
 def test_inspect_is_whole_at_any_width(program: Path, name: str, width: int) -> None:
-    source = load(str(program if name == "looped" else ROOT / "sample_models" / name))
-    found = inspect_program(source, analyse(source.program))
+    found = inspected(program if name == "looped" else ROOT / "sample_models" / name)
     nothing_cut_off(partial(inspection_blocks, found, verbose=False), width)
+
+
+@cache
+def inspected(path: Path) -> Inspection:
+    source = load(str(path))
+    return inspect_program(source, analyse(source.program))
 
 
 def test_inspect_refuses_what_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +89,7 @@ def test_inspect_refuses_what_is_no_program(tmp_path: Path, capsys: pytest.Captu
 
 def report(path: Path, *options: str) -> str:
     assert (
-        main(["partition", SAMPLE, "--mesh", "h100-8", "--iterations", "200", "--quiet", "--json", str(path), *options])
+        main(["partition", SAMPLE, "--mesh", "h100-8", "--iterations", "20", "--quiet", "--json", str(path), *options])
         == 0
     )
     return str(path)

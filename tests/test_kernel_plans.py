@@ -56,7 +56,7 @@ def as_stated(text: str, found: dict[str, HandWritten], folder: Path) -> Request
         lines += [f"- name: {name}", f"  rule: {rule} {whole}"]
         lines += [f"  flops: {found[name].flops}", f"  bytes: {found[name].bytes}"]
     (folder / "kernels.yaml").write_text("\n".join(lines))
-    return Request(str(folder / "stated.mlir"), "v5e-16", iterations=200, kernels=str(folder / "kernels.yaml"))
+    return Request(str(folder / "stated.mlir"), "v5e-16", iterations=40, kernels=str(folder / "kernels.yaml"))
 
 
 def test_a_block_takes_as_long_as_around_an_op_that_shardy_splits(tmp_path: Path) -> None:

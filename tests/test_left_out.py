@@ -100,7 +100,7 @@ def test_a_resource_that_is_missing(name: str) -> None:
 def test_what_needs_no_numbers_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program, written = tmp_path / "m.hlo", tmp_path / "out"
     program.write_text(HLO.format(kind="f32", numbers="{...}", root="d"))
-    partition = ("partition", str(program), "--mesh", "v4-32", "--iterations", "50", "-o", str(written))
+    partition = ("partition", str(program), "--mesh", "v4-32", "--iterations", "10", "-o", str(written))
     assert main(("inspect", str(program))) == 0
     assert "the numbers of 1 constant are left out of the file" in capsys.readouterr().out
     assert main((*partition, "--format", "specs")) == 0

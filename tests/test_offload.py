@@ -70,8 +70,8 @@ def test_inputs_of_layers_are_in_host_memory() -> None:
     source = offloaded(rewritten(source_of(run, *shapes), ALL))
     assert moves(source) == 2
     stacks = {str(source.program.values[value]) for value in on_host(source.program)}
-    assert "f32[4,8,24,16]" in stacks
-    assert all(shape in ("f32[4,8,24,16]", "f32[1,8,24,16]", "f32[8,24,16]") for shape in stacks)
+    assert "f32[3,8,24,16]" in stacks
+    assert all(shape in ("f32[3,8,24,16]", "f32[1,8,24,16]", "f32[8,24,16]") for shape in stacks)
     assert any("the layer's input" in notice and "pinned_host" in notice for notice in source.notices)
 
 
@@ -82,7 +82,7 @@ def test_parts_of_a_batch_are_offloaded_one_by_one() -> None:
     assert isinstance(parts, Source)
     found = offloaded(parts)
     assert same_numbers(source, found) and found.program.microbatches == 4
-    assert "f32[4,2,24,16]" in {str(found.program.values[value]) for value in on_host(found.program)}
+    assert "f32[3,2,24,16]" in {str(found.program.values[value]) for value in on_host(found.program)}
 
 
 def test_complex_numbers_stay() -> None:
@@ -196,7 +196,7 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytes
     program, report = tmp_path / "step.mlir", tmp_path / "report.json"
     shapes = {"a": arg(64, 512, 512), "b": arg(64, 512, 512)}
     program.write_text(jax.jit(step(loss), donate_argnums=0).lower(shapes, arg(65536, 512)).as_text())
-    options = ["partition", str(program), *MESH, "--iterations", "60", "--json", str(report)]
+    options = ["partition", str(program), *MESH, "--iterations", "20", "--json", str(report)]
     assert toast(*options, "--recompute", "all") == 0
     peak = json.loads(report.read_bytes())["predicted"]["peak_bytes"]
     assert toast(*options, "--memory-limit", f"{peak // 2}B") == 0

@@ -26,7 +26,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 @pytest.fixture(scope="module")
 def outcome() -> Outcome:
     program = str(ROOT / "sample_models/t2b_tiny.mlirbc.zst")
-    return partition(Request(program, "h100-8", "data=4,model=2", iterations=60, memory_limit=4 * 2**20))
+    return partition(Request(program, "h100-8", "data=4,model=2", iterations=20, memory_limit=4 * 2**20))
 
 
 @pytest.fixture(scope="module")

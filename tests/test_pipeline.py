@@ -26,7 +26,7 @@ def path_of(name: str) -> str:
 
 
 # On the tiny twins plans lie close together: most of their time is the fixed time of kernels.
-EVALUATIONS = 200
+EVALUATIONS = 60
 
 
 def request(name: str, **options: object) -> Request:
@@ -153,11 +153,11 @@ def test_pins_are_respected() -> None:
 
 
 def test_a_memory_limit_is_respected() -> None:
-    free = partition(request("scan_tiny")).report.predicted
+    free = outcome("mlp_tiny").report.predicted
     limit = int(free.peak_bytes * 0.97)
-    found = partition(request("scan_tiny", memory_limit=limit, iterations=400)).report.predicted
+    found = partition(request("mlp_tiny", memory_limit=limit, fit="as-written")).report.predicted
     assert found.limit_bytes == limit
-    assert found.fits == (found.peak_bytes <= limit)
+    assert found.fits and found.peak_bytes <= limit
 
 
 def test_when_nothing_fits_the_report_says_so() -> None:
@@ -175,7 +175,7 @@ def test_the_mesh_shape_can_be_given() -> None:
 
 
 def test_the_mesh_shape_can_be_left_to_the_search() -> None:
-    report = partition(request("mlp_tiny", mesh_shape="auto", iterations=600)).report
+    report = partition(request("mlp_tiny", mesh_shape="auto", iterations=200)).report
     assert prod(report.mesh.axes.values()) == 16
     assert report.predicted.fits
     assert report.predicted.step_seconds <= outcome("mlp_tiny").report.predicted.step_seconds * 1.01

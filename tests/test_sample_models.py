@@ -131,7 +131,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 # ---------------------------------------------------------------- the twins run
 
 
-@pytest.mark.parametrize("name", sweep(["block_tiny", "mlp_tiny", "rnn_tiny", "ssm_tiny"], "mlp_tiny", "rnn_tiny"))
+@pytest.mark.parametrize("name", sweep(["block_tiny", "mlp_tiny", "rnn_tiny", "ssm_tiny"], "mlp_tiny"))
 def test_a_tiny_training_step_learns_its_batch(name: str) -> None:
     sample = SAMPLES[name]
     arguments = sample.init(jax.random.key(0))

@@ -175,7 +175,7 @@ def test_a_plan_goes_from_run_to_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     program = str(SAMPLES / "moe_tiny.mlirbc.zst")
-    options = ["--mesh", "v4-32", "--iterations", "30", "--quiet"]
+    options = ["--mesh", "v4-32", "--iterations", "10", "--quiet"]
     assert (
         main(["partition", program, *options, "--tactic", "expert:data", "--save-plan", "p.json", "--json", "a.json"])
         == 0

@@ -119,7 +119,7 @@ def test_the_same_seed_gives_the_same_plan_and_beats_the_unsharded_program() -> 
     assert first.plan == evaluator.problem.canonical(first.plan)
 
 
-@pytest.mark.parametrize("evaluations", [1, 2, 301])
+@pytest.mark.parametrize("evaluations", [1, 2, 101])
 def test_no_more_plans_are_evaluated_than_allowed(evaluations: int) -> None:
     evaluator = fresh()
     counted = Counted(evaluator)
@@ -251,7 +251,7 @@ def test_what_one_search_learns_about_memory_does_not_help_the_next() -> None:
 def test_a_real_program_searched_twice_gives_one_plan() -> None:
     source, _ = sample("mlp_tiny")
     mesh = round_mesh(data=8, model=2)
-    one, two = (run_search(evaluator_of(source, mesh), Settings(seed=5, evaluations=300)) for _ in range(2))
+    one, two = (run_search(evaluator_of(source, mesh), Settings(seed=5, evaluations=100)) for _ in range(2))
     assert one.plan == two.plan
     assert one.fits
 
@@ -271,7 +271,7 @@ def test_every_seed_reaches_the_optimum(name: str, axes: int) -> None:
     of = case(name, axes)
     least = best_of_all(of.problem).least
     for seed in range(2):
-        found = run_search(of.evaluator, Settings(seed=seed, evaluations=1500))
+        found = run_search(of.evaluator, Settings(seed=seed, evaluations=600))
         assert 0.0 < found.cost.step_seconds <= least * PRICED, seed
 
 
@@ -297,15 +297,15 @@ def search_shapes(evaluator_of: Callable[[Mesh], Evaluator], settings: Settings)
     )[0]
 
 
-@pytest.mark.parametrize("evaluations", [1, 3, 7, 60, 400])
+@pytest.mark.parametrize("evaluations", [1, 3, 60])
 def test_iterations_are_those_of_all_mesh_shapes_together(evaluations: int) -> None:
     result = search_shapes(on_mesh, Settings(evaluations=evaluations)).result
     assert min(evaluations, len(SHAPES)) <= result.evaluations <= evaluations
 
 
 def test_the_best_mesh_shape_wins() -> None:
-    alone = [run_search(on_mesh(mesh), Settings(evaluations=100)).cost.step_seconds for mesh in MESHES]
-    searched = search_shapes(on_mesh, Settings(evaluations=800))
+    alone = [run_search(on_mesh(mesh), Settings(evaluations=40)).cost.step_seconds for mesh in MESHES]
+    searched = search_shapes(on_mesh, Settings(evaluations=320))
     assert searched.result.cost.step_seconds <= min(alone) * 1.0001
     assert searched.result.cost == searched.evaluator.exact_cost(searched.result.plan)
 
@@ -327,7 +327,7 @@ def test_a_time_limit_holds_for_all_mesh_shapes_together(monkeypatch: pytest.Mon
     assert result.seconds == pytest.approx(clock.seconds - start, abs=0.05)
 
 
-@pytest.mark.parametrize("at", [1, 3, 4])
+@pytest.mark.parametrize("at", [1, 4])
 def test_ctrl_c_between_searches_keeps_the_best_plan_so_far(at: int) -> None:
     """It strikes while an evaluator is made for mesh shape number `at`, where no search is running."""
     made = 0
@@ -339,7 +339,7 @@ def test_ctrl_c_between_searches_keeps_the_best_plan_so_far(at: int) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         return on_mesh(mesh)
 
-    searched = search_shapes(make, Settings(evaluations=1000))
+    searched = search_shapes(make, Settings(evaluations=100))
     assert made == at
     assert searched.result.stopped == "interrupted"
     if at > 1:

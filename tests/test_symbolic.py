@@ -18,7 +18,7 @@ from toast_cli.frontend import content_of, load, symbols_in
 from toast_cli.largest_size import chosen_sizes, sizes_in, split_dims, try_sizes
 from toast_cli.report.model import TriedSizeFacts
 
-ITERATIONS = ("--iterations", "30")
+ITERATIONS = ("--iterations", "10")
 MESH = ("--mesh", "v4-8")
 
 
@@ -326,7 +326,7 @@ def test_the_largest_size_of_a_program(
 
 
 def test_from_python(exported: Any) -> None:
-    plan = toast.partition(exported, "v4-8", dims={"b": 128, "s": 256}, iterations=100)
+    plan = toast.partition(exported, "v4-8", dims={"b": 128, "s": 256}, iterations=20)
     assert plan.report.program.dims == {"b": 128, "s": 256}
     (params, batch) = plan.in_specs()
     assert params.keys() == {"layers", "out"}

@@ -163,19 +163,19 @@ def test_effective_plans_cost_what_the_whole_ones_do() -> None:
 
 def test_what_a_tactic_decides_stays_and_the_search_completes_it() -> None:
     of = parse_tactics(["data-parallel:data"]).state(problem("t2b_tiny"))
-    result = run_search(Evaluator(of), Settings(evaluations=300))
+    result = run_search(Evaluator(of), Settings(evaluations=150))
     assert result.plan[: len(of.fixed)] == of.fixed
     assert {d.axis for d in result.plan[len(of.fixed) :]} >= {1}
-    free = run_search(Evaluator(problem("t2b_tiny")), Settings(evaluations=300))
+    free = run_search(Evaluator(problem("t2b_tiny")), Settings(evaluations=150))
     assert free.cost.step_seconds <= result.cost.step_seconds * 1.01
 
 
 def test_search_names_the_only_axes_left_to_the_search() -> None:
     of = parse_tactics(["data-parallel:data", "search:model"]).state(problem("t2b_tiny"))
-    result = run_search(Evaluator(of), Settings(evaluations=300))
+    result = run_search(Evaluator(of), Settings(evaluations=60))
     assert {d.axis for d in result.plan[len(of.fixed) :]} == {1}
     alone = parse_tactics(["search:model"]).state(problem("t2b_tiny"))
-    assert {d.axis for d in run_search(Evaluator(alone), Settings(evaluations=300)).plan} == {1}
+    assert {d.axis for d in run_search(Evaluator(alone), Settings(evaluations=60)).plan} == {1}
 
 
 # requests -> arguments that the search may still keep whole, by axis; all on t2b_tiny
@@ -201,7 +201,7 @@ def test_the_search_keeps_nothing_whole_that_a_tactic_splits_at_rest(
 
 def test_a_faster_plan_that_keeps_weights_whole_does_not_take_back_what_fsdp_splits() -> None:
     of = parse_tactics(["fsdp:data"]).state(problem("itx_decode_tiny"))
-    plan = run_search(Evaluator(of), Settings(evaluations=200)).plan
+    plan = run_search(Evaluator(of), Settings(evaluations=60)).plan
     assert plan[: len(of.fixed)] == of.fixed
     assert ("weights", "data") not in kept(of, plan)
     whole = of.canonical((*plan, Replicate(of.roles.index("weights"), 0)))
@@ -210,7 +210,7 @@ def test_a_faster_plan_that_keeps_weights_whole_does_not_take_back_what_fsdp_spl
 
 def test_a_strategy_leaves_nothing_to_the_search() -> None:
     of = parse_tactics(strategy="fsdp+megatron").state(problem("t2b_tiny"))
-    result = run_search(Evaluator(of), Settings(evaluations=300))
+    result = run_search(Evaluator(of), Settings(evaluations=60))
     assert result.plan == of.fixed
     assert result.evaluations <= 2
     assert of.fixed == strategies(problem("t2b_tiny"))["fsdp x megatron"]
@@ -375,7 +375,7 @@ def test_a_python_file_runs_only_when_it_is_named(tmp_path: Path, capsys: pytest
 
 def test_the_report_says_which_decisions_come_from_tactics(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    options = ["--tactic", "fsdp:data", "--tactic", "search:model", "--iterations", "200", "--json", str(report)]
+    options = ["--tactic", "fsdp:data", "--tactic", "search:model", "--iterations", "60", "--json", str(report)]
     assert run(["partition", str(SMALL["mlp_tiny"]), "--mesh", "v4-32", *options]) == 0
     facts = json.loads(report.read_text())["plan"]
     assert facts["tactics"] == ["fsdp:data", "search:model"]
@@ -452,7 +452,7 @@ def test_an_idle_axis_is_remarked_on_with_the_reason(capsys: pytest.CaptureFixtu
     assert run(["partition", str(SMALL["t2b_tiny"]), "--mesh", "v4-32", "--strategy", "fsdp:data"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "mesh axis model (2) is not used: no tactic uses it, and the search was not allowed to" in shown
-    options = ["--subject-to", "communication[model]<=0", "--tactic", "data-parallel:data", "--iterations", "200"]
+    options = ["--subject-to", "communication[model]<=0", "--tactic", "data-parallel:data", "--iterations", "60"]
     assert run(["partition", str(SMALL["mlp_tiny"]), "--mesh", "v4-32", *options]) == 0
     assert "mesh axis model (2) is not used: splitting over it pays nowhere" in capsys.readouterr().out
 

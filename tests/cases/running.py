@@ -103,10 +103,11 @@ class Planned:
     def under(self, plan: Plan) -> Planned:
         """The same program with another plan."""
         other = copy(self)
+        other.__dict__.pop("report", None)
         other.result = replace(self.result, plan=plan, cost=self.evaluator.exact_cost(plan))
         return other
 
-    @property
+    @cached_property
     def report(self) -> Report:
         return build_report(self.whole.source, self.evaluator, self.result, "mcts", 0)
 
