@@ -79,7 +79,7 @@ def ops_astray(source: Source, lowered: PartitionedProgram, annotations: Annotat
     for value in constrainable_values(source, lowered):
         handle = source.definitions[value]
         want = without_units(computed.get(handle, lowered.shardings[value]), sizes)
-        if is_read(handle, unneeded) and propagated.values.get(value, want) != want:
+        if propagated.values.get(value, want) != want and is_read(handle, unneeded):
             astray.append(producer[value])
     for k, reshard in enumerate(annotations.reshards):
         if propagated.reshards.get(k) != without_units(reshard.sharding, sizes):

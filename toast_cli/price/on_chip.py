@@ -43,7 +43,7 @@ class OnChipMemory:
     def __init__(
         self, program: Program, chip: Chip, profile: CompilerProfile, devices: int, elapsed: NDArray[np.float64]
     ) -> None:
-        self._program, self._elapsed = program, elapsed
+        self._program, self._elapsed = program, elapsed.tolist()
         given = profile.on_chip if "memory-space-assignment" in profile.passes else OnChip()
         self.capacity, self.largest = float(round(given.bytes * given.filled)), given.bytes
         self._longest = given.refills * self.largest / chip.memory_bytes_per_second * devices
@@ -57,7 +57,8 @@ class OnChipMemory:
     def brief(self, interval: Interval) -> bool:
         """Whether an array with this live interval is brief enough to stay there."""
         first, last = interval
-        return bool(self._elapsed[last + 1] - self._elapsed[first + 1] <= self._longest)
+        elapsed: list[float] = self._elapsed
+        return elapsed[last + 1] - elapsed[first + 1] <= self._longest
 
     def left(self, alive: Iterable[tuple[Alive, bool]]) -> Iterator[Alive]:
         """The arrays that remain in device memory at one moment; of brief ones the largest are placed on the chip

@@ -265,17 +265,13 @@ class Windows:
     def _needed(self, number: int, loop: int) -> int:
         """The moment at which an op needs its operands, seen from a loop's body."""
         op = self._program.ops[number]
+        if op.loop == loop and op.name not in (CARRY, RESULT):
+            read = [self._due[value] for value in op.results] if op.kind.fusible else []
+            return min(read, default=self._moments[number])
         around = self._around[op.loop]
-        if op.name == RESULT or loop not in (-1, *around):
+        if op.loop == loop or op.name == RESULT or loop not in (-1, *around):
             return self._end[loop]
-        if op.loop != loop:
-            entered = around[around.index(loop) + 1] if loop >= 0 else around[0]
-            return self._start[entered]
-        if op.name == CARRY:
-            return self._end[loop]
-        if op.kind.fusible and op.results:
-            return min(self._due[value] for value in op.results)
-        return self._moments[number]
+        return self._start[around[around.index(loop) + 1] if loop >= 0 else around[0]]
 
 
 def _is_inside(use: CollectiveUse, regions: Collection[int]) -> bool:
