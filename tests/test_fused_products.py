@@ -130,7 +130,7 @@ TRAINED = [name for name in CASES if name not in ("put together", "branching")]
 
 
 @pytest.mark.parametrize(
-    ("name", "direction"), [*((name, "forward") for name in CASES), *((name, "training") for name in TRAINED)]
+    ("name", "direction"), [(name, "training" if name in TRAINED else "forward") for name in CASES]
 )
 def test_numbers_stay_what_they_were(name: str, direction: str) -> None:
     forward, shapes = CASES[name]
@@ -247,7 +247,7 @@ def test_evaluator_lowering_and_report_say_the_same(name: str) -> None:
 
 def wide(folder: Path) -> str:
     """A training step that is faster with heads and widths split."""
-    shapes = (arg(8, 256, 512), arg(512, 1536), arg(512, 512))
+    shapes = (arg(8, 64, 512), arg(512, 1536), arg(512, 512))
     lowered = jax.jit(partial(trained, attention)).lower(*shapes)
     path = folder / "program.mlir"
     path.write_text(lowered.as_text(debug_info=True))
@@ -265,7 +265,7 @@ def test_what_is_written_is_equal_on_eight_devices(tmp_path: Path, capsys: pytes
     assert "verdict of XLA: agreed" in told and "computed with what lies side by side" in told
     facts = json.loads(report.read_text())
     assert facts["program"]["parted"] is True
-    assert [a["type"] for a in facts["arguments"]] == ["f32[8,256,512]", "f32[512,1536]", "f32[512,512]"]
+    assert [a["type"] for a in facts["arguments"]] == ["f32[8,64,512]", "f32[512,1536]", "f32[512,512]"]
     again = partition(Request(program, "h100-8", "data=2,model=4", plan=str(plan)))
     assert again.source.program.parted and len(again.result.plan) == len(facts["plan"]["decisions"])
     assert run(["explain", program, "--mesh", "h100-8", "--report", str(report), "--quiet"]) == 0

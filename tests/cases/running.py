@@ -51,7 +51,7 @@ from toast_cli.search.run import Settings, run_search
 FORMS = ("stablehlo", "hlo")
 REGIONS = "regions"  # no format of toast: see `in_own_regions`
 MESHES = {"4x2": {"data": 4, "model": 2}, "8": {"all": 8}}
-PLANS = 40  # looked at in a search
+PLANS = 20  # looked at in a search
 SMALL_BYTES = 64  # a number or two for each device: losses, counts
 
 
@@ -93,12 +93,12 @@ class Whole:
 
 
 class Planned:
-    """A program with a plan for a mesh: the best that a short search finds."""
+    """A program with a plan for a mesh: the best that a search of so many plans finds."""
 
-    def __init__(self, whole: Whole, axes: dict[str, int]) -> None:
+    def __init__(self, whole: Whole, axes: dict[str, int], plans: int = PLANS) -> None:
         self.whole, self.axes = whole, axes
         self.evaluator = evaluator_of(self.whole.source, round_mesh(**axes))
-        self.result = run_search(self.evaluator, Settings(evaluations=PLANS))
+        self.result = run_search(self.evaluator, Settings(evaluations=plans))
 
     def under(self, plan: Plan) -> Planned:
         """The same program with another plan."""
