@@ -150,7 +150,6 @@ SLOW = {
     "test_one_device::test_results_of_host_callbacks",
     "test_overlap::test_the_search_takes_communication_that_overlaps",
     "test_passes::test_without_a_pass_the_prediction_is_another",
-    "test_quiet::test_writing_a_file_of_jax_export_logs_nothing",
     "test_recompute::test_a_batch_in_parts_recomputes_too",
     "test_recompute::test_a_bound_on_time_that_no_variant_keeps_is_said",
     "test_recompute::test_a_search_that_the_user_ends_is_followed_by_no_other",

@@ -22,10 +22,10 @@ ONE_OP = frozenset(
     second row set; numbers added one by one; product; outer product; inner product; batched product; Kronecker product;
     convolution, stride 2; convolution, dilated; convolution, transposed; convolution along a line; convolution in
     space; Fourier of columns; Fourier, back; Fourier of reals; Fourier in two dimensions; Cholesky; solved by
-    triangles; solved by triangles, from the right; linear algebra in StableHLO; product and parity; slice at an unknown place;
-    row at an unknown place; look-up; look-up that clips; look-up along; gradient of a look-up; rows added; rows at most;
-    convolution; convolution by channel; convolution of groups of images; gradient of a convolution; Fourier; either;
-    barrier; gradient of windows""".replace("\n   ", "").split("; ")
+    triangles; solved by triangles, from the right; linear algebra in StableHLO; product and parity; slice at an
+    unknown place; row at an unknown place; look-up; look-up that clips; look-up along; gradient of a look-up; rows
+    added; rows at most; convolution; convolution by channel; convolution of groups of images; gradient of a
+    convolution; Fourier; either; barrier; gradient of windows""".replace("\n   ", "").split("; ")
 )
 assert SITUATIONS.keys() >= ONE_OP
 

@@ -40,7 +40,8 @@ COMMANDS = [
      "does not exist"),
     ("a file that may not be read", f"mkfifo p; rm p; mkdir p; {TOAST} inspect p", 2, "directory"),
     ("a name that is no text",
-     f"cp m.mlir $'m\\xff.mlir'; {TOAST} partition $'m\\xff.mlir' --mesh v4-32 --iterations 5 --json r.json", 0, ""),
+     f"cp m.mlir $'m\\xff.mlir'; {TOAST} partition $'m\\xff.mlir' --mesh v4-32 --iterations 5 --json r.json -o o.jax_export",
+     0, ""),
 ]  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def test_streams_and_paths(folder: Path, command: str, code: int, says: str) -> 
     said = ran.stderr.decode()
     assert ran.returncode == code, said
     assert says in said
-    assert "Traceback" not in said and "Exception ignored" not in said
+    assert not [word for word in ("Traceback", "Exception ignored", "pjrt_client") if word in said]
 
 
 @pytest.mark.parametrize("writer", [None, "late", "slow"])

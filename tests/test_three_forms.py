@@ -91,10 +91,9 @@ def test_three_forms_are_one_partition(name: str, strategy: str, tmp_path: Path)
     assert error < 0.1  # squares of bf16 sums; a lost shard of eight is off by a fifth
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
-def test_both_programs_give_the_numbers(form: str) -> None:
+def test_both_programs_give_the_numbers() -> None:
     outcome = partition(Request(str(ROOT / "sample_models" / "mlp_tiny.mlir"), "h100-8", strategy="fsdp"))
     original = xla.write_bytecode(outcome.source.module)
-    errors = compare_numbers(original, outcome.emit(form).content, 8, form="hlo" if form == "hlo" else "stablehlo")
+    errors = compare_numbers(original, outcome.emit("hlo").content, 8, form="hlo")
     assert not isinstance(errors, Failure), errors
     assert not [error for error in errors if error.wrong]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,11 @@ def test_a_compiler_that_knows_no_memory_leaves_the_verdict_to_the_prediction() 
     assert replace(make_report(TOO_LARGE), confirmation=known).fit == "yes"
 
 
+@cache
+def peak_bytes() -> float:
+    return partition(Request(TINY, "v5e-16", strategy="fsdp:data")).report.predicted.peak_bytes
+
+
 class Says:
     """A compiler that needs so many bytes for every program."""
 
@@ -89,7 +95,7 @@ def test_who_is_asked_and_what_it_means(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     request = Request(TINY, "v5e-16", strategy="fsdp:data", confirm=confirm, fit="as-written")
-    peak = partition(replace(request, confirm=0)).report.predicted.peak_bytes
+    peak = peak_bytes()
     limit = round(peak / share)
 
     def compiler_of(mesh: Mesh) -> Says:
@@ -122,8 +128,7 @@ def test_quiet_runs_say_that_a_compiler_is_asked_and_what_it_says(
 def test_what_is_written(
     share: float, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    peak = partition(Request(TINY, "v5e-16", strategy="fsdp:data")).report.predicted.peak_bytes
-    out, limit = tmp_path / "out.mlir", f"{round(peak / share)}B"
+    out, limit = tmp_path / "out.mlir", f"{round(peak_bytes() / share)}B"
     command = ["partition", TINY, "--mesh", "v5e-16", "--strategy", "fsdp:data", "--fit", "as-written"]
     command += ["--confirm", "0", "-o", str(out)]
     assert run([*command, "--memory-limit", limit]) == code
