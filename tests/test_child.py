@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import child_tasks
 import pytest
@@ -25,11 +26,22 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-ANSWERS = [("doubled", (b"ab", 3), b"ababab"), ("doubled", (b"x" * 1_000_000, 3), b"x" * 3_000_000),
-           ("waiting", (b"",), b"slow"), ("noisy", (b"",), b"heard")]  # fmt: skip
+def both_ways(rows: list[tuple[Any, ...]], once: str) -> list[Any]:
+    """Each row in a fork and in a new process; the task that takes seconds in a process alone, which sets its limits
+    as a fork does."""
+    pairs = [(way, *row) for row in rows for way in ("fork", "process") if (way, row[0]) != ("fork", once)]
+    return [pytest.param(*pair, id=f"{pair[0]}-{pair[1]}-{number}") for number, pair in enumerate(pairs)]
 
 
-@pytest.mark.parametrize(("task", "arguments", "answer"), ANSWERS, ids=["small", "large", "waits", "prints"])
+ANSWERS: list[tuple[Any, ...]] = [
+    ("doubled", (b"ab", 3), b"ababab"),
+    ("doubled", (b"x" * 1_000_000, 3), b"x" * 3_000_000),
+    ("waiting", (b"",), b"slow"),
+    ("noisy", (b"",), b"heard"),
+]
+
+
+@pytest.mark.parametrize(("way", "task", "arguments", "answer"), both_ways(ANSWERS, "waiting"), indirect=["way"])
 def test_answers(
     way: str, task: str, arguments: tuple[object, ...], answer: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,7 +55,7 @@ def test_an_error_of_the_users_arrives_as_it_was_raised(way: str) -> None:
     assert (caught.value.what, caught.value.where, caught.value.hint) == ("wrong", "a.yaml:3", "right")
 
 
-DEATHS = [
+DEATHS: list[tuple[Any, ...]] = [
     ("killed", ChildError, "1 == 2"),
     ("left", ChildError, "crashed"),
     ("busy", ChildError, "more than 1 seconds of processor time"),
@@ -53,7 +65,7 @@ DEATHS = [
 ]
 
 
-@pytest.mark.parametrize(("task", "kind", "reason"), DEATHS, ids=[task for task, _, _ in DEATHS])
+@pytest.mark.parametrize(("way", "task", "kind", "reason"), both_ways(DEATHS, "busy"), indirect=["way"])
 def test_a_death_is_an_error(way: str, task: str, kind: type[Exception], reason: str) -> None:
     with pytest.raises(kind, match=reason):
         in_child(getattr(child_tasks, task), b"", seconds=1)

@@ -156,7 +156,7 @@ X, W = (16, 64, 128), (128, 128)
 def outcome_of(name: str, machine: str = "v4-32") -> Outcome:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (X, W)]
     text = jax.jit(PROGRAMS[name]).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
-    request = Request("regions.mlir", machine, "data=4,model=4", iterations=100, content=text.encode())
+    request = Request("regions.mlir", machine, "data=4,model=4", iterations=30, content=text.encode())
     return partition(request)
 
 

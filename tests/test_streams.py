@@ -40,7 +40,7 @@ COMMANDS = [
      "does not exist"),
     ("a file that may not be read", f"mkfifo p; rm p; mkdir p; {TOAST} inspect p", 2, "directory"),
     ("a name that is no text",
-     f"cp m.mlir $'m\\xff.mlir'; {TOAST} partition $'m\\xff.mlir' --mesh v4-32 --iterations 5 --json r.json -o o.jax_export",
+     f"cp m.mlir $'m\\xff'; {TOAST} partition $'m\\xff' --mesh v4-32 --iterations 5 --json r.json -o o.jax_export",
      0, ""),
 ]  # fmt: skip
 
