@@ -164,12 +164,11 @@ class Reader:
         elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
-        large = any(prod(s) > 1 for s in shapes + result_shapes)
         of_region = kernel is not None and self._in_region  # kernels cannot use axes left to the partitioner
         if "sdy.sharding_rule" in attributes and not kind_of(name).replicated and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
             whole = len(rule.need_replication) == len(rule.sizes)  # such as eigh of a single matrix
-            opaque = whole and large and name == "stablehlo.custom_call"
+            opaque = whole and name == "stablehlo.custom_call" and any(prod(s) > 1 for s in shapes + result_shapes)
             if name in STATED_OTHERWISE:
                 rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
             elif name == CONCATENATE:
@@ -181,8 +180,8 @@ class Reader:
             known = ragged or table_rule(name, detail, shapes, result_shapes)
             rule = known or replicated_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             whole = known is None and name != MANUAL_REGION  # a region is computed in shards
-            opaque = whole and large
             familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)
+            opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
             if opaque and name == "stablehlo.custom_call" and not familiar:
                 arrays = ([self.values[v] for v in side] for side in (operands, results))
                 self.unknown.setdefault(detail, suggestion(detail, *arrays))
@@ -340,6 +339,7 @@ class Reader:
         # What an op computes, but for its attributes -> the first such op and its results; and with them -> results.
         alike: dict[Any, tuple[Any, tuple[int, ...]]] = {}
         computed: dict[Any, tuple[int, ...]] = {}
+        compared: set[Any] = set()  # keys of `alike` whose first op is in `computed`
         first: dict[int, int] = {}  # value -> the first equal one
         for number, (op, operation) in enumerate(zip(self.ops, self.operations, strict=True)):
             key = op.name, tuple([first.get(v, v) for v in op.operands]), op.loop, op.branches
@@ -347,7 +347,9 @@ class Reader:
             # Reading attributes takes a while: only where all else is equal.
             if before[1] is op.results or op.name in _APART or len(operation.regions):
                 continue
-            for one, made in (before, (operation, op.results)):
+            new = [(operation, op.results)] if key in compared else [before, (operation, op.results)]
+            compared.add(key)
+            for one, made in new:
                 types = tuple(self.values[v] for v in made)
                 known = computed.setdefault((key, types, tuple(one.attributes.items())), made)
             first.update(zip(op.results, known, strict=True))
