@@ -379,8 +379,9 @@ _DIM_NUMBERS = re.compile(r"#stablehlo\.conv<\[(.*?)\]x\[(.*?)\]->\[(.*?)\]>")
 
 def windows_of(op: Any, name: str, operands: list[Shape], results: list[Shape]) -> tuple[Window, ...]:
     """The windows of an op; empty for an op of another kind."""
-    read = _READERS.get(name)
-    found = read(op, operands, results[0]) if read else ()
+    if name not in _READERS:
+        return ()
+    found = _READERS[name](op, operands, results[0])
     return tuple(w for w in found if (w.inputs, w.size, w.stride, w.low, w.dilation) != (w.outputs, 1, 1, 0, 1))
 
 
