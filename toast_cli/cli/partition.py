@@ -91,7 +91,7 @@ def partition(
     ] = None,
     html: Annotated[
         str | None,
-        options.file("Write the report as a web page with plots; it needs no network."),
+        options.file("Write the report as a web page with a chart of the step; it needs no network."),
     ] = None,
     save_plan: Annotated[
         str | None,

@@ -1,5 +1,5 @@
 "use strict";
-// What all charts share: elements, quantities as people read them, axes, the words under the pointer, redrawing.
+// What the chart is drawn with: elements, quantities as people read them, axes, the words under the pointer, redrawing.
 const charts = {};
 
 function element(name, attributes, parent, text) {
@@ -47,42 +47,23 @@ function clipped(text, room, size = 12) {
 }
 
 // Axes. A scale turns values into pixels; ticks are [value, label].
-function scaleOf(low, high, start, end, log) {
-  const of = log ? Math.log : (value) => value;
-  const [a, b] = [of(low), of(high)];
-  const to = (value) => start + ((of(value) - a) / (b - a || 1)) * (end - start);
-  const back = (pixel) => {
-    const value = a + ((pixel - start) / (end - start || 1)) * (b - a);
-    return log ? Math.exp(value) : value;
-  };
-  return { low, high, to, back, log };
+function scaleOf(low, high, start, end) {
+  const to = (value) => start + ((value - low) / (high - low || 1)) * (end - start);
+  const back = (pixel) => low + ((pixel - start) / (end - start || 1)) * (high - low);
+  return { low, high, to, back };
 }
 
-function linearTicks(low, high, most, unit) {
+function ticksOf({ low, high }, most, unit) {
   const [size] = unitFor(Math.max(Math.abs(low), Math.abs(high)), unit);
   const rough = (high - low) / size / Math.max(most, 1);
   const power = 10 ** Math.floor(Math.log10(rough || 1));
-  const steps = unit === "" ? [1, 2, 5, 10].filter((m) => m * power >= 1) : [1, 2, 5, 10];
-  const step = (steps.find((m) => m * power >= rough) || 10) * power * size;
+  const step = ([1, 2, 5, 10].find((m) => m * power >= rough) || 10) * power * size;
   const ticks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high * (1 + 1e-9) && ticks.length < 50; k += 1) {
     ticks.push([k * step, quantity(+(k * step).toPrecision(12), unit, 6)]);
   }
   return ticks;
 }
-
-function logTicks(low, high, most, unit) {
-  const bases = unit === "B" ? UNITS.B.flatMap(([size]) => [size, 10 * size, 100 * size])
-    : Array.from({ length: 60 }, (_, k) => 10 ** (k - 30));
-  const of = (steps) => bases.flatMap((base) => steps.map((m) => +(m * base).toPrecision(12)))
-    .filter((value) => value >= low && value <= high).sort((a, b) => a - b);
-  const choices = [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5, 7], [1, 2, 5], [1, 3], [1]].map(of);
-  const fitting = choices.find((found) => found.length <= most);
-  const chosen = fitting || choices.at(-1).filter((_, k, all) => k % Math.ceil(all.length / most) === 0);
-  return chosen.length < 2 ? linearTicks(low, high, most, unit) : chosen.map((value) => [value, quantity(value, unit)]);
-}
-
-const ticksOf = (scale, most, unit) => (scale.log ? logTicks : linearTicks)(scale.low, scale.high, most, unit);
 
 // Draws both axes around a box; the words for the upright axis stand over it, where there is room at any width.
 function axes(parent, box, x, y, words) {
@@ -102,9 +83,6 @@ function axes(parent, box, x, y, words) {
     element("text", { x: box.left - 6, y: at + 4, class: "tick", "text-anchor": "end" }, parent, label);
   }
   element("text", { x: 0, y: box.top - 8, class: "words" }, parent, words.y);
-  if (words.x) {
-    element("text", { x: box.right, y: box.bottom + 31, class: "words", "text-anchor": "end" }, parent, words.x);
-  }
 }
 
 function leftOf(scale, most, unit) {
@@ -142,35 +120,34 @@ function legend(parent, entries) {
   return row;
 }
 
-// Dragging over `surface` chooses a range: `chosen` gets the two corners in pixels of the drawing.
-function dragged(surface, layer, box, chosen, { upright = true } = {}) {
+// Dragging over `surface` chooses a range: `chosen` gets its two ends in pixels of the drawing.
+function dragged(surface, layer, box, chosen) {
   let start = null;
   let mark = null;
   const at = (event) => {
     const found = surface.getBoundingClientRect();
     const inside = (value, low, high) => Math.min(Math.max(value, low), high);
-    return [inside(event.clientX - found.left, box.left, box.right), inside(event.clientY - found.top, box.top, box.bottom)];
+    return inside(event.clientX - found.left, box.left, box.right);
   };
   surface.addEventListener("pointerdown", (event) => {
     if (event.button === 0 && event.pointerType !== "touch") start = at(event);
   });
   surface.addEventListener("pointermove", (event) => {
-    if (!start) return;
+    if (start === null) return;
     const now = at(event);
     mark = mark || element("rect", { class: "chosen" }, layer);
-    const [top, bottom] = upright ? [Math.min(start[1], now[1]), Math.max(start[1], now[1])] : [box.top, box.bottom];
-    mark.setAttribute("x", Math.min(start[0], now[0]));
-    mark.setAttribute("width", Math.abs(now[0] - start[0]));
-    mark.setAttribute("y", top);
-    mark.setAttribute("height", bottom - top);
+    mark.setAttribute("x", Math.min(start, now));
+    mark.setAttribute("width", Math.abs(now - start));
+    mark.setAttribute("y", box.top);
+    mark.setAttribute("height", box.bottom - box.top);
   });
   const end = (event) => {
-    if (!start) return;
+    if (start === null) return;
     const [from, now] = [start, at(event)];
     start = null;
     if (mark) mark.remove();
     mark = null;
-    if (Math.abs(now[0] - from[0]) > 6) chosen(from, now);
+    if (Math.abs(now - from) > 6) chosen(Math.min(from, now), Math.max(from, now));
   };
   surface.addEventListener("pointerup", end);
   surface.addEventListener("pointerleave", end);

@@ -18,7 +18,8 @@ from toast_cli.program.quantities import format_plural
 from toast_cli.report.style import BAD, BAR, GOOD, TITLE
 
 WIDE = 10_000  # columns: nothing of a terminal's section is left out
-_SCRIPTS = ("draw.js", "points.js", "step.js")
+_SHOWN = 16  # rows of a table
+_SCRIPTS = ("draw.js", "step.js")
 _DIGITS = 7
 
 _STYLE = """
@@ -48,12 +49,12 @@ def section(title: str, about: str, body: str) -> str:
     return f"<section>{heading}{words}{body}</section>" if body else ""
 
 
-def chart(kind: str, label: str, data: Any) -> str:
-    """The data of a chart, for the script of this kind; `label` is its text for screen readers."""
+def chart(label: str, data: Any) -> str:
+    """The data of the step's chart, for `step.js`; `label` is its text for screen readers."""
     numbers = json.dumps(_short(data), separators=(",", ":"), allow_nan=False)
     safe = numbers.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return (
-        f'<figure class="chart" data-chart="{kind}" role="img" aria-label="{escape(label)}">'
+        f'<figure class="chart" data-chart="step" role="img" aria-label="{escape(label)}">'
         f'<script type="application/json">{safe}</script></figure>'
     )
 
@@ -75,12 +76,12 @@ def titled(drawn: RenderableType | None) -> tuple[str, Sequence[RenderableType |
     return "", [drawn]
 
 
-def from_terminal(drawn: RenderableType | None, shown: int = 12) -> str:
-    """A part of the terminal's report in markup; rows of a table beyond `shown` are folded away."""
+def from_terminal(drawn: RenderableType | None) -> str:
+    """A part of the terminal's report in markup; rows of a table beyond `_SHOWN` are folded away."""
     if isinstance(drawn, Group):
-        return "".join(from_terminal(part, shown) for part in drawn.renderables)
+        return "".join(from_terminal(part) for part in drawn.renderables)
     if isinstance(drawn, Padding):
-        return from_terminal(drawn.renderable, shown)
+        return from_terminal(drawn.renderable)
     if isinstance(drawn, Text):
         return f"<p class='faint'>{_cell(drawn)}</p>" if drawn else ""
     if not isinstance(drawn, Table):
@@ -94,9 +95,9 @@ def from_terminal(drawn: RenderableType | None, shown: int = 12) -> str:
         f"<tr>{''.join(f'<td{kind}>{_cell(cell)}</td>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
         for cells in zip(*(column.cells for column in drawn.columns), strict=True)
     ]
-    rest = rows[shown:]
+    rest = rows[_SHOWN:]
     folded = fold(format_plural(len(rest), "more row"), table(heads, rest, figures)) if rest else ""
-    return table(heads, rows[:shown], figures) + folded
+    return table(heads, rows[:_SHOWN], figures) + folded
 
 
 def _cell(cell: RenderableType) -> str:

@@ -16,9 +16,8 @@ from toast_cli.report.step import Modules, Step, step_of
 from toast_cli.search.incumbent import SearchResult
 
 _MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
-_BANDS = 8  # most groups of modules with their own band in memory over the step
+_BANDS = 8  # most modules with their own band in memory over the step
 _SEEN = 0.01  # of the peak: smaller ones get no band
-_FINE = 0.25  # of the peak: smaller ones are not split further
 OTHERS = "others"
 # Role of an array -> its usual name.
 ROLES = {
@@ -85,37 +84,15 @@ def _memory(evaluator: Evaluator, result: SearchResult, step: Step, modules: Mod
 
 
 def memory_bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[str, list[float]]:
-    """A band for each of a few modules; the largest at the peak are split as finely as the number of bands allows."""
-    peak = int(np.sum(list(profiles.values()), axis=0).argmax())
-    depth: dict[tuple[str, ...], int] = dict.fromkeys(profiles, 1)
-
-    def grouped() -> dict[tuple[str, ...], float]:
-        sizes: dict[tuple[str, ...], float] = defaultdict(float)
-        for path, profile in profiles.items():
-            sizes[path[: depth[path]]] += float(profile[peak])
-        return sizes
-
-    sizes = grouped()
-    least = _SEEN * sum(sizes.values())
-    for head in sorted(sizes, key=lambda head: -sizes[head]):
-        while True:  # each round splits some paths further
-            front = {path[: depth[path]] for path in profiles if path[:1] == head and len(path) > depth[path]}
-            largest = max(sorted(front), key=lambda path: sizes[path], default=())
-            if not largest or sizes[largest] < _FINE * sum(sizes.values()):
-                break
-            inside = [path for path in profiles if path[: depth[path]] == largest and len(path) > len(largest)]
-            before = dict(depth)
-            depth.update((path, len(largest) + 1) for path in inside)
-            if sum(size >= least for size in grouped().values()) > _BANDS:
-                depth = before
-                break
-            sizes = grouped()
-    kept = sorted(sizes, key=lambda path: -sizes[path])[:_BANDS]
+    """A band for each of the modules that hold most at the peak, and one for all others."""
+    total = np.sum(list(profiles.values()), axis=0)
+    peak = int(total.argmax())
+    seen = [path for path, profile in profiles.items() if profile[peak] >= _SEEN * total[peak]]
+    largest = sorted(seen, key=lambda path: -profiles[path][peak])[:_BANDS]
     nothing = np.zeros_like(next(iter(profiles.values())))
-    bands = dict.fromkeys([*map("/".join, kept), OTHERS], nothing)
+    bands = dict.fromkeys([*map("/".join, largest), OTHERS], nothing)
     for path, profile in profiles.items():
-        group = path[: depth[path]]
-        name = "/".join(group) if group in kept else OTHERS
+        name = "/".join(path) if path in largest else OTHERS
         bands[name] = bands[name] + profile
     return {name: profile.tolist() for name, profile in bands.items() if profile.any()}
 

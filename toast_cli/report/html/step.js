@@ -54,10 +54,10 @@ charts.step = (figure, data) => {
     const laneTop = 26 + tall + 44;
     const height = laneTop + PITCH * (data.lanes.length + 1);
     const svg = element("svg", { width, height, tabindex: 0, class: "zoomable" }, holder);
-    const box = { left: leftOf(scaleOf(0, top, 0, 1, false), 5, "B"), right: width - 12, top: 26, bottom: 26 + tall };
-    const x = scaleOf(...range, box.left, box.right, false);
-    const y = scaleOf(0, top, box.bottom, box.top, false);
-    axes(svg, box, x, y, { x: "", xUnit: "s", y: "memory on each device", yUnit: "B" });
+    const box = { left: leftOf(scaleOf(0, top, 0, 1), 5, "B"), right: width - 12, top: 26, bottom: 26 + tall };
+    const x = scaleOf(...range, box.left, box.right);
+    const y = scaleOf(0, top, box.bottom, box.top);
+    axes(svg, box, x, y, { xUnit: "s", y: "memory on each device", yUnit: "B" });
     areas(svg, box, x, y, sizes);
     if (memory.limit <= top) {
       const at = y.to(memory.limit);
@@ -80,9 +80,9 @@ charts.step = (figure, data) => {
     });
     surface.addEventListener("pointerleave", () => { hideTip(); cross.setAttribute("visibility", "hidden"); });
     dragged(svg, svg, { ...box, bottom: height - 6 }, (from, to) => {
-      range = [x.back(Math.min(from[0], to[0])), x.back(Math.max(from[0], to[0]))];
+      range = [x.back(from), x.back(to)];
       draw(width);
-    }, { upright: false });
+    });
     svg.addEventListener("dblclick", () => { range = [0, data.seconds]; draw(width); });
     svg.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey) return;
