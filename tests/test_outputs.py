@@ -96,15 +96,3 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_file(tmp_path: Path) -> No
     assert path.read_bytes() == b"old"
     (leftover,) = set(tmp_path.iterdir()) - {path}
     assert leftover.name.startswith(".") and leftover.stat().st_size == 3000
-    files.write_target(Target("-o", str(path)), b"newer")
-    assert path.read_bytes() == b"newer" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_that_somebody_is_writing_is_no_leftover(tmp_path: Path) -> None:
-    path = tmp_path / "a.mlir"
-    written, descriptor = files._open_beside(path)
-    other = tmp_path / ".a.mlir.backup"
-    other.write_text("not ours")
-    files.write_target(Target("-o", str(path)), b"new")
-    os.close(descriptor)
-    assert set(tmp_path.iterdir()) == {path, written, other}

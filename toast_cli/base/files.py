@@ -4,8 +4,6 @@ computation, and slow results are kept in the user's cache folder.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -14,8 +12,6 @@ import secrets
 import shutil
 import stat
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -29,8 +25,7 @@ from toast_cli.errors import InputError, ToastError, UsageError
 # ---------------------------------------------------------------- reading
 # Reads what a user gives: files and standard input, bounded in size, and the text, numbers and JSON in them.
 #
-# Every file that a command reads goes through `read_file`, so no file can fill the memory or block the command
-# forever.
+# Every file that a command reads goes through `read_file`, so no file can fill the memory.
 
 STDIN = "-"
 # Size limits in bytes: of a program (unpacked), of a report or a saved plan, and of hand-written files.
@@ -39,8 +34,6 @@ REPORT_BYTES = 64 * 2**20
 TEXT_BYTES = 256 * 2**10
 # Environment variable that replaces all of these limits: `TOAST_MAX_INPUT=4GiB`.
 LIMIT_VARIABLE = "TOAST_MAX_INPUT"
-# How long to wait for a writer on a pipe that nobody has opened for writing.
-WRITER_SECONDS = 10.0
 _CHUNK = 1 << 20
 _DIGITS = 18  # of numbers that fit in 64 bits
 
@@ -69,8 +62,7 @@ def too_large(where: str, limit: int, what: str = "") -> InputError:
 def read_file(path: str, limit: int, *, hint: str | Callable[[], str] = "") -> bytes:
     """The content of a file (`-`: standard input) of at most `limit` bytes, or as many as `TOAST_MAX_INPUT` says.
 
-    Raises `InputError` with `hint` when there is no such file, and also when it cannot be read, is too large, or is a
-    pipe to which nobody writes.
+    Raises `InputError` with `hint` when there is no such file, and also when it cannot be read, or is too large.
     """
     where = "<stdin>" if path == STDIN else path
     most = limit_of(limit)
@@ -79,7 +71,8 @@ def read_file(path: str, limit: int, *, hint: str | Callable[[], str] = "") -> b
             if sys.stdin is None:
                 raise InputError("standard input is closed", where=where, hint="give a file")
             return _bounded(sys.stdin.buffer.read, where, most)
-        return _read(path, where, most)
+        with Path(path).open("rb", buffering=0) as file:
+            return _bounded(file.read, where, most)
     except FileNotFoundError:
         raise InputError("no such file", where=where, hint=hint() if callable(hint) else hint) from None
     except IsADirectoryError:
@@ -90,40 +83,6 @@ def read_file(path: str, limit: int, *, hint: str | Callable[[], str] = "") -> b
         raise InputError(f"cannot be read ({error})", where=where) from None
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror or error})", where=where) from None
-
-
-def _read(path: str, where: str, limit: int) -> bytes:
-    # Without O_NONBLOCK, opening a pipe waits until somebody opens its other end.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        begun = b""
-        if stat.S_ISFIFO(mode):
-            begun = _wait_for_writer(descriptor, where)
-        os.set_blocking(descriptor, True)
-        if stat.S_ISREG(mode) and os.fstat(descriptor).st_size > limit:
-            raise too_large(where, limit)
-        return begun + _bounded(file.read, where, limit - len(begun))
-
-
-def _wait_for_writer(descriptor: int, where: str) -> bytes:
-    """Waits for the first bytes from a pipe and returns them.
-
-    While no process has the pipe open for writing, a read returns no bytes; after the waiting time this raises an
-    error.
-    """
-    deadline = time.monotonic() + WRITER_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            begun = os.read(descriptor, 1)
-        except BlockingIOError:  # somebody has, and writes later
-            return b""
-        if begun:
-            return begun
-        time.sleep(0.02)
-    raise InputError("nobody writes to this pipe", where=where, hint="start the program that writes to it first")
 
 
 def _bounded(read: Callable[[int], bytes | None], where: str, limit: int) -> bytes:
@@ -146,14 +105,10 @@ def text_of(content: bytes, where: str, kind: type[Error], hint: str = "") -> st
 
 
 def read_json(path: str, hint: str) -> Any:
-    """The JSON value in a file of at most `REPORT_BYTES`. Raises `InputError` with `hint` for anything else.
-
-    Half a surrogate pair, which no UTF-8 file can hold, becomes a question mark.
-    """
+    """The JSON value in a file of at most `REPORT_BYTES`. Raises `InputError` with `hint` for anything else."""
     content = read_file(path, REPORT_BYTES, hint=hint)
     try:
-        text = content.decode("utf-8-sig")
-        facts = json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
         raise InputError("is not JSON: not UTF-8 text", where=path, hint=hint) from None
     except json.JSONDecodeError as error:
@@ -161,21 +116,10 @@ def read_json(path: str, hint: str) -> Any:
     except (RecursionError, ValueError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"is not JSON that can be read: {why}", where=path, hint=hint) from None
-    return _whole_characters(facts) if "\\ud" in text or "\\uD" in text else facts
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
-
-
-def _whole_characters(facts: Any) -> Any:
-    if isinstance(facts, str):
-        return facts.encode("utf-8", "replace").decode()
-    if isinstance(facts, list):
-        return [_whole_characters(value) for value in facts]
-    if isinstance(facts, dict):
-        return {_whole_characters(key): _whole_characters(value) for key, value in facts.items()}
-    return facts
 
 
 def typed(kind: Any, facts: Any, whole: str, name: str = "") -> Any:
@@ -359,7 +303,7 @@ def write_target(target: Target, content: bytes) -> None:
 def write_folder(target: Target, files: Mapping[str, bytes]) -> None:
     """Writes a folder of these files, in place of an earlier one; it appears complete or not at all."""
     path = resolved(target.path, target.option, UsageError)
-    new, old = (path.with_name(f"{_temporary_prefix(path)}{secrets.token_hex(4)}.tmp") for _ in range(2))
+    new, old = _beside(path), _beside(path)
     try:
         new.mkdir()
         for name, content in files.items():
@@ -394,9 +338,9 @@ def _check_path(target: Target, inputs: Sequence[str]) -> None:
             return
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")
-        probe, descriptor = _open_beside(path)
+        probe = _beside(path)
+        probe.touch(exist_ok=False)
         probe.unlink()
-        os.close(descriptor)
     except OSError as error:
         raise _cannot_write(target, error) from None
 
@@ -427,54 +371,24 @@ def _same_file(path: Path, name: str) -> bool:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write beside `path`, then rename. Killed at any moment, this leaves the old file or the new one, and at most a
-    hidden temporary file that the next write to `path` removes.
-    """
-    _remove_leftovers(path)
-    temporary, descriptor = _open_beside(path)
+    """Writes beside `path`, then renames. Killed at any moment, this leaves the old file or the new one, and at most a
+    hidden temporary file."""
+    temporary = _beside(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:  # the lock on it lasts until the file has its name
+        with temporary.open("xb") as file:
             file.write(content)
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.flush()
             os.fsync(file.fileno())
-            temporary.replace(path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _open_beside(path: Path) -> tuple[Path, int]:
-    """(a new temporary file in the folder of `path`, a descriptor that is open on it and holds a lock on it)."""
-    while True:
-        temporary = path.with_name(f"{_temporary_prefix(path)}{secrets.token_hex(4)}.tmp")
-        # 0o666 less the umask, as for any new file.
-        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        with suppress(OSError):  # file systems without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_nlink:  # else somebody took it for a leftover before it was locked
-            return temporary, descriptor
-        os.close(descriptor)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporary files of writers that were killed: those that nobody holds a lock on."""
-    prefix = _temporary_prefix(path)
-    for name in os.listdir(path.parent):  # noqa: PTH208 (no need of a Path for each)
-        if not name.startswith(prefix) or not name.endswith(".tmp"):
-            continue
-        leftover = path.with_name(name)
-        with suppress(OSError):
-            descriptor = os.open(leftover, os.O_RDWR)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                leftover.unlink()
-            finally:
-                os.close(descriptor)
-
-
-def _temporary_prefix(path: Path) -> str:
-    return f".{path.name[:100]}."
+def _beside(path: Path) -> Path:
+    """A new hidden name in the folder of `path`."""
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
 
 
 def _compress(content: bytes, suffix: str) -> bytes:
@@ -530,10 +444,7 @@ class DiskCache(Generic[Result]):
             return
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(asdict(result), file)
-            Path(temporary).replace(self._folder / f"{key}.json")
+            _replace(self._folder / f"{key}.json", json.dumps(asdict(result)).encode())
             entries = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
             for path in entries[:-_ENTRIES]:
                 path.unlink(missing_ok=True)
