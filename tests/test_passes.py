@@ -204,8 +204,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PIECES),
     "moved-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
-    "interior-pads": (lambda x: jnp.sin(lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 0)))), (arg(1024, 4096),), "",
-                      "less compute", "v5e-16"),
     "unfilled-stacks": (lambda x: lax.scan(lambda c, y: (c, jnp.sort(y)), 0.0, x)[1], (arg(8, 1024, 1024),), "",
                         "more compute", "v5e-16"),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),

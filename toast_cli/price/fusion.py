@@ -158,7 +158,7 @@ class _Fusion:
             return True
         if name == BARRIER:  # it forwards its operand
             return False
-        if (self._library and producer.kind.convolution) or self._is_spreading(producer):
+        if self._library and producer.kind.convolution:
             return True
         fused = producer.kind.fusible or maker in self._one_hot or _sums_nothing_up(program, producer)
         fused = fused or self._is_fused_lookup(producer)
@@ -213,13 +213,8 @@ class _Fusion:
     def _goes_into_product(self, readers: frozenset[int]) -> bool:
         return any(self._program.ops[reader].kind.matrix_unit for reader in readers)
 
-    def _is_spreading(self, op: Op) -> bool:
-        return "interior-pads" in self._passes and pads_inside(op)
-
     def _computes(self, reader: Op) -> bool:
         """Whether an op fuses the computation of its operands."""
-        if self._is_spreading(reader):
-            return False
         return reader.kind.fuses_operands or (self._fused_lookups and fuses_updates(reader))
 
     def _read_by(self, op: Op, value: int) -> dict[int, int]:
@@ -567,15 +562,6 @@ def part_made(program: Program, op: Op) -> float:
         return 1.0
     read = program.ops[program.users[op.results[0]][0][0]].results[0]
     return program.values[read].elements / max(program.values[op.results[0]].elements, 1)
-
-
-def pads_inside(op: Op) -> bool:
-    """Whether an op pads between elements: the gradient of a strided slice, as in the levels of an associative scan.
-
-    XLA:TPU gives each a kernel of its own, which reads an array in memory and writes one; it fuses pads at edges. Seen
-    in the gradient of `associative_scan` in f32 and complex numbers on v4: 312 such pads, none of them fused.
-    """
-    return op.name == PAD and any(window.dilation > 1 for window in op.windows)
 
 
 def moved_operands(program: Program) -> frozenset[int]:

@@ -168,7 +168,6 @@ PASSES: Mapping[str, str] = {
     "sliced-products": "A contraction whose only reader is a slice computes only the slice.",
     "unfilled-stacks": "An array of which a loop writes every slice is not filled before.",
     "moved-operands": "What a pad or a concatenation moves is materialised.",
-    "interior-pads": "A pad between elements reads a whole array in memory, and writes one.",
     "library-convolutions": "A convolution reads whole arrays in memory, and writes one.",
     "library-products": "The kernel of a contraction computes little besides the contraction.",
     "fused-lookups": "Gathers are fused into their readers, and scatters fuse the computation of their updates.",

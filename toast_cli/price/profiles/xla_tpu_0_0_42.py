@@ -71,7 +71,7 @@ RETILING_CYCLES = {"v6e": 13.0, "tpu7x": 13.0}
 
 PASSES = plain.PASSES | {
     "narrowing", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
-    "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "moved-operands", "interior-pads",
+    "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "moved-operands",
     "vector-products", "fourier-transforms", "tiling", "tile-dimensions", "lookup-rows", "lookup-steps",
     "space-to-batch", "convolution-tiles", "swapped-convolutions", "gathered-pieces",
     "memory-space-assignment", "on-chip-reuse", "loop-residency", "scalar-unit", "accumulator-windows", "held-results",
