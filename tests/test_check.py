@@ -68,12 +68,12 @@ def test_check_says_what_failed(pipeline: Pipeline, stored: str, capsys: pytest.
     assert check("--max-memory", "13GiB", "--against", stored) == 1
     out = capsys.readouterr().out
     assert out.splitlines()[2:] == [
-        "                            predicted  allowed",
-        "ok      fits                 12.1 GiB  30.8 GiB usable per device",
-        "ok      memory               12.1 GiB  13.0 GiB by max-memory",
-        "ok      memory kept          12.1 GiB  12.1 GiB in the stored report (+0.0%, tolerance 5.0%)",
-        "FAILED  step time kept        23.4 ms  21.3 ms in the stored report (+10.0%, tolerance 5.0%)",
-        "ok      communication kept    8.20 ms  8.20 ms in the stored report (+0.0%, tolerance 5.0%)",
+        "                              predicted  allowed",
+        "  ok      fits                 12.1 GiB  30.8 GiB usable per device",
+        "  ok      memory               12.1 GiB  13.0 GiB by max-memory",
+        "  ok      memory kept          12.1 GiB  12.1 GiB in the stored report (+0.0%, tolerance 5.0%)",
+        "  FAILED  step time kept        23.4 ms  21.3 ms in the stored report (+10.0%, tolerance 5.0%)",
+        "  ok      communication kept    8.20 ms  8.20 ms in the stored report (+0.0%, tolerance 5.0%)",
     ]
 
 
@@ -109,7 +109,7 @@ def test_plan_drift_is_told(pipeline: Pipeline, capsys: pytest.CaptureFixture[st
     plan = pipeline.report.plan
     pipeline.report = replace(pipeline.report, plan=replace(plan, decisions=plan.decisions[1:]))
     assert check("--against", "report.json") == 0
-    assert "plan drift since report.json\n  - batch over data\n" in capsys.readouterr().out
+    assert "plan drift since report.json\n    - batch over data\n" in capsys.readouterr().out
     assert check("--against", "report.json", "--same-plan") == 1
 
 

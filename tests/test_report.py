@@ -229,16 +229,9 @@ notes
      stablehlo.sort ×1
   ·  the trip count of the loop at model.py:12 is unknown; 1 is assumed
 
-search     mcts, seed 0: 12,345 plans tried in 2.13 s (5,796/s), the best was number 8,201; stopped:
-           further plans gained less than 1%
-
-time
-  stage         time
-  load        410 ms  ███░░░░░░░░░░░░░░░░░░░░░
-  dimensions  520 ms  ████░░░░░░░░░░░░░░░░░░░░
-  search      2.13 s  ████████████████░░░░░░░░
-  emit        210 ms  ██░░░░░░░░░░░░░░░░░░░░░░
-  in all      3.27 s  ████████████████████████
+search     mcts, seed 0: 12,345 plans tried in 2.13 s, the best was number 8,201; stopped: further
+           plans gained less than 1%
+time       3.27 s: load 410 ms, dimensions 520 ms, search 2.13 s, emit 210 ms
 """
 
 

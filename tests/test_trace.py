@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from programs import SAMPLES
 
 from toast_cli import pipeline
 from toast_cli.cli import main
-from toast_cli.report.step import BY_SIZE, IN_ORDER, trace
+from toast_cli.report.step import trace
 from toast_cli.request import Request
 
 
@@ -19,7 +18,7 @@ def test_slices_nest_and_add_up() -> None:
     (path,) = SAMPLES.glob("t2b_tiny.*")
     found = pipeline.partition(Request(str(path), "v4-32", "data=4,model=4", strategy="fsdp:data+megatron:model"))
     events = json.loads(trace(found.source, found.evaluator, found.result))["traceEvents"]
-    slices = [event for event in events if event["ph"] == "X" and event["pid"] == BY_SIZE]
+    slices = [event for event in events if event["ph"] == "X"]
     expected = {
         1: sum(kernel.seconds for kernel in found.evaluator.kernels(found.result.plan)),
         2: sum(use.seconds for use in found.evaluator.collectives(found.result.plan)),
@@ -41,10 +40,6 @@ def test_slices_nest_and_add_up() -> None:
     named = {event["name"] for event in slices}
     assert any(name.startswith("decoder.py:") for name in named)
     assert any(" over data" in name for name in named)
-    ordered = [event for event in events if event["ph"] == "X" and event["pid"] == IN_ORDER]
-    assert sum(one["dur"] for one in ordered) == pytest.approx(1e6 * found.report.predicted.step_seconds)
-    for one, following in pairwise(ordered):
-        assert following["ts"] == pytest.approx(one["ts"] + one["dur"])
 
 
 def test_the_command_writes_it(tmp_path: Path) -> None:

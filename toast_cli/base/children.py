@@ -393,10 +393,7 @@ def open_standard_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, flags)
-            if opened != descriptor:
-                os.dup2(opened, descriptor)
-                os.close(opened)
+            os.open(os.devnull, flags)  # gets the lowest number that is free
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
@@ -425,15 +422,14 @@ def end_with_parent(parent: int | None = None) -> None:
 class InterruptRequest:
     """A signal handler.
 
-    `asked`: whether Ctrl-C was pressed. patient: whether a second Ctrl-C is to raise KeyboardInterrupt.
+    `asked`: whether Ctrl-C was pressed.
     """
 
-    def __init__(self, *, patient: bool = False) -> None:
+    def __init__(self) -> None:
         self.asked = False
-        self._patient = patient
 
     def __call__(self, *_: object) -> None:
-        if self.asked and not self._patient:
+        if self.asked:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
         self.asked = True

@@ -44,24 +44,22 @@ SHORT_LIVE = 10
 _NUMBER = re.compile(r"\d+")
 
 
-def arguments(report: Report, width: int, verbose: bool = False, shown: int = SHORT_ARGUMENTS) -> RenderableType:
-    """Shardings of the stored arguments: the `shown` largest ones, folded by pattern, or all with `verbose`."""
+def arguments(report: Report, verbose: bool = False) -> RenderableType:
+    """Shardings of the stored arguments: the largest ones, folded by pattern, or all with `verbose`."""
     if verbose:
         rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
         for one in report.arguments:
             donated = "donated" if one.donated else ""
             rows.add_row(str(one.index), slash_path(one.name), one.type, donated, _sharding(one, report))
         return style.section("arguments", rows)
-    return _folded("arguments", report.arguments, shown, report, width)
+    return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report)
 
 
-def results(report: Report, width: int) -> RenderableType:
-    return _folded("results", report.results, len(report.results), report, width)
+def results(report: Report) -> RenderableType:
+    return _folded("results", report.results, len(report.results), report)
 
 
-def _folded(
-    title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: int, report: Report, width: int
-) -> RenderableType:
+def _folded(title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: int, report: Report) -> RenderableType:
     """One row per pattern of equal type and sharding; of more than `limit`, those with the most bytes, in order."""
     folded = fold(
         [
@@ -71,33 +69,14 @@ def _folded(
     )
     sizes = [type_bytes(entries[row.members[0]].type) * len(row.members) for row in folded]
     largest = sorted(sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit])
-    facts = [
-        (folded[number].pattern, len(folded[number].members), entries[folded[number].members[0]]) for number in largest
-    ]
-    rows = [
-        (one.type, f"×{format_count(count)}" if count > 1 else "", format_sharding(one.sharding))
-        for _, count, one in facts
-    ]
-    room = style.room(width, rows)
-    drawn = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "left")])
-    stacked: list[RenderableType] = []
-    for (pattern, _, one), (type_, times, _) in zip(facts, rows, strict=True):
-        sharding = _sharding(one, report)
-        drawn.add_row(_broken(pattern, room), type_, times, sharding)
-        stacked += [pattern, style.indented(Text(" ").join([Text(f"{type_} {times}".strip()), sharding]))]
+    drawn = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "fold")])
+    for row, one in ((folded[number], entries[folded[number].members[0]]) for number in largest):
+        count = len(row.members)
+        times = f"×{format_count(count)}" if count > 1 else ""
+        drawn.add_row(row.pattern, one.type, times, _sharding(one, report))
     hidden = len(folded) - len(largest)
     more = [Text(f"and {format_plural(hidden, 'smaller pattern')}; --verbose lists all", style.LABEL)] if hidden else []
-    wide = width >= style.NARROW and all(
-        len(line) <= room for one in facts for line in _broken(one[0], room).split("\n")
-    )
-    body = [drawn] if wide else stacked
-    return style.section(f"{title}, {format_count(len(entries))} in all", *body, *more)
-
-
-def _broken(pattern: str, room: int) -> str:
-    """A pattern too long for its column continues after its braces on a second line."""
-    head, brace, tail = pattern.partition("}")
-    return pattern if len(pattern) <= room or not tail else f"{head}{brace}\n  {tail}"
+    return style.section(f"{title}, {format_count(len(entries))} in all", drawn, *more)
 
 
 def _sharding(one: ArgumentFacts | ResultFacts, report: Report) -> Text:

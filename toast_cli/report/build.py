@@ -213,7 +213,11 @@ def _baselines(
     pairs = _best(evaluator, PAIRS, elsewhere) if best > FAR * found_seconds else {}
     others = [one for name, one in pairs.items() if name not in found and seconds(one) < best]
     found |= {one.name: one for one in sorted(others, key=seconds)[:PRODUCTS]}
-    return {name: _baseline(one, evaluator.problem.mesh) for name, one in found.items()}
+    mesh = evaluator.problem.mesh
+    return {
+        name: baseline_facts(one.cost, mesh.limit_bytes, one.axes, other_shape(one.mesh, mesh))
+        for name, one in found.items()
+    }
 
 
 def _best(
@@ -223,17 +227,13 @@ def _best(
     return better(here, {name: elsewhere[name] for name in names if name in elsewhere})
 
 
-def _baseline(one: PricedStrategy, mesh: Mesh) -> BaselineFacts:
-    cost = one.cost
-    return BaselineFacts(
-        cost.step_seconds,
-        round(cost.peak_bytes),
-        one.fits,
-        cost.compute_seconds,
-        cost.communication_seconds,
-        one.axes,
-        other_shape(one.mesh, mesh),
-    )
+def baseline_facts(
+    cost: Cost, limit_bytes: int, axes: str = "", shape: Mapping[str, int] | None = None
+) -> BaselineFacts:
+    """The facts of a strategy, see `BaselineFacts`."""
+    fits = cost.peak_bytes <= limit_bytes
+    figures = cost.step_seconds, round(cost.peak_bytes), fits, cost.compute_seconds, cost.communication_seconds
+    return BaselineFacts(*figures, axes, dict(shape or {}))
 
 
 def other_shape(of: Mesh, mesh: Mesh) -> dict[str, int]:

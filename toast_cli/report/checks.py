@@ -302,11 +302,10 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def as_text(verdicts: Sequence[CheckVerdict], *, quiet: bool = False, verbose: bool = False) -> list[RenderableType]:
-    """All checks of a single point; for several points, a line each and the failed checks. quiet: failures only."""
+    """A line and the failed checks for each point; all checks of a single point. quiet: failures only."""
     shown = [verdict for verdict in verdicts if not quiet or verdict.status != PASSED]
-    if len(verdicts) == 1 and not verdicts[0].error:
-        return [part for verdict in shown for part in _single(verdict, quiet)]
-    blocks = [part for verdict in shown for part in _one_of_many(verdict, verbose)]
+    every = verbose or (len(verdicts) == 1 and not quiet)
+    blocks = [part for verdict in shown for part in _blocks_of(verdict, every)]
     return blocks if quiet or len(verdicts) == 1 else [*blocks, Text(totals(verdicts), style.TITLE)]
 
 
@@ -368,23 +367,14 @@ def as_github(verdicts: Sequence[CheckVerdict]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _single(verdict: CheckVerdict, quiet: bool) -> list[RenderableType]:
-    checks = verdict.failures if quiet else verdict.checks
-    parts: list[RenderableType] = [] if quiet else [Text(verdict.line)]
-    parts.append(_table(checks))
-    if verdict.drift:
-        parts.append(style.section(f"plan drift since {verdict.against}", *map(_drift_line, verdict.drift)))
-    return parts
-
-
-def _one_of_many(verdict: CheckVerdict, verbose: bool) -> list[RenderableType]:
+def _blocks_of(verdict: CheckVerdict, every: bool) -> list[RenderableType]:
     word, look = _WORDS[verdict.status]
     head = style.table([("", "left"), ("", "fold")])
     head.add_row(Text(f"{word:6}", look), f"{_title(verdict)}: {verdict.error}" if verdict.error else verdict.line)
     if verdict.hint:
         head.add_row("", Text(f"hint: {verdict.hint}", style.LABEL))
     parts: list[RenderableType] = [head]
-    checks = verdict.checks if verbose else verdict.failures
+    checks = verdict.checks if every else verdict.failures
     if checks:
         parts.append(style.indented(_table(checks)))
     if verdict.drift:

@@ -487,12 +487,8 @@ def _items(found: Explanation, width: int, verbose: bool) -> RenderableType:
         )
         for one in shown
     ]
-    heads = [("", "left"), ("", "right"), *([("", "right")] if timed else []), *([("", "right")] if sized else [])]
-    drawn = style.table([*heads, ("", "fold")])
-    room = style.room(width, rows)
-    if room < 24:  # long names: wrap them, and put the rest beneath
-        drawn = style.table([("", "fold"), *heads[1:], ("", "fold")])
-        room = 40
+    drawn = style.table([("", "fold"), *[("", "right")] * (1 + timed + sized), ("", "fold")])
+    room = max(style.room(width, rows), 40)
     for one, cells in zip(shown, rows, strict=True):
         drawn.add_row(style.with_axes(cells[0], list(found.axes)), *cells[1:], shorten_location(one.detail, room))
     return drawn

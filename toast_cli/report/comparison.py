@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from toast_cli.hardware import Mesh
@@ -29,9 +28,8 @@ from toast_cli.program.quantities import (
     format_seconds,
 )
 from toast_cli.report import style
-from toast_cli.report.build import SECONDS_PER_HOUR, goal_facts, other_shape
+from toast_cli.report.build import SECONDS_PER_HOUR, baseline_facts, goal_facts, other_shape
 from toast_cli.report.model import (
-    BaselineFacts,
     ConfirmationFacts,
     ConfirmedPlanFacts,
     MeshFacts,
@@ -229,15 +227,6 @@ def _on_front(row: Contender, rows: list[Contender]) -> bool:
     )
 
 
-def differences(decisions: Iterable[str]) -> Mapping[str, list[str]]:
-    """`batch over data`, `ff over data` -> {"data": ["batch", "ff"]}: the dimensions split over each axis."""
-    found: dict[str, list[str]] = {}
-    for text in decisions:
-        what, _, axis = text.rpartition(" over ")
-        found.setdefault(axis, []).append(what)
-    return found
-
-
 def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[RenderableType]:
     """Figures, then the decisions that differ, then with --verbose the strategies that do not apply."""
     blocks = [figures(found, width), Text(), decisions(found)]
@@ -346,7 +335,11 @@ def decisions(found: Comparison) -> RenderableType:
 def listed(decisions: Sequence[str], axes: Sequence[str]) -> Text:
     """`data: batch, embed; model: ff`."""
     parts = []
-    for axis, names in differences(decisions).items():
+    split: dict[str, list[str]] = {}  # axis -> names of dimensions
+    for text in decisions:
+        what, _, axis = text.rpartition(" over ")
+        split.setdefault(axis, []).append(what)
+    for axis, names in split.items():
         names = name_list(names)
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         parts.append(f"{', '.join(names[:_LISTED])}{more} over {axis}")
@@ -419,16 +412,15 @@ def confirmation(report: Report) -> RenderableType | None:
     facts = report.confirmation
     if facts is None:
         return None
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in ("", "predicted", "compiled", "predicted peak", "compiled peak", ""):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=heading != "")
+    figures = [(head, "right") for head in ("predicted", "compiled", "predicted peak", "compiled peak")]
+    table = style.table([("", "fold"), *figures, ("", "fold")])
     for row in facts.plans:
         taken = row.name == facts.chosen
         words = row.reason if row.outcome == "not compiled" else row.outcome
         if row.outcome == "compiled":
             words = "does not fit" if row.fits is False else ""
         table.add_row(
-            Text(row.name, style="bold" if taken else ""),
+            Text(row.name, style.TITLE if taken else ""),
             format_seconds(row.predicted_step_seconds),
             "" if row.step_seconds is None else format_seconds(row.step_seconds),
             format_bytes(row.predicted_peak_bytes),
@@ -450,15 +442,7 @@ def with_row(report: Report, found: AsAnnotated | str | None, mesh: Mesh) -> Rep
         return report
     if isinstance(found, str):
         return _noted(report, f"the program's own shardings are not priced: XLA's partitioner says: {found}")
-    cost = found.cost
-    facts = BaselineFacts(
-        cost.step_seconds,
-        round(cost.peak_bytes),
-        cost.peak_bytes <= mesh.limit_bytes,
-        cost.compute_seconds,
-        cost.communication_seconds,
-        mesh=other_shape(found.mesh, mesh),
-    )
+    facts = baseline_facts(found.cost, mesh.limit_bytes, shape=other_shape(found.mesh, mesh))
     if count := len(found.rematerialised):
         report = _noted(
             report,
@@ -527,10 +511,7 @@ def with_pipeline(report: Report, priced: PricedPipeline | None, asked: bool) ->
         verdict = "is faster" if cost.step_seconds < plan.step_seconds else "comes near" if near else "is slower"
     if not asked and verdict in ("does not fit", "is slower"):
         return report
-    facts = BaselineFacts(
-        cost.step_seconds, round(cost.peak_bytes), cost.peak_bytes <= plan.limit_bytes, cost.compute_seconds,
-        cost.communication_seconds, priced.row_label,
-    )  # fmt: skip
+    facts = baseline_facts(cost, plan.limit_bytes, priced.row_label)
     spmd = "" if priced.spmd_seconds is None else f"; as one SPMD program {format_seconds(priced.spmd_seconds)}"
     idle = format_percent(priced.idle_seconds / cost.step_seconds)
     note = (

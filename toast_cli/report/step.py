@@ -31,7 +31,7 @@ COMPUTE = 0
 _BEFORE, _KERNEL, _AFTER = 0, 1, 2
 
 _MICROSECONDS = 1e6
-IN_ORDER, BY_SIZE = 1, 2  # processes
+_PROCESS = 1
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ class _Slice:
 
 
 def trace(source: Source, evaluator: Evaluator, result: SearchResult) -> bytes:
-    """The trace of one step of a plan; times in microseconds, as the format requires."""
+    """The trace of one step of a plan, by lines of the source, the longest first; times in microseconds, as the format
+    requires."""
     names = evaluator.problem.mesh.names
     compute, communication = _Slice(), _Slice()
     for kernel in evaluator.kernels(result.plan):
@@ -183,32 +184,12 @@ def trace(source: Source, evaluator: Evaluator, result: SearchResult) -> bytes:
         over = ", ".join(use.over(names))
         path = [*_stack(source, use.op), f"{use.kind} over {over}"]
         communication.add(path, use.seconds, {})
-    events: list[dict[str, Any]] = []
-    for process, name in ((IN_ORDER, "one step in order"), (BY_SIZE, "one step by size")):
-        about = {"name": f"{source.program.name}, {name}, on each device"}
-        events.append({"ph": "M", "pid": process, "name": "process_name", "args": about})
+    about = {"name": f"{source.program.name}, one step by size, on each device"}
+    events: list[dict[str, Any]] = [{"ph": "M", "pid": _PROCESS, "name": "process_name", "args": about}]
     for thread, (name, root) in enumerate((("compute", compute), ("communication", communication)), start=1):
-        events.append(_thread(BY_SIZE, thread, name))
+        events.append({"ph": "M", "pid": _PROCESS, "tid": thread, "name": "thread_name", "args": {"name": name}})
         _write(root, 0.0, thread, events)
-    _in_order(source, step_of(evaluator, result), events)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")).encode()
-
-
-def _in_order(source: Source, step: Step, events: list[dict[str, Any]]) -> None:
-    for lane, name in enumerate(step.lanes):
-        events.append(_thread(IN_ORDER, lane + 1, name if lane == COMPUTE else f"collectives over {name}"))
-    for one in step.slices:
-        args = {"at": source.location(one.op), "runs": one.runs, **({"may hide": True} if one.hides else {})}
-        start, length = one.start * _MICROSECONDS, one.seconds * _MICROSECONDS
-        events.append(_slice(IN_ORDER, one.lane + 1, one.name, start, length) | {"args": args})
-
-
-def _thread(process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": name}}
-
-
-def _slice(process: int, thread: int, name: str, start: float, length: float) -> dict[str, Any]:
-    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": length}
 
 
 def _stack(source: Source, op: int) -> list[str]:
@@ -219,7 +200,7 @@ def _stack(source: Source, op: int) -> list[str]:
 
 def _write(slice: _Slice, start: float, thread: int, events: list[dict[str, Any]]) -> None:
     for name, one in sorted(slice.below.items(), key=lambda item: (-item[1].seconds, item[0])):
-        event = _slice(BY_SIZE, thread, name, start, one.seconds * _MICROSECONDS)
-        events.append(event | ({"args": one.facts} if one.facts else {}))
+        event = {"ph": "X", "pid": _PROCESS, "tid": thread, "name": name, "ts": start}
+        events.append({**event, "dur": one.seconds * _MICROSECONDS, **({"args": one.facts} if one.facts else {})})
         _write(one, start, thread, events)
         start += one.seconds * _MICROSECONDS

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -166,13 +166,13 @@ def blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | N
         live_at_peak(report, width, verbose) if verbose or not fits else None,
         time_by_line(report, width, verbose),
         collectives(report, width, verbose),
-        arrays.arguments(report, width, verbose),
-        arrays.results(report, width) if verbose else None,
+        arrays.arguments(report, verbose),
+        arrays.results(report) if verbose else None,
         kernels(report),
         constraints(report, verbose),
         groups(report) if verbose else None,
         notes(report, verbose),
-        statistics(report, verbose),
+        statistics(report),
     ]
 
 
@@ -409,27 +409,20 @@ def groups(report: Report) -> RenderableType:
     return style.section(title, rows)
 
 
-def statistics(report: Report, verbose: bool) -> RenderableType:
+def statistics(report: Report) -> RenderableType:
     """Statistics of the search, and the time of each stage."""
     search = report.search
-    rate = f" ({format_count(round(search.evaluations / search.seconds))}/s)" if verbose and search.seconds > 0 else ""
     ended = f"; stopped: {STOPPED.get(search.stopped, search.stopped)}" if search.stopped else ""
     rows = _labelled()
     words = (
         f"{search.algorithm}, seed {search.seed}: {format_plural(search.evaluations, 'plan')} tried in "
-        f"{format_seconds(search.seconds)}{rate}, the best was number {format_count(search.best_found_at)}{ended}"
+        f"{format_seconds(search.seconds)}, the best was number {format_count(search.best_found_at)}{ended}"
     )
     rows.add_row("search", UNSEARCHED.get(search.algorithm, words))
     total = sum(report.timings.values())
-    if not verbose:
-        stages = ", ".join(f"{stage} {format_seconds(seconds)}" for stage, seconds in report.timings.items())
-        rows.add_row("time", f"{format_seconds(total)}: {stages}" if stages else format_seconds(total))
-        return rows
-    stages_table = style.table([("stage", "left"), ("time", "right"), ("", "left")])
-    for stage, seconds in {**report.timings, "in all": total}.items():
-        drawn = style.bar([TextPart(seconds / total if total else 0.0, "█", style.COMPUTE)], 24)
-        stages_table.add_row(stage, format_seconds(seconds), drawn)
-    return Group(rows, Text(), style.section("time", stages_table))
+    stages = ", ".join(f"{stage} {format_seconds(seconds)}" for stage, seconds in report.timings.items())
+    rows.add_row("time", f"{format_seconds(total)}: {stages}" if stages else format_seconds(total))
+    return rows
 
 
 # XLA's names for calls of matrix libraries: `__onednn$matmul`, `__cublas$gemm`, `__cudnn$convForward`. JAX itself
