@@ -220,8 +220,8 @@ def test_json_on_stdout_is_json_alone(pipeline: Pipeline, capsys: pytest.Capture
 BAD = [
     ("check - a --mesh v4-32", "stdin is one program of several", "save it"),
     ("check a b --mesh v4-32 --against r.json", "one stored report for several", "one at a time"),
-    ("check a --mesh v4-32 --update", "--update writes a stored report", "--against FILE"),
-    ("check a --mesh v4-32 --same-plan", "--same-plan compares", "--against FILE"),
+    ("check a --mesh v4-32 --update", "--update needs a stored report", "--against FILE"),
+    ("check a --mesh v4-32 --same-plan", "--same-plan needs", "--against FILE"),
     ("check a --mesh v4-32 --output-format xml", '--output-format: unknown word "xml"', "junit"),
     ("check a --mesh v4-32 --output-format json --output-format text", "json must be alone on stdout", "json=FILE"),
     ("check a --mesh v4-32 --output-format json=no/a", "there is no directory", "mkdir -p"),

@@ -258,7 +258,7 @@ BAD_COMMANDS = [
         "two files",
     ),
     ("partition model.mlir --mesh v4-32 -o - --json -", "-o and --json both write to -", "two files"),
-    ("check model.mlir --mesh v4-32 --tolerance 5%", "--tolerance compares with a stored report", "--against FILE"),
+    ("check model.mlir --mesh v4-32 --tolerance 5%", "--tolerance needs a stored report", "--against FILE"),
     ("check model.mlir --mesh v4-32 --max-step-time 3d", '--max-step-time: "3d" is not a time', "ms"),
     ("check model.mlir --mesh v4-32 --max-memory lots", '--max-memory: "lots" is not', "28GiB"),
     ("check model.mlir --mesh v4-32 --against model.mlir", "model.mlir:1:1: is not JSON", "--json FILE"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +35,18 @@ if TYPE_CHECKING:
 
 
 STDOUT = Target("--output-format", "-")
+DEFAULT_TOLERANCE = "5%"
+
+
+@dataclass(frozen=True)
+class CheckPoint:
+    """One program on one mesh, its limits, and the stored report it is compared with (empty: none). update: write that
+    report instead of comparing with it."""
+
+    request: Request
+    limits: CheckLimits
+    against: str = ""
+    update: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,9 +57,7 @@ class Judged:
     stored: bytes | None = None
 
 
-@options.with_options(
-    *(*options.PLANNING, *options.REWRITING, "strategy", "plan", *options.CONFIRMING), before="jobs", unset=True
-)
+@options.with_options(*(*options.PLANNING, *options.REWRITING, "strategy", "plan", *options.CONFIRMING), before="jobs")
 def check(
     programs: Annotated[list[str], typer.Argument(metavar="PROGRAM...", help="Programs to check.")],
     mesh: options.MeshSpec,
@@ -109,9 +118,39 @@ def check(
     compiler says of it. See docs/howto/ci.md.
     """
     options.refuse_both(quiet, verbose)
-    given = _given({**locals(), **given})
+    if "-" in programs and len(programs) > 1:
+        raise UsageError("stdin is one program of several", hint="save it to a file")
+    if against is not None and len(programs) > 1:
+        raise UsageError("one stored report for several programs", where="--against", hint="check one at a time")
+    tolerances = {
+        "--time-tolerance": time_tolerance, "--memory-tolerance": memory_tolerance,
+        "--communication-tolerance": communication_tolerance,
+    }  # fmt: skip
+    compared = {"--tolerance": tolerance, **tolerances, "--same-plan": same_plan or None, "--update": update or None}
+    for option, value in compared.items():
+        if value is not None and against is None:
+            raise UsageError(f"{option} needs a stored report", hint="give that report with --against FILE")
+    from toast_cli.report.checks import CheckLimits
+
+    shared = parse_fraction(tolerance or DEFAULT_TOLERANCE, "--tolerance")
+    step, memory, communication = (
+        shared if text is None else parse_fraction(text, option) for option, text in tolerances.items()
+    )
+    limits = CheckLimits(
+        bytes_or_none(max_memory, "--max-memory"),
+        seconds_or_none(max_step_time, "--max-step-time"),
+        seconds_or_none(max_communication, "--max-communication"),
+        time_tolerance=step,
+        memory_tolerance=memory,
+        communication_tolerance=communication,
+        same_plan=same_plan,
+    )
+    if max_memory is not None and given["plan"] is None and given["strategy"] is None:
+        # The search looks for what is allowed; a given plan is only evaluated.
+        given["subject_to"] = [*(given["subject_to"] or ()), f"peak_memory<={max_memory}"]
     targets = _output_targets(output_format or ["text"])
-    points = points_of(programs, mesh, given, update)
+    requests = [options.make_request(program, mesh, given) for program in programs]
+    points = [CheckPoint(request, limits, against or "", update) for request in requests]
     check_targets([target for _, target in targets if not target.is_stdout], [p.request.program for p in points])
 
     if len(points) == 1:
@@ -155,12 +194,6 @@ def judge_point(point: CheckPoint, progress: Any = None, tell: Any = None) -> tu
 def work_on(point: CheckPoint) -> Judged:
     """In a worker: judges one of several points."""
     return judge_point(point)[1]
-
-
-def _given(written: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options by key. written: the command's parameters."""
-    values = {name.replace("_", "-"): value for name, value in written.items()}
-    return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) -> Judged:
@@ -254,61 +287,3 @@ def _write(verdicts: list[CheckVerdict], targets: list[tuple[CheckFormat, Target
             sys.stdout.write(content)
         else:
             write_target(target, content.encode("utf-8", "backslashreplace"))
-
-
-# ---------------------------------------------------------------- what is checked
-# Collects what `toast check` checks: options go in, `CheckPoint` values come out.
-
-DEFAULT_TOLERANCE = "5%"
-
-
-@dataclass(frozen=True)
-class CheckPoint:
-    """One program on one mesh, its limits, and the stored report it is compared with (empty: none). update: write that
-    report instead of comparing with it."""
-
-    request: Request
-    limits: CheckLimits
-    against: str = ""
-    update: bool = False
-
-
-def points_of(programs: list[str], mesh: str, given: Mapping[str, Any], update: bool) -> list[CheckPoint]:
-    """The programs named on the command line, on the mesh named there."""
-    if "-" in programs and len(programs) > 1:
-        raise UsageError("stdin is one program of several", hint="save it to a file")
-    if "against" in given and len(programs) > 1:
-        raise UsageError("one stored report for several programs", where="--against", hint="check one at a time")
-    if "against" not in given:
-        for name in ("tolerance", "time-tolerance", "memory-tolerance", "communication-tolerance", "same-plan"):
-            if name in given:
-                raise UsageError(f"--{name} compares with a stored report", hint="give that report with --against FILE")
-        if update:
-            raise UsageError("--update writes a stored report", hint="say where with --against FILE")
-    return [make_point(program, mesh, given, update) for program in programs]
-
-
-def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) -> CheckPoint:
-    """One point from options by name. Raises UsageError at `--name` for values that cannot be read."""
-    from toast_cli.report.checks import CheckLimits
-
-    shared = parse_fraction(given.get("tolerance", DEFAULT_TOLERANCE), "--tolerance")
-
-    def tolerance(name: str) -> float:
-        return parse_fraction(given[name], f"--{name}") if name in given else shared
-
-    limits = CheckLimits(
-        max_bytes=bytes_or_none(given.get("max-memory"), "--max-memory"),
-        max_step_seconds=seconds_or_none(given.get("max-step-time"), "--max-step-time"),
-        max_communication_seconds=seconds_or_none(given.get("max-communication"), "--max-communication"),
-        time_tolerance=tolerance("time-tolerance"),
-        memory_tolerance=tolerance("memory-tolerance"),
-        communication_tolerance=tolerance("communication-tolerance"),
-        same_plan=given.get("same-plan", False),
-    )
-    # The search optimises for the limits; a given plan is only evaluated.
-    chosen = "plan" in given or "strategy" in given
-    allowed = [f"peak_memory<={given['max-memory']}"] if "max-memory" in given and not chosen else []
-    bounds = {"subject-to": [*(given.get("subject-to") or ()), *allowed]}
-    request = options.make_request(program, mesh, {**given, **bounds})
-    return CheckPoint(request, limits, given.get("against", ""), update)

@@ -72,12 +72,11 @@ REWRITING = ("fit", "microbatches", "recompute", "offload")
 CONFIRMING = ("confirm", "confirm_with", "confirm_seconds")
 
 
-def with_options(*names: str, before: str, unset: bool = False, **defaults: str) -> Callable[[Command], Command]:
+def with_options(*names: str, before: str, **defaults: str) -> Callable[[Command], Command]:
     """Gives a command the options of these fields of `Request`, in front of its parameter `before`. The command gets
     their values as keyword arguments, by their keys with underscores.
 
-    unset: an option that is not given is None, and the help text states the default. defaults: other defaults than
-    `Request`'s.
+    defaults: other defaults than `Request`'s.
     """
 
     def wrap(command: Command) -> Command:
@@ -86,7 +85,7 @@ def with_options(*names: str, before: str, unset: bool = False, **defaults: str)
         place = [one.name for one in own].index(before)
         parameters = [
             *own[:place],
-            *(_parameter(name, defaults.get(name, DEFAULTS[name]), unset) for name in names),
+            *(_parameter(name, defaults.get(name, DEFAULTS[name])) for name in names),
             *own[place:],
         ]
         command.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -96,32 +95,30 @@ def with_options(*names: str, before: str, unset: bool = False, **defaults: str)
     return wrap
 
 
-def _parameter(name: str, default: Any, unset: bool) -> inspect.Parameter:
+def _parameter(name: str, default: Any) -> inspect.Parameter:
     one = OPTIONS[name]
-    type_, text = one.kind if isinstance(one.kind, type) else _TYPES.get(one.kind, str), one.help
+    type_ = one.kind if isinstance(one.kind, type) else _TYPES.get(one.kind, str)
     if one.kind is OptionKind.TEXTS:
         default = None
-    elif unset and one.kind is not OptionKind.FLAG and default is not None:
-        text, default = f"{text.removesuffix('.')} (default: {default}).", None
     if default is None:
         type_ = type_ | None
     elif isinstance(one.kind, type):
         default = type_(default)
     return inspect.Parameter(
         one.key.replace("-", "_"), inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=default, annotation=Annotated[type_, _declared(one, text)],
+        default=default, annotation=Annotated[type_, _declared(one)],
     )  # fmt: skip
 
 
-def _declared(one: Option, text: str) -> Any:
+def _declared(one: Option) -> Any:
     if isinstance(one.kind, type):
-        return words(one.kind, one.flag, text)
+        return words(one.kind, one.flag, one.help)
     if one.kind is OptionKind.PLANS:
-        return typer.Option(one.flag, metavar=one.metavar, help=text, envvar="TOAST_CONFIRM")
+        return typer.Option(one.flag, metavar=one.metavar, help=one.help, envvar="TOAST_CONFIRM")
     if one.kind is OptionKind.WHOLE:
-        return typer.Option(one.flag, parser=whole_number(one.least, one.flag), metavar=one.metavar, help=text)
+        return typer.Option(one.flag, parser=whole_number(one.least, one.flag), metavar=one.metavar, help=one.help)
     spellings = (one.flag, one.also) if one.also else (one.flag,)
-    return typer.Option(*spellings, metavar=one.metavar or None, help=text)
+    return typer.Option(*spellings, metavar=one.metavar or None, help=one.help)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print one line instead of the report.")]
