@@ -137,6 +137,7 @@ def test_numbers_stay_what_they_were(name: str, direction: str) -> None:
     source = source_of(partial(trained, forward) if direction == "training" else forward, *shapes)
     parted = with_parts(source)
     assert parted is not None and parted.program.parted
+    assert fused_parts(parted.program) is None  # also in loops and branches
     assert [a.path for a in parted.program.arguments] == [a.path for a in source.program.arguments]
     assert any(text in parted.notices[-1] for text in ("product is", "products are"))
     for before, after in zip(results_of(source), results_of(parted), strict=True):
