@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from toast_cli.base.files import Target, check_targets, write_target
+from toast_cli.base.files import check_targets
 from toast_cli.cli import options
-from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say_confirmed
+from toast_cli.cli.running import DOES_NOT_FIT, OK, json_target, progress_line, say_confirmed, show
 
 
 @options.with_options(*options.PLANNING, "pipeline", *options.CONFIRMING, before="quiet")
@@ -34,17 +34,16 @@ def compare(
     one plan fits in memory and keeps every --subject-to; 3: none does.
     """
     options.refuse_both(quiet, verbose)
-    targets = [Target("--json", json)] if json is not None else []
+    targets = json_target(json)
     check_targets(targets, [program, mesh])
     request = options.make_request(program, mesh, given)
 
     from toast_cli import pipeline
     from toast_cli.ask_xla.ask_compiler import compile_plans, compiler_for
     from toast_cli.hardware import load_spec
-    from toast_cli.report import style
     from toast_cli.report.comparison import STRATEGY, comparison_blocks, comparison_line, with_compiled, with_contender
     from toast_cli.report.comparison import compare as tabulate
-    from toast_cli.report.model import write_json
+    from toast_cli.report.style import plain_text
     from toast_cli.search.alternatives import best_plans
 
     if request.confirm > 0:
@@ -59,14 +58,9 @@ def compare(
             tell = None if quiet else say_confirmed
             compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, tell)
             found = with_compiled(outcome.evaluator, found, compiled)
-    for target in targets:
-        write_target(target, write_json(found.to_json()))
-
+    show(lambda width: [] if quiet else comparison_blocks(found, width, verbose), found.to_json(), targets)
     taken = any(target.is_stdout for target in targets)
-    stream = sys.stderr if taken else sys.stdout
-    if not quiet:
-        console = style.make_console(stream)
-        stream.write(style.render(comparison_blocks(found, console.width, verbose), console))
-    elif not taken or found.best is None:
-        print(style.plain_text(comparison_line(found), stream.encoding), file=stream)
+    if quiet and (not taken or found.best is None):
+        stream = sys.stderr if taken else sys.stdout
+        print(plain_text(comparison_line(found), stream.encoding), file=stream)
     return OK if found.best is not None else DOES_NOT_FIT

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from toast_cli.base.files import Target, check_targets, write_target
+from toast_cli.base.files import check_targets
+from toast_cli.cli.running import json_target, show
 
 DIFFERENT = 1
 
@@ -23,16 +23,12 @@ def diff(
 
     Exit code 0: nothing changed; 1: something did.
     """
-    targets = [Target("--json", json)] if json is not None else []
+    targets = json_target(json)
     check_targets(targets, [before, now])
 
-    from toast_cli.report import style
     from toast_cli.report.checks import blocks, difference
-    from toast_cli.report.model import read_report, write_json
+    from toast_cli.report.model import read_report
 
     found = difference(read_report(before), read_report(now), (before, now))
-    for target in targets:
-        write_target(target, write_json(found.to_json()))
-    stream = sys.stderr if any(target.is_stdout for target in targets) else sys.stdout
-    stream.write(style.render(blocks(found), style.make_console(stream)))
+    show(lambda _: blocks(found), found.to_json(), targets)
     return 0 if found.same else DIFFERENT

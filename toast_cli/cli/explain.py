@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toast_cli.base.files import Target, check_targets, write_target
+from toast_cli.base.files import check_targets
 from toast_cli.cli import options
-from toast_cli.cli.running import OK, progress_line, say
+from toast_cli.cli.running import OK, json_target, progress_line, say, show
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def explain(
         raise UsageError(
             "the plan of the report is explained", where="--report", hint="leave --tactic and --strategy out"
         )
-    targets = [Target("--json", json)] if json is not None else []
+    targets = json_target(json)
     check_targets(targets, [name for name in (program, mesh, report) if name is not None])
     if report is not None:
         from toast_cli.report.explain.study import stored_rewriting, stored_shape
@@ -82,12 +82,11 @@ def explain(
 
     from toast_cli import pipeline
     from toast_cli.price.evaluator import Evaluator
-    from toast_cli.report import style
     from toast_cli.report.command_tables import explanation_blocks, explanation_line
     from toast_cli.report.explain import Study
     from toast_cli.report.explain.answers import explain as answer
     from toast_cli.report.explain.study import stored_plan
-    from toast_cli.report.model import write_json
+    from toast_cli.report.style import plain_text
 
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)
@@ -102,14 +101,9 @@ def explain(
             found = answer(study, decision=decision, collective=collective, peak=peak)
     for notice in outcome.notices:
         say("note", notice)
-    for target in targets:
-        write_target(target, write_json(found.to_json()))
-    if not any(target.is_stdout for target in targets):
-        if quiet:
-            print(style.plain_text(explanation_line(found), sys.stdout.encoding))
-        else:
-            console = style.make_console(sys.stdout)
-            sys.stdout.write(style.render(explanation_blocks(found, console.width, verbose), console))
+    show(lambda width: [] if quiet else explanation_blocks(found, width, verbose), found.to_json(), targets)
+    if quiet and not any(target.is_stdout for target in targets):
+        print(plain_text(explanation_line(found), sys.stdout.encoding))
     return OK
 
 

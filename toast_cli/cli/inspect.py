@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from toast_cli.base.files import Target, check_targets, write_target
+from toast_cli.base.files import check_targets
 from toast_cli.cli import options
+from toast_cli.cli.running import json_target, show
 
 
 @options.with_options("dims", before="json")
@@ -21,15 +21,13 @@ def inspect(
 
     Of a program with symbolic dimensions that have no size yet, only these: which there are, and where they stand.
     """
-    targets = [Target("--json", json)] if json is not None else []
+    targets = json_target(json)
     check_targets(targets, [program])
 
     from toast_cli.dimensions import analyse
     from toast_cli.frontend import content_of, load, symbols_in
     from toast_cli.frontend.formats import read_bytes
-    from toast_cli.report import style
     from toast_cli.report.inspection import SCHEMA, blocks, inspect_program, symbol_facts, symbol_table
-    from toast_cli.report.model import write_json
 
     dims, content = given["dim"] or (), read_bytes(program)
     symbols, constraints = symbols_in(program, content)
@@ -41,15 +39,9 @@ def inspect(
             "symbols": [asdict(one) for one in listed],
             "constraints": constraints,
         }
-        shown = [symbol_table(listed, constraints)]
+        show(lambda _: [symbol_table(listed, constraints)], facts, targets)
     else:
         source = load(program, content=content_of(program, dims, content), dims=dims)
         found = inspect_program(source, analyse(source.program), symbols)
-        facts = found.to_json()
-        shown = blocks(found, style.make_console(sys.stdout).width, verbose)
-    for target in targets:
-        write_target(target, write_json(facts))
-    stream = sys.stderr if any(target.is_stdout for target in targets) else sys.stdout
-    console = style.make_console(stream)
-    stream.write(style.render(shown, console))
+        show(lambda width: blocks(found, width, verbose), found.to_json(), targets)
     return 0

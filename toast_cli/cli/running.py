@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -22,10 +23,13 @@ import typer
 
 from toast_cli.base.children import INTERRUPTED as INTERRUPTED
 from toast_cli.base.children import ChildError, Limits, interrupt_at_once, outcomes
+from toast_cli.base.files import Target, write_target
 from toast_cli.base.units import printable, printable_lines
 from toast_cli.errors import ToastError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from toast_cli.ask_xla.confirm import ConfirmedRow
 
 
@@ -65,7 +69,8 @@ def guarded(call: Callable[[], object], *, debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        return _explain(BAD_INPUT, *_system_message(error))
+        what = f"{error.filename or 'cannot write'}: {error.strerror or error}"
+        return _explain(BAD_INPUT, what, "")
     except _PARSER_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             _tell(f"{printable_lines(str(error))}\n")
@@ -96,17 +101,6 @@ def _note_interrupts() -> list[int]:
         if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, interrupt_at_once):
             signal.signal(signal.SIGINT, interrupt)
     return noted
-
-
-def _system_message(error: OSError) -> tuple[str, str]:
-    """(what, hint) of an error of the operating system."""
-    try:
-        os.getcwd()  # noqa: PTH109
-    except OSError:
-        return "the working directory does not exist any more", "change to another one"
-    if error.filename is None:
-        return f"cannot write: {error.strerror or error}", ""
-    return f"{error.filename}: {error.strerror or error}", ""
 
 
 def debug_wanted(arguments: list[str]) -> bool:
@@ -189,9 +183,9 @@ def run_all(
     def finish(numbers: list[int]) -> None:
         while numbers:  # a process that dies leaves items for the next one
             results = _answers([items[number] for number in numbers], work, children)
-            for count, result in enumerate(results, 1):
-                done.put((numbers[count - 1], result))
-            numbers = numbers[count:]
+            for answered, result in enumerate(results, 1):
+                done.put((numbers[answered - 1], result))
+            numbers = numbers[answered:]
 
     with ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(finish, numbers) for numbers in batches.values()]
@@ -225,22 +219,15 @@ def _answers(
                     _tell(printable_lines(trace))
                 yield PointFailure(f"internal error: {name}: {text}")
             else:
-                yield PointFailure(f"the process died ({_cause(outcome.facts)})")
+                code = outcome.facts
+                cause = f"exit code {code}" if code >= 0 else signal.strsignal(-code)
+                yield PointFailure(f"the process died ({cause})")
     except ChildError as error:  # there is no process
         yield PointFailure(f"its process did not run: {error.reason}")
 
 
 def failure_of(error: ToastError) -> PointFailure:
     return PointFailure(f"{error.where}: {error.what}" if error.where else error.what, error.hint)
-
-
-def _cause(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 # ---------------------------------------------------------------- progress
@@ -263,14 +250,8 @@ def progress_line(*, wanted: bool) -> Iterator[Progress | None]:
     from rich.progress import Progress as Line
 
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    unicode = console.encoding.lower().startswith("utf")
-    columns = [
-        SpinnerColumn("dots" if unicode else "line"),
-        TextColumn("{task.description}"),
-        BarColumn(20),
-        TextColumn("{task.fields[facts]}"),
-        TimeElapsedColumn(),
-    ]
+    columns = [SpinnerColumn("line"), TextColumn("{task.description}"), BarColumn(20)]
+    columns += [TextColumn("{task.fields[facts]}"), TimeElapsedColumn()]
     with Line(*columns, console=console, transient=True) as line:
         task = line.add_task("load", total=1.0, facts="")
         stage, shown_at, owner = "", -math.inf, os.getpid()
@@ -300,23 +281,44 @@ def search_facts(best_seconds: float, evaluations: int) -> str:
 
 @contextmanager
 def counted(total: int, what: str, *, wanted: bool) -> Iterator[Callable[[], object]]:
-    """A progress bar over `total` of `what` on stderr, if that is a terminal; yields a function that advances it by
-    one."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Line
+    """The progress line for `total` of `what`; yields a function that advances it by one."""
+    numbers = count(1)
+    with progress_line(wanted=wanted) as progress:
 
-    columns = [TextColumn(what), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Line(*columns, console=Console(stderr=True), transient=True) as line:
-        task = line.add_task(what, total=total)
-        yield lambda: line.advance(task)
+        def tell(number: int) -> None:
+            if progress is not None:
+                progress(f"{number} of {total} {what}", number / total, math.inf, 0, 0.0)
+
+        tell(0)
+        yield lambda: tell(next(numbers))
 
 
-def say_confirmed(place: int, count: int, row: ConfirmedRow) -> None:
+def say_confirmed(place: int, number: int, row: ConfirmedRow) -> None:
     """A line on stderr for each plan that a compiler has answered about."""
     from toast_cli.report.comparison import confirmation_line
 
-    print(f"confirm {place} of {count}: {confirmation_line(row)}", file=sys.stderr)
+    print(f"confirm {place} of {number}: {confirmation_line(row)}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------- output
+
+
+def json_target(path: str | None) -> list[Target]:
+    """The target of `--json`, if it is given."""
+    return [Target("--json", path)] if path is not None else []
+
+
+def show(drawn: Callable[[int], Iterable[RenderableType]], facts: object, targets: Sequence[Target]) -> None:
+    """Writes facts as JSON to the targets, and sections to the terminal, to stderr where stdout has the JSON.
+
+    Args:
+        drawn: the sections for a number of columns.
+    """
+    from toast_cli.report.model import write_json
+    from toast_cli.report.style import make_console, render
+
+    for target in targets:
+        write_target(target, write_json(facts))
+    stream = sys.stderr if any(target.is_stdout for target in targets) else sys.stdout
+    console = make_console(stream)
+    stream.write(render(drawn(console.width), console))

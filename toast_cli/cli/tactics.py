@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from toast_cli.base.files import Target, check_targets, write_target
+from toast_cli.base.files import check_targets
 from toast_cli.cli import options
+from toast_cli.cli.running import json_target, show
 from toast_cli.errors import UsageError
 
 
@@ -40,10 +40,10 @@ def tactics(
             where="PROGRAM and --mesh",
             hint="give both, or neither to list what there is",
         )
-    targets = [Target("--json", json)] if json is not None else []
+    targets = json_target(json)
     check_targets(targets, [name for name in (program, mesh, file) if name is not None])
 
-    from toast_cli.report import command_tables, style
+    from toast_cli.report import command_tables
     from toast_cli.tactics import ALIASES, TACTICS, applicable
     from toast_cli.tactics.model import survey
     from toast_cli.tactics.requests import read_tactics
@@ -64,11 +64,5 @@ def tactics(
         plans, reasons = applicable(problem)
         drawn = command_tables.applying(found, problem.mesh.names, reasons, list(plans))
         facts = {"tactics": [asdict(one) for one in found], "strategies": list(plans), "not_applicable": reasons}
-    for target in targets:
-        from toast_cli.report.model import write_json
-
-        write_target(target, write_json(facts))
-    if not any(target.is_stdout for target in targets):
-        console = style.make_console(sys.stdout)
-        sys.stdout.write(style.render(drawn, console))
+    show(lambda _: drawn, facts, targets)
     return 0
