@@ -188,14 +188,14 @@ def test_rows_go_by_the_time_of_all_in_them() -> None:
 
 
 def test_a_reduction_is_said_to_be_one() -> None:
-    of = study("data-parallel")
+    of = study("data-parallel", MLP)
     number = next(k for k, row in enumerate(of.collective_rows, 1) if row[0].kind == "all-reduce")
     said = " ".join(explain(of, collective=str(number)).sentences)
     assert "each device has a part of the sum" in said
 
 
 def test_the_peak_adds_up_and_what_lowers_it_does() -> None:
-    of = study("data-parallel")
+    of = study("data-parallel", MLP)
     found = explain(of, peak=True)
     assert sum(item.bytes for item in found.items) <= found.peak_bytes * 1.001
     assert sum(item.bytes for item in found.items) > 0.5 * found.peak_bytes
@@ -306,27 +306,11 @@ def test_explanations_are_whole_at_any_width(width: int) -> None:
 
 def test_the_command_explains_a_stored_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
-    assert (
-        run(
-            [
-                "partition",
-                T2B,
-                "--mesh",
-                MESH,
-                "--mesh-shape",
-                "data=4,model=4",
-                "--iterations",
-                "20",
-                "--json",
-                str(report),
-                "--quiet",
-            ]
-        )
-        == 0
-    )
+    mesh = ["--mesh", MESH, "--mesh-shape", "data=4,model=4"]
+    assert run(["partition", MLP, *mesh, "--iterations", "20", "--json", str(report), "--quiet"]) == 0
     stored = json.loads(report.read_text())
     capsys.readouterr()
-    assert run(["explain", T2B, "--mesh", MESH, "--report", str(report), "--json", "-"]) == 0
+    assert run(["explain", MLP, "--mesh", MESH, "--report", str(report), "--json", "-"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["schema"] == SCHEMA
     assert facts["axes"] == {"data": 4, "model": 4}
