@@ -190,7 +190,7 @@ def test_reports_are_typed_and_subscriptable(plan: toast.Plan) -> None:
 def test_notebooks_show_a_piece_of_a_page(plan: toast.Plan) -> None:
     page = plan._repr_html_()
     assert "peak memory" in page
-    assert "batch[&#x27;x&#x27;]" in page
+    assert "<td class='wide'>batch/x</td>" in page
 
 
 def test_what_holds_a_lowered_program_is_taken(plan: toast.Plan) -> None:

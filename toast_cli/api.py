@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from toast_cli.base.files import Target, check_targets, output_format, write_target
-from toast_cli.emit.specs import NamedSpec, entry_text, partition_spec, rules_of, spec_text, tuple_text
+from toast_cli.emit.specs import NamedSpec, entry_text, partition_spec, rules_of, tuple_text
 from toast_cli.errors import UsageError
 from toast_cli.hardware import load_spec, machine_name, needs_no_file
 from toast_cli.option_values import request_of_keywords
@@ -31,7 +31,6 @@ from toast_cli.pipeline import Outcome
 from toast_cli.pipeline import partition as run_pipeline
 from toast_cli.plan.partitioned import ConstraintFacts
 from toast_cli.program.names import slash_path
-from toast_cli.program.quantities import format_bytes, format_seconds
 from toast_cli.report.model import DimensionAxes, Report
 from toast_cli.request import DEFAULTS, Request
 from toast_cli.tactics import parse_tactics
@@ -48,18 +47,6 @@ def slash_expression(pattern: str) -> str:
     parts = [re.escape(part) for part in slash_path(pattern).split("*")]
     whole = ".*".join(parts)
     return f"{'' if pattern.startswith('*') else '^'}{whole.removeprefix('.*').removeprefix('/')}$"
-
-
-def maxtext_yaml(
-    rules: Iterable[tuple[str, str | tuple[str, ...]]], names: Mapping[str, str | Sequence[str]] | None
-) -> str:
-    """`logical_axis_rules` as MaxText's YAML has them; see `Plan.maxtext_rules`."""
-    lines = ["logical_axis_rules:"]
-    for name, axes in rules:
-        theirs = (names or {}).get(name, name)
-        listed = json.dumps([axes] if isinstance(axes, str) else list(axes))
-        lines += [f"  - [{json.dumps(one)}, {listed}]" for one in ([theirs] if isinstance(theirs, str) else theirs)]
-    return "\n".join(lines) + "\n"
 
 
 def keras_layouts(named: Iterable[NamedSpec], argument: str) -> dict[str, tuple[str | None, ...]]:
@@ -228,19 +215,6 @@ def automatic(mesh: Any) -> Any:
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
 
-def unflatten(tree: Any, leaves: list[Any]) -> Any:
-    import jax
-
-    return jax.tree.unflatten(tree, leaves)
-
-
-def positional(arguments: Any) -> Any:
-    """jit's `in_shardings` are for positional arguments only; keyword arguments' shardings come from the arrays
-    given."""
-    positional, _ = arguments
-    return positional
-
-
 class Plan:
     """A chosen plan, its predicted cost, and its shardings as objects of JAX.
 
@@ -263,25 +237,14 @@ class Plan:
         return self._outcome.report
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook: the plan in a sentence, its main figures, and the shardings of arguments, grouped by
+        """HTML for a notebook: the plan in a sentence, its figures, and the shardings of arguments, grouped by
         pattern."""
-        from toast_cli.report.html.frame import snippet
+        from toast_cli.report import arrays, terminal
+        from toast_cli.report.html.frame import WIDE, from_terminal
 
-        predicted = self.report.predicted
-        limit = f"of {format_bytes(predicted.limit_bytes)}"
-        figures = {
-            "step time": (format_seconds(predicted.step_seconds), ""),
-            "compute": (format_seconds(predicted.compute_seconds), ""),
-            "communication": (format_seconds(predicted.communication_seconds), ""),
-            "peak memory": (
-                format_bytes(predicted.peak_bytes),
-                limit if self.fit != "no" else f"{limit}: does not fit",
-            ),
-        }
-        split = [(pattern, spec_text(spec)) for pattern, spec in rules_of(self._named_specs())]
-        shape = " × ".join(f"{axis}={size}" for axis, size in self.axes.items())
-        title = f"{self.report.program.name} on {self.report.mesh.name}, {shape}"
-        return snippet(title, self.summary or "unsharded", figures, "how arrays are split", split)
+        report = self.report
+        parts = terminal.header(report), terminal.verdict(report), terminal.prediction(report, WIDE)
+        return "".join(map(from_terminal, (*parts, arrays.arguments(report))))
 
     def partition_rules(self) -> list[tuple[str, Any]]:
         """(regular expression over an array's path, PartitionSpec); the first rule that matches applies.
@@ -301,7 +264,12 @@ class Plan:
                 ["activation_batch", "activation_embed_and_logits_batch"]}`); a dimension without an entry keeps its
                 own.
         """
-        return maxtext_yaml(self.logical_axis_rules(), names)
+        lines = ["logical_axis_rules:"]
+        for name, axes in self.logical_axis_rules():
+            theirs = (names or {}).get(name, name)
+            listed = json.dumps([axes] if isinstance(axes, str) else list(axes))
+            lines += [f"  - [{json.dumps(one)}, {listed}]" for one in ([theirs] if isinstance(theirs, str) else theirs)]
+        return "\n".join(lines) + "\n"
 
     def keras_layouts(self, argument: str) -> dict[str, tuple[str | None, ...]]:
         """For a `keras.distribution.LayoutMap`: the path of a variable -> a mesh axis or None for each dimension.
@@ -379,15 +347,20 @@ class Plan:
 
         A program from a file has no trees: one spec per argument of the program, in order.
         """
+        import jax
+
         specs = [partition_spec(argument.sharding) for argument in self.report.arguments]
         if self._signature is None:
             return tuple(specs)
-        return positional(unflatten(self._signature.arguments, self._leaf_specs(specs)))
+        # jit's in_shardings are for positional arguments; those of keyword arguments come from the arrays given.
+        return jax.tree.unflatten(self._signature.arguments, self._leaf_specs(specs))[0]
 
     def out_specs(self) -> Any:
         """PartitionSpecs of the results, as the tree that the function returns (flat for a program from a file)."""
+        import jax
+
         specs = [partition_spec(result.sharding) for result in self.report.results]
-        return tuple(specs) if self._signature is None else unflatten(self._signature.results, specs)
+        return tuple(specs) if self._signature is None else jax.tree.unflatten(self._signature.results, specs)
 
     def in_shardings(self, mesh: Any = None) -> Any:
         """For `jax.jit(in_shardings=…)`, on this mesh (`self.mesh()` when None); see `in_specs`.
@@ -465,14 +438,14 @@ class Plan:
         signature = self._signature
         specs = [partition_spec([])] * signature.arguments.num_leaves
         used = dict(zip(signature.kept, kept, strict=True))
-        results = unflatten(signature.results, list(range(signature.results.num_leaves)))
+        results = jax.tree.unflatten(signature.results, list(range(signature.results.num_leaves)))
         by_tail: dict[tuple[str, str], Any] = {}
         for path, number in jax.tree_util.tree_leaves_with_path(results):
             fact = self.report.results[number]
             for start in (0, 1):
                 shape = fact.type[fact.type.index("[") + 1 : fact.type.rindex("]")]  # `2,3` of `f32[2,3]`
                 by_tail[jax.tree_util.keystr(path[start:]), shape] = partition_spec(fact.sharding)
-        leaves = unflatten(signature.arguments, list(range(signature.arguments.num_leaves)))
+        leaves = jax.tree.unflatten(signature.arguments, list(range(signature.arguments.num_leaves)))
         for path, number in jax.tree_util.tree_leaves_with_path(leaves):
             tail = jax.tree_util.keystr(path[2:])  # from behind (args, kwargs) and the parameter on
             if number in used:

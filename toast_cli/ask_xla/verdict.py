@@ -297,27 +297,11 @@ def out_of_memory(failure: Failure) -> bool:
 # promised.
 
 Key = tuple[str, tuple[str, ...]]  # kind, axes
+Flow = CompiledCollective  # whose location is a report's: `model.py:12 (bwd mlp/dot)`
 Counts = dict[tuple[int, str], float]  # (bytes, line) -> runs
 OnlyIn = Literal["extra", "missing"]
 # Sums closer than this are equal: padding and combined scalars cause such differences.
 _SAME = 0.01
-
-
-@dataclass(frozen=True)
-class Flow:
-    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: its source location,
-    `model.py:12 (bwd mlp/dot)`."""
-
-    kind: str
-    axes: tuple[str, ...]
-    bytes: int
-    count: float
-    place: str
-
-    @property
-    def line(self) -> str:
-        """`model.py:12`."""
-        return self.place.partition(" ")[0]
 
 
 @dataclass(frozen=True)
@@ -370,8 +354,8 @@ def compare_traffic(
     order = list(mesh)
     sides: tuple[dict[Key, list[Flow]], dict[Key, list[Flow]]] = (defaultdict(list), defaultdict(list))
     flows = (
-        [Flow(p.kind, tuple(p.axes), p.bytes, p.count, p.location) for p in promised],
-        [Flow(c.kind, c.axes, c.bytes, c.count, place_of(c)) for c in found],
+        [CompiledCollective(p.kind, tuple(p.axes), p.bytes, p.count, "", p.location) for p in promised],
+        [replace(one, location=place_of(one)) for one in found],
     )
     for side, given in zip(sides, flows, strict=True):
         for flow in given:
@@ -469,8 +453,9 @@ def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> 
     places: dict[tuple[int, str], str] = {}
     for side, flows in zip(left, (promised, found), strict=True):
         for flow in flows:
-            side[flow.bytes, flow.line] += flow.count
-            places.setdefault((flow.bytes, flow.line), flow.place)
+            line = flow.location.partition(" ")[0]
+            side[flow.bytes, line] += flow.count
+            places.setdefault((flow.bytes, line), flow.location)
     for key in list(left[0]):
         strike(left[0], left[1], key, key)
     for key in list(left[0]):

@@ -145,28 +145,24 @@ def _chip_table(spec: Spec) -> RenderableType:
     chip, profile = spec.chip, find_profile(spec.chip)
     attained, tile = profile.attained, profile.memory_tile
     rates = ", ".join(f"{dtype} {format_rate(rate, 'FLOP/s')}" for dtype, rate in chip.matrix_flops.items())
-    figures = {
-        "matrix_flops": rates,
-        "vector_flops": format_rate(chip.vector_flops, "FLOP/s"),
-        "matrix_tile": f"{chip.matrix_tile[0]} × {chip.matrix_tile[1]}",
-        "memory_tile": f"{tile[0]} × {tile[1]}",
-        "memory_bytes": format_bytes(chip.memory_bytes),
-        "reserved_bytes": format_bytes(chip.reserved_bytes),
-        "memory_bytes_per_second": format_rate(chip.memory_bytes_per_second, "B/s"),
-        "host_bytes_per_second": format_rate(chip.host_bytes_per_second, "B/s"),
-        "sustained": f"{chip.sustained:.0%}",
-        "attained": f"matrix {attained.matrix:.0%}, vector {attained.vector:.0%}, memory {attained.memory:.0%}"
-        + (f" ({attained.elementwise:.0%} without a product)" if attained.elementwise else "")
-        + f", {format_seconds(attained.kernel_seconds)} a kernel",
-        "temporary_growth": f"× {profile.temporary_growth:g}",
-    }
-    words = {"matrix_flops": "matrix unit", "vector_flops": "vector unit", "matrix_tile": "matrix tile"}
-    words |= {"memory_bytes": "memory", "reserved_bytes": "reserved", "memory_bytes_per_second": "memory bandwidth"}
-    words |= {"host_bytes_per_second": "host link", "sustained": "products in a run"}
-    words |= {"attained": "of which kernels get", "temporary_growth": "temporaries", "memory_tile": "memory tile"}
+    kernels = f"matrix {attained.matrix:.0%}, vector {attained.vector:.0%}, memory {attained.memory:.0%}"
+    kernels += f" ({attained.elementwise:.0%} without a product)" if attained.elementwise else ""
+    rows = [
+        ("matrix unit", "matrix_flops", rates),
+        ("vector unit", "vector_flops", format_rate(chip.vector_flops, "FLOP/s")),
+        ("matrix tile", "matrix_tile", f"{chip.matrix_tile[0]} × {chip.matrix_tile[1]}"),
+        ("memory tile", "memory_tile", f"{tile[0]} × {tile[1]}"),
+        ("memory", "memory_bytes", format_bytes(chip.memory_bytes)),
+        ("reserved", "reserved_bytes", format_bytes(chip.reserved_bytes)),
+        ("memory bandwidth", "memory_bytes_per_second", format_rate(chip.memory_bytes_per_second, "B/s")),
+        ("host link", "host_bytes_per_second", format_rate(chip.host_bytes_per_second, "B/s")),
+        ("products in a run", "sustained", f"{chip.sustained:.0%}"),
+        ("of which kernels get", "attained", f"{kernels}, {format_seconds(attained.kernel_seconds)} a kernel"),
+        ("temporaries", "temporary_growth", f"× {profile.temporary_growth:g}"),
+    ]
     drawn = table([("", "left"), ("", "fold"), ("source", "fold")])
-    for figure, value in figures.items():
-        drawn.add_row(words[figure], value, chip.sources.get(figure) or profile.sources.get(figure, ""))
+    for words, figure, value in rows:
+        drawn.add_row(words, value, chip.sources.get(figure) or profile.sources.get(figure, ""))
     if spec.preset:
         for name, wire in spec.preset.wires.items():
             value = f"{format_rate(wire.bytes_per_second, 'B/s')}, {format_seconds(wire.latency_seconds)}"
@@ -180,10 +176,8 @@ def _dimension_table(spec: Spec, mesh: Mesh) -> RenderableType:
     from toast_cli.program.quantities import format_seconds
     from toast_cli.report.style import table, with_axes
 
-    heads = ["bandwidth", "latency"]
-    drawn = table(
-        [("", "left"), ("kind", "left"), ("", "left"), *((head, "right") for head in heads), ("axes", "fold")]
-    )
+    heads = [("", "left"), ("kind", "left"), ("", "left"), ("bandwidth", "right"), ("latency", "right")]
+    drawn = table([*heads, ("axes", "fold")])
     for dimension in spec.dimensions:
         pieces = [
             axis.name if link.size == dimension.size else f"{axis.name} ({link.size} of it)"
