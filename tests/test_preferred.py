@@ -68,6 +68,7 @@ def test_a_strategy_within_the_margin_is_taken(
         (0.9 * MARGIN, 0.5, "zero2", True),  # fewer decisions
         (0.9 * MARGIN, 2.0, "zero2", False),  # fewer, but the other one is better in both step and memory
         (1.1 * MARGIN, 0.5, "zero2", False),
+        (0.9 * MARGIN, 2.0, "fsdp+expert", False),
         (0.9 * MARGIN, 2.0, "zero2 x megatron", True),  # simpler
         (1.1 * MARGIN, 2.0, "zero2 x megatron", False),
         (-0.001, 2.0, "zero2 x megatron", True),

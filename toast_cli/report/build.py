@@ -402,11 +402,14 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     gain = format_percent(1 - cost.step_seconds / result.cost.step_seconds)
     is_tight = cost.peak_bytes > surely_fitting_bytes(problem.program, problem.mesh)
     why = "that one may not fit" if is_tight else f"predictions err by about {MARGIN:.0%}"
-    taken = result.known_as or f"this plan of {format_plural(len(result.plan), 'decision')}"
+    own_count, count = (f" of {format_plural(len(decisions), 'decision')}" for decisions in (result.plan, plan))
+    taken, faster = (
+        (result.known_as, "another plan") if result.known_as else ("this plan" + own_count, "a plan" + count)
+    )
     other = summary(problem, plan)
     figures = f"{format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}"
     return [
-        f"toast prefers {taken} to a plan of {format_plural(len(plan), 'decision')} that is predicted {gain} faster "
+        f"toast prefers {taken} to {faster} that is predicted {gain} faster "
         f"({figures}{'' if other == own else f': {other}'}), since {why}; --minimise step_time takes the fastest"
     ]
 

@@ -356,6 +356,9 @@ def comparison(report: Report, width: int) -> RenderableType:
         predicted.compute_seconds,
         predicted.communication_seconds,
     )
+    figures = this.step_seconds, this.peak_bytes
+    alike = [f" ({k})" for k, facts in report.baselines.items() if (facts.step_seconds, facts.peak_bytes) == figures]
+    own = "".join(["this plan", *alike[:1]])
     columns = [
         ("", "fold"), ("step time", "right"), ("", "right"), ("compute", "right"), ("communication", "right"),
         ("peak memory", "right"), ("", "left"),
@@ -372,7 +375,7 @@ def comparison(report: Report, width: int) -> RenderableType:
                 report.fit if facts is this else fit_of(facts.peak_bytes, predicted.limit_bytes, predicted.peak_error)
             ),
         ]
-        for name, facts in {"this plan": this, **report.baselines}.items()
+        for name, facts in {own: this, **report.baselines}.items()
     ]
     rows = style.fitted(columns, cells, width, spare=((3, 4), (2,)))
     return style.section("compared with", rows)
@@ -461,8 +464,8 @@ def _whereabouts(report: Report, room: int) -> list[str]:
         if decision.target not in seen and decision.kind == "shard":
             having = members.get(decision.target, [])
             split = [member for member in having if decision.axis in stored.get(member, [])]
-            patterns = _patterns(split or having)
-            words.append(_as_many(patterns, room) if patterns else "no argument, only inside the program")
+            words.append(_as_many(_patterns(split or having), room) if having else "no argument")
+            words += [] if split else ["only inside the program"]
         elif decision.kind != "shard":
             words.append(decision.text)
         else:

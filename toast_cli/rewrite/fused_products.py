@@ -30,6 +30,7 @@ from toast_cli.program.ops import (
     SLICE,
     TRANSPOSE,
 )
+from toast_cli.program.quantities import format_plural
 from toast_cli.xla import ir, operations_in
 from toast_cli.xla.build import Builder
 
@@ -306,11 +307,11 @@ def with_parts(source: Source) -> Source:
 def _parted_notice(source: Source, parts: Parts) -> str:
     products = [n for n in parts.ops if source.program.ops[n].name == DOT_GENERAL]
     example = max(products, key=lambda n: source.program.ops[n].flops * source.program.ops[n].trips)
-    count = "1 product is" if len(products) == 1 else f"{len(products)} products are"
     place = f" (most work: {source.location(example)})" if source.location(example) else ""
     return (
-        f"{count} computed with what lies side by side in them as a dimension of its own{place}: the program written "
-        "has it so, others need a reshape of the weight to [.., parts, width] there (--as-written: no such plan)"
+        f"in {format_plural(len(products), 'product')} the parts that lie side by side in a weight (queries, keys and "
+        f"values; gates) are a dimension of their own{place}: the program written has it so, others need a reshape of "
+        "that weight to [.., parts, width] (--as-written makes no such plan)"
     )
 
 

@@ -157,8 +157,8 @@ def preferred(best: PricedResult, elsewhere: Iterable[PricedResult] = ()) -> Pri
     """What the search found, with the known strategy, or the shorter plan, that is nearly as fast; `fastest` then holds
     the plan of the search. Decisions that change nothing are left out.
 
-    Of several known strategies, the one of fewest tactics; of these, the one of fewest decisions that no other one
-    beats in both step and memory.
+    Of several known strategies, one over the fewest axes; of these, the one of fewest decisions that no other one beats
+    in both step and memory.
 
     Args:
         elsewhere: the same program on other mesh shapes, whose known strategies may be taken, too.
@@ -192,15 +192,15 @@ def _adds_to(problem: Problem, plan: Plan) -> bool:
 
 
 def _simplest(known: list[tuple[PricedStrategy, PricedResult]]) -> tuple[PricedStrategy, PricedResult]:
-    def tactics(one: PricedStrategy) -> int:
-        return one.name.count("+") + one.name.count(" x ") + 1
+    def axes(one: PricedStrategy) -> int:
+        return one.name.count(" x ")
 
     def is_beaten(cost: Cost) -> bool:
         step_seconds, peak_bytes = (1 - NO_EFFECT) * cost.step_seconds, (1 - NO_EFFECT) * cost.peak_bytes
         return any(one.cost.step_seconds < step_seconds and one.cost.peak_bytes < peak_bytes for one, _ in plain)
 
-    fewest = min(tactics(one) for one, _ in known)
-    plain = [entry for entry in known if tactics(entry[0]) == fewest]
+    fewest = min(axes(one) for one, _ in known)
+    plain = [entry for entry in known if axes(entry[0]) == fewest]
     unbeaten = [entry for entry in plain if not is_beaten(entry[0].cost)]
     return min(unbeaten, key=lambda entry: (len(entry[0].plan), entry[0].cost.step_seconds))
 
