@@ -30,7 +30,7 @@ def found(name: str, seeds: int = 1, **shape: int) -> tuple[Case, SearchResult]:
     mesh = load_spec("v4-32").mesh(shape or None)
     case = Case(source, Evaluator(make_problem(source.program, dimensions, mesh)))
     starts = starting_plans(case.problem)
-    results = [run_search(case.evaluator, Settings(seed=seed, evaluations=40), starts) for seed in range(seeds)]
+    results = [run_search(case.evaluator, Settings(seed=seed, evaluations=80), starts) for seed in range(seeds)]
     return case, min(results, key=lambda result: result.cost.step_seconds)
 
 

@@ -74,7 +74,7 @@ def perceptron(p: Tree, x: Any) -> Any:
 
 
 def dropped(p: Tree, x: Any) -> Any:
-    for n in range(3):
+    for n in range(6):
         kept = jax.random.bernoulli(jax.random.fold_in(jax.random.key(1), n), 0.5, (x.shape[0], 32))
         x = x + (jnp.tanh(x @ p["a"][n]) * kept) @ p["b"][n]
     return jnp.mean(x * x)
@@ -122,7 +122,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "scanned from the last": (step(decoder(scanned=True, reverse=True)), (WEIGHTS, TOKENS)),
     "perceptron": (step(perceptron), (DENSE, arg(40, 16))),
     "dropout": (step(dropped), (DENSE, arg(40, 16))),
-    "images": (step(images), ({"k": arg(5, 3, 3, 8, 8)}, arg(4, 12, 12, 8))),
+    "images": (step(images), ({"k": arg(3, 3, 3, 8, 8)}, arg(4, 12, 12, 8))),
     "waves": (step(waves), (DENSE, arg(40, 16))),
     "recurrent": (step(recurrent), ({name: arg(16, 16) for name in "ghab"}, arg(5, 8, 16))),
 }
