@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_inspect_is_readable(program: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("name", ["looped", "t2b_tiny.mlirbc.zst"])
 def test_inspect_is_whole_at_any_width(program: Path, name: str, width: int) -> None:
     found = inspected(program if name == "looped" else ROOT / "sample_models" / name)
-    nothing_cut_off(partial(inspection_blocks, found, verbose=False), width)
+    nothing_cut_off(lambda _: inspection_blocks(found, verbose=False), width)
 
 
 @cache

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from toast_cli.ask_xla.hlo_text import Graph, Node, array_bytes, graphs, place_of, places
 from toast_cli.hardware.model import Groups, along, as_groups, axes_of_groups, crossed_axes, groups_name, is_groups_name
+from toast_cli.price.collectives import KINDS
 
 # ---------------------------------------------------------------- compiled modules
 # Reads the collectives of a compiled module.
@@ -28,7 +29,6 @@ from toast_cli.hardware.model import Groups, along, as_groups, axes_of_groups, c
 # gather. For four devices the loop of a scatter is unrolled. Between slices it sends and receives through the host
 # (`recv`).
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 HIDDEN_REDUCE_SCATTER = "all-reduce-scatter"
 BETWEEN_SLICES = "recv"  # opcode of an asynchronous collective between slices
 OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-to-all", "fusion", BETWEEN_SLICES))

@@ -37,7 +37,6 @@ GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
 # On the real machine XLA would find the product faster without Triton, as here.
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": "False"}
 _NO_TILES = "Couldn't find output tile sizes"
-_GET_ASSEMBLER = "pip install nvidia-cuda-nvcc-cu12 (part of toast's extra gpu)"
 
 # Packages that contain a platform's compiler; any one suffices.
 _PACKAGES: dict[str, tuple[str, ...]] = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
@@ -192,7 +191,7 @@ def compile_for(
     if isinstance(reply, Failure) and target.platform == "gpu" and _NO_TILES in reply.reason:
         reply = ask(compile_here, *given, {**WITHOUT_TRITON, **options}, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure):
-        return without_tools(reply) if target.platform == "gpu" else reply
+        return reply
     answer: Answer = reply[0]
     return replace(answer, log=reply[1])
 
@@ -213,15 +212,6 @@ def collectives_after_partitioning(
     if isinstance(answer, Failure):
         return answer
     return partitioned_collectives(answer.hlo_text, tuple(axes), tuple(axes.values()))
-
-
-def without_tools(failure: Failure) -> Failure:
-    """The failure, shortened to one line if CUDA's assembler failed."""
-    if "ptxas too old" in failure.reason:
-        return Failure(f"the ptxas found here is of a CUDA that does not support this chip: {_GET_ASSEMBLER}")
-    if "version of ptxas" in failure.reason:
-        return Failure(f"no ptxas, CUDA's assembler, was found: {_GET_ASSEMBLER}")
-    return failure
 
 
 # -- in the child -----------------------------------------------------------------------------------------------------

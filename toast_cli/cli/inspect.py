@@ -43,5 +43,5 @@ def inspect(
     else:
         source = load(program, content=content_of(program, dims, content), dims=dims)
         found = inspect_program(source, analyse(source.program), symbols)
-        show(lambda width: blocks(found, width, verbose), found.to_json(), targets)
+        show(lambda _: blocks(found, verbose), found.to_json(), targets)
     return 0

@@ -204,8 +204,8 @@ def _tensors(source: Source) -> list[TensorFacts]:
     return sorted(tensors, key=lambda tensor: (-tensor.bytes, -tensor.count, tensor.name))[:200]
 
 
-def blocks(found: Inspection, width: int, verbose: bool) -> list[RenderableType]:
-    """For a terminal `width` columns wide; lists are cut off without `verbose`."""
+def blocks(found: Inspection, verbose: bool) -> list[RenderableType]:
+    """For a terminal; lists are cut off without `verbose`."""
     limit = None if verbose else _SHORT
     head = style.table([("", "left"), ("", "fold")])
     donated = f", {format_bytes(found.donated_bytes)} of them donated" if found.donated_bytes else ""
@@ -223,106 +223,98 @@ def blocks(found: Inspection, width: int, verbose: bool) -> list[RenderableType]
         _loop_table(found, limit),
         _class_table(found, limit),
         _conflict_table(found),
-        _tensor_table(found, limit, width),
+        _tensor_table(found, limit),
     ]
     return [head, *(block for one in sections if one is not None for block in (Text(), one))]
 
 
 def symbol_table(symbols: Sequence[SymbolFacts], constraints: Sequence[str] = ()) -> RenderableType:
     """The symbolic dimensions with their sizes and places, the file's constraints, and how to give missing sizes."""
-    rows = style.table([("", "left"), ("size", "right"), ("argument[dimension]", "fold")])
-    for one in symbols:
-        rows.add_row(one.name, f"{one.size:,}" if one.size else "-", ", ".join(map(slash_path, one.places)))
+    rows = [(one.name, f"{one.size:,}" if one.size else "-", ", ".join(map(slash_path, one.places))) for one in symbols]
+    drawn = style.table([("", "left"), ("size", "right"), ("argument[dimension]", "fold")], rows)
     give = " ".join(f"--dim {one.name}=SIZE" for one in symbols if not one.size)
     said = [f"the file's constraints: {', '.join(constraints)}"] if constraints else []
     said += [f"give each a size: {give}"] if give else []
-    return style.section("symbolic dimensions", rows, *(Text(line, style.LABEL) for line in said))
+    return style.section("symbolic dimensions", drawn, *(Text(line, style.LABEL) for line in said))
+
+
+def _listed(
+    title: str, heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], limit: int | None, noun: str
+) -> RenderableType:
+    """A section with the first rows, and the number of the others."""
+    hidden = len(rows) - limit if limit is not None else 0
+    more = (
+        [Text(f"and {format_plural(hidden, f'more {noun}')}; --verbose lists all", style.LABEL)] if hidden > 0 else []
+    )
+    return style.section(title, style.table(heads, rows[:limit]), *more)
 
 
 def _op_table(found: Inspection, limit: int | None) -> RenderableType:
-    rows = style.table([("", "left"), ("count", "right"), ("arithmetic", "right"), ("", "right"), ("", "fold")])
-    for kind in found.op_kinds[:limit]:
-        share = format_percent(kind.flops / found.flops) if found.flops and kind.flops else ""
-        flops = format_flops(kind.flops) if kind.flops else ""
-        rows.add_row(
+    rows = [
+        (
             kind.name,
             format_count(kind.count),
-            flops,
-            share,
+            format_flops(kind.flops) if kind.flops else "",
+            format_percent(kind.flops / found.flops) if found.flops and kind.flops else "",
             "cannot be split: every device computes it whole" if kind.whole else "",
         )
-    return style.section("ops", rows, *_more(len(found.op_kinds), limit, "kind"))
+        for kind in found.op_kinds
+    ]
+    heads = [("", "left"), ("count", "right"), ("arithmetic", "right"), ("", "right"), ("", "fold")]
+    return _listed("ops", heads, rows, limit, "kind")
 
 
 def _loop_table(found: Inspection, limit: int | None) -> RenderableType | None:
-    if not found.loops:
-        return None
-    rows = style.table([("runs", "right"), ("ops", "right"), ("at", "fold")])
-    for loop in found.loops[:limit]:
-        trips = f"{loop.trips:,}" if loop.trips_known else f"unknown, taken as {loop.trips:,}"
-        rows.add_row(trips, format_count(loop.ops), f"{'  ' * loop.depth}{loop.location}")
-    return style.section("loops", rows, *_more(len(found.loops), limit, "loop"))
+    rows = [
+        (
+            f"{loop.trips:,}" if loop.trips_known else f"unknown, taken as {loop.trips:,}",
+            format_count(loop.ops),
+            f"{'  ' * loop.depth}{loop.location}",
+        )
+        for loop in found.loops
+    ]
+    heads = [("runs", "right"), ("ops", "right"), ("at", "fold")]
+    return _listed("loops", heads, rows, limit, "loop") if rows else None
 
 
 def _class_table(found: Inspection, limit: int | None) -> RenderableType:
-    rows = style.table([("", "left"), ("size", "right"), ("count", "right"), ("array.dimension", "fold")])
-    for one in found.classes[:limit]:
+    rows = []
+    for one in found.classes:
         patterns = [row.pattern for row in fold([NamedArray(slash_path(member), ()) for member in one.members])]
-        rows.add_row(one.name, f"{one.size:,}", f"{one.classes:,}", ", ".join(patterns))
-    return style.section(
-        "dimensions that toast can split; those on one line are always split together",
-        rows,
-        *_more(len(found.classes), limit, "group"),
-    )
+        rows.append((one.name, f"{one.size:,}", f"{one.classes:,}", ", ".join(patterns)))
+    title = "dimensions that toast can split; those on one line are always split together"
+    heads = [("", "left"), ("size", "right"), ("count", "right"), ("array.dimension", "fold")]
+    return _listed(title, heads, rows, limit, "group")
 
 
 def _conflict_table(found: Inspection) -> RenderableType | None:
     if not found.conflicts:
         return None
-    rows = style.table([("", "left"), ("choices", "right"), ("places", "right"), ("arrays", "right"), ("at", "fold")])
+    rows = []
     for one in found.conflicts:
         rest = len(one.locations) - _PLACES
         more = f" and {format_plural(rest, 'more place')}" if rest > 0 else ""
-        rows.add_row(
-            one.name,
-            str(one.sides),
-            f"{one.components:,}",
-            f"{one.values:,}",
-            ", ".join(one.locations[:_PLACES]) + more,
-        )
-    notes = (
-        [
-            Text(
-                f"{format_plural(found.misaligned, 'reshape')} regroup dimensions so that no split carries over",
-                style.LABEL,
-            )
-        ]
-        if found.misaligned
-        else []
-    )
+        places = ", ".join(one.locations[:_PLACES]) + more
+        rows.append((one.name, str(one.sides), f"{one.components:,}", f"{one.values:,}", places))
+    words = f"{format_plural(found.misaligned, 'reshape')} regroup dimensions so that no split carries over"
+    notes = [Text(words, style.LABEL)] if found.misaligned else []
+    heads = [("", "left"), ("choices", "right"), ("places", "right"), ("arrays", "right"), ("at", "fold")]
+    drawn = style.table(heads, rows)
     return style.section(
-        "conflicts: an array has the dimension twice, and a mesh axis can split only one of the two", rows, *notes
+        "conflicts: an array has the dimension twice, and a mesh axis can split only one of the two", drawn, *notes
     )
 
 
-def _tensor_table(found: Inspection, limit: int | None, width: int) -> RenderableType:
-    columns = [("", "right"), ("", "left"), ("", "right"), ("", "fold"), ("made at", "fold")]
-    cells = [
-        [
+def _tensor_table(found: Inspection, limit: int | None) -> RenderableType:
+    rows = [
+        (
             format_bytes(one.bytes),
             one.type,
             f"×{one.count:,}" if one.count > 1 else "",
             one.name if one.location else slash_path(one.name),
             one.location,
-        ]
-        for one in found.tensors[:limit]
+        )
+        for one in found.tensors
     ]
-    rows = style.fitted(columns, cells, width, spare=((2,),))
-    return style.section("largest arrays, unsharded", rows, *_more(len(found.tensors), limit, "kind"))
-
-
-def _more(count: int, limit: int | None, noun: str) -> Sequence[RenderableType]:
-    hidden = count - limit if limit is not None else 0
-    return (
-        [Text(f"and {format_plural(hidden, f'more {noun}')}; --verbose lists all", style.LABEL)] if hidden > 0 else []
-    )
+    heads = [("", "right"), ("", "left"), ("", "right"), ("", "fold"), ("made at", "fold")]
+    return _listed("largest arrays, unsharded", heads, rows, limit, "kind")

@@ -159,7 +159,7 @@ def bar(parts: Iterable[TextPart], width: int) -> Text:
     return drawn
 
 
-def table(columns: Sequence[tuple[str, str]]) -> Table:
+def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[RenderableType]] = ()) -> Table:
     """A table without lines, of (head, kind) columns; heads are dim, and left out if all are empty.
 
     A column is `left`, `right`, or `fold`: left, and wrapped on narrow screens; a `name` also wraps, but `fitted`
@@ -178,6 +178,8 @@ def table(columns: Sequence[tuple[str, str]]) -> Table:
             drawn.add_column(head, overflow="fold", min_width=LEAST_FOLD)
         else:
             drawn.add_column(head, justify="right" if kind == "right" else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        drawn.add_row(*row)
     return drawn
 
 
@@ -199,12 +201,10 @@ def fitted(
         if taken <= width:
             break
         left = [number for number in left if number not in group]
-    drawn = table([columns[k] for k in left])
+    drawn = table([columns[k] for k in left], [[row[k] for k in left] for row in rows])
     for column, k in zip(drawn.columns, left, strict=True):
         if columns[k][1] == "name":  # short names need no more than they have
             column.min_width = min(LEAST_NAME, max([0, *(cell_len(str(row[k])) for row in rows)]))
-    for row in rows:
-        drawn.add_row(*(row[k] for k in left))
     return drawn
 
 
