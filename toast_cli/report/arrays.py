@@ -75,7 +75,7 @@ def _folded(title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: i
         times = f"×{format_count(count)}" if count > 1 else ""
         drawn.add_row(row.pattern, one.type, times, _sharding(one, report))
     hidden = len(folded) - len(largest)
-    more = [Text(f"and {format_plural(hidden, 'smaller pattern')}; --verbose lists all", style.LABEL)] if hidden else []
+    more = style.more(hidden, "smaller pattern")
     return style.section(f"{title}, {format_count(len(entries))} in all", drawn, *more)
 
 
@@ -107,23 +107,13 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
         for name, count, one in shown
     ]
     room = style.room(width, rows)
-    drawn = style.table(
-        [
-            ("bytes", "right"),
-            ("", "right"),
-            ("", "right"),
-            ("role", "left"),
-            ("type", "left"),
-            ("array", "fold"),
-            ("from", "fold"),
-        ]
-    )
+    heads = [("bytes", "right"), ("", "right"), ("", "right"), ("role", "left"), ("type", "left"), ("array", "fold")]
+    drawn = style.table([*heads, ("from", "fold")])
     for (_, _, one), cells in zip(shown, rows, strict=True):
         drawn.add_row(*cells, shorten_location(one.location, room))
     where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
     rest = sum(count for _, count, _ in folded[len(shown) :])
-    more = [Text(f"and {format_plural(rest, 'smaller one')}; --verbose lists all", style.LABEL)] if rest else []
-    return style.section(f"alive at the peak{where}", drawn, *more)
+    return style.section(f"alive at the peak{where}", drawn, *style.more(rest, "smaller one"))
 
 
 def _alike(one: LiveValue) -> NamedArray:
@@ -240,9 +230,10 @@ def constraints(report: Report, verbose: bool) -> RenderableType | None:
     if not verbose:
         return Text(f"{count} inside the written program, nothing to do by hand; --verbose lists them", style.LABEL)
     alike = Counter((_place(one.location), one.type, one.line) for one in placed)
-    drawn = style.table([("", "right"), ("", "fold")])
-    for (place, type_, line), times in alike.items():
-        drawn.add_row(f"×{format_count(times)}" if times > 1 else "", _line_to_paste(report, place, type_, line))
+    rows = [
+        (f"×{format_count(times)}" if times > 1 else "", _line_to_paste(report, *one)) for one, times in alike.items()
+    ]
+    drawn = style.table([("", "right"), ("", "fold")], rows)
     return style.section(f"{count} inside the written program", drawn)
 
 
@@ -261,9 +252,8 @@ def kernels(report: Report) -> RenderableType | None:
     found = [one for one in report.constraints if one.place == KERNEL]
     if not found:
         return None
-    drawn = style.table([("", "fold")])
-    for one in found[:SHORT_CONSTRAINTS]:
-        drawn.add_row(_line_to_paste(report, _place(one.location), one.type, one.line))
+    rows = [[_line_to_paste(report, _place(one.location), one.type, one.line)] for one in found[:SHORT_CONSTRAINTS]]
+    drawn = style.table([("", "fold")], rows)
     rest = len(found) - SHORT_CONSTRAINTS
     more = [Text(f"and {format_count(rest)} more; the JSON report lists all", style.LABEL)] if rest > 0 else []
     return style.section("hand-written kernels on parts, and the same in JAX", drawn, *more)

@@ -386,11 +386,10 @@ def _blocks_of(verdict: CheckVerdict, every: bool) -> list[RenderableType]:
 def _table(checks: Sequence[Check]) -> RenderableType:
     """One row per check, the failed ones in red."""
     figures = "found" if any(check.found.endswith(COMPILED) for check in checks) else "predicted"
-    rows = style.table([("", "left"), ("", "fold"), (figures, "right"), ("allowed", "fold")])
-    for check in checks:
-        word, look = _WORDS[PASSED if check.passed else FAILED]
-        rows.add_row(Text(word, look), check.name, check.found, check.allowed)
-    return rows
+    rows = [
+        (Text(*_WORDS[PASSED if check.passed else FAILED]), check.name, check.found, check.allowed) for check in checks
+    ]
+    return style.table([("", "left"), ("", "fold"), (figures, "right"), ("allowed", "fold")], rows)
 
 
 def _drift_line(line: str) -> Text:

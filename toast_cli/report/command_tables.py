@@ -362,34 +362,21 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
         reasons = [f"; {part.name}: {part.text}" for part in verdict.parts if part.outcome == wanted]
         stream.write(plain_text(verdict_text(verdict, " ") + "".join(reasons), stream.encoding) + "\n")
         return
-    parts = table((("", "left"), ("part", "left"), ("what", "fold")))
-    for part in verdict.parts:
-        word, style = _MARK[part.outcome]
-        parts.add_row(Text(word, style), part.name, part.text)
-    blocks = [section(f"verdict of {verdict_text(verdict, ': ')}", parts)]
+    parts = [(Text(*_MARK[part.outcome]), part.name, part.text) for part in verdict.parts]
+    drawn = table((("", "left"), ("part", "left"), ("what", "fold")), parts)
+    blocks = [section(f"verdict of {verdict_text(verdict, ': ')}", drawn)]
     rows: list[dict[str, Any]] = next(
         (part.facts.get("collectives", []) for part in verdict.parts if part.name == "collectives"), []
     )
     if rows:
-        compared = table(
-            (
-                ("kind", "left"),
-                ("axes", "left"),
-                ("promised", "right"),
-                ("", "right"),
-                ("compiled", "right"),
-                ("", "right"),
-            )
-        )
+        sides = [(head, "right") for head in ("promised", "", "compiled", "")]
+        compared = table((("kind", "left"), ("axes", "left"), *sides))
         for row in rows[:_ROWS]:
-            compared.add_row(
-                row["kind"],
-                "+".join(row["axes"]),
-                format_bytes(row["promised_bytes"]),
-                f"×{format_count(row['promised_count'])}",
-                format_bytes(row["compiled_bytes"]),
-                f"×{format_count(row['compiled_count'])}",
-            )
+            figures = [
+                (format_bytes(row[f"{side}_bytes"]), f"×{format_count(row[f'{side}_count'])}")
+                for side in ("promised", "compiled")
+            ]
+            compared.add_row(row["kind"], "+".join(row["axes"]), *figures[0], *figures[1])
         blocks.append(section("collectives, bytes of results on each device", compared))
     differences = [d for part in verdict.parts for d in part.facts.get("differences", [])]
     if differences:
@@ -464,8 +451,7 @@ def explanation_blocks(found: Explanation, width: int, verbose: bool) -> list[Re
         blocks += [Text(), style.section(found.listed, _items(found, width, verbose))]
     if found.changes:
         shown = found.changes if verbose else found.changes[:_SHORT]
-        rest = len(found.changes) - len(shown)
-        more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
+        more = style.more(len(found.changes) - len(shown), "more change")
         blocks += [Text(), style.section(found.alternatives, _changes(found, shown, width), *more)]
     return blocks
 

@@ -243,10 +243,7 @@ def _listed(
 ) -> RenderableType:
     """A section with the first rows, and the number of the others."""
     hidden = len(rows) - limit if limit is not None else 0
-    more = (
-        [Text(f"and {format_plural(hidden, f'more {noun}')}; --verbose lists all", style.LABEL)] if hidden > 0 else []
-    )
-    return style.section(title, style.table(heads, rows[:limit]), *more)
+    return style.section(title, style.table(heads, rows[:limit]), *style.more(hidden, f"more {noun}"))
 
 
 def _op_table(found: Inspection, limit: int | None) -> RenderableType:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from toast_cli.base.units import printable, printable_lines
 from toast_cli.price.memory_fit import NO, UNSURE, YES
+from toast_cli.program.quantities import format_plural
 
 NARROWEST, WIDEST = 60, 200
 # Below this width, tables leave out optional columns.
@@ -221,6 +222,11 @@ def indented(renderable: RenderableType) -> Padding:
 def section(title: str, *body: RenderableType) -> RenderableType:
     """A heading and, indented beneath it, the body."""
     return Group(Text(title, TITLE), *(indented(part) for part in body))
+
+
+def more(hidden: int, noun: str) -> list[Text]:
+    """A line about what is listed with --verbose alone, if there is something."""
+    return [Text(f"and {format_plural(hidden, noun)}; --verbose lists all", LABEL)] if hidden > 0 else []
 
 
 def room(width: int, rows: Sequence[Sequence[str]]) -> int:

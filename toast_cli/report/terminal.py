@@ -49,8 +49,7 @@ def goal(report: Report) -> RenderableType | None:
     asked = report.goal
     if asked == GoalFacts():
         return None
-    rows = style.table([("", "left"), ("", "fold")])
-    rows.add_row("minimised", ", then ".join(asked.minimised))
+    rows = style.table([("", "left"), ("", "fold")], [("minimised", ", then ".join(asked.minimised))])
     for bound in asked.bounds:
         rows.add_row(Text("✓ holds", style.GOOD) if bound.holds else Text("✗ broken", style.BAD), bound_text(bound))
     return style.section("goal", rows)
@@ -62,14 +61,8 @@ def sizes(report: Report) -> RenderableType | None:
     found = report.sizes
     if found is None:
         return None
-    columns = [
-        (found.symbol, "right"),
-        ("step time", "right"),
-        ("a second", "right"),
-        ("peak memory", "right"),
-        ("", "fold"),
-    ]
-    rows = style.table(columns)
+    heads = [(head, "right") for head in (found.symbol, "step time", "a second", "peak memory")]
+    rows = style.table([*heads, ("", "fold")])
     for one in found.tried:
         fit = Text(one.why, style.BAD) if one.why else Text("surely fits", style.GOOD)
         figures = (format_seconds(one.step_seconds), format_count(round(one.rate)), format_bytes(one.peak_bytes))
@@ -390,10 +383,8 @@ def notes(report: Report, verbose: bool) -> RenderableType | None:
         lines = [*lines[:-hidden], f"{format_plural(hidden, 'more note')}; --verbose lists all"]
     if not lines:
         return None
-    rows = style.table([("", "left"), ("", "fold")])
-    for line in lines:
-        rows.add_row(Text("·", style.WARNING), line)
-    return style.section("notes", rows)
+    rows = [(Text("·", style.WARNING), line) for line in lines]
+    return style.section("notes", style.table([("", "left"), ("", "fold")], rows))
 
 
 def groups(report: Report) -> RenderableType:
@@ -404,12 +395,12 @@ def groups(report: Report) -> RenderableType:
         f"settled by {format_plural(analysis.resolution_groups, 'choice')}"
     )
     title = f"dimensions, {format_plural(analysis.groups, 'kind')} of them{twice if analysis.conflicts else ''}"
-    rows = style.table([("dimension", "left"), ("count", "right"), ("size", "right"), ("array.dimension", "fold")])
-    for group in analysis.group_list:
-        rows.add_row(
-            group.name, format_count(group.classes), format_count(group.size), ", ".join(_patterns(group.members))
-        )
-    return style.section(title, rows)
+    heads = [("dimension", "left"), ("count", "right"), ("size", "right"), ("array.dimension", "fold")]
+    rows = [
+        (group.name, format_count(group.classes), format_count(group.size), ", ".join(_patterns(group.members)))
+        for group in analysis.group_list
+    ]
+    return style.section(title, style.table(heads, rows))
 
 
 def statistics(report: Report) -> RenderableType:
