@@ -44,24 +44,9 @@ def partition(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("incomplete", "found"),
-    [
-        ("v4", ["v4-32", "v4-128", "v4-mine.yaml"]),
-        ("h100-", ["h100-8", "h100-64"]),
-        ("v4-m", ["v4-mine.yaml"]),
-        ("sp", ["specs/"]),
-        ("specs/", ["specs/a.yaml"]),
-        ("specs/[", []),
-        ("none/x", []),
-    ],
+    ("incomplete", "found"), [("v4", ["v4-32", "v4-128"]), ("h100-", ["h100-8", "h100-64"]), ("x", [])]
 )
-def test_specifications_complete(
-    incomplete: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("specs").mkdir()
-    for name in ("v4-mine.yaml", "v4.txt", "specs/a.yaml", "specs/.hidden.yaml"):
-        Path(name).write_text("")
+def test_specifications_complete(incomplete: str, found: list[str]) -> None:
     assert complete_spec(incomplete) == found
 
 
@@ -265,7 +250,6 @@ BAD_COMMANDS = [
     ("sweep - --mesh v4-32", "not from stdin", "save it"),
     ("sweep model.mlir --mesh v4-32 --mesh-shape data=x", '"data=x" is not an axis', "data=8,model=2"),
     ("sweep model.mlir --mesh v4-32 --mesh-shape=", '--mesh-shape: "" is not an axis', "data=8,model=2"),
-    ("mesh validate .", ".: is a directory", "the YAML file"),
     ("mesh validate no.yaml", "no.yaml: no such file", "toast mesh show"),
     ("mesh show v4-33", 'no mesh specification "v4-33"', "v4-32"),
     ("repartition", "no such command 'repartition'", "toast --help"),

@@ -68,13 +68,7 @@ class Verdict:
         return "disagreed" if "disagreed" in outcomes else "agreed" if "agreed" in outcomes else "unchecked"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "compiler": self.compiler,
-            "unasked": self.unasked,
-            "outcome": self.outcome,
-            "parts": [asdict(p) for p in self.parts],
-        }
+        return {"schema": SCHEMA, "outcome": self.outcome, **asdict(self)}
 
 
 @dataclass(frozen=True)

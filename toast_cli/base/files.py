@@ -169,16 +169,10 @@ def read_whole_number(text: str) -> int | None:
 def resolved(path: str, where: str, kind: type[Error]) -> Path:
     """The absolute path without links and dots.
 
-    Raises `kind` if the file system cannot resolve it, e.g. for links that form a cycle.
+    Raises `kind` if the file system cannot resolve it.
     """
     try:
-        os.getcwd()  # noqa: PTH109
-    except OSError:
-        raise kind("the working directory does not exist any more", hint="change to another one") from None
-    try:
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            os.stat(path)  # noqa: PTH116  Path.resolve accepts links in circles from Python 3.13 on
-        return Path(path).resolve()
+        return Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise kind(f"{reason}: {path}", where=where) from None

@@ -71,8 +71,6 @@ def validate_spec(file: Annotated[Path, typer.Argument(metavar="FILE", help="A Y
     from toast_cli.hardware import load_spec
     from toast_cli.program.quantities import format_plural
 
-    if file.is_dir():
-        raise SpecError("is a directory", where=str(file), hint="give the YAML file in it")
     if not file.exists():
         raise SpecError("no such file", where=str(file), hint="`toast mesh show NAME` shows a built-in specification")
     spec = load_spec(str(file))

@@ -21,17 +21,10 @@ Command = TypeVar("Command", bound=Callable[..., int])
 
 
 def complete_spec(incomplete: str) -> list[str]:
-    """Shell completions: built-in specifications, and YAML files and folders, with this prefix."""
-    from glob import escape
-    from pathlib import Path
-
+    """Shell completions: built-in specifications with this prefix; the shell itself knows files."""
     from toast_cli.hardware import available_specs
 
-    folder = incomplete[: incomplete.rfind("/") + 1]
-    found = Path(folder or ".").glob(f"{escape(incomplete.removeprefix(folder))}*")
-    files = [f"{folder}{path.name}{'/' * path.is_dir()}" for path in found if path.is_dir() or path.suffix == ".yaml"]
-    shown = [name for name in files if not name.removeprefix(folder).startswith(".")]
-    return [*(name for name in available_specs() if name.startswith(incomplete)), *sorted(shown)]
+    return [name for name in available_specs() if name.startswith(incomplete)]
 
 
 def file(text: str, *flags: str) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -457,21 +456,7 @@ def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
         sys.stdout.flush()
         yield SweepLog(sys.stdout.buffer, {})
         return
-    with _opened(path) as file:
-        if fresh:
-            file.truncate(0)
-        if os.fstat(file.fileno()).st_size > limit_of(REPORT_BYTES):
-            raise too_large(path, limit_of(REPORT_BYTES))
-        finished, whole = _read(file.read(), path)
-        file.truncate(whole)  # removes a line that a killed sweep did not finish
-        yield SweepLog(file, finished)
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[IO[bytes]]:
     try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise UsageError(f"{path} is not a file", where=JSONL_OPTION, hint="give a file, or - for stdout")
         file = Path(path).open("a+b")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", where=JSONL_OPTION) from None
@@ -483,8 +468,15 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
             raise UsageError(f"another sweep is writing {path}", where=JSONL_OPTION, hint=hint) from None
         except OSError:  # a file system without locks
             pass
-        file.seek(0, os.SEEK_SET)
-        yield file
+        if fresh:
+            file.truncate(0)
+        file.seek(0)
+        content = file.read(limit_of(REPORT_BYTES) + 1)
+        if len(content) > limit_of(REPORT_BYTES):
+            raise too_large(path, limit_of(REPORT_BYTES))
+        finished, whole = _read(content, path)
+        file.truncate(whole)  # removes a line that a killed sweep did not finish
+        yield SweepLog(file, finished)
 
 
 def _read(content: bytes, path: str) -> tuple[dict[str, SweepRow], int]:

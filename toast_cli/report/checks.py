@@ -214,9 +214,14 @@ def _against(report: Report, limits: CheckLimits, stored: Report) -> list[Check]
 
 def _kept(name: str, now: float, before: float, tolerance: float) -> Check:
     write = format_bytes if name == "memory" else format_seconds
-    change = f"{'+' if now >= before else '-'}{format_percent(abs(now / before - 1))}" if before else "was 0"
+    change = _change(before, now) if before else "was 0"
     allowed = f"{write(before)} in the stored report ({change}, tolerance {format_percent(tolerance)})"
     return Check(f"{name} kept", now <= before * (1 + tolerance), write(now), allowed)
+
+
+def _change(before: float, now: float) -> str:
+    """`+3.1%`"""
+    return f"{'+' if now >= before else '-'}{format_percent(abs(now / before - 1))}"
 
 
 @dataclass(frozen=True)
@@ -234,8 +239,7 @@ class FigureChange:
             return ""
         if not self.before:
             return "new"
-        share = self.now / self.before - 1
-        return f"{'+' if share > 0 else '-'}{format_percent(abs(share))}"
+        return _change(self.before, self.now)
 
 
 @dataclass(frozen=True)
@@ -319,10 +323,7 @@ def totals(verdicts: Sequence[CheckVerdict]) -> str:
 
 def as_json(verdicts: Sequence[CheckVerdict]) -> str:
     """Schema "toast.check/1"; docs/reference/json.md has the fields."""
-    points = [
-        {"program": verdict.program, "mesh": verdict.mesh, "status": verdict.status, **_facts(verdict)}
-        for verdict in verdicts
-    ]
+    points = [{"status": verdict.status, **asdict(verdict)} for verdict in verdicts]
     passed = all(verdict.status == PASSED for verdict in verdicts)
     return write_json({"schema": CHECK_SCHEMA, "passed": passed, "checks": points}).decode()
 
@@ -402,11 +403,6 @@ def _title(verdict: CheckVerdict) -> str:
 
 def _drift(verdict: CheckVerdict) -> str:
     return "\n".join([f"plan drift since {verdict.against}", *verdict.drift])
-
-
-def _facts(verdict: CheckVerdict) -> dict[str, object]:
-    facts = asdict(verdict)
-    return {key: facts[key] for key in ("line", "checks", "against", "drift", "error", "hint", "seconds")}
 
 
 def _case(suite: ElementTree.Element, verdict: CheckVerdict, name: str, kind: str, message: str, detail: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.base.units import printable
-from toast_cli.frontend.places import common_start, folded, functions_of, pass_of, scopes_of
+from toast_cli.frontend.places import common_start, folded, functions_of, scopes_of
 from toast_cli.frontend.source import Source
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.timeline import ops_by_pattern, places_of
@@ -109,16 +109,11 @@ class Modules:
         stacks = {op: source.name_stack(op) for op in numbers}
         scopes = {op: scopes_of(stack) for op, stack in stacks.items()}
         first = common_start(path for path in scopes.values() if path)
-        self._passes = {op: pass_of(stack) for op, stack in stacks.items()}
         self._paths = {op: scopes[op][first:] or _functions(source, op, stacks[op]) for op in numbers}
 
     def of(self, op: int) -> tuple[str, ...]:
         """The modules around an op, the outermost first."""
         return self._paths[op]
-
-    def pass_of(self, op: int) -> str:
-        """`fwd`, `bwd`, `remat` or nothing."""
-        return self._passes[op]
 
 
 def _functions(source: Source, op: int, stack: str) -> tuple[str, ...]:

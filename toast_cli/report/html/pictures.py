@@ -64,7 +64,18 @@ def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pict
 
 def _memory(evaluator: Evaluator, result: SearchResult, step: Step, modules: Modules) -> Memory:
     """Memory at up to `_MOMENTS` moments: of indistinguishable neighbouring ones, the one with the most live bytes."""
-    owner = _Owners(evaluator, modules)
+    problem = evaluator.problem
+    arguments = {
+        argument.value: problem.roles[role]
+        for argument, role in zip(problem.program.arguments, problem.argument_role, strict=True)
+    }
+
+    def owner(value: int) -> tuple[str, ...]:
+        """The path of the module that makes a value; for an argument, the role of its tree (`weights`)."""
+        if value in arguments:
+            return ("arguments", printable(arguments[value]))
+        return folded(modules.of(problem.program.producer[value]))
+
     candidates = evaluator.timeline.candidates
     profiles = evaluator.memory_by(result.plan, lambda value, role: "\0".join((role, *owner(value))))
     if not profiles or not len(candidates):
@@ -95,21 +106,3 @@ def memory_bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[s
         name = "/".join(path) if path in largest else OTHERS
         bands[name] = bands[name] + profile
     return {name: profile.tolist() for name, profile in bands.items() if profile.any()}
-
-
-class _Owners:
-    """value -> path of the module that makes it; for an argument, the role of its tree (`weights`)."""
-
-    def __init__(self, evaluator: Evaluator, modules: Modules) -> None:
-        problem = evaluator.problem
-        self._producer, self._modules = problem.program.producer, modules
-        self._arguments = {
-            argument.value: problem.roles[role]
-            for argument, role in zip(problem.program.arguments, problem.argument_role, strict=True)
-        }
-
-    def __call__(self, value: int) -> tuple[str, ...]:
-        role = self._arguments.get(value)
-        if role is not None:
-            return ("arguments", printable(role))
-        return folded(self._modules.of(self._producer[value]))
