@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -367,31 +367,26 @@ class Confirmer:
                 waiting.append(key)
             else:
                 settle(key, replace(known, cached=True))
-        pool = ThreadPoolExecutor(self._at_once(len(waiting)))
-        running: dict[Future[Compiled], str] = {}
+
+        def judged(key: str) -> Compiled | None:
+            left = self._seconds_left()
+            return self.compiler.judge(contents[key], left) if left > _LEAST_SECONDS else None
+
+        # As many at one time as memory and cores allow.
+        at_once = max(1, min(len(waiting), os.cpu_count() or 1, free_bytes() // _BYTES_OF_A_COMPILATION))
+        pool = ThreadPoolExecutor(at_once)
         try:
-            while waiting or running:
-                while waiting and len(running) < self._at_once(len(waiting)):
-                    key = waiting.pop(0)
-                    left = self._seconds_left()
-                    if left <= _LEAST_SECONDS:
-                        self._rows[key] = replace(self._rows[key], why="there was no time left")
-                        continue
-                    running[pool.submit(self.compiler.judge, contents[key], left)] = key
-                if not running:
+            running = {pool.submit(judged, key): key for key in waiting}
+            for future in as_completed(running):
+                key, answer = running[future], future.result()
+                if answer is None:
+                    self._rows[key] = replace(self._rows[key], why="there was no time left")
                     continue
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    key, answer = running.pop(future), future.result()
-                    if answer.outcome != "timed out":  # a later run may allow more time
-                        self.cache.store(names[key], answer)
-                    settle(key, answer)
+                if answer.outcome != "timed out":  # a later run may allow more time
+                    self.cache.store(names[key], answer)
+                settle(key, answer)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-    def _at_once(self, waiting: int) -> int:
-        """Number of children that compile at one time, as memory and cores allow."""
-        return max(1, min(waiting, os.cpu_count() or 1, free_bytes() // _BYTES_OF_A_COMPILATION))
 
     def _best(self) -> str | None:
         """Key of the best compiled row that keeps all bounds; among equals the first."""

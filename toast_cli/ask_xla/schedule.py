@@ -88,9 +88,12 @@ def scheduled_time(
 
 @dataclass(slots=True)
 class _Clocks:
-    """cores, links: seconds since the computation began. begun: name of an asynchronous start -> when it ends."""
+    """cores, links: seconds since the computation began. begun: name of an asynchronous start -> when it ends. compute,
+    communication: seconds summed over the computation and all that it calls."""
 
     cores: float = 0.0
+    compute: float = 0.0
+    communication: float = 0.0
     links: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     begun: dict[str, float] = field(default_factory=dict)
     # Seconds that kernels use the device memory; those after which it has done all transfers, kernels aside; those
@@ -133,18 +136,6 @@ class _Spread:
     last: str
 
 
-@dataclass(slots=True)
-class _Total:
-    """Seconds summed over a computation and all that it calls."""
-
-    compute: float = 0.0
-    communication: float = 0.0
-
-    def add(self, part: ScheduledTime, times: float) -> None:
-        self.compute += times * part.compute_seconds
-        self.communication += times * part.communication_seconds
-
-
 @dataclass
 class _Walk:
     """Times of the computations of one module, each computed once."""
@@ -168,13 +159,13 @@ class _Walk:
 
     def _walked(self, name: str) -> ScheduledTime:
         nodes = self.bodies.get(name, {})
-        clocks, total = _Clocks(), _Total()
+        clocks = _Clocks()
         around = self._around.get(name, frozenset())
         spread = {channel: sent for channel, sent in self._spread(nodes).items() if channel not in around}
         for node in nodes.values():
             if node.opcode.endswith("-done"):
                 for operand in node.operands[:1]:
-                    total.compute += clocks.wait_for(operand)
+                    clocks.compute += clocks.wait_for(operand)
                 continue
             busy = cycles_of(node.rest) / self.clock_hertz if self.clock_hertz else 0.0
             if not busy and _KERNEL in node.rest and self.clock_hertz:
@@ -183,15 +174,15 @@ class _Walk:
                 moved = min(node.sizes[:2], default=0)  # source and destination; a context follows
                 clocks.fetch(node.name, moved / self.memory_bytes_per_second)
             if kind_of(node, name) is not None:
-                end = self._send(self._collective(name, node), clocks, total)
+                end = self._send(self._collective(name, node), clocks)
                 if node.opcode.endswith("-start") or node.opcode == BETWEEN_SLICES:
                     clocks.begun[node.name] = end
                 else:
                     clocks.cores = end
             for channel, sent in spread.items():
                 if sent.first == node.name:
-                    clocks.begun[channel] = self._send(sent.collective, clocks, total)
-            total.compute += busy
+                    clocks.begun[channel] = self._send(sent.collective, clocks)
+            clocks.compute += busy
             clocks.cores += busy
             clocks.used += min(busy, self._memory_bytes(node, nodes) / self.memory_bytes_per_second) if busy else 0.0
             for channel, sent in spread.items():
@@ -203,13 +194,10 @@ class _Walk:
                 self._around.setdefault(inner, around | spread.keys())
                 part = self.time_of(inner)
                 clocks.cores += times * part.step_seconds
-                total.add(part, times)
+                clocks.compute += times * part.compute_seconds
+                clocks.communication += times * part.communication_seconds
         end = max([clocks.cores, *clocks.begun.values()])
-        return ScheduledTime(
-            total.compute,
-            total.communication,
-            max(0.0, end - total.compute),
-        )
+        return ScheduledTime(clocks.compute, clocks.communication, max(0.0, end - clocks.compute))
 
     def _memory_bytes(self, node: Node, nodes: Nodes) -> float:
         """Bytes of device memory that a kernel reads and writes."""
@@ -223,11 +211,11 @@ class _Walk:
             total += sum(sum(inner.sizes) for inner in users) if cut else size
         return total
 
-    def _send(self, collective: _Collective, clocks: _Clocks, total: _Total) -> float:
-        """Adds a collective to the total and occupies its links; returns the time when it ends."""
+    def _send(self, collective: _Collective, clocks: _Clocks) -> float:
+        """Adds a collective to the seconds and occupies its links; returns the time when it ends."""
         kind, axes, sizes = collective
         seconds = self.seconds_of(kind, sum(sizes), axes)  # arrays that are sent together share the latency
-        total.communication += seconds
+        clocks.communication += seconds
         return clocks.send(axes, seconds)
 
     def _spread(self, nodes: Nodes) -> dict[str, _Spread]:

@@ -23,7 +23,7 @@ from toast_cli.program.quantities import (
     shorten_location,
 )
 from toast_cli.report import style
-from toast_cli.report.comparison import PIPELINE
+from toast_cli.report.comparison import PIPELINE, on_front
 from toast_cli.report.explain.study import Change, Explanation
 from toast_cli.report.model import Report, write_json
 from toast_cli.report.style import make_console, plain_text, render, section, table
@@ -166,12 +166,7 @@ def ranked(rows: Sequence[SweepRow], by: str | None = None) -> list[SweepRow]:
         return math.inf if time is None else time, math.inf if beside is None else beside
 
     fitting = [pair(row) for row in rows if row.status == FITS]
-
-    def leads(row: SweepRow) -> bool:
-        time, beside = pair(row)
-        return not any(t <= time and c <= beside and (t, c) != (time, beside) for t, c in fitting)
-
-    marked = [replace(row, best=False, front=row.status == FITS and leads(row)) for row in rows]
+    marked = [replace(row, best=False, front=row.status == FITS and on_front(pair(row), fitting)) for row in rows]
     found = sorted(marked, key=place)
     if found and found[0].status == FITS and figure(found[0]) is not None:
         found[0] = replace(found[0], best=True)

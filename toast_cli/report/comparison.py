@@ -166,7 +166,8 @@ def compare(
 
 def ranked(rows: list[Contender]) -> list[Contender]:
     """The search's plan first, then those that fit, the fastest first; with the Pareto front marked."""
-    rows = [replace(row, front=_on_front(row, rows)) for row in rows]
+    pairs = [(row.step_seconds, row.peak_bytes) for row in rows]
+    rows = [replace(row, front=on_front(pair, pairs)) for row, pair in zip(rows, pairs, strict=True)]
     return [rows[0], *sorted(rows[1:], key=lambda row: (not row.met, not row.fits, row.step_seconds))]
 
 
@@ -217,14 +218,9 @@ def short(problem: Problem, decision: Decision) -> str:
     return f"{groups[decision.group].name}{side}{apart} over {axis}"
 
 
-def _on_front(row: Contender, rows: list[Contender]) -> bool:
-    """True if no other row is as good in both figures and better in one."""
-    return not any(
-        other.step_seconds <= row.step_seconds
-        and other.peak_bytes <= row.peak_bytes
-        and (other.step_seconds, other.peak_bytes) != (row.step_seconds, row.peak_bytes)
-        for other in rows
-    )
+def on_front(figures: tuple[float, float], others: Iterable[tuple[float, float]]) -> bool:
+    """True if none of the others is as good in both figures and better in one; less is better."""
+    return not any(a <= figures[0] and b <= figures[1] and (a, b) != figures for a, b in others)
 
 
 def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[RenderableType]:

@@ -51,16 +51,6 @@ def chart(label: str, data: Any) -> str:
     )
 
 
-def table(heads: Sequence[str], rows: Iterable[str], figures: Iterable[int] = ()) -> str:
-    """A table of rows in markup (see `row`). heads: texts; figures: numbers of the numeric columns."""
-    right = set(figures)
-    cells = "".join(
-        f"<th{' class=n' if number in right else ''}>{escape(head)}</th>" for number, head in enumerate(heads)
-    )
-    head = f"<tr>{cells}</tr>" if any(heads) else ""
-    return f"<div class='scroll'><table>{head}{''.join(rows)}</table></div>"
-
-
 def titled(drawn: RenderableType | None) -> tuple[str, Sequence[RenderableType | None]]:
     """The title of a section of the terminal's report, empty if it has none, and what stands beneath it."""
     if isinstance(drawn, Group) and isinstance(first := drawn.renderables[0], Text):
@@ -81,15 +71,17 @@ def from_terminal(drawn: RenderableType | None) -> str:
     kinds = [
         " class='n'" if c.justify == "right" else " class='wide'" if c.overflow == "fold" else "" for c in drawn.columns
     ]
-    heads = [str(column.header) for column in drawn.columns]
-    figures = [number for number, column in enumerate(drawn.columns) if column.justify == "right"]
-    rows = [
-        f"<tr>{''.join(f'<td{kind}>{_cell(cell)}</td>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
-        for cells in zip(*(column.cells for column in drawn.columns), strict=True)
-    ]
+    heads = [escape(str(column.header)) for column in drawn.columns]
+
+    def row(tag: str, cells: Iterable[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
+
+    def table(rows: Sequence[str]) -> str:
+        return f"<div class='scroll'><table>{row('th', heads) if any(heads) else ''}{''.join(rows)}</table></div>"
+
+    rows = [row("td", map(_cell, cells)) for cells in zip(*(column.cells for column in drawn.columns), strict=True)]
     rest = rows[_SHOWN:]
-    folded = fold(format_plural(len(rest), "more row"), table(heads, rest, figures)) if rest else ""
-    return table(heads, rows[:_SHOWN], figures) + folded
+    return table(rows[:_SHOWN]) + (fold(format_plural(len(rest), "more row"), table(rest)) if rest else "")
 
 
 def _cell(cell: RenderableType) -> str:
