@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from toast_cli.ask_xla.annotated import (
     AsAnnotated,
     Rematerialisation,
     annotated_mesh,
-    as_annotated,
     helpers,
     mend,
+    priced,
     rematerialisations,
 )
-from toast_cli.ask_xla.compile import Answer
+from toast_cli.ask_xla.compile import Answer, compile_for, virtual_devices
 from toast_cli.ask_xla.confirm import seconds_on
 from toast_cli.cli.app import run
 from toast_cli.frontend import load
@@ -50,6 +51,12 @@ def lowered(function: Any, *arguments: Any) -> bytes:
 
 def mesh_of(shape: dict[str, int]) -> Mesh:
     return SPEC.mesh(shape, None)
+
+
+def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> Any:
+    found = compile_for(content, "any", virtual_devices(mesh.devices))
+    assert isinstance(found, Answer), found
+    return priced(found, mesh, through)
 
 
 def five_ways(x: Any, table: Any, words: Any) -> Any:

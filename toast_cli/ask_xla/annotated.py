@@ -93,12 +93,6 @@ def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
     return found if found.devices == mesh.devices else None
 
 
-def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
-    """Partitions a program in any format by its own shardings, and prices the result."""
-    found = compile_for(content, "any", virtual_devices(mesh.devices))
-    return found if isinstance(found, Failure) else priced(found, mesh, through)
-
-
 def priced(found: Answer, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
     """Prices the program of one device: compute and memory by the cost model, communication by its collectives.
     through: see `hlo_text.places`."""

@@ -308,7 +308,9 @@ def json_target(path: str | None) -> list[Target]:
     return [Target("--json", path)] if path is not None else []
 
 
-def show(drawn: Callable[[int], Iterable[RenderableType]], facts: object, targets: Sequence[Target]) -> None:
+def show(
+    drawn: Callable[[int], Iterable[RenderableType]], facts: object = None, targets: Sequence[Target] = ()
+) -> None:
     """Writes facts as JSON to the targets, and sections to the terminal, to stderr where stdout has the JSON.
 
     Args:

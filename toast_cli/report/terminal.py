@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -111,16 +111,12 @@ def broken(report: Report) -> RenderableType | None:
 
 def print_report(report: Report, stream: TextIO, *, verbose: bool = False, width: int | None = None) -> None:
     """Write the report to `stream`, as wide as it is (60 to 200 columns) unless `width` says otherwise."""
-    stream.write(render_report(report, style.make_console(stream, width), verbose=verbose))
-    stream.flush()
-
-
-def render_report(report: Report, console: Console, *, verbose: bool = False) -> str:
-    """The report as `console` would show it."""
+    console = style.make_console(stream, width)
     spaced: list[RenderableType] = []
     for block in blocks(report, console.width, verbose):
         spaced += [block, Text()] if block is not None else []
-    return style.render(spaced[:-1], console)
+    stream.write(style.render(spaced[:-1], console))
+    stream.flush()
 
 
 def one_line(report: Report) -> str:

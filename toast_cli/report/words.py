@@ -23,6 +23,15 @@ SUMS = "sum over it"
 LOOKED_UP = "look up rows of tables"
 # Role of a `Replicate` -> its effect on those arguments; all others keep arguments replicated between steps.
 _KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
+# Role of an array in memory (see `price.cost.Alive`) -> its name in a sentence.
+ALIVE = {
+    "argument": "arguments",
+    "carry": "loop state",
+    "temporary": "temporaries",
+    "gathered": "gathered copies",
+    "partial": "partial sums",
+    "inside": "in manual regions",
+}
 # Minimum number of dimensions of one name that are counted instead of listed.
 _MANY = 4
 _NUMBERED = re.compile(r"_\d+$")

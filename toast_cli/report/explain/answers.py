@@ -33,7 +33,7 @@ from toast_cli.program.quantities import (
 )
 from toast_cli.program.roles import views
 from toast_cli.report.explain.study import Change, Explanation, Item, Study
-from toast_cli.report.words import role_name
+from toast_cli.report.words import ALIVE, role_name
 from toast_cli.search.incumbent import Objective
 from toast_cli.search.moves import NEIGHBOURHOODS, Edit, Moves, results
 from toast_cli.tactics.model import DIMENSIONS
@@ -465,7 +465,7 @@ def _explain_peak(study: Study) -> Explanation:
         f"Memory peaks at {format_bytes(cost.peak_bytes)}, {format_percent(cost.peak_bytes / limit)} of "
         f"{format_bytes(limit)}, at "
         f"{study.place(min(op, len(program.ops) - 1))}.",
-        "Alive there: " + ", ".join(f"{_ALIVE.get(role, role)} {format_bytes(size)}" for role, size in largest) + ".",
+        "Alive there: " + ", ".join(f"{ALIVE[role]} {format_bytes(size)}" for role, size in largest) + ".",
     ]
     if sizes["temporary"] > cost.peak_bytes / 2:
         sentences.append(
@@ -480,14 +480,3 @@ def _explain_peak(study: Study) -> Explanation:
         "peak memory", sentences, listed="alive at the peak", items=sorted(items, key=lambda item: -item.bytes)[:20],
         alternatives="what would lower it", changes=lower,
     )  # fmt: skip
-
-
-# Role of an array alive at the peak -> its name in a sentence.
-_ALIVE = {
-    "argument": "arguments",
-    "temporary": "temporaries",
-    "carry": "loop carries",
-    "gathered": "gathered or moved copies",
-    "partial": "results being reduced",
-    "inside": "what manual regions hold inside",
-}

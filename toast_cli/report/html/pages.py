@@ -10,9 +10,10 @@ from toast_cli.frontend.places import folded
 from toast_cli.program.quantities import format_seconds
 from toast_cli.report import terminal
 from toast_cli.report.html.frame import WIDE, chart, frame, from_terminal, section, titled
-from toast_cli.report.html.pictures import OTHERS, ROLES, Pictures
+from toast_cli.report.html.pictures import OTHERS, Pictures
 from toast_cli.report.model import Report
 from toast_cli.report.step import Slice, Step
+from toast_cli.report.words import ALIVE
 
 _STEP = (
     "One step on each device, in the program's order and with nothing overlapped; a loop is there once, as long as all "
@@ -62,7 +63,7 @@ def step_chart(report: Report, drawn: Pictures) -> str:
         row = (one.lane, one.start, one.seconds, name, place, module, one.runs, int(one.hides))
         for column, value in zip(columns.values(), row, strict=True):
             column.append(value)
-    role_kinds = {words: role for role, words in ROLES.items()}
+    role_kinds = {words: role for role, words in ALIVE.items()}
     views = {
         "by module": {name: {"k": kinds.get(name, "others"), "v": sizes} for name, sizes in memory.by_module.items()},
         "by kind": {name: {"k": role_kinds[name], "v": sizes} for name, sizes in memory.by_role.items()},

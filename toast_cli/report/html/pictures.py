@@ -13,21 +13,13 @@ from toast_cli.frontend.places import folded
 from toast_cli.frontend.source import Source
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.step import Modules, Step, step_of
+from toast_cli.report.words import ALIVE
 from toast_cli.search.incumbent import SearchResult
 
 _MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
 _BANDS = 8  # most modules with their own band in memory over the step
 _SEEN = 0.01  # of the peak: smaller ones get no band
 OTHERS = "others"
-# Role of an array -> its usual name.
-ROLES = {
-    "argument": "arguments",
-    "carry": "loop state",
-    "temporary": "temporaries",
-    "gathered": "gathered copies",
-    "partial": "partial sums",
-    "inside": "in manual regions",
-}
 
 
 @dataclass(frozen=True)
@@ -88,9 +80,9 @@ def _memory(evaluator: Evaluator, result: SearchResult, step: Step, modules: Mod
     by_path: dict[tuple[str, ...], NDArray[np.float64]] = defaultdict(lambda: np.zeros(len(chosen)))
     for name, profile in profiles.items():
         role, *path = name.split("\0")
-        by_role[ROLES[role]] += profile
+        by_role[ALIVE[role]] += profile
         by_path[tuple(path)] += profile
-    roles = {name: by_role[name].tolist() for name in ROLES.values() if name in by_role}
+    roles = {name: by_role[name].tolist() for name in ALIVE.values() if name in by_role}
     return Memory(step.elapsed[candidates[chosen]].tolist(), roles, memory_bands(by_path))
 
 
