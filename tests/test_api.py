@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import toast_cli as toast
-from toast_cli.api import keras_layouts, machine_of, mark_sharding_lines, slash_expression
+from toast_cli.api import machine_of, slash_expression
 from toast_cli.emit.specs import NamedSpec
 from toast_cli.hardware import load_spec
 
@@ -129,14 +129,21 @@ def test_formats_of_frameworks(plan: toast.Plan) -> None:
     assert [entry[0] for entry in read][:2] == ["first", "second"][: len(read)]
 
 
+def sharded(named: list[NamedSpec]) -> toast.Plan:
+    """A plan of these shardings of arguments on 4 x 2 devices."""
+    arguments = [SimpleNamespace(name=one.name, sharding=[axes or () for axes in one.spec]) for one in named]
+    report = SimpleNamespace(arguments=arguments, mesh=SimpleNamespace(axes=SHAPE))
+    return toast.Plan(SimpleNamespace(report=report))  # type: ignore[arg-type]
+
+
 def test_layouts_for_keras(plan: toast.Plan) -> None:
     assert plan.keras_layouts("params")["up"] == ("data", "model")
     with pytest.raises(toast.ToastError, match="no argument 'weights'"):
         plan.keras_layouts("weights")
     named = [NamedSpec("params['a/kernel']", (None, ("data", "model"))), NamedSpec("params['a/bias']", (None,))]
     with pytest.raises(toast.ToastError, match="over data and model"):
-        keras_layouts(named, "params")
-    assert keras_layouts(named[1:], "params") == {}, "what is whole has no layout"
+        sharded(named).keras_layouts("params")
+    assert sharded(named[1:]).keras_layouts("params") == {}, "what is whole has no layout"
 
 
 def test_lines_for_pytorch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +170,7 @@ def test_lines_for_pytorch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "torch_xla.distributed.spmd", stand_in)
     monkeypatch.setattr(sys.modules["torch_xla.distributed"], "spmd", stand_in, raising=False)
-    exec(mark_sharding_lines(named, "params", {"data": 4, "model": 2}), {"model": Model()})
+    exec(sharded(named).mark_sharding_lines("params"), {"model": Model()})
     mesh = (8, (4, 2), ("data", "model"))
     assert marked == [("weight", mesh, (("data", "model"), None)), ("bias", mesh, ("data",))]
 

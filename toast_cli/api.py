@@ -15,7 +15,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -37,8 +37,7 @@ from toast_cli.tactics import parse_tactics
 from toast_cli.together import partition_together as run_together
 
 # ---------------------------------------------------------------- frameworks
-# A plan's shardings in the forms that frameworks read: regular expressions over paths, MaxText's YAML, Keras' layouts,
-# PyTorch/XLA's `mark_sharding`.
+# A plan's shardings in the forms that frameworks read.
 
 
 def slash_expression(pattern: str) -> str:
@@ -47,56 +46,6 @@ def slash_expression(pattern: str) -> str:
     parts = [re.escape(part) for part in slash_path(pattern).split("*")]
     whole = ".*".join(parts)
     return f"{'' if pattern.startswith('*') else '^'}{whole.removeprefix('.*').removeprefix('/')}$"
-
-
-def keras_layouts(named: Iterable[NamedSpec], argument: str) -> dict[str, tuple[str | None, ...]]:
-    """Path of a variable -> mesh axis of each dimension, for every sharded array of that argument.
-
-    Raises `UsageError` if a dimension is split over two axes: a `keras.distribution.TensorLayout` names one.
-    """
-    layouts: dict[str, tuple[str | None, ...]] = {}
-    for name, one in _below(named, argument).items():
-        for axes in one.spec:
-            if axes is not None and len(axes) > 1:
-                raise UsageError(
-                    f"Keras names one mesh axis for each dimension, and the plan splits one over {' and '.join(axes)}",
-                    where=one.name,
-                    hint="fix it with pins=, or plan for a mesh shape with one axis",
-                )
-        layouts[name] = tuple(axes[0] if axes else None for axes in one.spec)
-    return layouts
-
-
-def mark_sharding_lines(named: Iterable[NamedSpec], argument: str, axes: Mapping[str, int]) -> str:
-    """Python for PyTorch/XLA: a mesh, and a `mark_sharding` for every split array of that argument."""
-    lines = [
-        "import numpy as np",
-        "import torch_xla.distributed.spmd as xs",
-        "",
-        f"mesh = xs.Mesh(np.arange({prod(axes.values())}), {tuple(axes.values())!r}, {tuple_text(axes)})",
-        "arrays = {**dict(model.named_parameters()), **dict(model.named_buffers())}",
-    ]
-    for name, one in _below(named, argument).items():
-        spec = f"({', '.join(map(entry_text, one.spec))}{',' if len(one.spec) == 1 else ''})"
-        lines.append(f"xs.mark_sharding(arrays[{json.dumps(name)}], mesh, {spec})")
-    return "\n".join(lines) + "\n"
-
-
-def _below(named: Iterable[NamedSpec], argument: str) -> dict[str, NamedSpec]:
-    """Path below the argument, in slashes -> its spec, for arrays that are split.
-
-    Raises `UsageError` if the program has no such argument.
-    """
-    roots: dict[str, None] = {}
-    found: dict[str, NamedSpec] = {}
-    for one in named:
-        root, _, rest = slash_path(one.name).partition("/")
-        roots[root] = None
-        if root == argument and rest and any(one.spec):
-            found[rest] = one
-    if argument not in roots:
-        raise UsageError(f"the program has no argument {argument!r}", hint=f"its arguments: {', '.join(roots)}")
-    return found
 
 
 # ---------------------------------------------------------------- objects of JAX
@@ -280,7 +229,17 @@ class Plan:
 
         Raises `UsageError` where the plan splits a dimension over two mesh axes, which Keras cannot say.
         """
-        return keras_layouts(self._argument_specs(), argument)
+        layouts: dict[str, tuple[str | None, ...]] = {}
+        for name, one in self._below(argument).items():
+            for axes in one.spec:
+                if axes is not None and len(axes) > 1:
+                    raise UsageError(
+                        f"Keras names one axis for each dimension, and the plan splits one over {' and '.join(axes)}",
+                        where=one.name,
+                        hint="fix it with pins=, or plan for a mesh shape with one axis",
+                    )
+            layouts[name] = tuple(axes[0] if axes else None for axes in one.spec)
+        return layouts
 
     def mark_sharding_lines(self, argument: str) -> str:
         """Python lines for PyTorch/XLA: a mesh, and `xs.mark_sharding(…)` for each parameter and buffer of `model` that
@@ -289,7 +248,34 @@ class Plan:
         Args:
             argument: the function's argument that holds them by name, as `torchax.extract_jax(model)` gives them.
         """
-        return mark_sharding_lines(self._argument_specs(), argument, self.axes)
+        axes = self.axes
+        lines = [
+            "import numpy as np",
+            "import torch_xla.distributed.spmd as xs",
+            "",
+            f"mesh = xs.Mesh(np.arange({prod(axes.values())}), {tuple(axes.values())!r}, {tuple_text(axes)})",
+            "arrays = {**dict(model.named_parameters()), **dict(model.named_buffers())}",
+        ]
+        for name, one in self._below(argument).items():
+            spec = f"({', '.join(map(entry_text, one.spec))}{',' if len(one.spec) == 1 else ''})"
+            lines.append(f"xs.mark_sharding(arrays[{json.dumps(name)}], mesh, {spec})")
+        return "\n".join(lines) + "\n"
+
+    def _below(self, argument: str) -> dict[str, NamedSpec]:
+        """Path below the argument, in slashes -> its spec, for arrays that are split.
+
+        Raises `UsageError` if the program has no such argument.
+        """
+        roots: dict[str, None] = {}
+        found: dict[str, NamedSpec] = {}
+        for one in self._argument_specs():
+            root, _, rest = slash_path(one.name).partition("/")
+            roots[root] = None
+            if root == argument and rest and any(one.spec):
+                found[rest] = one
+        if argument not in roots:
+            raise UsageError(f"the program has no argument {argument!r}", hint=f"its arguments: {', '.join(roots)}")
+        return found
 
     def _named_specs(self) -> list[NamedSpec]:
         results = (_named_spec(result.name, result.sharding) for result in self.report.results if result.name)
