@@ -28,7 +28,7 @@ from toast_cli.report.build import collective_facts
 from toast_cli.report.command_tables import explanation_blocks
 from toast_cli.report.explain import Explanation, Study
 from toast_cli.report.explain.answers import explain
-from toast_cli.report.explain.study import SCHEMA, stored_plan, stored_shape
+from toast_cli.report.explain.study import SCHEMA, stored_plan, stored_request
 from toast_cli.report.model import to_bytes
 from toast_cli.report.words import Sight, rows_of, sight
 from toast_cli.request import Request
@@ -239,7 +239,7 @@ def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program:
     path = tmp_path / "report.json"
     path.write_bytes(to_bytes(outcome.report))
     assert stored_plan(str(path), outcome.problem) == (outcome.problem, outcome.result.plan)
-    assert stored_shape(str(path)) == "data=16"
+    assert stored_request(str(path))["mesh_shape"] == "data=16"
 
 
 def test_a_plan_that_holds_in_a_part_comes_back(tmp_path: Path) -> None:

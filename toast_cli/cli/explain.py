@@ -68,13 +68,13 @@ def explain(
         )
     targets = json_target(json)
     check_targets(targets, [name for name in (program, mesh, report) if name is not None])
-    if report is not None:
-        from toast_cli.report.explain.study import stored_rewriting, stored_shape
-
-        given |= {"mesh_shape": given["mesh_shape"] or stored_shape(report), "iterations": 1}
     request = options.make_request(program, mesh, given)
     if report is not None:
-        request = replace(request, **stored_rewriting(report))
+        from toast_cli.report.explain.study import stored_request
+
+        stored = stored_request(report)
+        shape = request.mesh_shape or stored["mesh_shape"]
+        request = replace(request, **{**stored, "mesh_shape": shape, "iterations": 1})
     if as_annotated:
         from toast_cli.frontend import content_of
 

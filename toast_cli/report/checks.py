@@ -111,16 +111,16 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
     checks = [Check("fits", report.fit != NO, peak + unsure, f"{format_bytes(limit_bytes)} usable per device")]
     if report.confirmation is not None and report.confirmation.chosen is None:
         checks.append(Check("compiles", False, "no plan", f"one, by {report.confirmation.compiler}"))
-    if limits.max_bytes is not None:
-        allowed = f"{format_bytes(limits.max_bytes)} by max-memory"
-        checks.append(Check("memory", now.peak_bytes <= limits.max_bytes, peak, allowed))
-    if limits.max_step_seconds is not None:
-        allowed = f"{format_seconds(limits.max_step_seconds)} by max-step-time"
-        checks.append(Check("step time", now.step_seconds <= limits.max_step_seconds, step, allowed))
-    if limits.max_communication_seconds is not None:
-        within = now.communication_seconds <= limits.max_communication_seconds
-        allowed = f"{format_seconds(limits.max_communication_seconds)} by max-communication"
-        checks.append(Check("communication", within, communication, allowed))
+    limited = (
+        ("memory", now.peak_bytes, limits.max_bytes, peak, "max-memory"),
+        ("step time", now.step_seconds, limits.max_step_seconds, step, "max-step-time"),
+        ("communication", now.communication_seconds, limits.max_communication_seconds, communication,
+         "max-communication"),
+    )  # fmt: skip
+    for name, value, limit, found, option in limited:
+        if limit is not None:
+            write = format_bytes if name == "memory" else format_seconds
+            checks.append(Check(name, value <= limit, found, f"{write(limit)} by {option}"))
     for bound in report.goal.bounds:
         if (bound.figure, bound.limit) != ("peak_memory", limits.max_bytes):  # which is judged above
             found, allowed = written(bound)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, TextIO
 
@@ -85,15 +84,6 @@ class HarmlessConsole(Console):
                 yield Segment(printable_lines(segment.text), segment.style)
 
 
-@dataclass(frozen=True)
-class TextPart:
-    """A piece of a bar: its fraction (0 to 1), glyph and style."""
-
-    fraction: float
-    glyph: str
-    style: str
-
-
 def make_console(stream: TextIO, width: int | None = None) -> Console:
     """A console on `stream` that prints text unchanged, between 60 and 200 columns wide.
 
@@ -143,19 +133,20 @@ def with_axes(text: str, axes: Sequence[str], style: str = "") -> Text:
 BAR = "█▒░"  # what bars are drawn with
 
 
-def bar(parts: Iterable[TextPart], width: int) -> Text:
+def bar(parts: Iterable[tuple[float, str, str]], width: int) -> Text:
     """A bar of `width` characters; the rest is drawn empty, and anything beyond 1 is cut off.
 
-    Every non-zero part takes at least one character.
+    Args:
+        parts: fraction (0 to 1), glyph and style of each. Every non-zero part takes at least one character.
     """
     drawn = Text()
     end = 0.0
-    for part in parts:
-        end += part.fraction
+    for fraction, glyph, look in parts:
+        end += fraction
         length = round(min(end, 1.0) * width) - len(drawn)
-        if part.fraction > 0:
+        if fraction > 0:
             length = max(length, 1)
-        drawn.append(part.glyph * min(length, width - len(drawn)), part.style)
+        drawn.append(glyph * min(length, width - len(drawn)), look)
     drawn.append("░" * (width - len(drawn)), EMPTY)
     return drawn
 

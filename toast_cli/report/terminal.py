@@ -40,7 +40,6 @@ from toast_cli.report.model import (
     Report,
     strategy_label,
 )
-from toast_cli.report.style import TextPart
 from toast_cli.report.words import scope_texts
 
 
@@ -286,14 +285,14 @@ def prediction(report: Report, width: int) -> RenderableType:
     bar_width = min(width - BAR_COLUMNS, 60)
     rows = style.table([("", "left"), ("", "right"), ("", "left"), ("", "fold")])
 
-    def add(label: str, figure: str, parts: Sequence[TextPart], words: RenderableType) -> None:
+    def add(label: str, figure: str, parts: Sequence[tuple[float, str, str]], words: RenderableType) -> None:
         drawn = style.bar(parts, bar_width) if bar_width >= LEAST_BAR else Text()
         rows.add_row(label, Text(figure, style.TITLE), drawn, words)
 
     # Compute, and what of the step remains of communication beside it.
     computed = min(predicted.compute_seconds / predicted.step_seconds, 1.0) if predicted.step_seconds else 0.0
-    compute = TextPart(computed, "█", style.COMPUTE)
-    communication = TextPart(1.0 - computed if predicted.step_seconds else 0.0, "▒", style.COMMUNICATION)
+    compute = (computed, "█", style.COMPUTE)
+    communication = (1.0 - computed if predicted.step_seconds else 0.0, "▒", style.COMMUNICATION)
     add(
         "step time",
         format_seconds(predicted.step_seconds),
@@ -316,7 +315,7 @@ def prediction(report: Report, width: int) -> RenderableType:
         f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD
     )
     held.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
-    memory = TextPart(filled, "█", style.MEMORY if predicted.fits else style.BAD)
+    memory = (filled, "█", style.MEMORY if predicted.fits else style.BAD)
     add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
 
     if predicted.cache_token_bytes:
@@ -328,7 +327,7 @@ def prediction(report: Report, width: int) -> RenderableType:
         moved = f"transfers {format_seconds(predicted.transfer_seconds)}, which overlap with compute"
         add("host memory", format_bytes(predicted.host_bytes), [], moved)
 
-    useful = TextPart(predicted.mfu, "█", style.GOOD)
+    useful = (predicted.mfu, "█", style.GOOD)
     mfu, hfu = format_percent(predicted.mfu), format_percent(predicted.hfu)
     recomputed = f", {hfu} with what is recomputed (HFU)" if predicted.hfu > 0 and hfu != mfu else ""
     add("MFU", mfu, [useful], f"of the chips' peak arithmetic rate{recomputed}")

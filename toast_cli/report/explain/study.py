@@ -316,16 +316,13 @@ class Explanation:
 # The plan of a stored report: JSON and a problem in, its decisions out.
 
 
-def stored_shape(path: str) -> str:
-    """The mesh shape a stored report was made for, as `--mesh-shape` takes it. Raises InputError for a file that
-    is not a report."""
-    return ",".join(f"{axis}={size}" for axis, size in read_report(path).mesh.axes.items())
-
-
-def stored_rewriting(path: str) -> dict[str, Any]:
-    """The program rewriting of a stored report's plan, as fields of `Request`."""
-    program = read_report(path).program
+def stored_request(path: str) -> dict[str, Any]:
+    """The mesh shape of a stored report and its program's rewriting, as fields of `Request`. Raises InputError for a
+    file that is not a report."""
+    report = read_report(path)
+    program = report.program
     return {
+        "mesh_shape": ",".join(f"{axis}={size}" for axis, size in report.mesh.axes.items()),
         "parted": program.parted,
         "microbatches": max(1, program.microbatches),
         "recompute": program.recompute if program.recompute in list(Recompute) else None,
