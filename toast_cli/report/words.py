@@ -123,7 +123,11 @@ def decision_text(problem: Problem, decision: Decision) -> str:
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
     where = "".join(f", {text}" for text in scope_texts(scope_name(problem, decision), part_name(problem, decision)))
-    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside_text(problem, decision)}"
+    # A decision may leave the ops of its conflicts to other decisions.
+    left = sum(side == ASIDE for side in decision.sides)
+    some = "some " if left < len(group.resolutions) else ""
+    aside = f", except in {some}ops with it twice" if left else ""
+    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside}"
 
 
 def role_name(problem: Problem, decision: Replicate) -> str:
@@ -161,14 +165,6 @@ def scope_name(problem: Problem, decision: Shard) -> str:
 def part_name(problem: Problem, decision: Shard) -> str:
     """The group to whose ops a decision is limited, by name; empty if it is not limited."""
     return "" if decision.only == NONE else problem.dimensions.groups[decision.only].name
-
-
-def aside_text(problem: Problem, decision: Shard) -> str:
-    """`, except in ops with it twice` if a decision leaves the ops of its conflicts to other decisions."""
-    resolutions = problem.dimensions.groups[decision.group].resolutions
-    left = [side for side in decision.sides if side == ASIDE]
-    some = "some " if len(left) < len(resolutions) else ""
-    return f", except in {some}ops with it twice" if left else ""
 
 
 def name_list(names: Sequence[str]) -> list[str]:

@@ -56,7 +56,9 @@ def step_chart(report: Report, drawn: Pictures) -> str:
         path = drawn.modules.of(one.op)
         module = modules.setdefault("/".join(path), len(modules))
         if module == len(bands):
-            bands.append(_band(folded(path), kinds))
+            shown = folded(path)  # in the band of the smallest module around it that has one
+            heads = ("/".join(shown[:depth]) for depth in range(len(shown), 0, -1))
+            bands.append(next((kinds[head] for head in heads if head in kinds), "others"))
             tops.append(next((name for name in path if folded((name,)) != (name,)), path[-1]))
         name = names.setdefault(one.name, len(names))
         place = places.setdefault(drawn.places[one.op], len(places))
@@ -77,12 +79,6 @@ def step_chart(report: Report, drawn: Pictures) -> str:
     }  # fmt: skip
     label = f"memory, compute and communication over one step of {format_seconds(step.seconds)}"
     return chart(label, data)
-
-
-def _band(path: tuple[str, ...], kinds: dict[str, str]) -> str:
-    """The colour of the memory band that contains the module."""
-    heads = ("/".join(path[:depth]) for depth in range(len(path), 0, -1))
-    return next((kinds[head] for head in heads if head in kinds), "others")
 
 
 def _merged(step: Step) -> Iterator[Slice]:
