@@ -154,15 +154,7 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     if not ordered:
         return style.section("collectives", Text("none: the devices never communicate"))
     shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
-    with_bytes = width >= style.NARROW
-    heads = [
-        ("", "right"),
-        ("kind", "left"),
-        ("axes", "left"),
-        ("", "right"),
-        ("time", "right"),
-        *([("result", "right")] if with_bytes else []),
-    ]
+    heads = [("", "right"), ("kind", "left"), ("axes", "left"), ("", "right"), ("time", "right"), ("result", "right")]
     rows = [
         (
             str(number),
@@ -170,7 +162,7 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
             "+".join(one.axes),
             f"×{format_count(one.count)}",
             format_seconds(one.seconds),
-            *([format_bytes(one.bytes)] if with_bytes else []),
+            format_bytes(one.bytes),
         )
         for number, one in enumerate(shown, start=1)
     ]

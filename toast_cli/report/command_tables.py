@@ -494,7 +494,7 @@ def _changes(found: Explanation, shown: list[Change], width: int) -> RenderableT
             _difference(one.step_seconds, found.step_seconds),
             format_bytes(one.peak_bytes),
             _difference(one.peak_bytes, found.peak_bytes),
-            "" if one.fits else Text("does not fit" if width >= style.NARROW else "✗", style.BAD),
+            "" if one.fits else Text("does not fit", style.BAD),
             *([one.note] if noted else []),
         ]
         for one in shown

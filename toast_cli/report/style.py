@@ -21,8 +21,6 @@ from toast_cli.price.memory_fit import NO, UNSURE, YES
 from toast_cli.program.quantities import format_plural
 
 NARROWEST, WIDEST = 60, 200
-# Below this width, tables leave out optional columns.
-NARROW = 72
 # Minimum widths of a column that wraps, and of one of names.
 LEAST_FOLD = 12
 LEAST_NAME = 8

@@ -269,7 +269,7 @@ def decisions(report: Report, width: int) -> RenderableType:
     ]
     # Long names wrap, so that all figures stay.
     room = style.room(width, [(number, name[:LONGEST_NAME], *rest) for number, name, *rest in rows])
-    worded = width >= style.NARROW and room >= LEAST_WORDS
+    worded = room >= LEAST_WORDS
     heads = [("", "right"), ("decision", "name"), ("over", "left"), ("size", "right"), ("count", "right")]
     columns = [*heads, ("array.dimension", "fold")] if worded else heads
     cells: list[list[str | Text]] = [
