@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 import toast_cli as toast
 from toast_cli.api import machine_of, slash_expression
-from toast_cli.emit.specs import NamedSpec
+from toast_cli.emit.specs import InterfaceArray
 from toast_cli.hardware import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,9 +129,9 @@ def test_formats_of_frameworks(plan: toast.Plan) -> None:
     assert [entry[0] for entry in read][:2] == ["first", "second"][: len(read)]
 
 
-def sharded(named: list[NamedSpec]) -> toast.Plan:
+def sharded(named: list[InterfaceArray]) -> toast.Plan:
     """A plan of these shardings of arguments on 4 x 2 devices."""
-    arguments = [SimpleNamespace(name=one.name, sharding=[axes or () for axes in one.spec]) for one in named]
+    arguments = [SimpleNamespace(name=one.path, sharding=[axes or () for axes in one.axes]) for one in named]
     report = SimpleNamespace(arguments=arguments, mesh=SimpleNamespace(axes=SHAPE))
     return toast.Plan(SimpleNamespace(report=report))  # type: ignore[arg-type]
 
@@ -140,7 +140,10 @@ def test_layouts_for_keras(plan: toast.Plan) -> None:
     assert plan.keras_layouts("params")["up"] == ("data", "model")
     with pytest.raises(toast.ToastError, match="no argument 'weights'"):
         plan.keras_layouts("weights")
-    named = [NamedSpec("params['a/kernel']", (None, ("data", "model"))), NamedSpec("params['a/bias']", (None,))]
+    named = [
+        InterfaceArray("params['a/kernel']", (None, ("data", "model"))),
+        InterfaceArray("params['a/bias']", (None,)),
+    ]
     with pytest.raises(toast.ToastError, match="over data and model"):
         sharded(named).keras_layouts("params")
     assert sharded(named[1:]).keras_layouts("params") == {}, "what is whole has no layout"
@@ -149,10 +152,10 @@ def test_layouts_for_keras(plan: toast.Plan) -> None:
 def test_lines_for_pytorch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines run, against a module that takes the place of torch_xla, and say what the plan says."""
     named = [
-        NamedSpec("params['0.up.weight']", (("data", "model"), None)),
-        NamedSpec("params['0.up.bias']", (("data",),)),
-        NamedSpec("params['0.norm.weight']", (None,)),
-        NamedSpec("batch['x']", (("data",), None)),
+        InterfaceArray("params['0.up.weight']", (("data", "model"), None)),
+        InterfaceArray("params['0.up.bias']", (("data",),)),
+        InterfaceArray("params['0.norm.weight']", (None,)),
+        InterfaceArray("batch['x']", (("data",), None)),
     ]
     marked: list[tuple[Any, ...]] = []
 

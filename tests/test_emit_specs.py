@@ -16,7 +16,7 @@ from programs import Case, arg, source_of
 
 from toast_cli import xla
 from toast_cli.emit import emit
-from toast_cli.emit.specs import BoundarySpecs, NamedAxes, NamedSpec, matcher, rules_of, snippet, trimmed
+from toast_cli.emit.specs import InterfaceArray, NamedAxes, ProgramInterface, matcher, rules_of, snippet, trimmed
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,8 @@ def test_the_snippet_runs(trained: Case) -> None:
 
 
 def test_the_snippet_without_names() -> None:
-    specs = BoundarySpecs("main", {"data": 8}, (NamedSpec("", (("data",), None)),), (NamedSpec("", (None, ("data",))),))
+    argument, result = InterfaceArray("", (("data",), None)), InterfaceArray("", (None, ("data",)))
+    specs = ProgramInterface("main", {"data": 8}, (argument,), (result,), 8)
     scope: dict[str, Any] = {"DEVICES": xla.cpu_devices(DEVICES)}
     exec(compile(snippet(specs).replace("jax.devices()", "DEVICES"), "shardings.py", "exec"), scope)
     (sharding,) = scope["in_shardings"](arg(8, 8))
@@ -106,12 +107,12 @@ FOLDED: dict[str, tuple[list[tuple[str, NamedAxes]], list[tuple[str, NamedAxes]]
 @pytest.mark.parametrize("name", FOLDED)
 def test_the_snippet_folds_by_pattern(name: str) -> None:
     arguments, results, expected = FOLDED[name]
-    named = [NamedSpec(path, spec) for path, spec in (*arguments, *results)]
+    named = [InterfaceArray(path, spec) for path, spec in (*arguments, *results)]
     rules = rules_of(named)
     assert sorted(rules) == sorted(expected)
     for one in named:
-        fits = (spec for pattern, spec in rules if matcher(pattern).fullmatch(one.name))
-        assert next(fits, ()) == trimmed(one.spec), one.name
+        fits = (spec for pattern, spec in rules if matcher(pattern).fullmatch(one.path))
+        assert next(fits, ()) == trimmed(one.axes), one.path
 
 
 def test_patterns_say_what_every_array_says() -> None:
@@ -119,18 +120,19 @@ def test_patterns_say_what_every_array_says() -> None:
     rng = random.Random(0)
     for _ in range(50):
         roots = [f"{root}{LAYER.format(k)}" for root in ("p", "o[0].mu", "result[0]", "result[1]") for k in range(3)]
-        named = [NamedSpec(path, rng.choice([DATA, MODEL_LAST, ALL])) for path in [*roots, "x", "p['w']", "result[2]"]]
+        paths = [*roots, "x", "p['w']", "result[2]"]
+        named = [InterfaceArray(path, rng.choice([DATA, MODEL_LAST, ALL])) for path in paths]
         rules = rules_of(named)
         for one in named:
-            fits = (spec for pattern, spec in rules if matcher(pattern).fullmatch(one.name))
-            assert next(fits, ()) == trimmed(one.spec)
+            fits = (spec for pattern, spec in rules if matcher(pattern).fullmatch(one.path))
+            assert next(fits, ()) == trimmed(one.axes)
 
 
 def test_an_odd_layer_is_said_once_for_weight_and_moments() -> None:
     """Also where weight, moments and what comes out all lie otherwise than most layers do."""
     roots = ("s.params", "s.mu", "s.nu", "result[0].params", "result[0].mu", "result[0].nu")
-    odd = [NamedSpec(f"{root}['net']['dense_1']['w']", MODEL_LAST) for root in roots]
-    others = [NamedSpec(f"{root}['net']['dense_{k}']['w']", DATA) for root in roots for k in (0, 2, 3)]
+    odd = [InterfaceArray(f"{root}['net']['dense_1']['w']", MODEL_LAST) for root in roots]
+    others = [InterfaceArray(f"{root}['net']['dense_{k}']['w']", DATA) for root in roots for k in (0, 2, 3)]
     assert rules_of([*odd, *others]) == [
         ("*['net']['dense_1']['w']", trimmed(MODEL_LAST)),
         ("*['net']['dense_*']['w']", trimmed(DATA)),
@@ -139,7 +141,7 @@ def test_an_odd_layer_is_said_once_for_weight_and_moments() -> None:
 
 def test_names_with_quotes_are_escaped() -> None:
     odd = 'p[\'a"""b\\\\n\']'
-    specs = BoundarySpecs("f", {'"""': 8}, (NamedSpec(odd, (('"""',),)),), (NamedSpec("result", ()),))
+    specs = ProgramInterface("f", {'"""': 8}, (InterfaceArray(odd, (('"""',),)),), (InterfaceArray("result", ()),), 8)
     scope: dict[str, Any] = {"DEVICES": xla.cpu_devices(DEVICES)}
     exec(compile(snippet(specs).replace("jax.devices()", "DEVICES"), "shardings.py", "exec"), scope)
     assert scope["spec_of"](odd) == PartitionSpec('"""')

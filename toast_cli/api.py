@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from toast_cli.base.files import Target, check_targets, output_format, write_target
-from toast_cli.emit.specs import NamedSpec, entry_text, partition_spec, rules_of, tuple_text
+from toast_cli.emit.specs import InterfaceArray, entry_text, partition_spec, rules_of, tuple_text
 from toast_cli.errors import UsageError
 from toast_cli.hardware import load_spec, machine_name, needs_no_file
 from toast_cli.option_values import request_of_keywords
@@ -231,14 +231,14 @@ class Plan:
         """
         layouts: dict[str, tuple[str | None, ...]] = {}
         for name, one in self._below(argument).items():
-            for axes in one.spec:
+            for axes in one.axes:
                 if axes is not None and len(axes) > 1:
                     raise UsageError(
                         f"Keras names one axis for each dimension, and the plan splits one over {' and '.join(axes)}",
-                        where=one.name,
+                        where=one.path,
                         hint="fix it with pins=, or plan for a mesh shape with one axis",
                     )
-            layouts[name] = tuple(axes[0] if axes else None for axes in one.spec)
+            layouts[name] = tuple(axes[0] if axes else None for axes in one.axes)
         return layouts
 
     def mark_sharding_lines(self, argument: str) -> str:
@@ -257,31 +257,31 @@ class Plan:
             "arrays = {**dict(model.named_parameters()), **dict(model.named_buffers())}",
         ]
         for name, one in self._below(argument).items():
-            spec = f"({', '.join(map(entry_text, one.spec))}{',' if len(one.spec) == 1 else ''})"
+            spec = f"({', '.join(map(entry_text, one.axes))}{',' if len(one.axes) == 1 else ''})"
             lines.append(f"xs.mark_sharding(arrays[{json.dumps(name)}], mesh, {spec})")
         return "\n".join(lines) + "\n"
 
-    def _below(self, argument: str) -> dict[str, NamedSpec]:
+    def _below(self, argument: str) -> dict[str, InterfaceArray]:
         """Path below the argument, in slashes -> its spec, for arrays that are split.
 
         Raises `UsageError` if the program has no such argument.
         """
         roots: dict[str, None] = {}
-        found: dict[str, NamedSpec] = {}
+        found: dict[str, InterfaceArray] = {}
         for one in self._argument_specs():
-            root, _, rest = slash_path(one.name).partition("/")
+            root, _, rest = slash_path(one.path).partition("/")
             roots[root] = None
-            if root == argument and rest and any(one.spec):
+            if root == argument and rest and any(one.axes):
                 found[rest] = one
         if argument not in roots:
             raise UsageError(f"the program has no argument {argument!r}", hint=f"its arguments: {', '.join(roots)}")
         return found
 
-    def _named_specs(self) -> list[NamedSpec]:
+    def _named_specs(self) -> list[InterfaceArray]:
         results = (_named_spec(result.name, result.sharding) for result in self.report.results if result.name)
         return [*self._argument_specs(), *results]
 
-    def _argument_specs(self) -> list[NamedSpec]:
+    def _argument_specs(self) -> list[InterfaceArray]:
         return [_named_spec(argument.name, argument.sharding) for argument in self.report.arguments if argument.name]
 
     @property
@@ -534,5 +534,5 @@ partition.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 )
 
 
-def _named_spec(name: str, sharding: DimensionAxes) -> NamedSpec:
-    return NamedSpec(name, tuple(tuple(axes) or None for axes in sharding))
+def _named_spec(name: str, sharding: DimensionAxes) -> InterfaceArray:
+    return InterfaceArray(name, tuple(tuple(axes) or None for axes in sharding))

@@ -284,7 +284,7 @@ def read_boundary(path: str) -> tuple[ProgramInterface, bytes, bool]:
         array = program.values[value]
         sharding = stated.get(f"{kind} {number}")
         found = sharding.axes if sharding is not None and sharding.axes is not None else ((),) * len(array.shape)
-        return InterfaceArray(name, array.shape, array.dtype, found, donated)
+        return InterfaceArray(name, found, array.shape, array.dtype, donated)
 
     _, module = parse_here(content, source_name(path))  # as a child did when it was loaded
     refuse_left_out(module, source_name(path))
@@ -375,7 +375,7 @@ class LoadedStages(Loaded):
     def _interface(self, array: StagedArray) -> InterfaceArray:
         value = self.staged.values[array.values[0]]
         shape = tuple(n * len(array.values) if d == array.dim else n for d, n in enumerate(value.shape))
-        return InterfaceArray(array.path, shape, value.dtype, value.sharding, array.donated)
+        return InterfaceArray(array.path, value.sharding, shape, value.dtype, array.donated)
 
     @cached_property
     def _meshes(self) -> list[Any]:
@@ -418,7 +418,7 @@ class LoadedStages(Loaded):
 
         def place(name: str, donated: bool = False) -> InterfaceArray:
             value = self.staged.values[name]
-            return InterfaceArray(name, value.shape, value.dtype, value.sharding, donated)
+            return InterfaceArray(name, value.sharding, value.shape, value.dtype, donated)
 
         arguments = tuple(place(name, k in program.donated) for k, name in enumerate(program.arguments))
         results, mesh = tuple(map(place, program.results)), self._meshes[program.stage]

@@ -119,28 +119,33 @@ RESULT = "result"  # what stands for the parameter's name in front of a result's
 
 
 @dataclass(frozen=True)
-class NamedSpec:
-    """PartitionSpec of one argument or result. `name` is its path in the user's tree
-    (`params['w']`), empty if unknown."""
+class InterfaceArray:
+    """One argument or result. `path` is its name in the user's tree (`params['w']`), empty if unknown; `axes`: per
+    dimension the mesh axes, or None."""
 
-    name: str
-    spec: NamedAxes
+    path: str
+    axes: NamedAxes
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    donated: bool = False
 
 
 @dataclass(frozen=True)
-class BoundarySpecs:
-    """All arguments and results of a program in order, on a mesh of these axes."""
+class ProgramInterface:
+    """Arguments and results of a program in order, on a mesh of these axes (name -> size; empty if the program names
+    none)."""
 
-    program: str
+    name: str
     axes: dict[str, int]
-    arguments: tuple[NamedSpec, ...]
-    results: tuple[NamedSpec, ...]
+    arguments: tuple[InterfaceArray, ...]
+    results: tuple[InterfaceArray, ...]
+    devices: int
 
 
 def emit_specs(source: Source, lowered: PartitionedProgram) -> bytes:
     """The specs as JSON, one array a line."""
     specs = boundary_specs(source, lowered)
-    head = {"schema": SCHEMA, "program": specs.program, "mesh": {"axes": specs.axes}}
+    head = {"schema": SCHEMA, "program": specs.name, "mesh": {"axes": specs.axes}}
     head |= {"rewritten": source.program.rewritten} if source.program.rewritten else {}
     lists = {"arguments": specs.arguments, "results": specs.results}
     fields = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
@@ -150,38 +155,38 @@ def emit_specs(source: Source, lowered: PartitionedProgram) -> bytes:
     return ("{\n " + ",\n ".join(fields) + "\n}\n").encode()
 
 
-def entry(index: int, named: NamedSpec) -> dict[str, Any]:
+def entry(index: int, named: InterfaceArray) -> dict[str, Any]:
     """One argument or result in JSON."""
-    spec = [None if axes is None else list(axes) for axes in named.spec]
-    return {"index": index, "name": named.name, "spec": spec}
+    spec = [None if axes is None else list(axes) for axes in named.axes]
+    return {"index": index, "name": named.path, "spec": spec}
 
 
-def boundary_specs(source: Source, lowered: PartitionedProgram) -> BoundarySpecs:
-    """The specs of a lowered plan."""
+def boundary_specs(source: Source, lowered: PartitionedProgram) -> ProgramInterface:
+    """The arguments and results of a lowered plan."""
     program = source.program
 
-    def spec(sharding: Sharding) -> NamedAxes:
-        return tuple(tuple(lowered.axis_names[axis] for axis in axes) or None for axes in sharding)
+    def array(path: str, value: int, sharding: Sharding, donated: bool = False) -> InterfaceArray:
+        axes = tuple(tuple(lowered.axis_names[axis] for axis in axes) or None for axes in sharding)
+        return InterfaceArray(path, axes, program.values[value].shape, program.values[value].dtype, donated)
 
-    return BoundarySpecs(
+    results = zip(program.results, result_shardings(source, lowered), strict=True)
+    return ProgramInterface(
         program.name,
         dict(zip(lowered.axis_names, lowered.axis_sizes, strict=True)),
-        tuple(NamedSpec(argument.path, spec(lowered.shardings[argument.value])) for argument in program.arguments),
-        tuple(
-            NamedSpec(result.path, spec(sharding))
-            for result, sharding in zip(program.results, result_shardings(source, lowered), strict=True)
-        ),
+        tuple(array(one.path, one.value, lowered.shardings[one.value], one.donated) for one in program.arguments),
+        tuple(array(one.path, one.value, sharding) for one, sharding in results),
+        prod(lowered.axis_sizes),
     )
 
 
-def snippet(specs: BoundarySpecs) -> str:
+def snippet(specs: ProgramInterface) -> str:
     """The module's text from specs alone."""
     roots = argument_names(specs)
-    results = [NamedSpec(RESULT + named.name.removeprefix(RESULT), named.spec) for named in specs.results]
-    program = specs.program if specs.program.isidentifier() else "function"
+    results = [InterfaceArray(RESULT + named.path.removeprefix(RESULT), named.axes) for named in specs.results]
+    program = specs.name if specs.name.isidentifier() else "function"
     head = HEAD.format(
         program=program,
-        devices=prod(specs.axes.values()),
+        devices=specs.devices,
         axes=", ".join(f"{words(name)}={size}" for name, size in specs.axes.items()),
         usage=", ".join(f"{name}={name}" for name in roots) if roots else "*arguments",
         imports="import re\n" if roots else "",
@@ -200,10 +205,10 @@ def device_mesh_text() -> str:
     return module[module.index("def device_mesh(") :]
 
 
-def argument_names(specs: BoundarySpecs) -> list[str]:
+def argument_names(specs: ProgramInterface) -> list[str]:
     """The names of the function's parameters; empty unless they are known for every array."""
-    roots = [_ROOT.match(named.name) for named in specs.arguments]
-    named_results = all(named.name for named in specs.results) or len(specs.results) == 1
+    roots = [_ROOT.match(named.path) for named in specs.arguments]
+    named_results = all(named.path for named in specs.results) or len(specs.results) == 1
     if not named_results or any(root is None for root in roots):
         return []
     return list(dict.fromkeys(root[0] for root in roots if root))
@@ -212,7 +217,7 @@ def argument_names(specs: BoundarySpecs) -> list[str]:
 # ---------------------------------------------------------------- patterns
 
 
-def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, NamedAxes]]:
+def rules_of(named: Sequence[InterfaceArray]) -> list[tuple[str, NamedAxes]]:
     """(pattern, spec) such that the first pattern that matches a path gives its spec; no pattern matches only
     replicated arrays.
 
@@ -220,7 +225,7 @@ def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, NamedAxes]]:
     and its moments, as argument and result) are one rule, whose pattern is the common ending. Paths for which no such
     rule is right get their own line.
     """
-    wanted = {one.name: trimmed(one.spec) for one in named}
+    wanted = {one.path: trimmed(one.axes) for one in named}
     families: dict[str, list[str]] = defaultdict(list)
     for path in wanted:
         families[_NUMBER.sub("*", path)].append(path)
@@ -302,20 +307,20 @@ def matcher(pattern: str) -> re.Pattern[str]:
 # ---------------------------------------------------------------- text
 
 
-def flat_lines(named: tuple[NamedSpec, ...]) -> str:
+def flat_lines(named: tuple[InterfaceArray, ...]) -> str:
     """One line per run of equal specs, with the paths of the first as a comment."""
     lines = []
-    for spec, run in groupby(named, key=lambda one: trimmed(one.spec)):
+    for spec, run in groupby(named, key=lambda one: trimmed(one.axes)):
         members = list(run)
         text = spec_text(spec) if len(members) == 1 else f"*[{spec_text(spec)}] * {len(members)}"
-        comment = words(members[0].name)
+        comment = words(members[0].path)
         lines.append(
             f"    {text},{f'  # {comment}' if comment else ''}{' …' if comment and len(members) > 1 else ''}\n"
         )
     return "".join(lines)
 
 
-def trimmed(spec: NamedAxes) -> NamedAxes:
+def trimmed(spec: Iterable[Any]) -> tuple[Any, ...]:
     """The spec without trailing unsharded dimensions."""
     entries = list(spec)
     while entries and entries[-1] is None:
@@ -362,29 +367,6 @@ def words(text: str) -> str:
 Trees = tuple[Any, tuple[int, ...], Any, list[Any]]
 
 
-@dataclass(frozen=True)
-class InterfaceArray:
-    """One argument or result. `path` is its name in the user's tree (empty if unknown); `axes`: per dimension the mesh
-    axes, or None."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    axes: NamedAxes
-    donated: bool = False
-
-
-@dataclass(frozen=True)
-class ProgramInterface:
-    """Arguments and results of a program, on a mesh of these axes (name -> size; empty if the program names none)."""
-
-    name: str
-    axes: dict[str, int]
-    arguments: tuple[InterfaceArray, ...]
-    results: tuple[InterfaceArray, ...]
-    devices: int
-
-
 def emit_export(
     source: Source, lowered: PartitionedProgram, bytecode: bytes, platform: str, trees: Trees | None
 ) -> bytes:
@@ -392,7 +374,7 @@ def emit_export(
     flatbuffers."""
     from toast_cli import xla
 
-    boundary = boundary_of(source, reduced_behind_transposes(source, lowered))
+    boundary = boundary_specs(source, reduced_behind_transposes(source, lowered))
     exported = exported_program(boundary, xla.write_portable_artifact(bytecode), platform)
     try:
         if trees is not None:
@@ -405,21 +387,6 @@ def emit_export(
         raise UsageError(
             "needs the package flatbuffers", where="--format jax_export", hint="pip install flatbuffers"
         ) from None
-
-
-def boundary_of(source: Source, lowered: PartitionedProgram) -> ProgramInterface:
-    """Arguments and results of a program that is about to be written."""
-    program = source.program
-    specs = boundary_specs(source, lowered)
-    arguments = tuple(
-        InterfaceArray(a.path, program.values[a.value].shape, program.values[a.value].dtype, named.spec, a.donated)
-        for a, named in zip(program.arguments, specs.arguments, strict=True)
-    )
-    results = tuple(
-        InterfaceArray(r.path, program.values[r.value].shape, program.values[r.value].dtype, named.spec)
-        for r, named in zip(program.results, specs.results, strict=True)
-    )
-    return ProgramInterface(program.name, specs.axes, arguments, results, prod(specs.axes.values()))
 
 
 def trees_of(content: bytes) -> Trees | None:
@@ -492,9 +459,7 @@ def partition_spec(sharding: Iterable[Sequence[str] | None]) -> Any:
     import jax
 
     entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in sharding]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return jax.sharding.PartitionSpec(*entries)
+    return jax.sharding.PartitionSpec(*trimmed(entries))
 
 
 def wide_types(boundary: ProgramInterface) -> Any:
