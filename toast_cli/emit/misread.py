@@ -99,8 +99,7 @@ def ops_in_regions(
         yield source, lowered
         return
     undo: Undo = []
-    ops = [source.program.ops[number] for number in numbers]
-    results = {op.results[0] for op in ops if op.kind.name in _PRODUCTS}
+    results = {value for number in numbers for value in source.program.ops[number].results}
     lowered, steps = completions(source.program, lowered, results)
     definitions, operations = list(source.definitions), list(source.operations)
     computed, partial = dict(lowered.computed), dict(lowered.partial)
@@ -256,11 +255,8 @@ def put_region(
     with build.at(ir.InsertionPoint(block), operation.location):
         handles = []
         for value, piece, target in zip(op.results, made, out_shardings, strict=True):
-            shape = program.values[value].shape
-            reduced = mover.reduce(piece, steps.get(value, ()))
-            partial = bool(reduced.partial)
-            there = mover.complete(reduced, lowered.path(value), shape) if partial else mover.to(reduced, target, shape)
-            handles.append(there.handle)
+            reduced = mover.all_reduced(mover.reduce(piece, steps.get(value, ())))
+            handles.append(mover.to(reduced, target, program.values[value].shape).handle)
         ir.Operation.create("sdy.return", operands=handles, loc=operation.location, ip=build.ip)
     replace_by_region(operation, list(operation.results), region, undo)
     return region

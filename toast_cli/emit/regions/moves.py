@@ -121,33 +121,6 @@ class Mover:
             at = to
         return Piece(handle, at)
 
-    def complete(self, piece: Piece, path: Sequence[Sharding], shape: tuple[int, ...]) -> Piece:
-        """Completes a partial piece along `path` (see `PartitionedProgram.path`), which ends in the wanted sharding.
-
-        Steps of the path that split further by all partial axes are reduce-scatters; otherwise the piece is all-reduced
-        and sliced, as in plans (see `partials.completed`).
-        """
-        scattered = self.scatter(piece, path)
-        if scattered.partial:
-            over = groups(tuple(sorted(piece.partial)), self._sizes)
-            scattered = Piece(self.build.all_reduce(piece.handle, piece.reducer, over), piece.sharding)
-        return self.to(scattered, path[-1], shape)
-
-    def scatter(self, piece: Piece, path: Sequence[Sharding]) -> Piece:
-        """Reduce-scatters a partial piece over axes that split it further on `path`; it stays
-        partial over all others."""
-        handle, at, left = piece.handle, piece.sharding, piece.partial
-        for target in path:
-            for dim, axes in enumerate(target):
-                have = at[dim]
-                more = axes[len(have) :]
-                over = tuple(axis for axis in more if axis in left)
-                if axes[: len(have)] == have and over and more == over:
-                    handle = self.build.reduce_scatter(handle, piece.reducer, dim, groups(over, self._sizes))
-                    at = (*at[:dim], axes, *at[dim + 1 :])
-                    left = tuple([axis for axis in left if axis not in over])
-        return Piece(handle, at, left, piece.reducer)
-
     def reduce(self, piece: Piece, steps: Iterable[Collective]) -> Piece:
         """Applies a plan's collectives to a partial piece; it stays partial over all other axes."""
         for step in steps:
