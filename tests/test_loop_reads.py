@@ -17,10 +17,9 @@ from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.loops import LOOP_READS
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.price.evaluator import Evaluator
-from toast_cli.report.comparison import short
 from toast_cli.report.explain.answers import explain
 from toast_cli.report.explain.study import Study
-from toast_cli.report.words import decision_text
+from toast_cli.report.words import decision_text, short
 from toast_cli.search.run import Settings, run_search
 
 WIDTH, BATCH, TRIPS, LAYERS = 512, 2048, 8, 4

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from toast_cli.hardware import Mesh
 from toast_cli.plan.axis_assignment import AxisAssigners
-from toast_cli.plan.decisions import ASIDE, Decision, Plan, Replicate
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import NO, YES, fit_of
@@ -37,7 +37,7 @@ from toast_cli.report.model import (
     Report,
     strategy_label,
 )
-from toast_cli.report.words import kept_text, name_list, part_name, scope_name, scope_texts, summary
+from toast_cli.report.words import name_list, short, summary
 from toast_cli.search.alternatives import name_of
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
@@ -204,18 +204,6 @@ def _contender(evaluator: Evaluator, kind: str, one: PricedStrategy, own: set[st
         [d for d in decisions if d not in own], sorted(own.difference(decisions)), one.axes, shape,
         plan=one.plan,
     )  # fmt: skip
-
-
-def short(problem: Problem, decision: Decision) -> str:
-    """`batch over data`, `weights replicated over data`."""
-    axis = problem.mesh.names[decision.axis]
-    if isinstance(decision, Replicate):
-        return f"{kept_text(problem, decision)} over {axis}"
-    groups = problem.dimensions.groups
-    side = f" (side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)})" if any(decision.sides) else ""
-    where = scope_texts(scope_name(problem, decision), part_name(problem, decision))
-    apart = f" ({', '.join(where)})" if where else ""
-    return f"{groups[decision.group].name}{side}{apart} over {axis}"
 
 
 def on_front(figures: tuple[float, float], others: Iterable[tuple[float, float]]) -> bool:

@@ -141,6 +141,23 @@ def kept_text(problem: Problem, decision: Replicate) -> str:
     return f"{role} {_KEPT.get(role, 'replicated')}"
 
 
+def short(problem: Problem, decision: Decision, sides: str | None = None) -> str:
+    """`batch over data`, `ff (only in ops with heads) over model`, `weights replicated over data`.
+
+    Args:
+        sides: what is chosen where an array has the dimension twice, as text; None: by number.
+    """
+    axis = problem.mesh.names[decision.axis]
+    if isinstance(decision, Replicate):
+        return f"{kept_text(problem, decision)} over {axis}"
+    if sides is None:
+        numbers = "/".join("-" if side == ASIDE else str(side) for side in decision.sides)
+        sides = f" (side {numbers})" if any(decision.sides) else ""
+    where = scope_texts(scope_name(problem, decision), part_name(problem, decision))
+    apart = f" ({', '.join(where)})" if where else ""
+    return f"{problem.dimensions.groups[decision.group].name}{sides}{apart} over {axis}"
+
+
 def scope_texts(unless: str, only: str) -> list[str]:
     """`except in ops with ff`, `only in ops with heads`: the scope of a decision.
 

@@ -29,12 +29,9 @@ from toast_cli.report.words import (
     LOOKED_UP,
     SUMS,
     Sight,
-    kept_text,
     look,
-    part_name,
     rows_of,
-    scope_name,
-    scope_texts,
+    short,
     sight,
     summary,
 )
@@ -135,13 +132,7 @@ class Study:
 
     def words(self, decision: Decision) -> str:
         """`batch over data`."""
-        problem = self.problem
-        axis = problem.mesh.names[decision.axis]
-        if isinstance(decision, Replicate):
-            return f"{kept_text(problem, decision)} over {axis}"
-        name = problem.dimensions.groups[decision.group].name
-        where = scope_texts(scope_name(problem, decision), part_name(problem, decision))
-        return " ".join([f"{name}{self._sides(decision)} over {axis}", *where])
+        return short(self.problem, decision, self._sides(decision) if isinstance(decision, Shard) else "")
 
     def _sides(self, decision: Shard) -> str:
         """` as f32[4,128,128].1`: the dimension it splits if an array has it twice."""
