@@ -143,14 +143,12 @@ class _Figures:
 
 def _figures(report: Report) -> _Figures:
     """The compiler's figures if available, else the predicted ones."""
-    predicted, confirmation = report.predicted, report.confirmation
-    asked = confirmation.plans if confirmation is not None else []
-    for row in asked:
-        if confirmation is not None and row.name == confirmation.chosen:
-            peak, step, exposed = row.peak_bytes, row.step_seconds, row.exposed_seconds
-            if step is not None and exposed is not None:  # a partitioner alone knows no memory
-                peak_by = "" if peak is None else COMPILED
-                return _Figures(predicted.peak_bytes if peak is None else peak, step, exposed, COMPILED, peak_by)
+    predicted = report.predicted
+    row = None if report.confirmation is None else report.confirmation.taken
+    # A partitioner alone knows no memory.
+    if row is not None and row.step_seconds is not None and row.exposed_seconds is not None:
+        peak, by = (predicted.peak_bytes, "") if row.peak_bytes is None else (row.peak_bytes, COMPILED)
+        return _Figures(peak, row.step_seconds, row.exposed_seconds, COMPILED, by)
     return _Figures(predicted.peak_bytes, predicted.step_seconds, predicted.communication_seconds)
 
 

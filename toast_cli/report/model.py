@@ -253,6 +253,11 @@ class ConfirmationFacts:
     seconds: float
     rejected: bool = False  # no compiled program fits, so that none is written
 
+    @property
+    def taken(self) -> ConfirmedPlanFacts | None:
+        """The plan taken; None where no compiled plan fits."""
+        return next((row for row in self.plans if row.name == self.chosen), None)
+
 
 @dataclass(frozen=True)
 class TriedSizeFacts:
@@ -330,8 +335,9 @@ class Report:
         confirmed = self.confirmation
         if confirmed is None or (confirmed.chosen is None and not confirmed.rejected):
             return self.predicted.fit
-        peaks = [row.peak_bytes for row in confirmed.plans if row.name == confirmed.chosen]
-        return NO if confirmed.chosen is None else self.predicted.fit if peaks == [None] else YES
+        if confirmed.taken is None:
+            return NO
+        return self.predicted.fit if confirmed.taken.peak_bytes is None else YES
 
     @property
     def met(self) -> bool:

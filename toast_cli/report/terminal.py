@@ -126,10 +126,8 @@ def one_line(report: Report) -> str:
     peak, by = float(predicted.peak_bytes), ""
     if confirmed is not None and confirmed.rejected:
         by = f" predicted, and {confirmed.compiler} refuses it"
-    elif confirmed is not None:
-        for row in confirmed.plans:
-            if row.name == confirmed.chosen and row.peak_bytes is not None:
-                peak, by = row.peak_bytes, f" by {confirmed.compiler}"
+    elif confirmed is not None and confirmed.taken is not None and confirmed.taken.peak_bytes is not None:
+        peak, by = confirmed.taken.peak_bytes, f" by {confirmed.compiler}"
     return (
         f"{report.program.title} on {report.mesh.name}: {verdict}{format_seconds(predicted.step_seconds)} a step, "
         f"{format_bytes(peak)} of {format_bytes(predicted.limit_bytes)}{by}; "
@@ -239,10 +237,9 @@ def verdict(report: Report) -> RenderableType | None:
         return Text(f"✗ does not fit: the {found} needs {peak} on each device{more}{by}", style.BAD)
     if report.fit == YES and predicted.fit == YES:
         return None
-    if report.fit == YES and confirmed is not None:
-        row = next(row for row in confirmed.plans if row.name == confirmed.chosen)
-        listed = f"✓ fits: {confirmed.compiler} needs {format_bytes(row.peak_bytes or 0)} of {limit} (predicted {peak})"
-        return Text(listed, style.GOOD)
+    if report.fit == YES and confirmed is not None and confirmed.taken is not None:
+        needed = format_bytes(confirmed.taken.peak_bytes or 0)
+        return Text(f"✓ fits: {confirmed.compiler} needs {needed} of {limit} (predicted {peak})", style.GOOD)
     return Text(
         f"? may not fit: the predicted peak is {format_percent(predicted.peak_bytes / predicted.limit_bytes)} of the "
         f"limit, and one program of this kind in ten needs over {format_percent(predicted.peak_error)} more than is "
