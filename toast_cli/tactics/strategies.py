@@ -158,7 +158,7 @@ def preferred(best: PricedResult, elsewhere: Iterable[PricedResult] = ()) -> Pri
     the plan of the search. Decisions that change nothing are left out.
 
     Of several known strategies, one over the fewest axes; of these, the one of fewest decisions that no other one beats
-    in both step and memory.
+    in step, also if nothing overlaps, and in memory.
 
     Args:
         elsewhere: the same program on other mesh shapes, whose known strategies may be taken, too.
@@ -195,9 +195,12 @@ def _simplest(known: list[tuple[PricedStrategy, PricedResult]]) -> tuple[PricedS
     def axes(one: PricedStrategy) -> int:
         return one.name.count(" x ")
 
+    def figures(cost: Cost) -> tuple[float, float, float]:
+        return cost.step_seconds, cost.most_seconds, cost.peak_bytes
+
     def is_beaten(cost: Cost) -> bool:
-        step_seconds, peak_bytes = (1 - NO_EFFECT) * cost.step_seconds, (1 - NO_EFFECT) * cost.peak_bytes
-        return any(one.cost.step_seconds < step_seconds and one.cost.peak_bytes < peak_bytes for one, _ in plain)
+        pairs = (zip(figures(one.cost), figures(cost), strict=True) for one, _ in plain)
+        return any(all(better < (1 - NO_EFFECT) * own for better, own in each) for each in pairs)
 
     fewest = min(axes(one) for one, _ in known)
     plain = [entry for entry in known if axes(entry[0]) == fewest]
