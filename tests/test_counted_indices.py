@@ -109,45 +109,6 @@ def test_parts_that_count_become_batching_dimensions(program: str, counts: str) 
     )
 
 
-# As XLA's passes leave them: all indices in a row, slices with the dimensions of size 1 of which one element is picked.
-IN_A_ROW = {
-    "gather": """
-func.func public @main(%x: tensor<5x7x3xf32>, %i: tensor<5x1xi32>, %u: tensor<5x3xf32>) -> tensor<5x3xf32> {
-  %n = stablehlo.iota dim = 0 : tensor<5x1x1xi32>
-  %p = stablehlo.reshape %i : (tensor<5x1xi32>) -> tensor<5x1x1xi32>
-  %j = stablehlo.concatenate %n, %p, dim = 2 : (tensor<5x1x1xi32>, tensor<5x1x1xi32>) -> tensor<5x1x2xi32>
-  %r = stablehlo.reshape %j : (tensor<5x1x2xi32>) -> tensor<5x2xi32>
-  %0 = "stablehlo.gather"(%x, %r) {dimension_numbers = #stablehlo.gather<offset_dims = [1, 2, 3],
-    start_index_map = [0, 1], index_vector_dim = 1>, slice_sizes = array<i64: 1, 1, 3>}
-    : (tensor<5x7x3xf32>, tensor<5x2xi32>) -> tensor<5x1x1x3xf32>
-  %1 = stablehlo.reshape %0 : (tensor<5x1x1x3xf32>) -> tensor<5x3xf32>
-  return %1 : tensor<5x3xf32> }""",
-    "scatter": """
-func.func public @main(%x: tensor<5x7x3xf32>, %i: tensor<5x1xi32>, %u: tensor<5x3xf32>) -> tensor<5x7x3xf32> {
-  %n = stablehlo.iota dim = 0 : tensor<5x1x1xi32>
-  %p = stablehlo.reshape %i : (tensor<5x1xi32>) -> tensor<5x1x1xi32>
-  %j = stablehlo.concatenate %n, %p, dim = 2 : (tensor<5x1x1xi32>, tensor<5x1x1xi32>) -> tensor<5x1x2xi32>
-  %r = stablehlo.reshape %j : (tensor<5x1x2xi32>) -> tensor<5x2xi32>
-  %v = stablehlo.reshape %u : (tensor<5x3xf32>) -> tensor<5x1x1x3xf32>
-  %0 = "stablehlo.scatter"(%x, %r, %v) ({
-  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
-    %1 = stablehlo.add %a, %b : tensor<f32>
-    stablehlo.return %1 : tensor<f32>
-  }) {scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1, 2, 3],
-    scatter_dims_to_operand_dims = [0, 1], index_vector_dim = 1>}
-    : (tensor<5x7x3xf32>, tensor<5x2xi32>, tensor<5x1x1x3xf32>) -> tensor<5x7x3xf32>
-  return %0 : tensor<5x7x3xf32> }""",
-}
-
-
-@pytest.mark.parametrize("program", IN_A_ROW.values(), ids=IN_A_ROW)
-def test_indices_in_a_row_are_as_they_were(program: str) -> None:
-    text = same_numbers(program, 3)
-    assert "indices_batching_dims = [0]" in text and "index_vector_dim = 2" in text
-    text = same_numbers(program.replace("stablehlo.iota dim = 0", "stablehlo.constant dense<2>"), 3)
-    assert "batching_dims" not in text and "index_vector_dim = 1" in text
-
-
 def test_nothing_is_looked_up_where_every_part_counts() -> None:
     text = same_numbers(ALL, 1)
     assert "dims = [2, 0, 1]" in text and "stablehlo.gather" not in text

@@ -181,8 +181,8 @@ UNPARSABLE = [
     (b"module {\n  func.func @main() {\n    return %x\n", "3:14", "expected", "complete"),
     (b"module {\n  func.func @main() {\n    foo.bar\n", "3:5", "foo", "StableHLO"),
     (b"mesh: v4-32\naxes: {data: 8}\n", "", "not a program", "toast reads"),
-    (b"PK\x03\x04 and \xff so on", "", "it is a zip archive", "toast reads"),
-    (b"\x93NUMPY\x01\x00v\x00", "", "it is a NumPy array file", "toast reads"),
+    (b"PK\x03\x04 and \xff so on", "", "not a program", "toast reads"),
+    (b"\x93NUMPY\x01\x00v\x00", "", "not a program", "toast reads"),
     (bytes(range(256)), "", "not a program", "toast reads"),
     (
         b"HloModule m\nENTRY e {\n p = f32[4] parameter(0)\n ROOT r = f32[4] ad(p, p)\n}",
@@ -199,7 +199,7 @@ UNPARSABLE = [
     (b"HloModule m\n", "2:1", "expects name", "XLA"),
     # An assertion that ends the process:
     (b"HloModule m\nENTRY e {\n p = f32[4] parameter(5)\n ROOT r = f32[4] add(p, p)\n}", "", "damaged", "XLA"),
-    (b'hlo_module {\n  name: "m"\n}\n', "", "in text form", "binary"),
+    (b'hlo_module {\n  name: "m"\n}\n', "", "not a program", "toast reads"),
     (b"ML\xefR\x0dMLIR\x00", "", "", "complete"),
     # What would overflow the parser's stack:
     (
@@ -321,5 +321,5 @@ def test_places_in_nested_tuples(tree: object, path: tuple[int, ...], expected: 
 def test_a_list_that_is_too_short(numbers: str) -> None:
     root = f"ROOT g = f32[64,128] all-gather(p), {numbers}"
     text = f"HloModule m\nENTRY e {{\n  p = f32[64,128] parameter(0)\n  {root}\n}}\n"
-    with pytest.raises(InputError, match=r"such as `dimensions` or `replica_groups`, is too short|Syntax error"):
+    with pytest.raises(InputError, match=r"range_check|Syntax error"):
         load_module("m.hlo", content=text.encode())

@@ -48,41 +48,10 @@ def test_hlo_without_its_constants(kind: str, numbers: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["f32", "pred", "s4"])
-def test_a_constant_that_nothing_needs_may_be_left_out(kind: str) -> None:
+def test_a_constant_that_nothing_reads_may_be_left_out(kind: str) -> None:
     module = read(HLO.format(kind=kind, numbers="{...}", root="p"))
     assert not left_out(module)
     assert "dense_resource" not in str(module)
-
-
-@pytest.mark.parametrize(("read_after", "needed"), [(0, False), (1, True)])
-def test_a_loop_may_carry_it(read_after: int, needed: bool) -> None:
-    text = f"""HloModule m
-body {{
-  s = (f32[8], f32[64]) parameter(0)
-  x = f32[8] get-tuple-element(s), index=0
-  y = f32[64] get-tuple-element(s), index=1
-  z = f32[8] tanh(x)
-  v = f32[64] tanh(y)
-  ROOT r = (f32[8], f32[64]) tuple(z, v)
-}}
-cond {{
-  s = (f32[8], f32[64]) parameter(0)
-  x = f32[8] get-tuple-element(s), index=0
-  i = s32[] constant(0)
-  u = f32[1] slice(x), slice={{[0:1]}}
-  r = f32[] reshape(u)
-  k = f32[] constant(1)
-  ROOT c = pred[] compare(r, k), direction=LT
-}}
-ENTRY e {{
-  p = f32[8] parameter(0)
-  c = f32[64] constant({{...}})
-  t = (f32[8], f32[64]) tuple(p, c)
-  w = (f32[8], f32[64]) while(t), condition=cond, body=body
-  ROOT g = f32[{64 if read_after else 8}] get-tuple-element(w), index={read_after}
-}}
-"""
-    assert bool(left_out(read(text))) == needed
 
 
 def test_dots_elsewhere_are_no_constants() -> None:

@@ -73,7 +73,12 @@ NATIVE = [
     known("empty sharding text", frontend("xla.sdy.sharding", ""), 2, "xla.sdy.sharding is empty"),
     known("empty rule text", frontend("xla.sdy.sharding_rule", ""), 2, "xla.sdy.sharding_rule is empty"),
     known("blank rule text", frontend("xla.sdy.sharding_rule", "  "), 2, "is empty"),
-    known("rule of another kind", frontend("xla.sdy.sharding_rule", "4 : i32"), 2, "not a sharding rule"),
+    known(
+        "rule of another kind",
+        frontend("xla.sdy.sharding_rule", "4 : i32"),
+        2,
+        "not an attribute of class OpShardingRuleAttr",
+    ),
     known("sharding of another kind", frontend("xla.sdy.sharding", "unit"), 2, "xla.sdy.sharding"),
     known("half a rule", frontend("xla.sdy.sharding_rule", "#sdy.op_sharding_rule<([i"), 2, "cannot be read"),
     known("deep text", frontend("xla.sdy.sharding", "[" * 100_000), 2, "nested too deeply"),

@@ -16,7 +16,7 @@ from toast_cli import xla
 from toast_cli.base.units import printable
 from toast_cli.errors import InputError, UsageError
 from toast_cli.program.ops import BROADCAST_IN_DIM, kind_of
-from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in, sdy
+from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in
 
 # Returns the location of an attribute for error messages. It is called only if something is wrong.
 Locator = Callable[[], str]
@@ -82,7 +82,7 @@ def of_kind(attribute: Any, name: str, kind: Any, place: Locator) -> Any:
     """The attribute as one of Shardy's or MLIR's classes."""
     known = kind.isinstance(attribute) if hasattr(kind, "isinstance") else isinstance(attribute, kind)
     if not known:
-        raise wrong_kind(attribute, name, _KINDS.get(kind, "what belongs there"), place)
+        raise wrong_kind(attribute, name, f"an attribute of class {kind.__name__}", place)
     return kind(attribute)
 
 
@@ -105,16 +105,6 @@ def _depth(written: str) -> int:
         elif character in ")]}>":
             depth -= 1
     return deepest
-
-
-_KINDS: dict[Any, str] = {
-    sdy.TensorShardingAttr: "the sharding of one array",
-    sdy.TensorShardingPerValueAttr: "a list of shardings",
-    sdy.OpShardingRuleAttr: "a sharding rule",
-    sdy.MeshAttr: "a mesh",
-    sdy.ManualAxesAttr: "a list of manual axes",
-    ir.DictAttr: "a dictionary",
-}
 
 
 # ---------------------------------------------------------------- side effects
@@ -196,8 +186,6 @@ def _target(operation: Any) -> str:
 _MLIR_PLACE = re.compile(r'"-":([1-9]\d*):(\d+)')
 _HLO_ERROR = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
 _STATUS = re.compile(r"^[A-Z_]+: ")
-# The C++ library's message for a list that ends too early: `vector::_M_range_check: __n (which is 0) >= …`.
-_LIBRARY_SAYS = re.compile(r"\w+(?:::_M_\w+|::at\b|::substr)")
 _FILE_PLACE = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::(\d+))?')
 
 
@@ -213,10 +201,6 @@ def first_error(error: Exception) -> tuple[str, str]:
         # The parser reports its attempts; one that ends in a colon only introduces the next.
         line, column, message = next((f for f in found if not f[2].endswith(":")), found[0])
         return f"{line}:{column}", message.split(", error: ")[-1]
-    if _LIBRARY_SAYS.match(_STATUS.sub("", text)):
-        return "", "XLA's reader fails in it: a list in it, such as `dimensions` or `replica_groups`, is too short"
-    if "conversion error" in text:  # how the bindings put it
-        return "", "a name in it is not text"
     return "", _one_line(_STATUS.sub("", text))
 
 

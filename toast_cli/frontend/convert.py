@@ -8,16 +8,23 @@ from __future__ import annotations
 import itertools
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from toast_cli import xla
 from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import place_of
-from toast_cli.frontend.inline import replace_operation
-from toast_cli.xla import hlo_boundary_leaves, holds_resource, ir, operations_in, parse_module, walk_ops
-from toast_cli.xla.build import Builder
+from toast_cli.xla import (
+    hlo_boundary_leaves,
+    holds_resource,
+    ir,
+    main_function,
+    operations_in,
+    parse_module,
+    run_passes,
+    walk_ops,
+)
 
 # ---------------------------------------------------------------- order of creation
 # Sorts the operations of a program read from HLO into the order in which they were created.
@@ -102,8 +109,6 @@ CONSTANT = "stablehlo.constant"
 # Custom call target that replaces a constant while HLO is converted; its line and column follow.
 MARKER = "toast.left_out."
 _START = "constant("
-# These may have effects besides their results.
-EFFECTS = frozenset({"stablehlo.custom_call", "stablehlo.outfeed", "stablehlo.send"})
 HINT = (
     "give the program with its constants: StableHLO of `jax.jit(f).lower(…).as_text()`, or HLO printed with "
     "`print_large_constants` or `--xla_dump_large_constants`; `toast inspect` and `--format specs` do without them"
@@ -164,19 +169,12 @@ def take_markers(module: Any) -> None:
 
 
 def left_out(module: Any) -> list[Any]:
-    """The constants with omitted values that the program needs. Those that nothing depends on are replaced by zeros."""
-    missing = [operation for operation in walk_ops(module, CONSTANT) if holds_resource(operation)]
-    needed = [operation for operation in missing if _is_needed(operation.results[0])]
-    for operation in missing:
-        if operation not in needed:
-            kind, build = operation.results[0].type, Builder.before(operation)
-            zeros = build.broadcast(build.constant(0, "f32"), tuple(kind.shape))
-            replace_operation(operation, [build.convert(zeros, str(kind.element_type))])
-    return needed
+    """The constants with omitted values."""
+    return [operation for operation in walk_ops(module, CONSTANT) if holds_resource(operation)]
 
 
 def refuse_left_out(module: Any, path: str) -> None:
-    """Raises `InputError` at the first needed constant whose values are omitted."""
+    """Raises `InputError` at the first constant whose values are omitted."""
     needed = left_out(module)
     if needed:
         count = "" if len(needed) == 1 else f" (and of {len(needed) - 1} more)"
@@ -185,44 +183,12 @@ def refuse_left_out(module: Any, path: str) -> None:
 
 
 def left_out_notices(module: Any) -> list[str]:
-    """Notices for a report about constants with omitted values."""
+    """Notices for a report about constants with omitted values; drops those that nothing reads."""
+    if left_out(module):
+        run_passes(module, "func.func(trivial-dce)")
     count = len(left_out(module))
     what = "the numbers of 1 constant are" if count == 1 else f"the numbers of {count} constants are"
     return [f"{what} left out of the file: it can be planned for, and not written"] if count else []
-
-
-def _is_needed(start: Any) -> bool:
-    """True if a result of the program, its control flow, or an effect depends on a value."""
-    waiting, seen = [start], {start}
-    while waiting:
-        for use in waiting.pop().uses:
-            following = _following(use.owner.operation, use.operand_number)
-            if following is None:
-                return True
-            fresh = [value for value in following if value not in seen]
-            seen.update(fresh)
-            waiting += fresh
-    return False
-
-
-def _following(user: Any, number: int) -> list[Any] | None:
-    """The values that depend on an operand; None if control flow or an effect also does."""
-    if user.name == "stablehlo.while":
-        return [user.results[number], *_carried(user, number)]
-    if user.name == "stablehlo.return":
-        around = user.parent
-        if around.name in ("stablehlo.case", "stablehlo.if"):
-            return [around.results[number]]
-        if around.name == "stablehlo.while" and user.block == around.regions[1].blocks[0]:
-            return [around.results[number], *_carried(around, number)]
-        return None
-    if not len(user.results) or user.name in EFFECTS:
-        return None
-    return list(user.results)
-
-
-def _carried(loop: Any, number: int) -> Iterator[Any]:
-    return (region.blocks[0].arguments[number] for region in loop.regions)
 
 
 def with_dense_constants(text: bytes) -> bytes:
@@ -406,7 +372,6 @@ def mark_donations(module: Any, proto: bytes) -> None:
     if not aliases and not donors:
         return
     parameters, result = hlo_boundary_leaves(proto)
-    main = next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
     with module.context:
         marks: dict[int | None, dict[str, Any]] = {}
         for (number, path), output in aliases.items():
@@ -416,31 +381,28 @@ def mark_donations(module: Any, proto: bytes) -> None:
                 marks[leaf_number(parameters, (number, *path))] = {"tf.aliasing_output": number_attribute}
         for number, path in donors:
             marks.setdefault(leaf_number(parameters, (number, *path)), {"jax.buffer_donor": ir.BoolAttr.get(True)})
-        count = len(main.arguments)
-        present = list(main.attributes["arg_attrs"]) if "arg_attrs" in main.attributes else [{}] * count
-        merged = [
-            ir.DictAttr.get({**{item.name: item.attr for item in old}, **marks.get(k, {})})
-            for k, old in enumerate(present)
-        ]
-        main.operation.attributes["arg_attrs"] = ir.ArrayAttr.get(merged)
+        _mark(module, "arg_attrs", [marks.get(k, {}) for k in range(len(main_function(module).arguments))])
 
 
 def mark_host_memory(module: Any, arguments: list[bool], results: list[bool]) -> None:
-    """Sets `formats.memory_kind` on the arguments and results of `main` that are in host memory."""
-    main = next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
-    attributes = main.operation.attributes
+    """Sets `mhlo.memory_kind` on the arguments and results of `main` that are in host memory."""
+    kind = main_function(module).type
     with module.context:
-        for name, there in (("arg_attrs", arguments), ("res_attrs", results)):
-            count = len(main.type.inputs if name == "arg_attrs" else main.type.results)
-            if any(there) and len(there) == count:
-                present = list(attributes[name]) if name in attributes else [{}] * count
-                kind = {"mhlo.memory_kind": ir.StringAttr.get("pinned_host")}
-                attributes[name] = ir.ArrayAttr.get(
-                    [
-                        ir.DictAttr.get({**{item.name: item.attr for item in old}, **(kind if on_host else {})})
-                        for old, on_host in zip(present, there, strict=True)
-                    ]
-                )
+        host = {"mhlo.memory_kind": ir.StringAttr.get("pinned_host")}
+        for name, there, types in (("arg_attrs", arguments, kind.inputs), ("res_attrs", results, kind.results)):
+            if any(there) and len(there) == len(types):
+                _mark(module, name, [host if on_host else {} for on_host in there])
+
+
+def _mark(module: Any, name: str, marks: list[dict[str, Any]]) -> None:
+    """Adds attributes to each argument or result of `main`; name: of their list."""
+    attributes = main_function(module).attributes
+    present = list(attributes[name]) if name in attributes else [{}] * len(marks)
+    merged = [
+        ir.DictAttr.get({**{item.name: item.attr for item in old}, **new})
+        for old, new in zip(present, marks, strict=True)
+    ]
+    attributes[name] = ir.ArrayAttr.get(merged)
 
 
 def donations(proto: bytes) -> tuple[dict[tuple[int, Path], Path], list[tuple[int, Path]]]:

@@ -48,11 +48,6 @@ OTHER_VERSION = (
     "is the file complete? MLIR bytecode of another version may not be readable: write text, or a StableHLO portable "
     "artifact (`jax.export.export(…)(…).mlir_module_serialized`), which are"
 )
-_FOREIGN = (
-    (b"PK\x03\x04", "a zip archive"), (b"\xfd7zXZ\x00", "compressed with xz"), (b"BZh", "compressed with bzip2"),
-    (b"\x93NUMPY", "a NumPy array file"), (b"\x80\x04\x95", "a Python pickle"), (b"\x89HDF", "an HDF5 file"),
-    (b"\x7fELF", "an executable"), (b"%PDF", "a PDF"),
-)  # fmt: skip
 _HLO_WORD = re.compile(rb"HloModule\b|ENTRY\b")
 # Text that may precede the first word: white space and comments, matched one at a time.
 _BLANK = re.compile(rb"\s+|//[^\n]*\n?")
@@ -63,7 +58,6 @@ _STEPS = bytes.maketrans(_OPENING + _CLOSING + b'"', b"\x01" * 4 + b"\xff" * 4 +
 _RUN = re.compile(rb"[-\\]*[^-\\]?", re.DOTALL)
 _CHUNK = 1 << 20
 _MLIR_WORD = re.compile(rb"\bfunc\.func\b|\bmodule\b")
-_TEXT_PROTO_START = re.compile(rb"\s*(?:hlo_module\s*[:{<]|name:\s*\"|computations\s*\{)")
 
 
 def read_bytes(path: str) -> bytes:
@@ -180,33 +174,19 @@ def is_hlo(data: bytes) -> bool:
         at = blank.end()
 
 
-def hlo_module_proto(data: bytes | memoryview) -> bytes | None:
-    """The HloModuleProto in a proto that is one or that wraps one, at most three messages deep; None when there is
+def hlo_module_proto(data: bytes | memoryview, wrappers: int = 3) -> bytes | None:
+    """The HloModuleProto in a proto that is one or that wraps one, in at most so many messages; None when there is
     none.
+
+    Computations identify it. A message that wraps one has the module in the field in which a module has its name.
     """
-    for _ in range(4):
-        fields = message_fields(data)
-        if not fields:
-            return None
-        if any(field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in fields) and not any(
-            field.tag == PROTO_WRAPPED and _is_module(field.payload) for field in fields
-        ):
-            return bytes(data)
-        wrapped = [field.payload for field in fields if field.tag == PROTO_WRAPPED]
-        if not wrapped:
-            return None
-        data = wrapped[0]
-    return None
-
-
-def _is_module(data: memoryview) -> bool:
-    """True if a message has computations, which identify an HloModuleProto.
-
-    A message that wraps one has the module in the field in which an HloModuleProto has its name.
-    """
-    return any(
-        field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in message_fields(data) or []
-    )
+    fields = message_fields(data) or []
+    for field in fields if wrappers else ():
+        module = hlo_module_proto(field.payload, wrappers - 1) if field.tag == PROTO_WRAPPED else None
+        if module is not None:
+            return module
+    found = any(field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in fields)
+    return bytes(data) if found else None
 
 
 def parse_here(data: bytes, where: str) -> tuple[str, Any]:
@@ -220,8 +200,7 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
     if kind == "stablehlo":
         return kind, _parse_text(data, where)
     if kind == "":
-        guess = next((f": it is {name}" for magic, name in _FOREIGN if data.startswith(magic)), "")
-        raise InputError(f"this is not a program toast can read{guess}", where=where, hint=FORMATS_HINT)
+        raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT)
     from toast_cli.frontend.convert import in_creation_order
 
     module = _parse_bytecode(_converted(kind, data, where), where)
@@ -314,10 +293,6 @@ def _parse_text(data: bytes, where: str) -> Any:
     data = data.removeprefix(_MARK)
     if not data or data.isspace():
         raise InputError("the program is empty", where=where, hint="was it written completely?")
-    if _TEXT_PROTO_START.match(data):
-        raise InputError(
-            "this is an HLO proto in text form", where=where, hint="write it in binary form or as HLO text"
-        )
     if nesting(data) > MAX_NESTING:
         raise InputError(
             f"brackets are nested more than {MAX_NESTING:,} deep", where=where, hint="is it a program, and complete?"

@@ -18,7 +18,6 @@ from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.xla import (
     PickedDimensions,
     attributes_of,
-    create,
     ir,
     picked_dimensions,
     run_passes,
@@ -385,9 +384,6 @@ def constant_number(value: Any) -> int | None:
 # Older versions, PyTorch/XLA and TensorFlow concatenate an iota (0, 1, 2, … along the batch dimension) to the index.
 # Devices then seem to gather rows from anywhere in the batch, so the loss of a language model, and everything after
 # it, could not be split along the batch.
-#
-# XLA's own passes flatten all indices (`[32, 128, 3]` becomes `[4096, 3]`) and keep the picked dimensions of slices,
-# of size 1. For an index with an iota, both are undone first.
 
 PICKS = ("stablehlo.gather", "stablehlo.scatter")
 
@@ -398,49 +394,7 @@ def share_batches(module: Any) -> None:
     """Rewrites every gather and scatter of which a component of the index is an iota."""
     with module.context, ir.Location.unknown():
         for operation in walk_ops(module, *PICKS):
-            share_batch(spread(operation))
-
-
-def spread(operation: Any) -> Any:
-    """The gather or scatter with its indices in their shape before flattening, if a component of them is an iota; else
-    the operation given."""
-    name = "dimension_numbers" if operation.name == PICKS[0] else "scatter_dimension_numbers"
-    attribute = operation.attributes[name]
-    picked = picked_dimensions(attribute)
-    gathers = operation.name == PICKS[0]
-    place = 1 if gathers else len(operation.operands) // 2
-    indices = operation.operands[place]
-    arrays = list(operation.results) if gathers else list(operation.operands)[place + 1 :]
-    row = indices.owner
-    if isinstance(row, ir.Block) or row.name != "stablehlo.reshape" or picked.vector != 1 or picked.batching:
-        return operation
-    *batch, width = ir.RankedTensorType(row.operands[0].type).shape or [0]
-    sizes = ir.RankedTensorType(arrays[0].type).shape[1:]
-    if [prod(batch), width] != list(indices.type.shape) or picked.slices != tuple(range(1, len(sizes) + 1)):
-        return operation
-    if all(counts_along(part) is None for part, _ in _parts(row.operands[0], len(batch))):
-        return operation
-    sliced = [d for d in range(operation.operands[0].type.rank) if d not in picked.single]
-    gone = [d for d, size in zip(sliced, sizes, strict=True) if size == 1 and d in picked.mapped]
-    kept = [size for d, size in zip(sliced, sizes, strict=True) if d not in gone]
-    after = replace(
-        picked,
-        slices=tuple(range(len(batch), len(batch) + len(kept))),
-        single=tuple(sorted([*picked.single, *gone])),
-        vector=len(batch),
-    )
-    kinds = [ir.RankedTensorType.get([*batch, *kept], array.type.element_type) for array in arrays]
-    attributes, build = attributes_of(operation), Builder.before(operation)
-    attributes[name] = with_picked_dimensions(attribute, after)
-    if not gathers:
-        operation.attributes[name] = attributes[name]
-        operation.operands[place] = row.operands[0]
-        for k, (array, kind) in enumerate(zip(arrays, kinds, strict=True)):
-            operation.operands[place + 1 + k] = build.reshape(array, tuple(kind.shape))
-        return operation
-    (found,) = create(operation.name, [operation.operands[0], row.operands[0]], kinds, attributes, operation)
-    replace_operation(operation, [build.reshape(found, tuple(arrays[0].type.shape))])
-    return found.owner.operation
+            share_batch(operation)
 
 
 def share_batch(operation: Any) -> None:

@@ -64,13 +64,6 @@ from toast_cli.xla import (
 )
 
 ENTRY = "main"
-# Attributes left by the conversion from HLO: XLA's settings, layouts, and those that now belong to arguments.
-HLO_SETTINGS = (
-    "mhlo.cross_program_prefetches", "mhlo.frontend_attributes", "mhlo.input_output_alias", "mhlo.is_dynamic",
-    "mhlo.spmd_output_sharding", "mhlo.spmd_parameters_shardings", "mhlo.use_auto_spmd_partitioning",
-    "mhlo.xla_entry_computation_parameter_layouts", "mhlo.xla_entry_computation_parameter_tiles",
-    "mhlo.xla_entry_computation_result_layout", "mhlo.xla_entry_computation_result_tiles",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -234,10 +227,9 @@ def collective_notices(function: Any) -> list[str]:
 def drop_device_attributes(module: Any, path: str) -> list[str]:
     """Removes attributes of the devices that the program was lowered for. Returns notices."""
     attributes = module.operation.attributes
-    for name in HLO_SETTINGS:
-        if name in attributes:
-            del attributes[name]
     replicas = foreign.integer(attributes, "mhlo.num_replicas", lambda: path, least=0, most=MOST_DEVICES) or 1
+    for name in [name for name in attributes if name.startswith("mhlo.")]:  # also XLA's settings, in HLO
+        del attributes[name]
     with module.context:
         one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
     for name in ("mhlo.num_partitions", "mhlo.num_replicas"):

@@ -391,13 +391,6 @@ def _is_whole(window: BlockWindow, dim: int, shape: Shape) -> bool:
 # branch on data always counts, and a loop of unknown length counts once; `Work.assumed` says so.
 
 PRODUCTS = ("tpu.matmul", "vector.contract")
-TRANSCENDENTAL = frozenset(
-    f"math.{name}"
-    for name in (
-        "atan2", "cbrt", "cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "powf", "rsqrt", "sin", "sqrt",
-        "tan", "tanh",
-    )
-)  # fmt: skip
 _CONTRACTED = re.compile(r"dimension_numbers<\[([\d, ]*)\]")
 
 
@@ -407,13 +400,12 @@ class Work:
 
     Attributes:
         products: operations of the matrix unit; a multiply-add counts 2. vector: elementwise ones and reductions.
-        transcendentals: of those, the transcendental ones. skipped: fraction of the arithmetic that branches on grid
-            indices skip, between 0 and 1. assumed: what the counts assume: "as if ...".
+        skipped: fraction of the arithmetic that branches on grid indices skip, between 0 and 1. assumed: what the
+            counts assume: "as if ...".
     """
 
     products: float = 0.0
     vector: float = 0.0
-    transcendentals: float = 0.0
     skipped: float = 0.0
     assumed: tuple[str, ...] = ()
 
@@ -434,7 +426,6 @@ def work_of(block: Any, known: dict[Any, Known], grid: tuple[int, ...]) -> Work:
     return Work(
         counter.products * steps,
         (done - counter.products) * steps,
-        counter.transcendentals * steps,
         1.0 - done / whole if whole else 0.0,
         tuple(counter.assumed),
     )
@@ -446,7 +437,7 @@ class _Counter:
     def __init__(self, integers: IntegerValues) -> None:
         self.integers = integers
         self.assumed: dict[str, None] = {}
-        self.products = self.flops = self.transcendentals = self.whole = 0.0
+        self.products = self.flops = self.whole = 0.0
 
     def block(self, block: Any, times: float, whole: float) -> None:
         for view in block.operations:
@@ -484,7 +475,6 @@ class _Counter:
         if len(operation.results) != 1:
             return
         elements = _elements(operation.results[0].type)
-        transcendental = name in TRANSCENDENTAL
         if name in PRODUCTS:
             flops = _product_flops(operation, elements)
             self.products += flops * times
@@ -496,7 +486,6 @@ class _Counter:
             return
         self.flops += flops * times
         self.whole += flops * whole
-        self.transcendentals += elements * times if transcendental else 0.0
 
 
 def _elements(kind: Any) -> float:
