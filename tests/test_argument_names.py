@@ -29,7 +29,6 @@ from toast_cli.frontend.reader import argument_paths
         (["s__mu____h_0__.1", "s__mu____h_1__.1", "y_0__1_.2"], ["s['mu']['h_0']", "s['mu']['h_1']", "y[0][1]"]),
         (["m_layers_0__w_in.1", "m_layers_1__w_in.1"], ["m_layers[0].w_in", "m_layers[1].w_in"]),
         (["x.1", "x.2"], ["x.1", "x.2"]),  # two that would be one
-        (["out____w__.1", "out____b__.2"], ["out/w", "out/b"]),  # Haiku's `out/~/w`
         (["a__.1", "b___.2"], ["a__.1", "b___.2"]),  # nothing that XLA has made of a path
     ],
 )

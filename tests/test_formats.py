@@ -22,7 +22,7 @@ from toast_cli import xla
 from toast_cli.base import children
 from toast_cli.errors import InputError
 from toast_cli.frontend.convert import flatbuffer_bytes, leaf_number, message_fields, strings_are_text
-from toast_cli.frontend.formats import hlo_module_proto, nesting, read_bytes, recognise
+from toast_cli.frontend.formats import hlo_module_proto, read_bytes, recognise
 from toast_cli.frontend.loading import load_module, parse
 
 pytestmark = pytest.mark.children  # some programs end the process that reads them
@@ -163,11 +163,8 @@ def test_unreadable_files(tmp_path: Path, content: bytes, what: str, hint: str) 
     assert hint in caught.value.hint
 
 
-def test_missing_files_name_their_neighbour(tmp_path: Path) -> None:
-    (tmp_path / "model.mlir").write_text("module {}")
-    with pytest.raises(InputError, match=r"no such file; did you mean .*model\.mlir\?"):
-        read_bytes(str(tmp_path / "modle.mlir"))
-    with pytest.raises(InputError, match="does not exist either"):
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file; check the path"):
         read_bytes(str(tmp_path / "nowhere" / "model.mlir"))
     with pytest.raises(InputError, match="this is a directory"):
         read_bytes(str(tmp_path))
@@ -201,29 +198,10 @@ UNPARSABLE = [
     (b"HloModule m\nENTRY e {\n p = f32[4] parameter(5)\n ROOT r = f32[4] add(p, p)\n}", "", "damaged", "XLA"),
     (b'hlo_module {\n  name: "m"\n}\n', "", "not a program", "toast reads"),
     (b"ML\xefR\x0dMLIR\x00", "", "", "complete"),
-    # What would overflow the parser's stack:
-    (
-        b"module attributes {a = " + b"[" * 200_000 + b"]" * 200_000 + b"} {}",
-        "",
-        "nested more than 1,000 deep",
-        "complete",
-    ),
-    (b"module {" * 200_000, "", "nested more than 1,000 deep", "complete"),
+    # What overflows the parser's stack:
+    (b"module attributes {a = " + b"[" * 200_000 + b"]" * 200_000 + b"} {}", "", "damaged", "complete"),
+    (b"module {" * 200_000, "", "damaged", "complete"),
 ]
-
-
-@pytest.mark.parametrize(
-    ("text", "depth"),
-    [
-        (b"", 0),
-        (b"f(a) -> tensor<4x[2]>", 2),
-        (b"{([<>])}" * 2_000_000, 4),  # more than is looked at in one piece
-        (b'loc("jit(f") ' * 3000, 1),  # brackets in strings are no brackets
-        (b'loc("a\\"(" ' * 3000, 3000),
-    ],
-)
-def test_nesting(text: bytes, depth: int) -> None:
-    assert nesting(text) == depth
 
 
 @pytest.mark.parametrize(("content", "place", "what", "hint"), UNPARSABLE, ids=range(len(UNPARSABLE)))

@@ -81,7 +81,7 @@ NATIVE = [
     ),
     known("sharding of another kind", frontend("xla.sdy.sharding", "unit"), 2, "xla.sdy.sharding"),
     known("half a rule", frontend("xla.sdy.sharding_rule", "#sdy.op_sharding_rule<([i"), 2, "cannot be read"),
-    known("deep text", frontend("xla.sdy.sharding", "[" * 100_000), 2, "nested too deeply"),
+    known("deep text", frontend("xla.sdy.sharding", "[" * 100_000), 2, "damaged"),
     known(
         "meshes of another kind",
         program(module='mhlo.frontend_attributes = {xla.sdy.meshes = "5"}'),

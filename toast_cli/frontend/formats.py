@@ -11,14 +11,12 @@ Each may be compressed with gzip or zstd. Older text, MHLO and foreign dialects 
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import io
 import re
 import zlib
 from collections.abc import Callable
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from toast_cli.base.files import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
@@ -32,8 +30,6 @@ GZIP, ZSTD, BYTECODE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ML\xefR"
 PORTABLE_PRODUCER = b"StableHLO_v"
 # Most layers of compression that are unpacked.
 MAX_LAYERS = 4
-# MLIR's parser recurses once per bracket and overflows its stack at some 5,000; programs have a few dozen.
-MAX_NESTING = 1_000
 # Number of the field `mlir_module_serialized` of jax.export's FlatBuffer schema.
 EXPORT_MODULE_SLOT = 13
 # Field numbers of HloModuleProto: its computations; and of what wraps it: HloProto, HloSnapshot and
@@ -48,14 +44,8 @@ OTHER_VERSION = (
     "is the file complete? MLIR bytecode of another version may not be readable: write text, or a StableHLO portable "
     "artifact (`jax.export.export(…)(…).mlir_module_serialized`), which are"
 )
-_HLO_WORD = re.compile(rb"HloModule\b|ENTRY\b")
-# Text that may precede the first word: white space and comments, matched one at a time.
-_BLANK = re.compile(rb"\s+|//[^\n]*\n?")
-_OPENING, _CLOSING = b"([{<", b")]}>"
-_NO_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING + b'"'))
-_QUOTE = 2
-_STEPS = bytes.maketrans(_OPENING + _CLOSING + b'"', b"\x01" * 4 + b"\xff" * 4 + bytes([_QUOTE]))
-_RUN = re.compile(rb"[-\\]*[^-\\]?", re.DOTALL)
+# The first word of HLO, after white space and comments.
+_HLO_START = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s++|//[^\n]*+|/\*.*?\*/)*+(?:HloModule|ENTRY)\b", re.DOTALL)
 _CHUNK = 1 << 20
 _MLIR_WORD = re.compile(rb"\bfunc\.func\b|\bmodule\b")
 
@@ -67,7 +57,7 @@ def read_bytes(path: str) -> bytes:
     damaged.
     """
     where = source_name(path)
-    data = read_file(path, PROGRAM_BYTES, hint=lambda: _near(path))
+    data = read_file(path, PROGRAM_BYTES, hint="check the path")
     for _ in range(MAX_LAYERS):
         if not data:
             raise InputError("the program is empty", where=where, hint="was it written completely?")
@@ -83,19 +73,6 @@ def read_bytes(path: str) -> bytes:
 def source_name(path: str) -> str:
     """The input's name in messages."""
     return "<stdin>" if path == STDIN else path
-
-
-def _near(path: str) -> str:
-    """A file next to the missing one whose name is close to it."""
-    from difflib import get_close_matches
-
-    folder = Path(path).parent
-    try:
-        names = sorted(entry.name for entry in folder.iterdir())
-    except OSError:
-        return f"the folder {folder} does not exist either"
-    close = get_close_matches(Path(path).name, names, n=1)
-    return f"did you mean {folder / close[0]}?" if close else "check the path"
 
 
 def _gunzip(data: bytes, where: str) -> bytes:
@@ -140,38 +117,17 @@ def recognise(data: bytes) -> str:
     if module is not None and bytes(module[: len(BYTECODE)]) == BYTECODE:
         return "jax.export"
     if is_text(data):
-        return "hlo-text" if is_hlo(data) else "stablehlo"
+        return "hlo-text" if _HLO_START.match(data) else "stablehlo"
     return "hlo-proto" if hlo_module_proto(data) is not None else ""
 
 
 def is_text(data: bytes) -> bool:
-    """True if the bytes are UTF-8 text. Decodes in chunks: the whole string would take several times their size."""
-    if b"\0" in data:
-        return False
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    """True if the bytes are UTF-8 text."""
     try:
-        for start in range(0, len(data), _CHUNK):
-            decoder.decode(data[start : start + _CHUNK])
-        decoder.decode(b"", final=True)
+        data.decode("utf-8")
     except UnicodeDecodeError:
         return False
-    return True
-
-
-def is_hlo(data: bytes) -> bool:
-    """True if the first word of a text, after comments, is one that HLO begins with."""
-    at = len(_MARK) if data.startswith(_MARK) else 0
-    while True:
-        if data.startswith(b"/*", at):
-            end = data.find(b"*/", at + 2)
-            if end < 0:
-                return False
-            at = end + 2
-            continue
-        blank = _BLANK.match(data, at)
-        if blank is None:
-            return _HLO_WORD.match(data, at) is not None
-        at = blank.end()
+    return b"\0" not in data
 
 
 def hlo_module_proto(data: bytes | memoryview, wrappers: int = 3) -> bytes | None:
@@ -293,10 +249,6 @@ def _parse_text(data: bytes, where: str) -> Any:
     data = data.removeprefix(_MARK)
     if not data or data.isspace():
         raise InputError("the program is empty", where=where, hint="was it written completely?")
-    if nesting(data) > MAX_NESTING:
-        raise InputError(
-            f"brackets are nested more than {MAX_NESTING:,} deep", where=where, hint="is it a program, and complete?"
-        )
     try:
         return _parse_known(with_dense_constants(data))
     except xla.ir.MLIRError as error:
@@ -308,30 +260,6 @@ def _parse_text(data: bytes, where: str) -> Any:
         place, message = first_error(error)
         hint = foreign_hint(message) or hint_for("stablehlo")
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint) from None
-
-
-def nesting(text: bytes) -> int:
-    """Greatest depth of brackets in MLIR text; brackets in strings do not count."""
-    import numpy as np
-
-    deepest = level = end = 0
-    inside = False  # a string
-    while end < len(text):
-        start, end = end, min(end + _CHUNK, len(text))
-        if text[end - 1 : end] in (b"-", b"\\"):  # do not cut `->`, an escaped quote or an escaped backslash in two
-            found = _RUN.match(text, end)
-            end = found.end() if found else end
-        piece = text[start:end]
-        piece = piece.replace(b"->", b"").replace(b"\\\\", b"").replace(b'\\"', b"")
-        marks = np.frombuffer(piece.translate(_STEPS, _NO_BRACKETS), dtype=np.int8)
-        if not marks.size:
-            continue
-        quotes = np.cumsum(marks == _QUOTE, dtype=np.int64)
-        steps = np.where((marks == _QUOTE) | ((quotes + inside) % 2 == 1), 0, marks)
-        levels = level + np.cumsum(steps, dtype=np.int64)
-        deepest, level = max(deepest, int(levels.max())), int(levels[-1])
-        inside = bool((int(quotes[-1]) + inside) % 2)
-    return deepest
 
 
 # ---------------------------------------------------------------- older text

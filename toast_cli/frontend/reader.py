@@ -468,18 +468,16 @@ _STEPS = (
     (re.compile(r"_(\d+)_"), "[{}]"),
     (re.compile(rf"(?<=_)_(?=[A-Za-z])({_WORDS})"), ".{}"),
 )
-# Underscores that replace several signs of a key that is not a word: `output_projection/~/w`.
-_MANY = re.compile(r"(?<=[A-Za-z0-9])_{3,}(?=[A-Za-z0-9])")
 MOST = 400  # names longer than this are left as they are
 
 
 def restored_paths(names: list[str]) -> list[str]:
-    """The paths that names were made from, or the words in a name if its path is ambiguous. Returns the names unchanged
-    if they are not HLO's or if two paths would be equal."""
+    """The paths that names were made from; a name without one stays. Returns the names unchanged if they are not HLO's
+    or if two paths would be equal."""
     if not all(_NUMBER.search(name) for name in names):
         return names
     bare = [_NUMBER.sub("", name) for name in names]
-    paths = [restored_path(short) or _words(short) or name for short, name in zip(bare, names, strict=True)]
+    paths = [restored_path(short) or name for short, name in zip(bare, names, strict=True)]
     return paths if len(set(paths)) == len(set(names)) else names
 
 
@@ -489,11 +487,6 @@ def restored_path(name: str) -> str | None:
     ends = [] if whole is None else [end for end in range(whole.end(), 0, -1) if _ARGUMENT.fullmatch(name, 0, end)]
     dead: set[int] = set()
     return next((name[:end] + rest for end in ends if (rest := _steps(name, end, dead)) is not None), None)
-
-
-def _words(name: str) -> str:
-    """`output_projection____w__` -> `output_projection/w`; empty for other names."""
-    return _MANY.sub("/", name).strip("_") if _MANY.search(name) else ""
 
 
 def _steps(name: str, start: int, dead: set[int]) -> str | None:

@@ -136,10 +136,7 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        count = 1
-        for axis in self.axes:
-            count *= axis.size
-        return count
+        return prod(self.sizes)
 
     @property
     def slice_devices(self) -> int:

@@ -316,8 +316,12 @@ def parse_spec(text: str, source: str) -> Spec:
         preset=preset,
         dimensions=read_topology(keys.get("topology"), preset),
         requests=None,
-        memory_fraction=_read_fraction(keys.get("memory_fraction")),
-        chip_price=_read_price(keys.get("price")),
+        memory_fraction=_read_number(keys["memory_fraction"], 1.0, "write a number above 0 and up to 1, e.g. 0.95")
+        if "memory_fraction" in keys
+        else DEFAULT_MEMORY_FRACTION,
+        chip_price=_read_number(keys["price"], inf, "write what a chip costs an hour, e.g. 4.2")
+        if "price" in keys
+        else 0.0,
     )
     if spec.devices > MOST_DEVICES:
         raise keys["topology"].error(f"the topology has {spec.devices:,} devices; {MOST_DEVICES:,} are the most")
@@ -383,30 +387,16 @@ def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
     return new
 
 
-def _read_price(entry: YamlValue | None) -> float:
-    if entry is None:
-        return 0.0
+def _read_number(entry: YamlValue, most: float, hint: str) -> float:
+    """A number above 0 and up to `most`."""
     text = entry.scalar("a number above 0")
     try:
-        price = float(text)
+        number = float(text)
     except ValueError:
-        price = -1.0
-    if not 0 < price < inf:
-        raise entry.error(f'price is "{text}"', "write what a chip costs an hour, e.g. 4.2")
-    return price
-
-
-def _read_fraction(entry: YamlValue | None) -> float:
-    if entry is None:
-        return DEFAULT_MEMORY_FRACTION
-    text = entry.scalar("a number between 0 and 1")
-    try:
-        fraction = float(text)
-    except ValueError:
-        fraction = -1.0
-    if not 0 < fraction <= 1:
-        raise entry.error(f'memory_fraction is "{text}"', "write a number above 0 and up to 1, e.g. 0.95")
-    return fraction
+        number = -1.0
+    if not (0 < number <= most and number < inf):
+        raise entry.error(f'{entry.name} is "{text}"', hint)
+    return number
 
 
 def _read_axes(entry: YamlValue, spec: Spec) -> tuple[AxisRequest, ...]:
