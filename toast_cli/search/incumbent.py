@@ -25,7 +25,7 @@ SearchProgress = Callable[[float, int, float, float], None]
 
 
 # A search is on a plateau when the last plans, so many, improve the best one by less than a fraction.
-PLATEAU, LONG_PLATEAU, GAIN = 250, 3000, 0.01
+PLATEAU, LONG_PLATEAU, GAIN = 500, 3000, 0.01
 # A search that may give up does so after this many plans, if the best exceeds the bounds by more than this factor.
 PATIENCE, HOPELESS = 600, 1.5
 
