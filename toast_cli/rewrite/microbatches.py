@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from toast_cli import xla
 from toast_cli.frontend.attributes import is_splat, splat_of
+from toast_cli.frontend.inline import numbers
 from toast_cli.frontend.reader import Reader, read_arguments
 from toast_cli.frontend.source import Source, made_by, read_from_outside, read_rewritten, retyped
 from toast_cli.kernels.describe import describe_kernels, run_on_part
@@ -20,7 +21,6 @@ from toast_cli.program.ops import (
     IOTA,
     RESULT,
     SLICE,
-    kind_of,
 )
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.rewrite.batch_split import CONSTANT, SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
@@ -213,7 +213,7 @@ class LoopWriter:
         ]
         for operation, operand, cut, statement in remade:  # an operand gets the size of one microbatch
             with self._build.at(ir.InsertionPoint(operation)):
-                made = self._smaller(operation.operands[operand], cut, {})
+                made = self._smaller(operation.operands[operand], cut)
             operation.operands[operand] = made
             if statement is not None:
                 statement.insert(-1, made.owner)
@@ -248,19 +248,12 @@ class LoopWriter:
     def _cut_shape(self, shape: Shape, cut: Cut) -> Shape:
         return (*shape[: cut.dim], shape[cut.dim] // self._split.parts, *shape[cut.dim + 1 :])
 
-    def _smaller(self, handle: Any, cut: Cut, twins: dict[Any, Any]) -> Any:
-        """An array like `handle`, which repeats along the batch, with the size of one microbatch. twins: replacements
-        for operands that `handle` is made from."""
-        maker, kind = handle.owner, retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
-        operands = [
-            twins.get(source, source) if own is None else self._smaller(source, replace(cut, dim=own), twins)
-            for source, own in _along(handle, cut.dim) or ()
-        ]
-        if maker.name == CONSTANT:
-            return splat_of(xla.constant_number(maker) or "", kind, self._build.ip)
-        attributes = {name: value for name, value in xla.attributes_of(maker).items() if name != "sdy.sharding_rule"}
-        place, at = self._build.location, self._build.ip  # of StableHLO or of CHLO
-        return ir.Operation.create(maker.name, [kind], operands, attributes, loc=place, ip=at).results[0]
+    def _smaller(self, handle: Any, cut: Cut) -> Any:
+        """A broadcast or constant like `handle`, which repeats along the batch, with the size of one microbatch."""
+        maker, shape = handle.owner, self._cut_shape(tuple(handle.type.shape), cut)
+        if maker.name == BROADCAST_IN_DIM:
+            return self._build.broadcast(maker.operands[0], shape, numbers(maker, "broadcast_dimensions"))
+        return splat_of(xla.constant_number(maker) or "", retyped(handle.type, shape), self._build.ip)
 
     def _read_parts(self, index: Any) -> None:
         """Lets ops read one part of what the loop computes as a whole, and an iota count what is in the part."""
@@ -301,11 +294,7 @@ class LoopWriter:
     def _loop(self) -> None:
         split, build, at = self._split, self._build, ir.InsertionPoint(self._end)
         outer = read_from_outside(self._inside)
-        read_cut = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
-        repeated = {handle: cut for handle, cut in read_cut.items() if _is_repeated(handle, cut.dim)}
-        sliced = {handle: cut for handle, cut in read_cut.items() if handle not in repeated}
-        within = ([it] if it not in repeated else _repeats(it, repeated[it].dim) for it in outer)
-        outer = list(dict.fromkeys(handle for handles in within for handle in handles))
+        sliced = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
         # The loop and all other readers make constants and splats for themselves (see `copy_splats`).
         shared = [
             handle
@@ -335,8 +324,6 @@ class LoopWriter:
             for handle in outer:
                 if handle not in twins:
                     twins[handle] = handle.owner.operation.clone(ip=build.ip).results[0]
-            for handle, cut in repeated.items():
-                twins[handle] = self._smaller(handle, cut, twins)
             following = build.binary("add", index, build.constant(1, INDEX))
             last = build.make("return", [], [])
             for operation in self._inside:
@@ -398,36 +385,6 @@ class LoopWriter:
 
     def _as(self, value: Any, other: Any) -> Any:
         return self._build.convert(value, str(other.type.element_type))
-
-
-def _along(handle: Any, dim: int) -> list[tuple[Any, int | None]] | None:
-    """The operands of a broadcast or an elementwise op, each with its dimension that becomes dimension `dim` of the
-    result, or None if the operand is the same along it. None for any other op."""
-    maker = handle.owner
-    if maker.name == BROADCAST_IN_DIM:
-        (source,) = maker.operands
-        places = list(ir.DenseI64ArrayAttr(maker.attributes["broadcast_dimensions"]))
-        own = places.index(dim) if dim in places else None
-        return [(source, None if own is None or source.type.shape[own] == 1 else own)]
-    if kind_of(maker.name).elementwise:
-        return [(source, dim if source.type.rank else None) for source in maker.operands]
-    return None
-
-
-def _is_repeated(handle: Any, dim: int) -> bool:
-    """True if an array is constant along a dimension: it is broadcast along it, or computed from such arrays."""
-    if isinstance(handle, ir.BlockArgument):
-        return False
-    read = _along(handle, dim)
-    if read is None:
-        return is_splat(handle.owner)
-    return all(own is None or _is_repeated(source, own) for source, own in read)
-
-
-def _repeats(handle: Any, dim: int) -> Iterator[Any]:
-    """The arrays from which such an array is broadcast."""
-    for source, own in _along(handle, dim) or ():
-        yield from [source] if own is None else _repeats(source, own)
 
 
 def _adapt(operation: Any) -> None:
