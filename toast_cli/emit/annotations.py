@@ -295,21 +295,19 @@ def before_loops(use: Use, count: int) -> tuple[Any, Use]:
     """The outermost loop around a use in which the value is invariant, and the value's use by that loop; the use itself
     if there is none. count: number of loops around the value's definition."""
     operation = use.operation
-    for loop in enclosing_loops(operation)[count:][::-1]:
+    loops_inside_out = [one for one in around(operation) if one.name == LOOP and one != operation]
+    for loop in loops_inside_out[: len(loops_inside_out) - count]:
         operation, handle = loop, use.operation.operands[use.operand]
         if isinstance(handle, ir.BlockArgument) and handle.owner.owner == operation:
             use = Use(operation, handle.arg_number)
     return operation, use
 
 
-def enclosing_loops(operation: Any) -> list[Any]:
-    """The loops around an operation, the outermost first."""
-    found: list[Any] = []
+def around(operation: Any) -> Iterator[Any]:
+    """An operation and those that hold it, the innermost first, without the function."""
     while operation.name != "func.func":
+        yield operation
         operation = operation.parent.operation
-        if operation.name == LOOP:
-            found.insert(0, operation)
-    return found
 
 
 def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[int, int]]]]:
@@ -337,11 +335,7 @@ def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[
 
 def ancestor_in(operation: Any, block: Any) -> Any | None:
     """The operation of `block` that is, or contains, `operation`; None if there is none."""
-    while operation.name != "func.func":
-        if operation.block == block:
-            return operation
-        operation = operation.parent.operation
-    return None
+    return next((one for one in around(operation) if one.block == block), None)
 
 
 # ---------------------------------------------------------------- barriers

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from toast_cli import xla
-from toast_cli.emit.annotations import Constraint, Reshard, full_annotations
+from toast_cli.emit.annotations import Constraint, Reshard, around, full_annotations
 from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.regions.rules import group_bounds
@@ -69,7 +69,8 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
             keep_branch_operands(module)
             write_out_ragged(module)
             # Number and type of the constants of one number outside of manual regions.
-            constants = [op for op in xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT) if not in_region(op)]
+            constants = xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT)
+            constants = [op for op in constants if all(one.name != REGION for one in around(op))]
             numbered = [(the_one_number(op), str(op.results[0].type)) for op in constants]
             outside_regions = {(number, kind) for number, kind in numbered if number}
             for region, at in zip(xla.walk_ops(module, REGION), boundaries, strict=True):
@@ -157,13 +158,6 @@ def the_one_number(operation: Any) -> str | None:
     while operation.name == BROADCAST_IN_DIM and not isinstance(operation.operands[0], ir.BlockArgument):
         operation = operation.operands[0].owner
     return xla.constant_number(operation) if operation.name == CONSTANT else None
-
-
-def in_region(operation: Any) -> bool:
-    """True for what is in a manual region."""
-    while operation.name not in (REGION, "func.func"):
-        operation = operation.parent.operation
-    return bool(operation.name == REGION)
 
 
 def flatten(region: Any, at: RegionShardings, sizes: tuple[int, ...], outside: set[tuple[str, str]]) -> None:

@@ -456,7 +456,7 @@ def put_loop(
         if each is None:
             writer.enter(handle, deciding.value_of(handle), Piece(argument, sharding))
         else:
-            writer.enter_resharded(each.value, Piece(argument, sharding), each.uses, each.by)
+            writer.values.enter_resharded(each.value, Piece(argument, sharding), each.uses, each.by)
     read = [result for result in operation.results if list(result.uses)]
     pieces = writer.write_loop(operation, copy, read)
     ir.Operation.create(

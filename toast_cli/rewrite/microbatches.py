@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toast_cli import xla
+from toast_cli.emit.annotations import around
 from toast_cli.frontend.attributes import is_splat, splat_of
 from toast_cli.frontend.inline import numbers
 from toast_cli.frontend.reader import Reader, read_arguments
@@ -146,11 +147,7 @@ def _statements(module: Any) -> tuple[Statements, Reader]:
     places = {view.operation: n for n, view in enumerate(block.operations)}
 
     def statement(operation: Any) -> int:
-        while operation not in places:
-            if operation.name == "func.func":
-                return -1
-            operation = operation.parent.operation
-        return places[operation]
+        return next((places[one] for one in around(operation) if one in places), -1)
 
     ops = [
         replace(op, detail=_constant_detail(operation)) if op.name == CONSTANT else op

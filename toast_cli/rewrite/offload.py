@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from toast_cli import xla
+from toast_cli.emit.annotations import ancestor_in, around
 from toast_cli.frontend.attributes import REGION
 from toast_cli.frontend.convert import mark_host_memory
 from toast_cli.frontend.places import place_text
@@ -129,13 +130,9 @@ def _offload_residuals(module: Any) -> list[Any]:
 def _may_be_moved(stack: Stack) -> bool:
     """False for slices that are not contiguous or complex, and inside manual regions, where toast does not count host
     memory."""
-    around, kind = stack.update.owner, stack.update.type.element_type
-    around = around.owner if isinstance(around, ir.Block) else around
-    while around.name != "func.func":
-        if around.name == REGION:
-            return False
-        around = around.parent
-    return stack.dim == 0 and not isinstance(kind, ir.ComplexType)
+    owner, is_complex = stack.update.owner, isinstance(stack.update.type.element_type, ir.ComplexType)
+    holders = around(owner.owner if isinstance(owner, ir.Block) else owner)
+    return stack.dim == 0 and not is_complex and all(one.name != REGION for one in holders)
 
 
 def _maker(update: Any) -> Any | None:
@@ -175,18 +172,11 @@ def _replace_uses(value: Any, memory: str) -> None:
     if not users:
         return
     block = value.owner if isinstance(value, ir.BlockArgument) else value.owner.operation.block
-    around = {_around(user, block) for user, _ in users}
-    first = next(view.operation for view in block.operations if view.operation in around)
+    readers = {ancestor_in(user, block) for user, _ in users}
+    first = next(view.operation for view in block.operations if view.operation in readers)
     moved = _moved(value, memory, ir.InsertionPoint(first))
     for user, position in users:
         user.operands[position] = moved
-
-
-def _around(operation: Any, block: Any) -> Any:
-    """The operation of a block that holds another one, or is it."""
-    while operation.block != block:
-        operation = operation.parent.operation
-    return operation
 
 
 def _moved(value: Any, memory: str, at: Any) -> Any:

@@ -4,13 +4,12 @@ finds the operations that only say how often loops run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from toast_cli.emit.regions.moves import Devices, Piece
 from toast_cli.emit.regions.values import Values
 from toast_cli.frontend.source import Source
-from toast_cli.plan.partitioned import Collective, PartitionedProgram
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, local_shape, replicated
 from toast_cli.xla import ir, splat_number, terminator, walk_ops
 from toast_cli.xla.build import Builder
@@ -19,14 +18,14 @@ BARRIER = "stablehlo.optimization_barrier"
 
 
 class Writer:
-    """Writes the loop in one block; used once. deciding: of the same source."""
+    """Writes the loop in one block; used once. deciding: of the same source. values: those of the block."""
 
     def __init__(self, source: Source, lowered: PartitionedProgram, block: Any, deciding: Deciding) -> None:
         self._source, self._program = source, source.program
         self._build = Builder(block.owner.context)
         self._devices = Devices(self._build, lowered.axis_sizes, block.operations[0].operation)
-        self._values = Values(source, lowered, self._build, self._devices)
-        self._lowered = self._values.lowered
+        self.values = Values(source, lowered, self._build, self._devices)
+        self._lowered = self.values.lowered
         self._deciding = deciding
         self._loose: dict[Any, Any] = {}  # a value that the program does not have -> its handle in the copy, replicated
 
@@ -36,34 +35,28 @@ class Writer:
         if value is None:
             self._loose[handle] = piece.handle
         else:
-            self._values.pieces[value] = piece
-
-    def enter_resharded(
-        self, value: int, piece: Piece, uses: Iterable[tuple[int, int]], by: Iterable[Collective]
-    ) -> None:
-        """Adds a copy of a value for some uses in the block, and the collectives that need not be written for it."""
-        self._values.enter_resharded(value, piece, uses, by)
+            self.values.pieces[value] = piece
 
     def write_loop(self, original: Any, operation: Any, read: list[Any]) -> list[Piece]:
         """Writes one loop, of which `operation` is a copy; returns each device's pieces of the
         results that are read."""
         self._at(operation)
-        for entered in list(self._values.pieces):
-            self._values.move_ahead(entered)
+        for entered in list(self.values.pieces):
+            self.values.move_ahead(entered)
         self._operation(original, operation)
         self._build.ip = ir.InsertionPoint.after(operation)
         pieces = []
         for result in read:
             value = self._deciding.value_of(result)
             whole = replicated(result.type.rank)
-            if value is not None and not (value not in self._values.pieces and result in self._loose):
-                pieces.append(self._values.anywhere(value))
+            if value is not None and not (value not in self.values.pieces and result in self._loose):
+                pieces.append(self.values.anywhere(value))
             elif result in self._loose:
                 pieces.append(Piece(self._loose[result], whole))
             else:  # it has only unneeded readers
                 zero = self._build.constant(0, str(result.type.element_type))
                 pieces.append(Piece(self._build.broadcast(zero, tuple(result.type.shape)), whole))
-        for unused in reversed(self._values.unused):
+        for unused in reversed(self.values.unused):
             unused.erase()
         return pieces
 
@@ -97,29 +90,29 @@ class Writer:
                 operation.operands[k] = self._whole(handle)
             self._loose.update(zip(original.results, operation.results, strict=True))
         else:
-            self._values.unused[operation] = None
+            self.values.unused[operation] = None
 
     def _plain(self, number: int, operation: Any) -> None:
         op = self._program.ops[number]
-        if len(op.results) == 1 and self._values.is_remade(op.results[0]):
-            self._values.remake_later(number, operation)
+        if len(op.results) == 1 and self.values.is_remade(op.results[0]):
+            self.values.remake_later(number, operation)
             return
-        operands = [self._values.operand(number, k) for k in range(len(op.operands))]
+        operands = [self.values.operand(number, k) for k in range(len(op.operands))]
         wanted = tuple([self._lowered.computed.get(value, self._lowered.shardings[value]) for value in op.results])
-        for value, piece in zip(op.results, self._values.computed(op, operation, operands, wanted), strict=True):
-            self._values.complete(value, piece, operation)
+        for value, piece in zip(op.results, self.values.computed(op, operation, operands, wanted), strict=True):
+            self.values.complete(value, piece, operation)
 
     def _barrier(self, operation: Any, numbers: list[int]) -> None:
         """Writes a barrier on local arrays; unread results are left out."""
         passing = {self._source.use(number, 0).operand: number for number in numbers}
         for position, result in enumerate(operation.results):
             number = passing.get(position)
-            piece = Piece(self._devices.constant(0), ()) if number is None else self._values.operand(number, 0)
+            piece = Piece(self._devices.constant(0), ()) if number is None else self.values.operand(number, 0)
             operation.operands[position] = piece.handle
             result.set_type(piece.handle.type)
             if number is not None:
                 (value,) = self._program.ops[number].results
-                self._values.complete(value, Piece(result, piece.sharding), operation)
+                self.values.complete(value, Piece(result, piece.sharding), operation)
 
     # -- regions --------------------------------------------------------------------------------------------------
 
@@ -135,7 +128,7 @@ class Writer:
             if k in carries:
                 handle = self._start(carries[k], init).handle
             elif ends[k] == body.arguments[k] and value is not None:
-                passed[k] = value, self._values.anywhere(value)
+                passed[k] = value, self.values.anywhere(value)
                 handle = passed[k][1].handle
             elif (original, k) in self._deciding.kept:
                 loose.append(k)
@@ -145,27 +138,27 @@ class Writer:
             operation.operands[k] = handle
             for one in (operation.results[k], *(region.blocks[0].arguments[k] for region in operation.regions)):
                 one.set_type(handle.type)
-        outside = {value: self._values.pieces[value] for value, _ in passed.values() if value in self._values.pieces}
+        outside = {value: self.values.pieces[value] for value, _ in passed.values() if value in self.values.pieces}
         for old, region in zip(original.regions, operation.regions, strict=True):
             before, block = old.blocks[0], region.blocks[0]
             copies = list(block.operations)
             for k, number in carries.items():
-                self._values.pieces[self._carried(number)] = self._in_loop(number, block.arguments[k])
+                self.values.pieces[self._carried(number)] = self._in_loop(number, block.arguments[k])
             for k, (value, piece) in passed.items():
                 if value in outside:
-                    self._values.pieces[value] = Piece(block.arguments[k], piece.sharding)
+                    self.values.pieces[value] = Piece(block.arguments[k], piece.sharding)
             for k in range(len(block.arguments)):
                 self._loose[before.arguments[k]] = block.arguments[k]
-            with self._values.scopes.within(alone=True):
+            with self.values.scopes.within(alone=True):
                 if region == operation.regions[1]:
                     self._at(copies[0].operation)
                     for number in carries.values():
-                        self._values.move_ahead(self._carried(number), within=True)
+                        self.values.move_ahead(self._carried(number), within=True)
                 self._block(before, copies)
                 self._end_of_loop(before, block, carries if region == operation.regions[1] else None, loose)
-        self._values.pieces.update(outside)
+        self.values.pieces.update(outside)
         for k, number in carries.items():
-            self._values.complete(self._carried(number), self._in_loop(number, operation.results[k]), operation)
+            self.values.complete(self._carried(number), self._in_loop(number, operation.results[k]), operation)
         for k in loose:
             self._loose[original.results[k]] = operation.results[k]
 
@@ -186,7 +179,7 @@ class Writer:
         for branch, (old, region) in enumerate(zip(original.regions, operation.regions, strict=True)):
             before, block = old.blocks[0], region.blocks[0]
             last = terminator(block)
-            with self._values.scopes.within():
+            with self.values.scopes.within():
                 self._block(before, list(block.operations))
                 self._at(last)
                 for k in range(len(operation.results)):
@@ -198,8 +191,8 @@ class Writer:
                 continue
             sharding = self._own(joins[k])
             value = self._carried(joins[k])
-            result.set_type(self._values.type_of(value, sharding))
-            self._values.pieces[value] = Piece(result, sharding)
+            result.set_type(self.values.type_of(value, sharding))
+            self.values.pieces[value] = Piece(result, sharding)
 
     def _carried(self, number: int) -> int:
         """The value that is the result of a carry or join."""
@@ -233,10 +226,10 @@ class Writer:
         """Operand `position` of a carry or join, in its result's sharding."""
         target = self._own(number)
         if position == 1 and number in self._lowered.carried:
-            return self._values.pieces[self._program.ops[number].operands[1]]
-        piece = self._values.operand(number, position)
+            return self.values.pieces[self._program.ops[number].operands[1]]
+        piece = self.values.operand(number, position)
         value = self._program.ops[number].operands[position]
-        return piece if piece.sharding == target else self._values.resharded(value, piece, target)
+        return piece if piece.sharding == target else self.values.resharded(value, piece, target)
 
     def _whole(self, handle: Any) -> Any:
         """The replicated value in the copy of a value of the original module."""
@@ -244,7 +237,7 @@ class Writer:
         if value is None:
             return self._loose[handle]
         rank = len(self._program.values[value].shape)
-        return self._values.resharded(value, self._values.anywhere(value), replicated(rank)).handle
+        return self.values.resharded(value, self.values.anywhere(value), replicated(rank)).handle
 
 
 # ---------------------------------------------------------------- operations for trip counts
