@@ -19,13 +19,34 @@ from toast_cli import xla
 from toast_cli.ask_xla.collectives import collectives_in
 from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.ask_xla.numbers import input_sets, relative_error
-from toast_cli.emit import emit_hlo, emit_shardy
+from toast_cli.emit import emit_hlo, write
+from toast_cli.emit.annotations import Annotations
+from toast_cli.emit.stablehlo import choose
 from toast_cli.frontend import Source
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 
 DEVICES = 8
+
+
+def emit(source: Source, lowered: PartitionedProgram, form: str) -> bytes:
+    """The content of a written file."""
+    return write(source, lowered, form).content
+
+
+def emit_shardy(
+    source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
+) -> bytes:
+    """The content of StableHLO, as text or bytecode."""
+    return write(source, lowered, "bytecode" if binary else "stablehlo", annotate).content
+
+
+def shardy_annotations(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Annotations:
+    """The annotations of StableHLO."""
+    return choose(source, lowered, annotate)[0]
+
+
 Collectives = list[tuple[str, tuple[str, ...], float, float]]
 
 N, D, F = 8, 16, 64  # batch, model, hidden

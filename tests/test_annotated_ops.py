@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from emitted import emit
 from jax import lax
 from op_kinds import IMAGES, X, conv, loss, pool
 from programs import Case, arg, case_of
@@ -16,7 +17,7 @@ from run_here import differing, wrong_in
 
 from toast_cli import xla
 from toast_cli.ask_xla.compile import as_stablehlo
-from toast_cli.emit import emit, write
+from toast_cli.emit import write
 from toast_cli.emit.misread import misread_ops
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.partitioned import PartitionedProgram

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from emitted import emit_shardy
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
-from toast_cli.emit import emit_shardy, write
+from toast_cli.emit import write
 from toast_cli.emit.annotations import held
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.plan.decisions import Plan

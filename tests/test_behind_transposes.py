@@ -8,9 +8,9 @@ import re
 
 import jax
 import jax.numpy as jnp
+from emitted import emit
 from programs import Case, arg, case_of
 
-from toast_cli.emit import emit
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from emitted import emit
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
 from toast_cli import xla
 from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.ask_xla.numbers import compare_here, refuse_effects
-from toast_cli.emit import emit
 from toast_cli.errors import UsageError
 
 TEXT = """module @m attributes {{mhlo.num_partitions = 4 : i32}} {{

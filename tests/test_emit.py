@@ -24,8 +24,11 @@ from emitted import (
     by_hand,
     collectives,
     compiled,
+    emit,
+    emit_shardy,
     looked_up,
     on_cpu,
+    shardy_annotations,
     strategy,
     text_of,
     worst_error,
@@ -35,9 +38,8 @@ from programs import Case, arg, case_of, source_of_text
 from toast_cli import xla
 from toast_cli.ask_xla.collectives import collectives_in
 from toast_cli.ask_xla.compile import as_stablehlo
-from toast_cli.emit import FORMATS, emit, emit_hlo, emit_shardy
+from toast_cli.emit import FORMATS, emit_hlo
 from toast_cli.emit.annotations import full_annotations
-from toast_cli.emit.stablehlo import shardy_annotations
 from toast_cli.errors import UsageError
 
 

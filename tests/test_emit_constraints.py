@@ -8,21 +8,21 @@ from math import prod
 import emitted
 import numpy as np
 import pytest
-from emitted import TRAINED, UP_OUT, strategy, text_of
+from emitted import TRAINED, UP_OUT, emit_shardy, shardy_annotations, strategy, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxlib.xla_client import HloSharding
 from programs import Case, evaluator_of, round_mesh, source_of_text
 from random_programs import cases, plans
 
-from toast_cli.emit import emit_hlo, emit_shardy
+from toast_cli.emit import emit_hlo
 from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.hlo import gspmd_string, without_shardy
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.emit.misread import misread_note
 from toast_cli.emit.shardy import QUICK, propagate
 from toast_cli.emit.shardy import WHOLE as WHOLE_PIPELINE
-from toast_cli.emit.stablehlo import constraint_line, constraints_of, shardy_annotations
+from toast_cli.emit.stablehlo import constraint_line, constraints_of
 from toast_cli.plan.sharding import Sharding
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import emit_shardy
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import collectives_after_partitioning
-from toast_cli.emit import emit_shardy
 from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.program.ops import SCATTER

@@ -10,12 +10,11 @@ import emitted
 import jax
 import jax.numpy as jnp
 import pytest
-from emitted import BATCH, COLUMNS, DEVICES, UP_IN, UP_OUT, WEIGHTS, WHOLE, D, N, by_hand, sgd, strategy
+from emitted import BATCH, COLUMNS, DEVICES, UP_IN, UP_OUT, WEIGHTS, WHOLE, D, N, by_hand, emit, sgd, strategy
 from jax.sharding import PartitionSpec
 from programs import Case, arg, source_of
 
 from toast_cli import xla
-from toast_cli.emit import emit
 from toast_cli.emit.specs import InterfaceArray, NamedAxes, ProgramInterface, matcher, rules_of, snippet, trimmed
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import feature_programs
 import pytest
+from emitted import emit_shardy
 from feature_programs import (
     CHANNELS,
     COLUMNS,
@@ -36,7 +37,7 @@ from toast_cli import xla
 from toast_cli.ask_xla.collectives import partitioned_collectives
 from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.ask_xla.numbers import input_sets, relative_error
-from toast_cli.emit import emit_hlo, emit_shardy
+from toast_cli.emit import emit_hlo
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding

@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import emit
 from jax import lax
 from programs import Case, arg, case_of
 from run_here import wrong_in
 
 from toast_cli.ask_xla.compile import collectives_after_partitioning
-from toast_cli.emit import emit, write
+from toast_cli.emit import write
 from toast_cli.emit.misread import gathered_ops
 from toast_cli.plan.decisions import Plan
 

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import emit_shardy
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 from test_features import DEVICES, partitioned, together
 
 from toast_cli import xla
 from toast_cli.ask_xla.numbers import input_sets, relative_error
-from toast_cli.emit import emit_shardy
 from toast_cli.plan.reshard import WindowRead, crossed_by, exchanged, neighbours
 from toast_cli.program.model import Window
 from toast_cli.program.ops import SLICE

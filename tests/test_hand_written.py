@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from emitted import emit
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import flash_attention as flash
@@ -22,7 +23,6 @@ from programs import Case, evaluator_of, round_mesh
 from sweeps import sweep
 
 from toast_cli import xla
-from toast_cli.emit import emit
 from toast_cli.emit.stablehlo import kernel_lines
 from toast_cli.errors import ToastError
 from toast_cli.frontend.loading import load

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import emitted
 import pytest
-from emitted import strategy
+from emitted import emit_shardy, strategy
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
-from toast_cli.emit import emit_hlo, emit_shardy
+from toast_cli.emit import emit_hlo
 
 # Zeros of an array of one shape and number are one array in HLO.
 ZEROS = """func.func public @main(%a: tensor<64x8xf32> loc("a"), %i: tensor<16x1xi32> loc("i"),

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from emitted import emit
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
 from toast_cli import xla
 from toast_cli.ask_xla.compile import as_stablehlo
-from toast_cli.emit import emit
 from toast_cli.frontend import Source, load
 from toast_cli.program.values import moved, on_host
 

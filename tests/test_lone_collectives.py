@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from emitted import emit
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxlib.mlir.dialects import stablehlo
 from normalised_programs import names, normalised
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
-from toast_cli.emit import emit
 from toast_cli.errors import InputError, UsageError
 
 A = "tensor<4x8xf32>"

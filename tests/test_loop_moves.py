@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import emit
 from jax import lax
 from programs import Case, arg, case_of
 from run_here import wrong_in
@@ -19,7 +20,6 @@ from benchmarks.law import differing, statements
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import Dialect, collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
-from toast_cli.emit import emit
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import emit, emit_shardy
 from jax import lax
 from programs import Case, arg, case_of
 from run_here import wrong_in
@@ -19,8 +20,6 @@ from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import Dialect, collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
-from toast_cli.emit import emit
-from toast_cli.emit.stablehlo import emit_shardy
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.loops import ACCUMULATORS
 from toast_cli.report.build import collective_facts

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from cases.model import Situation
 from cases.running import MESHES, Planned, Whole
+from emitted import emit
 from programs import Case, evaluator_of, round_mesh, source_of_text
 from ragged_programs import NUMBERS, TENSORS, program
 from sweeps import sweep
 from test_split_ops import plans
 
 from toast_cli import xla
-from toast_cli.emit import emit, write
+from toast_cli.emit import write
 from toast_cli.emit.hlo import with_dense_products
 from toast_cli.errors import InputError
 from toast_cli.hardware import find_preset

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import emit
 from jax import lax
 from test_manual_regions import AXES, P, W, X, by_hand, outcome_of, over_one_axis, tensor_parallel
 
 from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.numbers import compare_numbers
 from toast_cli.ask_xla.verdict import compare_traffic
-from toast_cli.emit import emit
 from toast_cli.emit.hlo import gspmd_string
 from toast_cli.errors import UsageError
 from toast_cli.pipeline import Outcome, partition

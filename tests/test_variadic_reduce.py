@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import emit_shardy
 from jax import lax
 from programs import arg, case_of
 from test_gathered import partitioned, promised
 
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import collectives_after_partitioning
-from toast_cli.emit import emit_shardy
 
 CASE = case_of(lambda x: jnp.argmax(x * 2, axis=1), arg(8, 64))
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from emitted import emit_shardy
 from programs import Case, arg, evaluator_of, round_mesh, source_of_text
 
 from toast_cli.ask_xla.compile import collectives_after_partitioning
-from toast_cli.emit import emit_shardy
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from emitted import shardy_annotations
 from programs import source_of
 
 from toast_cli import xla
@@ -18,7 +19,7 @@ from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.emit import emit_hlo, minimal, stablehlo, write
 from toast_cli.emit.annotations import boundary_annotations
 from toast_cli.emit.shardy import write_shardy
-from toast_cli.emit.stablehlo import check_note, shardy_annotations
+from toast_cli.emit.stablehlo import check_note
 from toast_cli.frontend import Source
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.lower import lower

@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from emitted import shardy_annotations
 from programs import evaluator_of, round_mesh
 
 from cases import SITUATIONS
@@ -36,7 +37,6 @@ from toast_cli.emit.hlo import with_dense_products
 from toast_cli.emit.misread import ops_in_regions
 from toast_cli.emit.regions.rules import RULES
 from toast_cli.emit.shardy import write_shardy
-from toast_cli.emit.stablehlo import shardy_annotations
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram

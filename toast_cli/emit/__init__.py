@@ -10,17 +10,14 @@ writes. `emit.stablehlo` lists the constraints and kernels for people.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from toast_cli import xla
 from toast_cli.emit.hlo import emit_hlo as emit_hlo
 from toast_cli.emit.misread import misread_note
-from toast_cli.emit.specs import emit_specs as emit_specs
+from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.stablehlo import Written as Written
-from toast_cli.emit.stablehlo import emit_python as emit_python
-from toast_cli.emit.stablehlo import emit_shardy as emit_shardy
-from toast_cli.emit.stablehlo import write_checked
+from toast_cli.emit.stablehlo import emit_python, write_checked
 from toast_cli.errors import UsageError
 from toast_cli.frontend.attributes import refuse_unpartitionable
 from toast_cli.frontend.convert import refuse_left_out
@@ -29,24 +26,36 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.program.ops import RAGGED_DOT
 
-FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
-    "stablehlo": emit_shardy,
-    "bytecode": partial(emit_shardy, binary=True),
+# The formats besides StableHLO.
+_OTHERS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "hlo": emit_hlo,
     "specs": emit_specs,
     "python": emit_python,
 }
+FORMATS = ("stablehlo", "bytecode", *_OTHERS)
 
 # These formats hold only shardings, not the program.
 SHARDINGS_ONLY = ("specs", "python")
 
 
-def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
-    """The program in one of `FORMATS`. Raises `UsageError` for another, and for programs a format cannot hold."""
+def write(source: Source, lowered: PartitionedProgram, format: str, annotate: str = "minimal") -> Written:
+    """The program in one of `FORMATS`; StableHLO is read again and checked, and is returned with its constraints.
+
+    Args:
+        annotate: what carries a sharding in StableHLO: "minimal", the fewest values found under which Shardy's
+            propagation reproduces the plan; "full", every value; "arguments", only arguments and results.
+
+    Raises `UsageError` for another format or another value, and for programs that a format cannot hold.
+    """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}", where="--format", hint=f"choose from {', '.join(FORMATS)}")
     _refuse_unwritable(source, format)
-    return FORMATS[format](source, lowered)
+    if format not in _OTHERS:
+        return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
+    note = misread_note(source, lowered) if format in SHARDINGS_ONLY else ""
+    if format == "hlo" and xla.walk_ops(source.module, RAGGED_DOT):
+        note = "products of ragged groups are written out, each group with all rows: in HLO XLA has no others"
+    return Written(_OTHERS[format](source, lowered), notes=(f"{note}; --format stablehlo avoids it",) if note else ())
 
 
 def _refuse_unwritable(source: Source, format: str) -> None:
@@ -59,15 +68,3 @@ def _refuse_unwritable(source: Source, format: str) -> None:
         return place_text(str(operation.location), source.frames, source.text_file) or source.path
 
     refuse_unpartitionable(source.module, place, shardy=format in ("stablehlo", "bytecode"))
-
-
-def write(source: Source, lowered: PartitionedProgram, format: str, annotate: str = "minimal") -> Written:
-    """Like `emit`, but StableHLO is read again and checked, and is returned with its constraints. `annotate`: see
-    `emit_shardy`."""
-    if format in ("stablehlo", "bytecode"):
-        _refuse_unwritable(source, format)
-        return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
-    note = misread_note(source, lowered) if format in SHARDINGS_ONLY else ""
-    if format == "hlo" and xla.walk_ops(source.module, RAGGED_DOT):
-        note = "products of ragged groups are written out, each group with all rows: in HLO XLA has no others"
-    return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

@@ -36,26 +36,9 @@ class Written:
     notes: tuple[str, ...] = ()
 
 
-def emit_shardy(
-    source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
-) -> bytes:
-    """The program as StableHLO text (or MLIR bytecode) that partitions as in `lowered`.
-
-    Args:
-        annotate: "minimal" has the fewest constraints found under which Shardy's propagation reproduces the plan,
-            "full" one on every value, "arguments" none: only arguments and results have shardings.
-
-    Raises `UsageError` for another value.
-    """
-    with in_regions(source, lowered) as (source, lowered):
-        lowered = reduced_behind_transposes(source, lowered)
-        return write_shardy(source, lowered, shardy_annotations(source, lowered, annotate), binary=binary)
-
-
-def write_checked(
-    source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
-) -> Written:
-    """The output of `emit_shardy`, read again and checked, with its constraints."""
+def write_checked(source: Source, lowered: PartitionedProgram, *, binary: bool, annotate: str) -> Written:
+    """The program as StableHLO text (or MLIR bytecode) that partitions as in `lowered`, read again and checked, with
+    its constraints. annotate: see `toast_cli.emit.write`."""
     kernels = kernel_lines(source, lowered)
     with in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
@@ -66,14 +49,9 @@ def write_checked(
         return Written(content, found, tuple(filter(None, notes)))
 
 
-def shardy_annotations(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Annotations:
-    """The annotations to write. If few constraints do not suffice, every value has one."""
-    return choose(source, lowered, annotate)[0]
-
-
 def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Annotations, str, bool]:
-    """The annotations; a note if they are not those requested; and True if propagation from them is known to reproduce
-    the plan."""
+    """The annotations to write; a note if they are not those requested, as few constraints do not suffice; and True if
+    propagation from them is known to reproduce the plan. Raises `UsageError` for another value of `annotate`."""
     if annotate == "full":
         return full_annotations(source, lowered), "", False
     if annotate == "arguments":
