@@ -238,7 +238,7 @@ func.func private @f(%a: {T4}) -> {T4} }}""",
     ),
     "a bounded argument": (
         "module { func.func @main(%a: tensor<?xf32, #stablehlo.bounds<4>>) { return } }",
-        ("model:1:10", "argument 0", "with its bound"),
+        ("model:1:10", "argument 0", "every dimension a number"),
     ),
     "a size that the program works out": (
         """module { func.func @main(%a: tensor<4xf32>, %n: tensor<i32>) -> tensor<f32> {

@@ -90,7 +90,7 @@ def test_kept_shardings_must_fit_the_mesh() -> None:
 
 GSPMD = """module attributes {mhlo.frontend_attributes = {xla.sdy.meshes = "{mesh = #sdy.mesh<[\\22data\\22=4, \\22model\\22=2]>}"}} {
   func.func public @main(%a: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"}) -> tensor<8x4xf32> {
-    %0 = stablehlo.custom_call @Sharding(%a) {backend_config = "unspecified_dims=[1]", mhlo.sharding = "{devices=[1,1,8]<=[8] last_tile_dim_replicate}"} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = "{devices=[1,1,8]<=[8] last_tile_dim_replicate}"} : (tensor<8x4xf32>) -> tensor<8x4xf32>
     %1 = stablehlo.sine %0 {mhlo.sharding = "{devices=[2,4]<=[4,2]T(1,0)}", mhlo.frontend_attributes = {fun = "1", xla.sdy.sharding = "#sdy.sharding_per_value<[<@mesh, [{\\22model\\22}, {\\22data\\22}]>]>"}} : tensor<8x4xf32>
     %2 = stablehlo.cosine %1 {mhlo.sharding = "{devices=[8,1]0,1,4,5,2,3,6,7}"} : tensor<8x4xf32>
     return %2 : tensor<8x4xf32>
@@ -105,7 +105,7 @@ def test_gspmd_shardings_are_translated_to_the_mesh() -> None:
     assert "sharding" not in str(outcome.module)
     kept = [k for k in outcome.kept if k.sharding.gspmd]
     found, notices = constraints_on(kept, ("data", "model"), (4, 2))
-    assert [(c.origin, c.axes) for c in found] == [("argument 0", (("data",), ())), ("model:3:10", ((), None))]
+    assert [(c.origin, c.axes) for c in found] == [("argument 0", (("data",), ())), ("model:3:10", ((), ()))]
     assert notices == [
         "1 of the program's shardings do not lie along the axes of this mesh and are left out "
         "(the first is {devices=[8,1]0,1,4,5,2,3,6,7}, model:5:10)"

@@ -24,7 +24,7 @@ from toast_cli.ask_xla.child import Failure, ask
 from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
 from toast_cli.ask_xla.hlo_text import cycles_of, graphs
 from toast_cli.errors import MissingExtraError, UsageError
-from toast_cli.frontend.convert import mark_host_memory
+from toast_cli.frontend.convert import leaves_of, mark_host_memory
 from toast_cli.frontend.trips import state_trips
 from toast_cli.hardware import Spec, gpu_target_text
 
@@ -301,7 +301,7 @@ def as_stablehlo(content: bytes, form: str) -> bytes:
         return content
     proto = xla.hlo_text_to_proto(content.decode())
     program = xla.hlo_proto_to_stablehlo(proto)
-    on_host = xla.hlo_on_host(proto)
+    on_host = [leaves_of(tree) for tree in xla.hlo_boundary(proto)]
     if not any(map(any, on_host)):
         return program
     module = xla.parse_module(xla.make_context(), program)

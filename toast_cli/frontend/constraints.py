@@ -84,10 +84,7 @@ def constraints_on(
 def translated(sharding: AnnotatedSharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
     """A GSPMD sharding by mesh axes; None if no assignment of axes expresses it."""
     tiling = read_tiling(sharding.gspmd)
-    axes = mesh_axes(tiling, rank, names, sizes) if tiling else None
-    if axes is None:
-        return None
-    return tuple(None if d in sharding.open_dims and not split else split for d, split in enumerate(axes))
+    return mesh_axes(tiling, rank, names, sizes) if tiling else None
 
 
 def check_axes(record: Kept, target: dict[str, int]) -> None:

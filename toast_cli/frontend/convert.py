@@ -16,7 +16,6 @@ from toast_cli import xla
 from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import place_of
 from toast_cli.xla import (
-    hlo_boundary_leaves,
     holds_resource,
     ir,
     main_function,
@@ -366,12 +365,12 @@ DONOR_PARAMETER, DONOR_INDEX = 1, 2
 Path = tuple[int, ...]
 
 
-def mark_donations(module: Any, proto: bytes) -> None:
-    """Sets the attributes on the arguments of `main`; ignores an entry that does not name a single array."""
+def mark_donations(module: Any, proto: bytes, parameters: list[Any], result: Any) -> None:
+    """Sets the attributes on the arguments of `main`; ignores an entry that does not name a single array. parameters,
+    result: see `hlo_boundary`."""
     aliases, donors = donations(proto)
     if not aliases and not donors:
         return
-    parameters, result = hlo_boundary_leaves(proto)
     with module.context:
         marks: dict[int | None, dict[str, Any]] = {}
         for (number, path), output in aliases.items():
@@ -423,15 +422,16 @@ def leaf_number(tree: Any, path: Path) -> int | None:
     """Position of the array at `path` among all arrays of a nested tuple; None when there is a tuple, or nothing."""
     before = 0
     for step in path:
-        if tree is None or step >= len(tree):
+        if not isinstance(tree, list) or step >= len(tree):
             return None
-        before += sum(_leaves(part) for part in tree[:step])
+        before += len(leaves_of(tree[:step]))
         tree = tree[step]
-    return before if tree is None else None
+    return None if isinstance(tree, list) else before
 
 
-def _leaves(tree: Any) -> int:
-    return 1 if tree is None else sum(map(_leaves, tree))
+def leaves_of(tree: Any) -> list[Any]:
+    """What a nested tuple has for each of its arrays."""
+    return [leaf for part in tree for leaf in leaves_of(part)] if isinstance(tree, list) else [tree]
 
 
 def _entries(field: Field) -> list[list[Field]]:
@@ -455,8 +455,9 @@ def from_hlo_proto(proto: bytes) -> bytes:
     """Converts a serialized HloModuleProto; donated buffers and host memory become attributes of the arguments and
     results."""
     module = xla.parse_module(xla.make_context(), xla.hlo_proto_to_stablehlo(proto))
-    mark_donations(module, proto)
-    mark_host_memory(module, *xla.hlo_on_host(proto))
+    parameters, result = xla.hlo_boundary(proto)
+    mark_donations(module, proto, parameters, result)
+    mark_host_memory(module, leaves_of(parameters), leaves_of(result))
     take_markers(module)
     return xla.write_bytecode(module)
 

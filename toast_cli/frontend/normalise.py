@@ -258,12 +258,8 @@ def drop_unused_symbols(module: Any) -> None:
 
 HINT = (
     "give every dimension a number: lower with concrete arguments, or save a file with symbolic shapes as JAX does, "
-    "jax.export.export(jax.jit(f))(…).serialize(), and give sizes with --dim b=256"
-)
-BOUNDED_HINT = "write a dimension of bounded size with its bound: f32[128,64] in the place of f32[<=128,64]"
-WORKED_OUT_HINT = (
-    "a size that only a run of the program knows cannot be planned for: pad to the bound instead (in TensorFlow, "
-    "tf.convert_to_tensor makes the gradient of a look-up dense, without tf.unique)"
+    "jax.export.export(jax.jit(f))(…).serialize(), and give sizes with --dim b=256; pad to the bound where only a run "
+    "of the program knows the size"
 )
 # Limit on the processor time of shape refinement.
 SECONDS = 60
@@ -317,10 +313,7 @@ def refined(bytecode: bytes) -> bytes:
 
 
 def refusal(found: Dynamic, path: str) -> InputError:
-    hint = HINT
-    if "#stablehlo.bounds" in found.what:
-        hint = BOUNDED_HINT if found.operation.name == "func.func" else WORKED_OUT_HINT
-    return InputError(f"{found.what} has no fixed shape", where=place_of(found.operation, path), hint=hint)
+    return InputError(f"{found.what} has no fixed shape", where=place_of(found.operation, path), hint=HINT)
 
 
 def dynamic_argument(function: Any) -> Dynamic | None:

@@ -48,7 +48,6 @@ MOVES = frozenset(
 )
 # Operations that group values for sharding and have no result.
 GROUPINGS = frozenset({"sdy.sharding_group", "xla.sdy.ShardingGroup"})
-_UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 
 PARTITIONS = "mhlo.num_partitions"
 OperandOfOp = tuple[Any, int]
@@ -225,8 +224,7 @@ class _Taker:
         attributes = {name: operation.attributes[name] for name in operation.attributes}
         place = partial(place_of, operation, self._path)
         found = annotated_shardings(attributes, self._meshes, place)
-        sharding = one_sharding(found, _rank(operation.results[0]), place)
-        return None if sharding is None else replace(sharding, open_dims=unspecified_dims(attributes))
+        return one_sharding(found, _rank(operation.results[0]), place)
 
     def _manual_region(self, operation: Any) -> None:
         """Records the boundary of a manual region: the shardings of its operands and results."""
@@ -245,15 +243,6 @@ def called_name(operation: Any) -> str:
         target = operation.attributes["call_target_name"]
         return foreign.string_value(target, "call_target_name", lambda: place_of(operation, ""))
     return str(operation.name)
-
-
-def unspecified_dims(attributes: dict[str, Any]) -> frozenset[int]:
-    """Dimensions that a `Sharding` custom call leaves open, as it says in its backend config."""
-    if "backend_config" not in attributes or not isinstance(attributes["backend_config"], ir.StringAttr):
-        return frozenset()
-    found = _UNSPECIFIED.search(foreign.text(attributes, "backend_config", lambda: "") or "")
-    numbers = map(read_whole_number, found[1].split(",")) if found else ()
-    return frozenset(number for number in numbers if number is not None)
 
 
 def _rank(value: Any) -> int:
@@ -291,14 +280,12 @@ class AnnotatedSharding:
         axes: per dimension, by name; None if `gspmd` is given.
         mesh: axes of the program's mesh with their sizes, in order; empty if the program does not declare it.
         gspmd: XLA's notation, which names no axes.
-        open_dims: dimensions that the XLA notation leaves open.
         single_device: the array is on one device alone.
     """
 
     axes: Axes | None = None
     mesh: MeshAxes = ()
     gspmd: str = ""
-    open_dims: frozenset[int] = frozenset()
     single_device: bool = False
 
 
@@ -349,11 +336,10 @@ def value_shardings(attribute: Any, meshes: Meshes) -> list[AnnotatedSharding]:
     return [tensor_sharding(attribute, meshes)]
 
 
-def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[AnnotatedSharding]:
-    """The shardings in an `formats.sharding`."""
+def gspmd_shardings(text: str) -> list[AnnotatedSharding]:
+    """The shardings in an `mhlo.sharding`."""
     return [
-        AnnotatedSharding(gspmd=part, open_dims=open_dims, single_device=part.startswith("{" + MAXIMAL))
-        for part in split_shardings(text)
+        AnnotatedSharding(gspmd=part, single_device=part.startswith("{" + MAXIMAL)) for part in split_shardings(text)
     ]
 
 
@@ -445,6 +431,8 @@ REPLICATED, MAXIMAL, MANUAL, TILED = "replicated", "maximal", "manual", "tiled"
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 _IOTA = re.compile(r"<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LIST = re.compile(r"devices=\[[\d,]+\]([\d,]+)")
+# A sharding among several; the kinds of its last tiles have braces of their own.
+_BRACED = re.compile(r"\{(?:[^{}]|\{[^{}]*\})*\}")
 _LAST_TILES = re.compile(r"last_tile_dims=\{([^}]*)\}")
 
 
@@ -461,18 +449,7 @@ class TileAssignment:
 def split_shardings(text: str) -> list[str]:
     """The shardings in one attribute: `{{replicated}, {maximal device=0}}` has two, anything else is one."""
     inner = text.strip()[1:-1].strip()
-    if not inner.startswith("{"):
-        return [text.strip()]
-    parts, depth, start = [], 0, 0
-    for at, character in enumerate(inner):
-        if character == "{":
-            start = at if depth == 0 else start
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                parts.append(inner[start : at + 1])
-    return parts
+    return _BRACED.findall(inner) if inner.startswith("{") else [text.strip()]
 
 
 def read_tiling(text: str) -> TileAssignment | None:

@@ -15,12 +15,10 @@ from toast_cli.hardware.model import Axis as Axis
 from toast_cli.hardware.model import Chip as Chip
 from toast_cli.hardware.model import Link as Link
 from toast_cli.hardware.model import Mesh as Mesh
-from toast_cli.hardware.spec import AxisRequest as AxisRequest
 from toast_cli.hardware.spec import Spec as Spec
 from toast_cli.hardware.spec import available_specs as available_specs
 from toast_cli.hardware.spec import load_spec as load_spec
 from toast_cli.hardware.spec import machine_name as machine_name
 from toast_cli.hardware.spec import needs_no_file as needs_no_file
-from toast_cli.hardware.spec import parse_prices as parse_prices
 from toast_cli.hardware.spec import parse_shape as parse_shape
 from toast_cli.hardware.spec import parse_spec as parse_spec

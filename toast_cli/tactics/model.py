@@ -119,11 +119,11 @@ class Look:
             sides = {g: (0,) * len(self.problem.dimensions.groups[g].resolutions) for g in groups}
             decisions = [Shard(g, axis, sides[g]) for g in groups for axis in self.axes if self.divides(g, axis)]
             if not decisions and self.axes:
-                sizes = {self.problem.dimensions.groups[g].size for g in groups}
-                raise DoesNotApply(
-                    f"{name} ({', '.join(f'{size:,}' for size in sorted(sizes))}) cannot be split {self._ways} "
-                    f"ways over {self._names}"
-                )
+                sizes = sorted({self.problem.dimensions.groups[g].size for g in groups})
+                ways = " or ".join(str(self.problem.mesh.sizes[axis]) for axis in self.axes)
+                over = " or ".join(self.problem.mesh.names[axis] for axis in self.axes)
+                whole = ", ".join(f"{size:,}" for size in sizes)
+                raise DoesNotApply(f"{name} ({whole}) cannot be split {ways} ways over {over}")
             found += decisions
         return found
 
@@ -166,14 +166,6 @@ class Look:
         dimensions = self.problem.dimensions
         size = self.problem.mesh.sizes[axis]
         return any(dimensions.class_sizes[c] % size == 0 for c in dimensions.groups[group].classes)
-
-    @property
-    def _ways(self) -> str:
-        return " or ".join(str(self.problem.mesh.sizes[axis]) for axis in self.axes)
-
-    @property
-    def _names(self) -> str:
-        return " or ".join(self.problem.mesh.names[axis] for axis in self.axes)
 
 
 Decide = Callable[[Look], Iterable[Decision]]

@@ -39,7 +39,6 @@ from toast_cli.xla.modules import with_picked_dimensions as with_picked_dimensio
 from toast_cli.xla.modules import write_bytecode as write_bytecode
 from toast_cli.xla.modules import write_portable_artifact as write_portable_artifact
 from toast_cli.xla.native import ADVANCE as ADVANCE
-from toast_cli.xla.native import INTERRUPT as INTERRUPT
 from toast_cli.xla.native import SKIP as SKIP
 from toast_cli.xla.native import ir as ir
 from toast_cli.xla.native import sdy as sdy
@@ -51,14 +50,12 @@ from toast_cli.xla.running import compiled_text as compiled_text
 from toast_cli.xla.running import cpu_devices as cpu_devices
 from toast_cli.xla.running import execute as execute
 from toast_cli.xla.running import gpu_devices as gpu_devices
-from toast_cli.xla.running import hlo_boundary_leaves as hlo_boundary_leaves
-from toast_cli.xla.running import hlo_on_host as hlo_on_host
+from toast_cli.xla.running import hlo_boundary as hlo_boundary
 from toast_cli.xla.running import hlo_proto_to_stablehlo as hlo_proto_to_stablehlo
 from toast_cli.xla.running import hlo_text_to_proto as hlo_text_to_proto
 from toast_cli.xla.running import kept_arguments as kept_arguments
 from toast_cli.xla.running import mesh_sharding as mesh_sharding
 from toast_cli.xla.running import refine_shapes as refine_shapes
-from toast_cli.xla.running import register_lapack as register_lapack
 from toast_cli.xla.running import run_program as run_program
 from toast_cli.xla.running import run_sharded as run_sharded
 from toast_cli.xla.running import sharding_devices as sharding_devices

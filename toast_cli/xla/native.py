@@ -97,10 +97,10 @@ with uninterrupted():  # an exception while a native module is loaded ends the p
     tpu = needed(f"{_LIBRARIES}._tpu_ext", "register_dialect")
 
 # Return values of visitors of `operation.walk`. An enumeration lookup takes as long as visiting an operation.
-ADVANCE, INTERRUPT, SKIP = ir.WalkResult.ADVANCE, ir.WalkResult.INTERRUPT, ir.WalkResult.SKIP
+ADVANCE, SKIP = ir.WalkResult.ADVANCE, ir.WalkResult.SKIP
 
 __all__ = [
-    "ADVANCE", "INTERRUPT", "SKIP", "PassManager", "chlo", "hlo", "ir", "jax_mlir_ext", "jax_native", "mhlo",
+    "ADVANCE", "SKIP", "PassManager", "chlo", "hlo", "ir", "jax_mlir_ext", "jax_native", "mhlo",
     "refusing", "sdy", "stablehlo", "tpu",
 ]  # fmt: skip
 

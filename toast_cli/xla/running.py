@@ -212,26 +212,15 @@ def stablehlo_to_hlo_text(bytecode: bytes) -> str:
     return str(computation.as_hlo_text(print_large_constants=True))
 
 
-def hlo_boundary_leaves(proto: bytes) -> tuple[list[Any], Any]:
-    """Parameters and result of a serialized HloModuleProto's entry, tuples as nested lists, arrays as None."""
+def hlo_boundary(proto: bytes) -> tuple[list[Any], Any]:
+    """Parameters and result of a serialized HloModuleProto's entry: tuples as nested lists, for each array whether it
+    is in host memory."""
 
     def tree(shape: Any) -> Any:
-        return [tree(part) for part in shape.tuple_shapes()] if shape.is_tuple() else None
+        return [tree(part) for part in shape.tuple_shapes()] if shape.is_tuple() else ":S(5)" in repr(shape)
 
     shape = hlo.XlaComputation(proto).program_shape()
     return [tree(parameter) for parameter in shape.parameter_shapes()], tree(shape.result_shape())
-
-
-def hlo_on_host(proto: bytes) -> tuple[list[bool], list[bool]]:
-    """True for each array of a serialized HloModuleProto's parameters, and of its result, that is in host memory."""
-
-    def arrays(shape: Any) -> list[bool]:
-        if shape.is_tuple():
-            return [there for part in shape.tuple_shapes() for there in arrays(part)]
-        return [":S(5)" in repr(shape)]
-
-    shape = hlo.XlaComputation(proto).program_shape()
-    return [there for one in shape.parameter_shapes() for there in arrays(one)], arrays(shape.result_shape())
 
 
 @refusing
