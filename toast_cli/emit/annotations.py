@@ -7,7 +7,7 @@ needs constraints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,11 +106,10 @@ def all_constraints(source: Source, lowered: PartitionedProgram, reshards: tuple
         folded = behind is not None and (behind.op, 0) not in lowered.required and len(lowered.path(value)) == 1
         if is_read(handle, unneeded) and not folded:
             yield Constraint(handle, lowered.path(value))
-    sharding_of = sharding_finder(source, lowered)
     for loop in loops(source):
         for k, result in enumerate(loop.results):
-            if sharding_of(result):
-                yield from argument_constraints(loop, k, sharding_of(result), unneeded, moved)
+            if sharding := lowered.shardings[source.numbers[result]]:
+                yield from argument_constraints(loop, k, sharding, unneeded, moved)
 
 
 def constrainable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
@@ -179,11 +178,6 @@ def is_read(handle: Any, unneeded: set[Any]) -> bool:
 def hands_on(handle: Any, user: Any) -> bool:
     """True if `user` is the terminator of the block of which `handle` is an argument."""
     return isinstance(handle, ir.BlockArgument) and user.name == "stablehlo.return" and user.block == handle.owner
-
-
-def sharding_finder(source: Source, lowered: PartitionedProgram) -> Callable[[Any], Sharding]:
-    """A function from an op result to its sharding."""
-    return lambda handle: lowered.shardings[source.numbers[handle]]
 
 
 def loops(source: Source) -> list[Any]:

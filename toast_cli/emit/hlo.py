@@ -20,6 +20,7 @@ from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.regions.rules import group_bounds
 from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, check_manual_regions, read_sharding
 from toast_cli.errors import UsageError
+from toast_cli.frontend.attributes import REGION
 from toast_cli.frontend.constraints import manual_axes
 from toast_cli.frontend.known_numbers import CONDITIONALS
 from toast_cli.frontend.rules import RaggedDot, general_ragged_dot, ragged_dot
@@ -32,7 +33,6 @@ from toast_cli.program.values import on_host, remade_values
 from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder
 
-REGION = "sdy.manual_computation"
 CONSTANT = "stablehlo.constant"
 ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
 RESULT = "xla.sdy.FuncResultSharding"
@@ -259,21 +259,17 @@ def keep_branch_operands(module: Any) -> None:
             reads = [r for r in outer if isinstance(r[2], ir.BlockArgument) or r[2].owner.name != CONSTANT]
             read = list(dict.fromkeys(value for _, _, value in reads))
             if read and sorted(map(shape_of, read)) == given:
-                put_behind_barrier(read[0], conditional.operands[0], region, reads)
+                place, where = read[0].location, ir.InsertionPoint(body[0])
+                passed = [read[0], conditional.operands[0]]
+                types = [value.type for value in passed]
+                barrier = ir.Operation.create(BARRIER, results=types, operands=passed, loc=place, ip=where)
+                for reader, k, value in reads:
+                    if value == read[0]:
+                        reader.operands[k] = barrier.results[0]
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
-
-
-def put_behind_barrier(value: Any, number: Any, region: Any, reads: list[tuple[Any, int, Any]]) -> None:
-    """Makes a region read `value` from a barrier that also takes `number`."""
-    where = ir.InsertionPoint.at_block_begin(region.blocks[0])
-    types = [value.type, number.type]
-    barrier = ir.Operation.create(BARRIER, results=types, operands=[value, number], loc=value.location, ip=where)
-    for reader, k, read in reads:
-        if read == value:
-            reader.operands[k] = barrier.results[0]
 
 
 def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:

@@ -28,7 +28,6 @@ from toast_cli.emit.annotations import (
     is_read,
     loops,
     scattered_terms,
-    sharding_finder,
     unneeded_values,
 )
 from toast_cli.emit.regions.site import factor_axes
@@ -141,17 +140,18 @@ def passed_constraints(
     """Constraints on arrays that a loop only passes through and reads both at a constraint and elsewhere. Shardy gives
     the whole loop the sharding of that one use, and all others would gather the array in each trip."""
     constrained = {(use.operation, use.operand) for one in reshards if not one.ahead for use in one.uses}
-    sharding_of, values = sharding_finder(source, lowered), set(source.definitions)
+    values = set(source.definitions)
     for loop in loops(source):
         for k, result in enumerate(loop.results):
             argument = loop.regions[1].blocks[0].arguments[k]
-            if result in values or not sharding_of(result):
+            sharding = lowered.shardings[source.numbers[result]]
+            if result in values or not sharding:
                 continue
             uses = [(use.owner.operation, use.operand_number) for use in argument.uses]
             at_constraints = [use for use in uses if use in constrained]
             others = [use for use in uses if use not in constrained and not hands_on(argument, use[0])]
             if at_constraints and others:
-                yield from argument_constraints(loop, k, sharding_of(result), unneeded)
+                yield from argument_constraints(loop, k, sharding, unneeded)
 
 
 def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: Sequence[bool]) -> bool:

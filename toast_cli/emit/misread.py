@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 from toast_cli.emit.regions.loops import Deciding, Writer
 from toast_cli.emit.regions.moves import Devices, Mover, Piece
 from toast_cli.emit.regions.rules import rule_of
-from toast_cli.emit.regions.site import Site, align, body_reducer
+from toast_cli.emit.regions.site import Site, align, starts_neutral
 from toast_cli.emit.regions.values import Completions, completions
 from toast_cli.emit.shardy import ShardyNotation, Undo, replace_by_region
 from toast_cli.frontend.rules import convolution_dims
@@ -66,7 +66,7 @@ from toast_cli.program.ops import (
     SCATTER,
 )
 from toast_cli.xla import ir, outer_operands, splat_number
-from toast_cli.xla.build import Builder, identity
+from toast_cli.xla.build import Builder
 
 
 @contextmanager
@@ -270,15 +270,6 @@ def _made_inside(operand: Any, argument: Any, block: Any) -> Any:
     return operand.owner.operation.clone(ip=ir.InsertionPoint.at_block_begin(block)).results[0]
 
 
-def _starts_elsewhere(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
-    if not over or len(op.results) > 1:
-        return False
-    reducer = body_reducer(operation.regions[0])
-    start = operation.operands[1]
-    neutral = None if reducer is None else identity(reducer, str(start.type.element_type))
-    return neutral is None or splat_number(start) != neutral
-
-
 def _in_groups(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
     """True if a convolution has feature groups of several channels, or if its batch groups are themselves sharded."""
     image, kernel, _ = convolution_dims(operation)
@@ -316,7 +307,7 @@ _CHECKS: dict[str, _Check] = {
     "stablehlo.select_and_scatter": lambda op, _, in_shardings, __: any(
         window.size > window.stride and in_shardings[0][window.operand_dim] for window in op.windows
     ),
-    REDUCE: _starts_elsewhere,
+    REDUCE: lambda op, operation, _, over: bool(over) and len(op.results) == 1 and not starts_neutral(operation),
 }
 
 

@@ -166,7 +166,7 @@ def boundary_specs(source: Source, lowered: PartitionedProgram) -> ProgramInterf
     program = source.program
 
     def array(path: str, value: int, sharding: Sharding, donated: bool = False) -> InterfaceArray:
-        axes = tuple(tuple(lowered.axis_names[axis] for axis in axes) or None for axes in sharding)
+        axes = named_axes(sharding, lowered.axis_names)
         return InterfaceArray(path, axes, program.values[value].shape, program.values[value].dtype, donated)
 
     results = zip(program.results, result_shardings(source, lowered), strict=True)
@@ -177,6 +177,11 @@ def boundary_specs(source: Source, lowered: PartitionedProgram) -> ProgramInterf
         tuple(array(one.path, one.value, sharding) for one, sharding in results),
         prod(lowered.axis_sizes),
     )
+
+
+def named_axes(sharding: Sharding, axis_names: tuple[str, ...]) -> NamedAxes:
+    """A sharding by names of axes."""
+    return tuple(tuple(axis_names[axis] for axis in axes) or None for axes in sharding)
 
 
 def snippet(specs: ProgramInterface) -> str:

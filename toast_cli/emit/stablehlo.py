@@ -12,7 +12,7 @@ from toast_cli.emit.annotations import Annotations, boundary_annotations, full_a
 from toast_cli.emit.minimal import choose_annotations, ops_astray, reduced_behind_transposes
 from toast_cli.emit.misread import in_regions
 from toast_cli.emit.shardy import write_shardy, written
-from toast_cli.emit.specs import boundary_specs, entry_text, snippet, spec_text, words
+from toast_cli.emit.specs import boundary_specs, entry_text, named_axes, snippet, spec_text, words
 from toast_cli.errors import UsageError
 from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.places import BACKWARD, pass_of, users_frame
@@ -137,8 +137,7 @@ def constraint_line(sharding: Sharding, axis_names: tuple[str, ...], open: froze
 def _spec(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] = frozenset()) -> str:
     """`P("data", None)`; open dimensions are unconstrained."""
     entries = [
-        UNCONSTRAINED if d in open else entry_text(tuple(axis_names[a] for a in axes) or None)
-        for d, axes in enumerate(sharding)
+        UNCONSTRAINED if d in open else entry_text(axes) for d, axes in enumerate(named_axes(sharding, axis_names))
     ]
     return f"P({', '.join(entries)})"
 
@@ -146,7 +145,7 @@ def _spec(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] 
 def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[ConstraintFacts]:
     """One line per kernel. Its operands are those of the function that calls it where `kernels` knows that, or else the
     kernel's without integer indices and masks; its results are without unused ones."""
-    program = source.program
+    program, names = source.program, lowered.axis_names
     found: dict[tuple[str, str], ConstraintFacts] = {}
     split = [
         number
@@ -161,11 +160,11 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
             continue  # its own package calls it in a `shard_map` by heads
         numbers = [k for k, value in enumerate(op.operands) if _holds_numbers(program.values[value])]
         in_specs = [
-            _kernel_spec(lowered.required.get((number, k), lowered.shardings[op.operands[k]]), lowered)
+            spec_text(named_axes(lowered.required.get((number, k), lowered.shardings[op.operands[k]]), names))
             for k in (op.kernel and operands_of_function(op.kernel)) or numbers
         ]
         made = [value for value in op.results if program.users[value] and _holds_numbers(program.values[value])]
-        out_specs = [_kernel_spec(lowered.computed.get(value, lowered.shardings[value]), lowered) for value in made[:1]]
+        out_specs = [spec_text(named_axes(lowered.computed.get(v, lowered.shardings[v]), names)) for v in made[:1]]
         line = (
             f"jax.shard_map({_function(source, number)}, mesh=mesh, in_specs=({', '.join(in_specs)}), "
             f"out_specs={', '.join(out_specs) or 'P()'}, check_vma=False)"
@@ -192,10 +191,6 @@ def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
 
 def _holds_numbers(value: Value) -> bool:
     return bool(value.shape) and not value.dtype.startswith(("i", "ui"))
-
-
-def _kernel_spec(sharding: Sharding, lowered: PartitionedProgram) -> str:
-    return spec_text(tuple(tuple(lowered.axis_names[axis] for axis in axes) or None for axes in sharding))
 
 
 def _function(source: Source, number: int) -> str:

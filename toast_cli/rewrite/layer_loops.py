@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.emit.regions.site import body_reducer
+from toast_cli.emit.regions.site import starts_neutral
 from toast_cli.emit.shardy import CONSTRAINT
 from toast_cli.frontend.source import retyped
 from toast_cli.frontend.trips import trip_count
@@ -36,8 +36,8 @@ from toast_cli.program.ops import (
 from toast_cli.program.stack import Stack
 from toast_cli.rewrite.loop_pairs import Index, counted, index_of
 from toast_cli.rewrite.stage_files import refusal
-from toast_cli.xla import ir, splat_number
-from toast_cli.xla.build import Builder, identity
+from toast_cli.xla import ir
+from toast_cli.xla.build import Builder
 
 # Of each array its parts, one for each stage or a single one, and their dimension.
 Arrays = list[tuple[list[Any], int]]
@@ -157,9 +157,7 @@ class LayerLoops:
             removed = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
             if dim not in removed:
                 return int(dim - sum(one < dim for one in removed))
-            reducer, start = body_reducer(op.regions[0]), op.operands[1]
-            neutral = None if reducer is None else identity(reducer, str(start.type.element_type))
-            return -1 if neutral is not None and splat_number(start) == neutral else None  # each stage starts there
+            return -1 if starts_neutral(op) else None  # each stage starts there
         return None
 
     # -- loops --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain, groupby, islice, permutations, product
 from typing import TypeVar
 
@@ -124,13 +125,10 @@ class _Known:
         self._evaluator, self._plan = evaluator, plan
         self.cost = evaluator.cost(plan)
         self.parts = evaluator.parts(plan)
-        self._spent: SecondsSpent | None = None
 
-    @property
+    @cached_property
     def spent(self) -> SecondsSpent:
-        if self._spent is None:
-            self._spent = spent(self._evaluator, self._plan)
-        return self._spent
+        return spent(self._evaluator, self._plan)
 
 
 def _differ(one: _Known, other: _Known) -> bool:

@@ -135,7 +135,10 @@ class Incumbent:
                 raise OutOfBudget("iterations")
             if self._budget.gives_up and count == PATIENCE and self.objective.excess(self.best_cost) > log(HOPELESS):
                 raise OutOfBudget("hopeless")
-            self.check()
+            if self._budget.asked():
+                raise OutOfBudget("interrupted")
+            if self._budget.seconds is not None and self.seconds >= self._budget.seconds:
+                raise OutOfBudget("budget")
             cost = self.evaluator.cost(plan, self._below())
             rank = self.objective.rank(plan, cost)
             if rank < self._best_rank:
@@ -151,7 +154,7 @@ class Incumbent:
 
     def _below(self) -> float:
         """Seconds of a step above which no plan can be the best; 0 where step time does not decide."""
-        if self.fits(self.best_cost):
+        if self.objective.met(self.best_cost):
             return self.objective.step_seconds(self.best_cost) if self.objective.fastest else inf
         return inf if any(bound.figure == STEP_TIME for bound in self.problem.goal.bounds) else 0.0
 
@@ -163,13 +166,6 @@ class Incumbent:
         if not self.objective.met(exact) or self.objective.step_seconds(exact) > self.objective.step_seconds(cost):
             self.evaluator.learn(plan)
         return exact
-
-    def check(self) -> None:
-        """Raises OutOfBudget when time is up or the user wants it to end."""
-        if self._budget.asked():
-            raise OutOfBudget("interrupted")
-        if self._budget.seconds is not None and self.seconds >= self._budget.seconds:
-            raise OutOfBudget("budget")
 
     def is_flat(self, begun: int, last: int) -> bool:
         """Whether the `last` evaluations improved the best plan by less than `GAIN`. begun: evaluations before those
@@ -185,17 +181,13 @@ class Incumbent:
         """The plan with the move's decisions appended, in canonical order."""
         return self.problem.canonical((*plan, *move))
 
-    def fits(self, cost: Cost) -> bool:
-        """Whether the cost is within device memory and the goal's bounds."""
-        return self.objective.met(cost)
-
     def worth(self, plan: Plan) -> float:
         """The reward of a plan in canonical order; raises OutOfBudget as `look` does."""
         return self.objective.reward(plan, self.look(plan))
 
     def report(self) -> None:
         if self._progress:
-            best = self.best_cost.step_seconds if self.fits(self.best_cost) else inf
+            best = self.best_cost.step_seconds if self.objective.met(self.best_cost) else inf
             self._progress(best, len(self.seen), self.seconds, self.used)
 
     def _simplify(self) -> None:
@@ -209,23 +201,20 @@ class Incumbent:
                     break
             improved = self.best != before
 
-    def _kept(self) -> tuple[Plan, ...]:
-        ranked = nsmallest(self._budget.keep, self.seen, key=lambda plan: self.objective.rank(plan, self.seen[plan]))
-        return tuple(ranked)
-
     def result(self, stopped: str) -> SearchResult:
         self.report()
         with suppress(OutOfBudget, KeyboardInterrupt):
             self._simplify()
+        kept = nsmallest(self._budget.keep, self.seen, key=lambda plan: self.objective.rank(plan, self.seen[plan]))
         return SearchResult(
             self.best,
             self.best_cost,
-            self.fits(self.best_cost),
+            self.objective.met(self.best_cost),
             len(self.seen),
             self.best_found_at,
             self.seconds,
             stopped,
-            self._kept(),
+            tuple(kept),
         )
 
 
@@ -288,7 +277,7 @@ class Objective:
         return cost.step_seconds * (1.0 + RISK) if cost.peak_bytes > self._sure_bytes else cost.step_seconds
 
     def met(self, cost: Cost) -> bool:
-        """Whether all bounds hold."""
+        """Whether the cost is within device memory and the goal's bounds."""
         return all(read(cost) <= limit for read, limit in self._bounds)
 
     def excess(self, cost: Cost) -> float:

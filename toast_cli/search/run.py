@@ -68,12 +68,12 @@ def run_search(
         incumbent = Incumbent(evaluator, budget, starts, progress)
         result = mcts(incumbent, np.random.default_rng(settings.seed))
     cost = evaluator.exact_cost(result.plan)
-    result = replace(result, cost=cost, fits=incumbent.fits(cost))
+    result = replace(result, cost=cost, fits=incumbent.objective.met(cost))
     if result.fits and all(plan in incumbent.seen for plan in incumbent.starts):
         return result
     # Plans that exceed the bounds are compared by quick costs, and a search that ends early has not seen all starts.
     best, cost = evaluator.best((result.plan, *incumbent.starts), incumbent.objective.rank)
-    return replace(result, plan=best, cost=cost, fits=incumbent.fits(cost))
+    return replace(result, plan=best, cost=cost, fits=incumbent.objective.met(cost))
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,13 @@ def body_reducer(region: Any) -> str | None:
     return name if name in REDUCERS and both and operations[1].operands[0] == operations[0].results[0] else None
 
 
+def starts_neutral(reduction: Any) -> bool:
+    """True if a reduction of one array starts at the neutral element of its body, an op that collectives support."""
+    reducer, start = body_reducer(reduction.regions[0]), reduction.operands[1]
+    neutral = None if reducer is None else identity(reducer, str(start.type.element_type))
+    return neutral is not None and splat_number(start) == neutral
+
+
 def start_once(site: Site, k: int, reducer: str, axes: tuple[int, ...]) -> None:
     """Replaces initial value k by the neutral element on all devices along `axes` but one."""
     neutral = identity(reducer, site.operand(k).dtype)
