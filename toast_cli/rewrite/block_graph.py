@@ -156,9 +156,7 @@ def _is_weight(value: Any) -> bool:
     if loop.name != "stablehlo.while":
         return True
     body = loop.regions[1].blocks[0]
-    return bool(
-        body.operations[len(body.operations) - 1].operands[value.arg_number] == body.arguments[value.arg_number]
-    )
+    return bool(xla.terminator(body).operands[value.arg_number] == body.arguments[value.arg_number])
 
 
 def _has_effect(call: Any) -> bool:

@@ -244,7 +244,7 @@ def rebuilt(loop: Any, starts: list[Any], ends: list[Any], dropped: set[int]) ->
     if not starts and not dropped:
         return loop
     body = body_of(loop)
-    last = body.operations[len(body.operations) - 1].operation
+    last = xla.terminator(body)
     left = [k for k in range(len(loop.operands)) if k not in dropped]
     passed = [last.operands[k] for k in left] + ends
     last.erase()
@@ -335,8 +335,7 @@ def body_of(loop: Any) -> Any:
 
 def yielded(loop: Any) -> list[Any]:
     """The values that an iteration passes on to the next."""
-    body = body_of(loop)
-    return list(body.operations[len(body.operations) - 1].operands)
+    return list(xla.terminator(body_of(loop)).operands)
 
 
 def index_of(value: Any, loop: Any) -> Index | None:

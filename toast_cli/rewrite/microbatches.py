@@ -26,7 +26,7 @@ from toast_cli.program.ops import (
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.rewrite.batch_split import CONSTANT, SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
 from toast_cli.rewrite.block_graph import replace_operands
-from toast_cli.rewrite.loop_pairs import add_rows_in_place
+from toast_cli.rewrite.loop_pairs import add_rows_in_place, body_of, yielded
 from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder
 
@@ -131,10 +131,8 @@ def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divid
 def _read_from_outside(module: Any) -> None:
     """Makes users of a loop result that the loop passes through unchanged read the loop's operand instead."""
     for operation in xla.walk_ops(module, "stablehlo.while"):
-        body = operation.regions[1].blocks[0]
-        yielded = body.operations[len(body.operations) - 1].operands
-        for k, value in enumerate(yielded):
-            if value == body.arguments[k]:
+        for k, value in enumerate(yielded(operation)):
+            if value == body_of(operation).arguments[k]:
                 operation.results[k].replace_all_uses_with(operation.operands[k])
 
 
@@ -328,8 +326,8 @@ class LoopWriter:
                 replace_operands(operation, twins)
             self._read_parts(index)
             with build.at(ir.InsertionPoint(last)):
-                yielded = [self._added(*of, held, index) for of, held in zip(leaving, known, strict=True)]
-                build.make("return", [following, *yielded, *list(body.arguments)[len(starts) :]], [])
+                handed_on = [self._added(*of, held, index) for of, held in zip(leaving, known, strict=True)]
+                build.make("return", [following, *handed_on, *list(body.arguments)[len(starts) :]], [])
             last.erase()
         results = {
             handle: self._result(handle, state, result)

@@ -153,7 +153,7 @@ def _offload_arguments(module: Any, pairs: dict[int, int]) -> None:
     """Puts arguments and the results that replace them in host memory."""
     function = xla.main_function(module)
     block = function.entry_block
-    last = block.operations[len(block.operations) - 1].operation
+    last = xla.terminator(block)
     for argument, result in pairs.items():
         _replace_uses(block.arguments[argument], _DEVICE)
         new = last.operands[result]
