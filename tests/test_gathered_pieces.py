@@ -45,8 +45,7 @@ def test_both_are_there_when_the_copy_is_made(rows: int, moments: int) -> None:
     lowered = {number: case.problem.op_sharding(number, plan) for number in range(len(case.problem.patterns))}
     holdings, found = case.evaluator._holdings, []
     for item in case.evaluator.items.arrays:
-        copies = case.evaluator._pricer.copies(item, lowered)
-        for kind, size in holdings.held(item, lowered[item.pattern], copies):
+        for kind, size in case.evaluator._sharing.held(item, lowered):
             if isinstance(kind, PutTogether):
                 (interval,) = holdings.intervals(item, kind)
                 assert interval[0] == interval[1]
