@@ -7,11 +7,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, make_report
+from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, WIDTHS, make_report
+from rich.cells import cell_len
 
 from toast_cli.plan.partitioned import ConstraintFacts
 from toast_cli.program import quantities as text
-from toast_cli.report import terminal
+from toast_cli.report import style, terminal
 from toast_cli.report.arrays import together
 from toast_cli.report.model import (
     AnalysisFacts,
@@ -313,6 +314,28 @@ def test_long_names_fold_and_numbers_stay(width: int) -> None:
     assert "and17alike" in letters and "…" not in table.replace(", …", "")
     if width == 80:
         assert "layers/0/attention/\n" in table, "paths wrap behind separators"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_places_in_the_source_are_whole_at_every_width(width: int) -> None:
+    report = make_report(TOO_LARGE)
+    place = "model.py:115 attend (bwd)"
+    sent = [replace(one, kind="reduce-scatter", location=place) for one in report.collectives]
+    live = [replace(one, location=place, type="bf16[64,1024,32000]") for one in TOO_LARGE.live_at_peak]
+    text = shown(replace(report, collectives=sent, predicted=replace(TOO_LARGE, live_at_peak=live)), width)
+    peak, caused = (text[text.index(start) :].partition("\n\n")[0] for start in ("alive at", "collectives, "))
+    assert "model.py:115" in caused and "params/embed" in peak.replace("\n", "") and "dot_general" in peak
+    assert ("model.py:115" in peak) == ("from" in peak), "a column that has no room is left out"
+
+
+@pytest.mark.parametrize(
+    "word", ["x" * 70, "漢" * 70, "wide/" * 20, "a/b " + "漢" * 40 + "b, c" + " " * 60, "TFLOP/s " * 9]
+)
+def test_what_wraps_loses_no_letter_and_gains_no_line(word: str) -> None:
+    console = style.make_console(io.StringIO(), 60)
+    lines = style.render([style.table([("", "left"), ("", "fold")], [("1", word)])], console).splitlines()
+    assert all(lines) and not any(line.endswith("FLOP/") for line in lines) and max(map(cell_len, lines)) <= 60
+    assert "".join("".join(lines).split()) == "1" + word.replace(" ", "")
 
 
 def test_what_does_not_fit_a_short_report_is_counted() -> None:

@@ -352,6 +352,12 @@ def test_what_changes_is_done_again(sweep_pipeline: Pipeline, change: Callable[[
     assert len(sweep_pipeline.requests) == 4
 
 
+@pytest.mark.usefixtures("sweep_pipeline")
+def test_a_device_holds_no_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep_all("--jsonl", "/dev/null") == 2
+    assert "--jsonl: /dev/null is not a file" in capsys.readouterr().err
+
+
 def test_failed_points_are_done_again(sweep_pipeline: Pipeline) -> None:
     command = (
         "sweep",

@@ -456,6 +456,8 @@ def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
         sys.stdout.flush()
         yield SweepLog(sys.stdout.buffer, {})
         return
+    if Path(path).exists() and not Path(path).is_file():
+        raise UsageError(f"{path} is not a file", where=JSONL_OPTION, hint="give a file, or - for stdout")
     try:
         file = Path(path).open("a+b")  # noqa: SIM115 (closed below)
     except OSError as error:

@@ -193,11 +193,8 @@ class _Fusion:
                             self.sources[view] = {views[-1]: self._sizes[views[-1]]}
                 else:
                     self.sources[value] = self._read_by(op, value)
-                    deepest, hardest, size = 0, 1 if op.kind.transcendental else 0, self._sizes[value]
-                    hardest, looked = (
-                        2 if op.kind.polynomial and self._polynomials else hardest,
-                        self._is_fused_lookup(op),
-                    )
+                    deepest, size, looked = 0, self._sizes[value], self._is_fused_lookup(op)
+                    hardest = 2 if op.kind.polynomial and self._polynomials else int(op.kind.transcendental)
                     for v in op.operands:
                         if not stored[v]:
                             deepest, looked = max(deepest, steps[v]), looked or looked_up[v]

@@ -108,9 +108,8 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
     ]
     room = style.room(width, rows)
     heads = [("bytes", "right"), ("", "right"), ("", "right"), ("role", "left"), ("type", "left"), ("array", "fold")]
-    drawn = style.table([*heads, ("from", "fold")])
-    for (_, _, one), cells in zip(shown, rows, strict=True):
-        drawn.add_row(*cells, shorten_location(one.location, room))
+    cells = [[*row, shorten_location(one.location, room)] for (_, _, one), row in zip(shown, rows, strict=True)]
+    drawn = style.fitted([*heads, ("from", "fold")], cells, width, spare=((1,), (3,), (6,)))
     where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
     rest = sum(count for _, count, _ in folded[len(shown) :])
     return style.section(f"alive at the peak{where}", drawn, *style.more(rest, "smaller one"))
@@ -167,11 +166,12 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
         for number, one in enumerate(shown, start=1)
     ]
     room = style.room(width, rows)
-    drawn = style.table([*heads, ("caused by", "fold")])
+    cells: list[list[str | Text]] = []
     for one, (number, kind, axes, *figures) in zip(shown, rows, strict=True):
         hand = BY_HAND if one.by_hand else ""
         location = hand + shorten_location(one.location or "(unknown)", room - len(hand))
-        drawn.add_row(number, kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
+        cells.append([number, kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location])
+    drawn = style.fitted([*heads, ("caused by", "fold")], cells, width, spare=((5,),))
     total = f"{format_count(sum(one.count for one in ordered))} a step"
     rest = "" if len(shown) == len(ordered) else ", those that take longest"
     return style.section(f"collectives, {total}{rest}", drawn)

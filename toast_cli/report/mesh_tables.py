@@ -23,8 +23,6 @@ MOST_DRAWN = 16
 
 def spec_table(specs: list[Spec]) -> RenderableType:
     """One row a specification."""
-    from toast_cli.program.quantities import format_bytes
-
     drawn = table(
         [("name", "left"), ("chip", "left"), ("devices", "right"), ("axes", "left"), ("usable", "right"), ("", "fold")]
     )
@@ -38,8 +36,6 @@ def spec_table(specs: list[Spec]) -> RenderableType:
 
 def spec_blocks(spec: Spec, mesh: Mesh) -> list[RenderableType]:
     """The sections of `toast mesh show`, top to bottom."""
-    from toast_cli.program.quantities import format_bytes
-
     shapes = ", ".join(_shape(tuple(shape), tuple(shape.values())) for shape in spec.mesh_shapes())
     usable = spec.chip.memory_bytes - spec.chip.reserved_bytes
     memory = f"{format_bytes(mesh.limit_bytes)} a device for plans ({format_percent(spec.memory_fraction)} of "
@@ -121,7 +117,6 @@ def _dimension_table(spec: Spec, mesh: Mesh) -> RenderableType:
 
 def _axis_table(mesh: Mesh) -> RenderableType:
     """Each axis with the links it runs over and the price of collectives on it; all axes together last."""
-
     drawn = table([("", "left"), ("size", "right"), ("over", "fold"), *((kind, "right") for kind in SAMPLE_KINDS)])
     groups = [(number,) for number in range(len(mesh.axes))]
     for axes in [*groups, tuple(range(len(mesh.axes)))] if len(groups) > 1 else groups:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from itertools import cycle
+from itertools import accumulate, cycle
 from typing import Any, TextIO
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.containers import Lines
 from rich.padding import Padding
@@ -42,8 +42,8 @@ _AXIS_COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 
 # One character for one character, so that columns stay aligned.
 _ASCII = str.maketrans("×·…→µ█▓▒░━─╸✓✗★–α", "x-.>u#%=.=--+x*-a")
-# What stays on one line: as far as a space, or a separator of a path or name that is not part of a number.
-_PIECE = re.compile(r"(?:[^\s/.,_]|__|[.,](?=\d|py\b)|(?<=\{)/)*(?:[/.,_]+\s*|\s+|$)")
+# What stays on one line: as far as a space, or a separator of a path or name that is not part of a number or unit.
+_PIECE = re.compile(r"(?:[^\s/.,_]|__|[.,](?=\d|py\b)|(?<=\{)/|/(?=s\b))*(?:[/.,_]+\s*|\s+|$)")
 _TRAILING_SPACE = re.compile(r"[ ]+((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
 
 
@@ -55,13 +55,13 @@ class _Folded(Text):
         for line in self.split(allow_blank=True):
             places, used = list[int](), 0
             for piece in _PIECE.finditer(line.plain):
-                if used and used + cell_len(piece[0].rstrip()) > width:
+                word = piece[0].rstrip()
+                if used and word and used + cell_len(word) > width:
                     places.append(piece.start())
                     used = 0
-                for place in range(piece.start() + width, piece.start() + len(piece[0].rstrip()), width):
-                    places.append(place)
-                    used -= width
-                used += cell_len(piece[0])
+                *whole, rest = chop_cells(word, width) or [""]  # more than one part of a word too long for a line
+                places += [*accumulate(map(len, whole), initial=piece.start())][1:]
+                used += cell_len(rest + piece[0][len(word) :])
             lines.extend(line.divide(places))
         for line in lines:
             line.rstrip()

@@ -96,7 +96,7 @@ class LayerLoops:
         """The parts of an array."""
         if value in self._parts and self._parts[value][1] == dim:
             return self._parts[value][0]
-        value, rows, build = self._whole(value, before), self._layers // self._stages, Builder.before(before)
+        value, rows, build = self._whole(value, before), value.type.shape[dim] // self._stages, Builder.before(before)
         return [build.slice_dim(value, dim, stage * rows, (stage + 1) * rows) for stage in range(self._stages)]
 
     def _whole(self, value: Any, before: Any) -> Any:
