@@ -344,6 +344,16 @@ def test_progress_on_a_terminal(pipeline: Pipeline, monkeypatch: pytest.MonkeyPa
     assert "search" in shown and "best 23.4 ms, 1,234 evaluations" in shown
 
 
+@pytest.mark.parametrize(("total", "last"), [(2, "2 of 2 points"), (0, "0 of 0 points")])
+def test_points_are_counted_also_where_none_is_left(total: int, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with running.counted(total, "points", wanted=True) as advance:
+        for _ in range(total):
+            advance()
+    assert last in terminal.getvalue()
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_no_progress_elsewhere(pipeline: Pipeline, capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
     with running.progress_line(wanted=not quiet) as tell:

@@ -287,7 +287,7 @@ def counted(total: int, what: str, *, wanted: bool) -> Iterator[Callable[[], obj
 
         def tell(number: int) -> None:
             if progress is not None:
-                progress(f"{number} of {total} {what}", number / total, math.inf, 0, 0.0)
+                progress(f"{number} of {total} {what}", number / max(total, 1), math.inf, 0, 0.0)
 
         tell(0)
         yield lambda: tell(next(numbers))
