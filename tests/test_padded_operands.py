@@ -91,15 +91,10 @@ def test_a_roll_reads_an_array_once_and_a_stencil_five_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "config", "written"),
-    [
-        ("v5e-16", (0, 0, 1), True),  # between rows: the gradient of x[::2]
-        ("v5p-64", (1, 0, 1), True),
-        ("v5e-16", (1, 1, 0), False),  # at edges
-        ("h100-8", (0, 0, 1), False),
-    ],
-)
-def test_a_pad_between_elements_is_a_kernel_of_its_own(mesh: str, config: tuple[int, int, int], written: bool) -> None:
+    "config", [(0, 0, 1), (1, 0, 1), (1, 1, 0)]
+)  # between rows as in the gradient of x[::2]; at edges
+@pytest.mark.parametrize("mesh", ["v5e-16", "v5p-64", "h100-8"])
+def test_pads_between_elements_and_at_edges_are_fused(mesh: str, config: tuple[int, int, int]) -> None:
     def spread(x: Any, y: Any) -> Any:
         return jnp.sin(lax.pad(jnp.exp(x), 0.0, (config, (0, 0, 0)))) * y
 
@@ -108,4 +103,4 @@ def test_a_pad_between_elements_is_a_kernel_of_its_own(mesh: str, config: tuple[
     stored = evaluator_of(source, mesh_of(mesh)).items.stored
     made = {op.name: op.results[0] for op in source.program.ops if op.results}
     names = ("stablehlo.pad", "stablehlo.sine")
-    assert [stored[made[name]] for name in names] == [written, False]
+    assert not any(stored[made[name]] for name in names)
