@@ -182,7 +182,7 @@ def test_a_program_that_states_shardings_is_read_as_it_is() -> None:
     }"""
     for keep, variants in ((False, 2), (True, 1)):
         source = source_of_text(text, keep_shardings=keep)
-        assert len(variants_of(source, Request("", ""), [round_mesh(data=4)])) == variants
+        assert len(variants_of(source, Request("", ""))) == variants
 
 
 SEARCHED = {
@@ -195,7 +195,7 @@ SEARCHED = {
 def test_the_rewritten_program_is_searched_where_slices_cost(name: str) -> None:
     forward, shapes, searched = SEARCHED[name]
     request, meshes = Request("", "", iterations=20), [round_mesh(data=4)]
-    variants = variants_of(source_of(forward, *shapes), request, meshes)
+    variants = variants_of(source_of(forward, *shapes), request)
     found = search_variants(variants, SearchSpace(request, meshes, parse_tactics()), lambda *_: None)
     assert (len(variants), len(found)) == (2, searched)
 

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from programs import arg, source_of
+from programs import arg, round_mesh, source_of
 
 from toast_cli.cli.app import run
 from toast_cli.dimensions import analyse
 from toast_cli.dimensions.merged import set_apart
 from toast_cli.pipeline import partition
 from toast_cli.request import Request
+from toast_cli.rewrite.variants import analysed
 
 T, B, D, H = 5, 16, 24, 40
 MESH = "h100-8"
@@ -125,6 +126,14 @@ def test_results_that_leave_merged(tmp_path: Path) -> None:
     apart = set_apart(source.program, dimensions, [(8,)])
     assert T * B in analyse(apart).class_sizes and T * B not in dimensions.class_sizes
     assert set_apart(source.program, dimensions, [(5,)]) is source.program
+
+
+def test_each_mesh_has_its_own_dimensions() -> None:
+    """What one mesh divides is no matter of another that is tried beside it: a saved plan brings one mesh alone."""
+    source = source_of(lambda weights, x: perceptron(x.reshape(T * B, D), *weights), (W, U), X)
+    reading = analysed(lambda: source)
+    (whole, parts), (same, _) = (reading(round_mesh(data=size)) for size in (8, 5))
+    assert same is source and T * B in parts.class_sizes and whole is reading(round_mesh(model=8))[0]
 
 
 def scaled_groups(weights: Any, x: Any) -> Any:

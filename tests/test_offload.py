@@ -206,9 +206,10 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytes
     assert any(note.startswith(made) for note in found["analysis"]["notes"])
     trials = 0
 
-    def interrupted(variants: Any, *rest: Any) -> list[Variant]:
+    def interrupted(variants: Any, space: Any, *rest: Any) -> list[Variant]:
         nonlocal trials
-        found, offloads = search_variants(variants, *rest), bool(variants[0]()[0].program.offload)
+        found = search_variants(variants, space, *rest)
+        offloads = bool(variants[0](space.meshes[0])[0].program.offload)
         trials += offloads
         return [replace(it, result=replace(it.result, stopped="interrupted")) for it in found] if offloads else found
 

@@ -284,7 +284,7 @@ def plan_given(
         named = with_dimension_names(original.program, request.names)
         original = replace(original, program=named, frames=request.frames)
     with _timed("analyse", timings, tell):
-        variants = variants_of(original, request, meshes, saved)
+        variants = variants_of(original, request, saved)
     with _timed("search", timings, tell):
         start = None if neighbour is None else saved_plan(neighbour.problem, neighbour.result.plan)
         space = SearchSpace(request, meshes, tactics, saved, start=start)

@@ -111,10 +111,9 @@ class Candidates:
             meshes, plans = [like.evaluator.problem.mesh], min(int(effort * plans), most)
             request = replace(request, iterations=plans)
         known = like.evaluator if source is like.source else None
-        variant = (source, known.problem.dimensions) if known else analysed(source, space.meshes)
         start = saved_plan(like.evaluator.problem, like.result.plan)
         space = SearchSpace(request, meshes, space.tactics, start=start, known=known)
-        return search_variants([lambda: variant], space, self._tell)[0]
+        return search_variants([analysed(lambda: source)], space, self._tell)[0]
 
     def _made_to_fit(self) -> Variant:
         """The variant that fits in `_limit` and is best by the user's goal: one that surely fits, unless one that may

@@ -33,7 +33,7 @@ from toast_cli.tactics.strategies import EVERY, better, preferred, with_batch_ov
 # stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
 # A variant of the program with its dimension classes, made when it is needed.
-Reading = Callable[[], tuple[Source, Dimensions]]
+Reading = Callable[[Mesh], tuple[Source, Dimensions]]
 # The relative gain that a plan for a rewritten program must have. Predictions for two programs differ by about as much
 # from what compilers make of them.
 PARTED = 0.03
@@ -90,7 +90,8 @@ class Variant:
         evaluator, result = preferred(searched[0], searched[1:])
         result = with_batch_over_data(evaluator, result)
         elsewhere = tuple(one for one in meshes if one.evaluator is not evaluator)
-        return replace(self, evaluator=evaluator, result=result, elsewhere=elsewhere)
+        (taken,) = (one for one in meshes if one.evaluator is evaluator)
+        return replace(taken, result=result, elsewhere=elsewhere)
 
     @property
     def allowed_bytes(self) -> float:
@@ -121,10 +122,10 @@ class Variant:
         return Objective(self.evaluator.problem, unsharded).reward(plan, cost)
 
 
-def variants_of(source: Source, request: Request, meshes: list[Mesh], saved: SavedPlan | None = None) -> list[Reading]:
+def variants_of(source: Source, request: Request, saved: SavedPlan | None = None) -> list[Reading]:
     """The variants to search: the program as written, and rewritten if it has fused products. A saved plan selects
-    one of the two. Both are rematerialised and microbatched as the user or the plan says, and analysed for these
-    meshes; the rewritten one only when it is needed.
+    one of the two. Both are rematerialised and microbatched as the user or the plan says; the rewritten one only when
+    it is needed.
 
     Raises `UsageError` if the program cannot be run so.
     """
@@ -143,21 +144,25 @@ def variants_of(source: Source, request: Request, meshes: list[Mesh], saved: Sav
             source = _applied(source, found, "--offload", None if request.offload else saved)
         return source
 
-    @cache
-    def rewritten() -> tuple[Source, Dimensions]:
-        return analysed(fitted(with_parts(source)), meshes)
-
+    rewritten = analysed(lambda: fitted(with_parts(source)))
     fused = wanted is not False and not source.annotations and fused_parts(source.program) is not None
     if wanted and fused:
         return [rewritten]
-    written = analysed(fitted(source), meshes)
-    return [lambda: written, rewritten] if fused else [lambda: written]
+    own = fitted(source)
+    return [analysed(lambda: own), rewritten] if fused else [analysed(lambda: own)]
 
 
-def analysed(source: Source, meshes: list[Mesh]) -> tuple[Source, Dimensions]:
-    """A program with its dimension classes; merged classes of which no mesh splits a part become separate classes."""
-    program = set_apart(source.program, analyse(source.program), [mesh.sizes for mesh in meshes])
-    return source if program is source.program else replace(source, program=program), analyse(program)
+def analysed(make: Callable[[], Source]) -> Reading:
+    """A program with its dimension classes on each mesh; merged classes of which the mesh splits no part become
+    separate classes. make: the program, when it is first needed."""
+    made = cache(make)
+
+    @cache
+    def on_sizes(sizes: tuple[int, ...]) -> tuple[Source, Dimensions]:
+        program = set_apart(made().program, analyse(made().program), [sizes])
+        return made() if program is made().program else replace(made(), program=program), analyse(program)
+
+    return lambda mesh: on_sizes(mesh.sizes)
 
 
 def parting_may_pay(searched: Searched) -> bool:
@@ -219,24 +224,26 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
         space.gives_up,
     )
     reference: Cost | None = None
-    prepared: dict[int, tuple[Problem, Evaluator]] = {}  # reading -> its problem, before anything is stated about it
+    # The identity of a program -> its problem, before anything is stated about it.
+    prepared: dict[int, tuple[Problem, Evaluator]] = {}
 
     def evaluator_of(candidate: Candidate) -> Evaluator:
-        source, dimensions = variants[candidate.reading]()
         mesh, evaluator = candidate.mesh, space.known
+        source, dimensions = variants[candidate.reading](mesh)
         if evaluator is None or evaluator.problem.mesh != mesh:
-            before, like = prepared.get(candidate.reading, (None, None))
+            before, like = prepared.get(id(source.program), (None, None))
             problem = None if before is None else on_mesh(before, mesh)
             if problem is None:
                 pins = program_pins(source, mesh.names, mesh.sizes)
                 problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
             stated = space.stated(replace(problem, goal=goal))
             evaluator = Evaluator(stated, strategies(stated).values(), like=like)
-            prepared[candidate.reading] = problem, evaluator
+            prepared[id(source.program)] = problem, evaluator
         return evaluator
 
     def variant_of(searched: Searched) -> Variant:
-        return Variant(variants[searched.candidate.reading]()[0], searched.evaluator, searched.result)
+        source, _ = variants[searched.candidate.reading](searched.candidate.mesh)
+        return Variant(source, searched.evaluator, searched.result)
 
     def worth(searched: Searched) -> tuple[float, ...]:
         nonlocal reference
