@@ -123,9 +123,9 @@ def test_inputs_that_come_merged_are_split_as_they_are(tmp_path: Path, option: d
 def test_results_that_leave_merged(tmp_path: Path) -> None:
     source = source_of(lambda weights, x: perceptron(x.reshape(T * B, D), *weights), (W, U), X)
     dimensions = analyse(source.program)
-    apart = set_apart(source.program, dimensions, [(8,)])
+    apart = set_apart(source.program, dimensions, (8,))
     assert T * B in analyse(apart).class_sizes and T * B not in dimensions.class_sizes
-    assert set_apart(source.program, dimensions, [(5,)]) is source.program
+    assert set_apart(source.program, dimensions, (5,)) is source.program
 
 
 def test_each_mesh_has_its_own_dimensions() -> None:
@@ -174,4 +174,4 @@ def test_what_is_split_regardless_of_its_parts(
     run: Callable[..., Any], shapes: tuple[Any, ...], mesh: tuple[int, ...], apart: bool
 ) -> None:
     program = source_of(trained(run), *shapes).program
-    assert (set_apart(program, analyse(program), [mesh]) is not program) == apart
+    assert (set_apart(program, analyse(program), mesh) is not program) == apart

@@ -8,7 +8,7 @@ dimension is then split regardless of its parts, and gathered where a reshape me
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
@@ -26,7 +26,6 @@ from toast_cli.program.ops import (
 
 Place = tuple[int, int]  # value, dimension
 Position = tuple[int, int]  # of an op: array number (operands first, then results), dimension
-Meshes = Sequence[tuple[int, ...]]
 
 # Least fraction of the work that must involve a merged dimension to change it.
 _LEAST_WORK = 0.01
@@ -36,13 +35,13 @@ _WORTH = 4
 _BY_ROWS = frozenset([CARRY, JOIN, "stablehlo.sort", "chlo.top_k", "stablehlo.cholesky", "stablehlo.triangular_solve"])
 
 
-def set_apart(program: Program, dimensions: Dimensions, meshes: Meshes) -> Program:
-    """The program with merged dimensions that mesh axes divide, unlike their parts, made independent of these: the
-    reshapes that merge and split them need them whole."""
+def set_apart(program: Program, dimensions: Dimensions, mesh: tuple[int, ...]) -> Program:
+    """The program with merged dimensions that axes of a mesh divide, unlike their parts, made independent of these: the
+    reshapes that merge and split them need them whole. mesh: sizes of the axes."""
 
     def gains(parts: tuple[int, ...]) -> bool:
         sizes = tuple(dimensions.class_sizes[c] for c in parts)
-        before, after = most_shards(sizes, meshes), most_shards((prod(sizes),), meshes)
+        before, after = most_shards(sizes, mesh), most_shards((prod(sizes),), mesh)
         return after > before and (before == 1 or (before == 2 and after >= _WORTH * before))
 
     apart = _merges(program, dimensions, gains)
@@ -161,13 +160,9 @@ def _work(program: Program, op: Op) -> float:
     return (op.flops + sum(program.values[v].elements for v in op.results)) * op.trips
 
 
-def most_shards(parts: tuple[int, ...], meshes: Meshes) -> int:
-    """The most shards into which the axes of one mesh can split a dimension with these parts, major to minor."""
-    return max(_shards(parts, mesh) for mesh in meshes)
-
-
 @lru_cache(maxsize=10_000)
-def _shards(parts: tuple[int, ...], axes: tuple[int, ...]) -> int:
+def most_shards(parts: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    """The most shards into which mesh axes of these sizes can split a dimension with these parts, major to minor."""
     if not parts:
         return 1
     best = 1
@@ -176,7 +171,7 @@ def _shards(parts: tuple[int, ...], axes: tuple[int, ...]) -> int:
             shards = prod(axes[k] for k in chosen)
             if parts[0] % shards == 0:
                 left = tuple(size for k, size in enumerate(axes) if k not in chosen)
-                best = max(best, shards * (_shards(parts[1:], left) if shards == parts[0] else 1))
+                best = max(best, shards * (most_shards(parts[1:], left) if shards == parts[0] else 1))
     return best
 
 

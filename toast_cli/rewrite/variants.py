@@ -159,7 +159,7 @@ def analysed(make: Callable[[], Source]) -> Reading:
 
     @cache
     def on_sizes(sizes: tuple[int, ...]) -> tuple[Source, Dimensions]:
-        program = set_apart(made().program, analyse(made().program), [sizes])
+        program = set_apart(made().program, analyse(made().program), sizes)
         return made() if program is made().program else replace(made(), program=program), analyse(program)
 
     return lambda mesh: on_sizes(mesh.sizes)
