@@ -224,21 +224,21 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
         space.gives_up,
     )
     reference: Cost | None = None
-    # The identity of a program -> its problem, before anything is stated about it.
-    prepared: dict[int, tuple[Problem, Evaluator]] = {}
+    prepared: dict[int, tuple[Problem, Evaluator]] = {}  # reading -> its problem, before anything is stated about it
 
     def evaluator_of(candidate: Candidate) -> Evaluator:
         mesh, evaluator = candidate.mesh, space.known
         source, dimensions = variants[candidate.reading](mesh)
         if evaluator is None or evaluator.problem.mesh != mesh:
-            before, like = prepared.get(id(source.program), (None, None))
-            problem = None if before is None else on_mesh(before, mesh)
+            before, like = prepared.get(candidate.reading, (None, None))
+            like = like if before is not None and before.program is source.program else None
+            problem = None if before is None or like is None else on_mesh(before, mesh)
             if problem is None:
                 pins = program_pins(source, mesh.names, mesh.sizes)
                 problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
             stated = space.stated(replace(problem, goal=goal))
             evaluator = Evaluator(stated, strategies(stated).values(), like=like)
-            prepared[id(source.program)] = problem, evaluator
+            prepared[candidate.reading] = problem, evaluator
         return evaluator
 
     def variant_of(searched: Searched) -> Variant:
