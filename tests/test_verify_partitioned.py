@@ -13,7 +13,7 @@ import pytest
 
 from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
+from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives, without_padding
 from toast_cli.ask_xla.compile import (
     CompilationTarget,
     collectives_after_partitioning,
@@ -282,6 +282,12 @@ def test_waiting_without_a_bound() -> None:
         PRODUCT.replace(b"RESULT", b""), "stablehlo", {"data": 4, "model": 2}, timeout_seconds=float("inf")
     )
     assert not isinstance(found, Failure), found
+
+
+def test_padding_that_makes_pieces_equal_is_not_counted() -> None:
+    """[10, 10] of f32, padded to [16, 10] for 16 devices: 400 bytes in all, 25 each."""
+    body = "  %pad.1 = f32[16,10]{1,0} pad(%a, %zero), padding=0_6x0_0"
+    assert without_padding((40, 8), body, devices=16) == (25, 8)
 
 
 def test_a_program_that_does_not_compile() -> None:
