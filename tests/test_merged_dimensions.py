@@ -132,8 +132,8 @@ def test_each_mesh_has_its_own_dimensions() -> None:
     """What one mesh divides is no matter of another that is tried beside it: a saved plan brings one mesh alone."""
     source = source_of(lambda weights, x: perceptron(x.reshape(T * B, D), *weights), (W, U), X)
     reading = analysed(lambda: source)
-    (whole, parts), (same, _) = (reading(round_mesh(data=size)) for size in (8, 5))
-    assert same is source and T * B in parts.class_sizes and whole is reading(round_mesh(model=8))[0]
+    whole, same = (reading(round_mesh(data=size)) for size in (8, 5))
+    assert same is source and T * B in analyse(whole.program).class_sizes and whole is reading(round_mesh(model=8))
 
 
 def scaled_groups(weights: Any, x: Any) -> Any:

@@ -285,8 +285,8 @@ def plan_given(
         original = replace(original, program=named, frames=request.frames)
     with _timed("analyse", timings, tell):
         variants = variants_of(original, request, saved)
-        for mesh in meshes:
-            variants[0](mesh)
+        for mesh in meshes:  # rewritten programs are analysed when the search comes to them
+            analyse(variants[0](mesh).program)
     with _timed("search", timings, tell):
         start = None if neighbour is None else saved_plan(neighbour.problem, neighbour.result.plan)
         space = SearchSpace(request, meshes, tactics, saved, start=start)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from math import inf
 
-from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.dimensions import analyse
 from toast_cli.dimensions.merged import set_apart
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, program_pins
@@ -32,8 +32,8 @@ from toast_cli.tactics.strategies import EVERY, better, preferred, with_batch_ov
 
 # stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
-# A variant of the program with its dimension classes, made when it is needed.
-Reading = Callable[[Mesh], tuple[Source, Dimensions]]
+# A variant of the program as it is analysed for a mesh, made when it is needed.
+Reading = Callable[[Mesh], Source]
 # The relative gain that a plan for a rewritten program must have. Predictions for two programs differ by about as much
 # from what compilers make of them.
 PARTED = 0.03
@@ -153,14 +153,15 @@ def variants_of(source: Source, request: Request, saved: SavedPlan | None = None
 
 
 def analysed(make: Callable[[], Source]) -> Reading:
-    """A program with its dimension classes on each mesh; merged classes of which the mesh splits no part become
+    """A program as it is analysed for each mesh: merged dimension classes of which the mesh splits no part become
     separate classes. make: the program, when it is first needed."""
     made = cache(make)
 
     @cache
-    def on_sizes(sizes: tuple[int, ...]) -> tuple[Source, Dimensions]:
-        program = set_apart(made().program, analyse(made().program), sizes)
-        return made() if program is made().program else replace(made(), program=program), analyse(program)
+    def on_sizes(sizes: tuple[int, ...]) -> Source:
+        source = made()
+        program = set_apart(source.program, analyse(source.program), sizes)
+        return source if program is source.program else replace(source, program=program)
 
     return lambda mesh: on_sizes(mesh.sizes)
 
@@ -228,21 +229,21 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
 
     def evaluator_of(candidate: Candidate) -> Evaluator:
         mesh, evaluator = candidate.mesh, space.known
-        source, dimensions = variants[candidate.reading](mesh)
+        source = variants[candidate.reading](mesh)
         if evaluator is None or evaluator.problem.mesh != mesh:
-            before, like = prepared.get(candidate.reading, (None, None))
-            like = like if before is not None and before.program is source.program else None
-            problem = None if before is None or like is None else on_mesh(before, mesh)
+            known = prepared.get(candidate.reading)
+            before, like = known if known and known[0].program is source.program else (None, None)
+            problem = None if before is None else on_mesh(before, mesh)
             if problem is None:
                 pins = program_pins(source, mesh.names, mesh.sizes)
-                problem = make_problem(source.program, dimensions, mesh, request.pins, pins)
+                problem = make_problem(source.program, analyse(source.program), mesh, request.pins, pins)
             stated = space.stated(replace(problem, goal=goal))
             evaluator = Evaluator(stated, strategies(stated).values(), like=like)
             prepared[candidate.reading] = problem, evaluator
         return evaluator
 
     def variant_of(searched: Searched) -> Variant:
-        source, _ = variants[searched.candidate.reading](searched.candidate.mesh)
+        source = variants[searched.candidate.reading](searched.candidate.mesh)
         return Variant(source, searched.evaluator, searched.result)
 
     def worth(searched: Searched) -> tuple[float, ...]:
