@@ -323,7 +323,7 @@ def plan_given(
         report = with_row(report, own, evaluator.problem.mesh)
         staged: StagePlan | None = None
         facts = report.predicted
-        may_pay = not facts.fits or facts.communication_seconds > (NEAR - 1) * facts.step_seconds
+        may_pay = not facts.fits or facts.step_seconds - facts.compute_seconds > (NEAR - 1) * facts.step_seconds
         if stages is not None or (annotated and free and not request.minimise and may_pay):
             whole = original if source.program.microbatches > 1 else source
             label = request.strategy or ("" if free else f"the plan of {request.plan}")
