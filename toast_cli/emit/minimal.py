@@ -39,7 +39,7 @@ from toast_cli.plan.sharding import Sharding, local_shape
 from toast_cli.program.model import Program, Rule
 from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, CUSTOM_CALL, JOIN, PAD, REDUCE, RESULT, RNG, SLICE, SQUARE
 from toast_cli.program.values import Transposed, remade_values, transposed
-from toast_cli.xla import attributes_of
+from toast_cli.xla import attributes_of, printed
 
 # Ops that XLA does not merge with another of their kind.
 _UNEQUAL = frozenset({ARGUMENT, BARRIER, CARRY, CUSTOM_CALL, JOIN, RESULT, RNG})
@@ -272,7 +272,7 @@ def merged_values(source: Source, lowered: PartitionedProgram, remade: Sequence[
             try:
                 facts = tuple(attributes_of(source.operations[number]).items())
             except TypeError:  # complex numbers, which Python cannot hold
-                facts = str(source.operations[number])
+                facts = printed(source.operations[number])
         shapes = tuple((program.values[v].shape, program.values[v].dtype) for v in op.results)
         operands = tuple(first[v] for v in op.operands)
         before = known.setdefault((op.name, op.detail, operands, shapes, op.loop, op.branches, facts), op.results)

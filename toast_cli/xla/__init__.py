@@ -27,6 +27,7 @@ from toast_cli.xla.modules import parse_kernel as parse_kernel
 from toast_cli.xla.modules import parse_module as parse_module
 from toast_cli.xla.modules import parse_portable_artifact as parse_portable_artifact
 from toast_cli.xla.modules import picked_dimensions as picked_dimensions
+from toast_cli.xla.modules import printed as printed
 from toast_cli.xla.modules import remove_sharding_rules as remove_sharding_rules
 from toast_cli.xla.modules import run_passes as run_passes
 from toast_cli.xla.modules import shape_and_element_type as shape_and_element_type
