@@ -23,6 +23,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     known: dict[str, Any] = {}
     if options.records.exists():
         known = {record["key"]: record for record in map(json.loads, options.records.read_text().splitlines())}
-    for job in jobs():
+    for job in islice(jobs(), 0, None, options.each):
         if job.key not in known and options.only in job.key:
             known[job.key] = record = measure(job, options.passes)
             note(f"{job.key}: {', '.join(record['without']) or 'nothing moves'}")
@@ -178,6 +179,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("passes", nargs="*", metavar="PASS", help="only these")
     parser.add_argument("--only", default="", metavar="WORD", help="programs and machines with this in their names")
+    parser.add_argument("--each", type=int, default=1, metavar="N", help="only every Nth program and machine")
     parser.add_argument("--records", type=Path, default=Path("build/passes.jsonl"), metavar="FILE")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.passes) - set(PASSES))
