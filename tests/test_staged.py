@@ -63,7 +63,7 @@ def trained(scanned, dtype):
         norm = jnp.sqrt(sum(jnp.sum(jnp.float32(g) ** 2) for g in jax.tree.leaves(gradients)))
         scale = jnp.minimum(1.0, 0.5 / norm) / (1.0 + 0.1 * count)
         moments = jax.tree.map(lambda m, g: 0.9 * m + scale * g, moments, gradients)
-        params = jax.tree.map(lambda w, m: (w - 0.1 * m).astype(dtype), params, moments)
+        params = jax.tree.map(lambda w, m: (w - 0.1 * m - 0.01 * w).astype(dtype), params, moments)
         return params, moments, count + 1, value
 
     random = np.random.default_rng(0)

@@ -72,7 +72,7 @@ def trained(form: str = "scanned", batch: int = BATCH, width: int = WIDTH, layer
 
     def step(params: Any, moments: Any, x: Any) -> Any:
         moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients(params, x))
-        return jax.tree.map(lambda w, m: w - 0.1 * m, params, moments), moments
+        return jax.tree.map(lambda w, m: w - 0.1 * m - 0.01 * w, params, moments), moments
 
     one = {"up": (width, width), "down": (width, width)}
     if form == "unrolled":

@@ -72,7 +72,7 @@ class Stack:
     @cached_property
     def last_shapes(self) -> frozenset[tuple[int, ...]]:
         """Shapes of weights that are first read behind the first layers: of the head."""
-        firsts = {v: min((n for _, n in _readers(self.program, v)), default=-1) for v in self._others}
+        firsts = {v: _first_use(self.program, v) for v in self._others}
         return frozenset(self.program.values[v].shape for v, reader in firsts.items() if reader > self.ends[0])
 
     @cached_property
@@ -157,7 +157,7 @@ def _unrolled(program: Program) -> Stack | None:
     signatures = [(op.name, op.rule, op.detail, tuple(program.values[v] for v in op.results)) for op in program.ops]
     counts = Counter(signatures)
     ops = frozenset(n for n, signature in enumerate(signatures) if counts[signature] >= layers)
-    reads = [[min((n for _, n in _readers(program, f[k])), default=-1) for f in rows] for k in range(layers)]
+    reads = [[_first_use(program, family[k]) for family in rows] for k in range(layers)]
     in_order = all(max(numbers) < min(following) for numbers, following in pairwise(reads))
     if not in_order or not any(program.ops[n].kind.heavy for n in ops):
         return None
@@ -200,6 +200,13 @@ def _readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
                 seen.add(result)
             else:
                 yield version, number
+
+
+def _first_use(program: Program, weight: int) -> int:
+    """The first op of the forward pass that reads a weight, -1 for none. Weight decay, which reads it for the
+    optimizer, depends on no input."""
+    dependent = dependent_values(program)
+    return min((n for _, n in _readers(program, weight) if dependent.intersection(program.ops[n].results)), default=-1)
 
 
 def _dimensions(program: Program, weight: int, view: int, dim: int) -> Iterator[tuple[tuple[int, ...], int]]:
