@@ -176,6 +176,24 @@ def test_every_form_of_a_stack_has_about_the_same_price(form: str) -> None:
     assert other == pytest.approx(scanned, rel=0.25)
 
 
+def test_a_scale_that_is_added_to_one_and_decayed_belongs_to_its_layer() -> None:
+    """What is made of weights alone may stand in front of all layers."""
+
+    def step(layers: Any, x: Any) -> Any:
+        def loss(layers: Any) -> Any:
+            y = x
+            for w in layers:
+                y = y + jnp.tanh((y * (1 + w["scale"])) @ w["up"])
+            return jnp.mean(y**2)
+
+        decayed = jax.tree.map(lambda w: 0.999 * w, layers)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, decayed, jax.grad(loss)(layers))
+
+    stack = find_stack(source_of(step, [{"scale": arg(WIDTH), "up": arg(WIDTH, WIDTH)}] * 8, arg(BATCH, WIDTH)).program)
+    assert (stack.layers, len(stack.weights)) == (8, 16)
+    assert [stack.program.values[value].shape for value in stack.handed] == [(BATCH, WIDTH)]
+
+
 def test_the_dimension_of_the_layers_is_the_one_that_the_loop_takes_rows_of() -> None:
     """Not the first one of that size: a decoder may have as many heads as layers."""
     assert find_stack(trained("transposed", width=8, layers=8).program).shapes == {(8, 8, 8): 1}

@@ -203,10 +203,19 @@ def _readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
 
 
 def _first_use(program: Program, weight: int) -> int:
-    """The first op of the forward pass that reads a weight, -1 for none. Weight decay, which reads it for the
-    optimizer, depends on no input."""
-    dependent = dependent_values(program)
-    return min((n for _, n in _readers(program, weight) if dependent.intersection(program.ops[n].results)), default=-1)
+    """The first op that depends on an input and reads a weight, or what is made of weights alone (`1 + scale`); -1 for
+    none. That is one of the forward pass, and not the weight decay that an optimizer reads it for."""
+    dependent, found = dependent_values(program), list[int]()
+    waiting, seen = [weight], {weight}
+    while waiting:
+        for number, _ in program.users[waiting.pop()]:
+            results = program.ops[number].results
+            if dependent.intersection(results):
+                found.append(number)
+            else:
+                waiting += [value for value in results if value not in seen]
+                seen.update(results)
+    return min(found, default=-1)
 
 
 def _dimensions(program: Program, weight: int, view: int, dim: int) -> Iterator[tuple[tuple[int, ...], int]]:
