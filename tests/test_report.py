@@ -338,6 +338,14 @@ def test_what_wraps_loses_no_letter_and_gains_no_line(word: str) -> None:
     assert "".join("".join(lines).split()) == "1" + word.replace(" ", "")
 
 
+def test_words_too_long_for_a_line_end_at_hyphens_and_capitals() -> None:
+    console = style.make_console(io.StringIO(), 60)
+    word = "data-parallel+megatron FlaxPreTrainedModel"
+    rows = style.table([("", "left"), ("", "fold")], [("x" * 46, word)])
+    lines = [line.lstrip("x ") for line in style.render([rows], console).splitlines()]
+    assert lines == ["data-", "parallel+", "megatron", "FlaxPre", "TrainedModel"]
+
+
 def test_what_does_not_fit_a_short_report_is_counted() -> None:
     many = [replace(make_report().arguments[0], index=n, name=f"tree{'abcdefghijklmnopqrst'[n]}") for n in range(20)]
     notes = [f"note {n}" for n in range(9)]

@@ -44,6 +44,8 @@ _AXIS_COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 _ASCII = str.maketrans("×·…→µ█▓▒░━─╸✓✗★–α", "x-.>u#%=.=--+x*-a")
 # What stays on one line: as far as a space, or a separator of a path or name that is not part of a number or unit.
 _PIECE = re.compile(r"(?:[^\s/.,_]|__|[.,](?=\d|py\b)|(?<=\{)/|/(?=s\b))*(?:[/.,_]+\s*|\s+|$)")
+# Where a word that is too long for a line is divided: `data-|parallel`, `Train|State`.
+_INSIDE_WORDS = re.compile(r"(?<=[-+])|(?<=[a-z])(?=[A-Z])")
 _TRAILING_SPACE = re.compile(r"[ ]+((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
 
 
@@ -55,13 +57,16 @@ class _Folded(Text):
         for line in self.split(allow_blank=True):
             places, used = list[int](), 0
             for piece in _PIECE.finditer(line.plain):
-                word = piece[0].rstrip()
-                if used and word and used + cell_len(word) > width:
-                    places.append(piece.start())
-                    used = 0
-                *whole, rest = chop_cells(word, width) or [""]  # more than one part of a word too long for a line
-                places += [*accumulate(map(len, whole), initial=piece.start())][1:]
-                used += cell_len(rest + piece[0][len(word) :])
+                word, start = piece[0].rstrip(), piece.start()
+                for part in _INSIDE_WORDS.split(word) if cell_len(word) > width else [word]:
+                    if used and part and used + cell_len(part) > width:
+                        places.append(start)
+                        used = 0
+                    *whole, rest = chop_cells(part, width) or [""]  # more than one part if it is too long for a line
+                    places += [*accumulate(map(len, whole), initial=start)][1:]
+                    used += cell_len(rest)
+                    start += len(part)
+                used += cell_len(piece[0][len(word) :])
             lines.extend(line.divide(places))
         for line in lines:
             line.rstrip()
