@@ -10,7 +10,7 @@ from programs import arg, problem_of, round_mesh, sample, source_of
 from toast_cli.dimensions import analyse
 from toast_cli.pipeline import partition
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.report.build import padded_size, padding_advice, tokens_of
+from toast_cli.report.build import _positions_written, padded_size, padding_advice, tokens_of
 from toast_cli.report.style import make_console, render
 from toast_cli.report.terminal import prediction
 from toast_cli.request import Request
@@ -127,9 +127,23 @@ def test_the_cache_of_a_decode() -> None:
     others = predicted.argument_bytes - cache_bytes
     room = predicted.limit_bytes / (1 + predicted.peak_error) - others
     assert predicted.sequences == int(32 * room / (predicted.peak_bytes - others))
+    assert predicted.tokens_in_turn == 4
     assert (
         partition(Request("sample_models/t2b_tiny.mlirbc.zst", "v4-8", strategy="fsdp")).report.predicted.sequences == 0
     )
+
+
+@pytest.mark.parametrize(("at_once", "in_turn"), [(1, True), (2, False)])
+def test_tokens_that_a_loop_makes_one_after_the_other(at_once: int, in_turn: bool) -> None:
+    def decode(cache: jax.Array, token: jax.Array) -> jax.Array:
+        def write(number: jax.Array, cache: jax.Array) -> jax.Array:
+            made = token + cache.sum(axis=1, keepdims=True)
+            return jax.lax.dynamic_update_slice(cache, made, (0, number * at_once, 0))
+
+        return jax.lax.fori_loop(0, 8, write, cache)
+
+    program = source_of(decode, arg(4, 32, 64), arg(4, at_once, 64), donate=(0,)).program
+    assert _positions_written(program, {program.arguments[0].value: 32}) == (8 * at_once, in_turn)
 
 
 def test_attention_of_a_decode_in_words() -> None:

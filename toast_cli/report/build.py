@@ -8,7 +8,7 @@ from math import inf, lcm, prod
 
 from toast_cli.frontend.source import Source
 from toast_cli.hardware import Chip, Mesh, matrix_rate
-from toast_cli.plan.decisions import Bound, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NONE, Bound, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS, read_in_trips
 from toast_cli.plan.partitioned import CollectiveFacts, PartitionedProgram
 from toast_cli.plan.problem import Problem, samples_of
@@ -563,14 +563,15 @@ def tokens_of(problem: Problem) -> int:
     }
     caches = caches_of(problem)
     if not found and caches:
-        return round(samples_of(problem) * max(1.0, _positions_written(problem.program, caches)))
+        return round(samples_of(problem) * max(1.0, _positions_written(problem.program, caches)[0]))
     return found.pop() if len(found) == 1 else 0
 
 
-def _positions_written(program: Program, caches: Mapping[int, int]) -> float:
-    """How many positions of each sequence a run writes to the cache that it writes most to; caches: see `caches_of`.
-    What has all positions, such as a layer's cache on its way into a stack, is a copy."""
-    written: dict[int, float] = defaultdict(float)
+def _positions_written(program: Program, caches: Mapping[int, int]) -> tuple[float, bool]:
+    """How many positions of each sequence a run writes to the cache that it writes most to, and whether it writes them
+    one by one, as far as the program says so; caches: see `caches_of`. What has all positions, such as a layer's cache
+    on its way into a stack, is a copy."""
+    written, several = defaultdict[int, float](float), set[int]()
     for op in program.ops:
         if op.name in (DYNAMIC_UPDATE_SLICE, SCATTER):
             cache, update = (
@@ -579,20 +580,27 @@ def _positions_written(program: Program, caches: Mapping[int, int]) -> float:
             )
             if cache in caches and caches[cache] not in update.shape:
                 written[cache] += op.trips * update.elements * caches[cache] / program.values[cache].elements
-    return max(written.values(), default=0.0)
+                sizes = zip(program.values[op.operands[0]].shape, update.shape, strict=op.name != SCATTER)
+                if op.name == SCATTER or any(size > 1 for of, size in sizes if of == caches[cache]):
+                    several.add(cache)
+    most = max(written, key=lambda cache: written[cache], default=NONE)
+    return written[most], most not in several
 
 
-def _cache_facts(evaluator: Evaluator, plan: Plan, cost: Cost) -> tuple[float, int]:
-    """(bytes of caches on a device for each token of all sequences, number of sequences that about fit); zeros without
-    caches. All but other arguments is taken to grow with the number of sequences."""
+def _cache_facts(evaluator: Evaluator, plan: Plan, cost: Cost) -> tuple[float, int, int]:
+    """(bytes of caches on a device for each token of all sequences, number of sequences that about fit, tokens of each
+    sequence that a loop makes one after the other); zeros without caches. All but other arguments is taken to grow with
+    the number of sequences."""
     problem, caches, sequences = evaluator.problem, caches_of(evaluator.problem), samples_of(evaluator.problem)
     if not caches or not sequences:
-        return 0.0, 0
+        return 0.0, 0, 0
     program, mesh, shardings = problem.program, problem.mesh, evaluator.lowered(plan).shardings
     local = sum(program.values[value].bytes / shards(shardings[value], mesh.sizes) for value in caches)
     others = cost.argument_bytes - local
     room = (surely_fitting_bytes(program, mesh) - others) / (cost.peak_bytes - others)
-    return local / (sequences * max(caches.values())), max(0, int(sequences * room))
+    positions, one_by_one = _positions_written(program, caches)
+    in_turn = round(positions) if one_by_one and positions > 1 else 0
+    return local / (sequences * max(caches.values())), max(0, int(sequences * room)), in_turn
 
 
 def _holds_tokens(problem: Problem, number: int) -> bool:

@@ -126,6 +126,7 @@ class PredictedFacts:
     samples_per_second: float = 0.0  # of all devices together; 0 if no input has a batch
     cache_token_bytes: float = 0.0  # of caches of keys and values on a device, for each token of all sequences
     sequences: int = 0  # about how many sequences surely fit with such caches; 0 without caches
+    tokens_in_turn: int = 0  # of each sequence, made one after the other by a loop of the step; 0 without such a loop
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:

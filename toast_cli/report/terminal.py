@@ -307,6 +307,11 @@ def prediction(report: Report, width: int) -> RenderableType:
         figure = Text(format_price(predicted.step_price), style.TITLE)
         rows.add_row("price", figure, "", f"a step{f', {million}' if predicted.priced else ''}")
 
+    if predicted.tokens_in_turn:
+        figure = Text(format_seconds(predicted.step_seconds / predicted.tokens_in_turn), style.TITLE)
+        made = f"a step makes {format_plural(predicted.tokens_in_turn, 'token')} of each sequence, one after the other"
+        rows.add_row("a token", figure, "", made)
+
     filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
     held = Text(
         f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD
