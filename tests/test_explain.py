@@ -20,6 +20,7 @@ from toast_cli.cli.app import run
 from toast_cli.errors import InputError, UsageError
 from toast_cli.pipeline import Outcome
 from toast_cli.plan.decisions import Shard
+from toast_cli.plan.partitioned import CollectiveFacts
 from toast_cli.plan.saved import save_plan, unmirror
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.quantities import format_bytes, format_seconds
@@ -184,7 +185,9 @@ def test_collectives_are_numbered_as_in_the_report(program: str) -> None:
 
 
 def test_rows_go_by_the_time_of_all_in_them() -> None:
-    assert rows_of(["a", "b", "a"], [2.0, 3.0, 2.0]) == [[0, 2], [1]]
+    one, other = (CollectiveFacts(kind, ["data"], 8, 1, 2.0, "model.py:1 f (fwd mul)") for kind in ("a", "b"))
+    alike = replace(one, location="model.py:1 f (bwd mul)")
+    assert rows_of([one, replace(other, seconds=3.0), alike]) == [[0, 2], [1]]
 
 
 def test_a_reduction_is_said_to_be_one() -> None:

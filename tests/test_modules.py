@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.frontend.places import Frame, common_start, folded, functions_of, op_path, scopes_of
+from toast_cli.frontend.places import Frame, around, common_start, folded, functions_of, op_path, scopes_of
+from toast_cli.frontend.source import Source
+from toast_cli.pipeline import partition
+from toast_cli.request import Request
 
 # name stack -> modules, as reports show it
 STACKS = [
@@ -81,3 +84,23 @@ def test_what_all_paths_begin_with() -> None:
     assert common_start([("Net", "a"), ("Net",)]) == 0, "each keeps a name"
     assert common_start([("a", "b")]) == 1
     assert common_start([]) == 0
+
+
+def test_the_modules_around_several_ops() -> None:
+    assert around([("h/*", "mlp", "up"), ("h/*", "mlp", "down")]) == "h/*/mlp"
+    assert around([("h/*", "mlp"), ("h/*", "mlp")]) == "h/*/mlp"
+    assert around([("encoder", "a"), ("decoder",), ("encoder", "b")]) == "encoder, decoder"
+    assert around([("encoder", "a"), ()]) == "", "one of them has none"
+
+
+def test_collectives_have_the_modules_of_the_table_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request("sample_models/t2b_tiny.mlirbc.zst", "v4-8", strategy="fsdp")
+    report = partition(request).report
+    modules = {one.module for one in report.collectives}
+    assert "layer_*/mlp" in modules & {one.module for one in report.time_by_line}
+    assert not any(one.in_library for one in report.collectives)
+    library = Frame("Linear.__call__", "/env/lib/python3.11/site-packages/flax/linear.py", 271)
+    monkeypatch.setattr(Source, "stack", lambda *_: (library,))
+    assert all(one.in_library for one in partition(request).report.collectives)
+    monkeypatch.setattr(Source, "stack", lambda *_: ())
+    assert not any(one.module for one in partition(request).report.collectives), "names are all that places say"

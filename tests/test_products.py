@@ -43,7 +43,7 @@ def test_a_report_compares_with_the_best_of_them(problem: Problem) -> None:
     added = beside.keys() - listed
     assert expert in added
     assert len(added) <= PRODUCTS
-    known = min(beside[name].step_seconds for name in listed)
+    known = min(beside[name].cost.step_seconds for name in listed)
     assert known > 2 * seconds
-    assert all(beside[name].step_seconds < known for name in added)
+    assert all(beside[name].cost.step_seconds < known for name in added)
     assert _baselines(evaluator, known, {}).keys() == listed  # a strategy that is as fast says enough

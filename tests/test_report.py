@@ -16,6 +16,7 @@ from toast_cli.report import style, terminal
 from toast_cli.report.arrays import together
 from toast_cli.report.model import (
     AnalysisFacts,
+    BaselineFacts,
     ConfirmationFacts,
     ConfirmedPlanFacts,
     LiveValue,
@@ -467,6 +468,50 @@ def test_a_row_of_collectives_says_all_passes_and_what_paths_share() -> None:
     facts[1] = replace(facts[1], location="model.py:51 ffn (remat add)")
     assert together(facts)[0].location == "model.py:51 ffn (fwd+remat)"
     assert together(facts[:1])[0].location == facts[0].location
+
+
+@pytest.mark.parametrize(
+    ("width", "in_library", "cause"),
+    [
+        (140, False, ["layer_*/mlp (bwd dot_general), model.py:51 ffn"]),
+        (90, False, ["layer_*/mlp (bwd dot_general)", "model.py:51 ffn"]),  # on two lines
+        (60, False, ["layer_*/mlp", "(bwd dot_", "general)"]),  # no room for the line
+        (140, True, ["layer_*/mlp (bwd dot_general)"]),
+    ],
+)
+def test_a_collective_is_caused_by_its_module(width: int, in_library: bool, cause: list[str]) -> None:
+    place = "model.py:51 ffn → Linear (bwd Net/layer_0/mlp/dot_general)"
+    one = replace(make_report().collectives[0], location=place, module="layer_*/mlp", in_library=in_library)
+    text = shown(replace(make_report(), collectives=[one]), width)
+    table = text[text.index("collectives, ") :].partition("\n\n")[0].splitlines()
+    column = table[1].index("caused by")
+    assert [line[column:] for line in table[2:]] == cause
+
+
+def test_collectives_of_one_row_in_several_modules() -> None:
+    facts = [replace(make_report().collectives[0], module=module) for module in ("net/h/*/up", "net/h/*/down", "out")]
+    assert together(facts)[0].module == "net/h/*, out"
+    assert together(facts[:2])[0].module == "net/h/*"
+
+
+def test_a_known_strategy_that_is_the_plan_has_no_row_of_its_own() -> None:
+    report = make_report()
+    same = BaselineFacts(report.predicted.step_seconds, report.predicted.peak_bytes, True)
+    text = shown(replace(report, baselines={**report.baselines, "fsdp": same, "zero2": same}), 100)
+    assert text.count("this plan (fsdp)") == text.count("fsdp") == 1
+    assert text.count("zero2") == 1
+
+
+def test_the_words_on_the_plan_stand_beneath_the_known_strategies() -> None:
+    plan = replace(make_report().plan, why="This plan is 3.0% faster than fsdp. It adds batch over data.")
+    table = shown(replace(make_report(), plan=plan), 60).partition("compared with\n")[2].partition("\n\n")[0]
+    assert table.splitlines()[-2:] == ["  This plan is 3.0% faster than fsdp. It adds batch over", "  data."]
+
+
+def test_a_decode_loop_has_the_time_of_a_token() -> None:
+    text = shown(make_report(replace(PREDICTED, tokens_in_turn=256, step_seconds=1.28)), 100)
+    assert "a token       5.00 ms  " in text
+    assert "a step makes 256 tokens of each sequence, one after the other" in " ".join(text.split())
 
 
 def test_collectives_that_look_alike_are_one_row() -> None:

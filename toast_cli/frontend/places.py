@@ -5,6 +5,7 @@ name stack (pass, scopes, op) out.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -227,3 +228,11 @@ def common_start(paths: Iterable[tuple[str, ...]]) -> int:
     least, most = min(every), max(every)
     shortest = min(len(least), len(most), min(map(len, every)) - 1)
     return next((k for k in range(max(shortest, 0)) if least[k] != most[k]), max(shortest, 0))
+
+
+def around(paths: Iterable[Sequence[str]]) -> str:
+    """`decoder/block/*, encoder`: the innermost module around all paths, for each outermost one; empty if one is."""
+    alike = defaultdict[str, list[tuple[str, ...]]](list)
+    for path in paths:
+        alike["".join(path[:1])].append((*path, ""))  # `common_start` leaves the last one
+    return "" if "" in alike else ", ".join("/".join(of[0][: common_start(of)]) for of in alike.values())

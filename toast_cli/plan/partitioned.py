@@ -128,7 +128,9 @@ class PartitionedProgram:
 @dataclass(frozen=True)
 class CollectiveFacts:
     """A collective as the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, if
-    that differs. by_hand: the program states it in a manual region; it exists under every plan."""
+    that differs. by_hand: the program states it in a manual region; it exists under every plan. module: the innermost
+    one around all ops that it serves, as in `LineFacts`; empty if the program names none. in_library: its location is
+    in an installed package."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     axes: list[str]  # or ["groups of 2"], where the devices that communicate are not those along axes
@@ -139,6 +141,8 @@ class CollectiveFacts:
     written_kind: str = ""
     written_bytes: int = 0
     by_hand: bool = False
+    module: str = ""
+    in_library: bool = False
 
     def as_written(self) -> CollectiveFacts:
         """The collective as the partitioner writes it, before the chip's compiler reworks it."""

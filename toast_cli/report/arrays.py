@@ -12,6 +12,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.frontend.places import around, folded
 from toast_cli.plan.partitioned import CollectiveFacts
 from toast_cli.program.names import slash_path
 from toast_cli.program.quantities import (
@@ -31,7 +32,7 @@ from toast_cli.program.quantities import (
 from toast_cli.report import style
 from toast_cli.report.model import ArgumentFacts, LiveValue, Report, ResultFacts
 from toast_cli.report.step import NOWHERE
-from toast_cli.report.words import look, rows_of
+from toast_cli.report.words import rows_of
 
 # ---------------------------------------------------------------- shardings
 # The sections of a terminal report about shardings of arguments and results, folded by pattern.
@@ -125,7 +126,6 @@ def _alike(one: LiveValue) -> NamedArray:
 
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
-_NUMBER_IN_PATH = re.compile(r"(?<=[/_])\d+")
 # Lines of the source that a report shows without --verbose.
 SHORT_LINES = 5
 # Prefix of the place of collectives in manual regions.
@@ -169,24 +169,36 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     cells: list[list[str | Text]] = []
     for one, (number, kind, axes, *figures) in zip(shown, rows, strict=True):
         hand = BY_HAND if one.by_hand else ""
-        location = hand + shorten_location(one.location or "(unknown)", room - len(hand))
-        cells.append([number, kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location])
+        cause = hand + _cause(one, room - len(hand))
+        cells.append([number, kind, style.with_axes(axes, list(report.mesh.axes)), *figures, cause])
     drawn = style.fitted([*heads, ("caused by", "fold")], cells, width, spare=((5,),))
     total = f"{format_count(sum(one.count for one in ordered))} a step"
     rest = "" if len(shown) == len(ordered) else ", those that take longest"
     return style.section(f"collectives, {total}{rest}", drawn)
 
 
+def _cause(one: CollectiveFacts, room: int) -> str:
+    """`layer_*/mlp (bwd dot_general), model.py:51 ffn`: the module, and the user's own line on the same line or the
+    next if it fits there; the line alone if the program has no modules."""
+    place, passes, path = split_location(one.location)
+    if not one.module:
+        return shorten_location(one.location or "(unknown)", room)
+    names, line = join_location(one.module, passes, path.rpartition("/")[2]), place.partition(" → ")[0]
+    if one.in_library or max(len(names), len(line)) > room:
+        return names
+    return f"{names}, {line}" if len(f"{names}, {line}") <= room else f"{names}\n{line}"
+
+
 def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
     """Collectives merged that look the same to a reader, those that take longest first."""
-    looks = [look(one.kind, one.axes, one.bytes, one.by_hand, one.location) for one in collectives]
-    rows = [[collectives[k] for k in row] for row in rows_of(looks, [one.seconds for one in collectives])]
+    rows = [[collectives[k] for k in row] for row in rows_of(collectives)]
     return [
         replace(
             row[0],
             count=sum(one.count for one in row),
             seconds=sum(one.seconds for one in row),
             location=_shared_location([one.location for one in row]),
+            module=around(path.split("/") for one in row for path in one.module.split(", ")),
         )
         for row in rows
     ]
@@ -197,9 +209,8 @@ def _shared_location(locations: Sequence[str]) -> str:
     if len(set(locations)) == 1:
         return locations[0]
     places, passes, paths = zip(*map(split_location, locations), strict=True)
-    path = _NUMBER_IN_PATH.sub("*", paths[0])
-    shared = all(_NUMBER_IN_PATH.sub("*", one) == path for one in paths)
-    return join_location(places[0], "+".join(filter(None, dict.fromkeys(passes))), path if shared else "")
+    path, *others = {"/".join(folded(path.split("/"))) for path in paths}
+    return join_location(places[0], "+".join(filter(None, dict.fromkeys(passes))), "" if others else path)
 
 
 # ---------------------------------------------------------------- constraints

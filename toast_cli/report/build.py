@@ -19,6 +19,7 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.kernel import ragged_growth
 from toast_cli.price.memory_fit import peak_error, surely_fitting_bytes
 from toast_cli.price.profiles import version_note
+from toast_cli.price.timeline import ops_by_pattern, places_of
 from toast_cli.program.model import PAGED, Program
 from toast_cli.program.names import slash_path
 from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, SCATTER
@@ -49,9 +50,10 @@ from toast_cli.report.model import (
     Report,
     ResultFacts,
     SearchFacts,
+    strategy_label,
 )
-from toast_cli.report.step import step_of, time_by_line
-from toast_cli.report.words import caches_of, decision_text, idle_axes, part_name, scope_name, side_texts, summary
+from toast_cli.report.step import Modules, step_of, time_by_line
+from toast_cli.report.words import caches_of, decision_text, idle_axes, part_name, scope_name, side_texts, summary, why
 from toast_cli.search.incumbent import SearchResult, reader
 from toast_cli.tactics import PricedStrategy, priced_strategies
 from toast_cli.tactics.strategies import MARGIN, NO_EFFECT, PAIRS, baselines, better
@@ -74,9 +76,15 @@ def build_report(
     """The facts of a run, without its timings. elsewhere: known strategies by name on the mesh shapes tried."""
     problem = evaluator.problem
     program, mesh = problem.program, problem.mesh
-    baselines = _baselines(evaluator, result.cost.step_seconds, elsewhere or {})
+    known = _baselines(evaluator, result.cost.step_seconds, elsewhere or {})
+    baselines = {
+        name: baseline_facts(one.cost, mesh.limit_bytes, one.axes, other_shape(one.mesh, mesh))
+        for name, one in known.items()
+    }
     parameters = sum(program.values[a.value].bytes for a in program.arguments)
     arguments, results = _shardings(problem, evaluator.lowered(result.plan))
+    step = step_of(evaluator, result)
+    modules = Modules(source, (one.op for one in step.slices))
     return Report(
         ProgramFacts(
             source.path,
@@ -105,17 +113,18 @@ def build_report(
             [_decision(source, problem, d) for d in result.plan],
             summary(problem, result.plan),
             fixed=len(problem.fixed),
+            why=why(evaluator, result, {strategy_label(k, of.axes, of.mesh): known[k] for k, of in baselines.items()}),
         ),
         _predicted(source, evaluator, result),
         baselines,
-        collective_facts(source, evaluator, result.plan),
+        collective_facts(source, evaluator, result.plan, modules),
         arguments,
         results,
         _analysis(source, evaluator, result, _too_small(evaluator, result, baselines)),
         SearchFacts(algorithm, seed, result.seconds, result.evaluations, result.best_found_at, result.stopped),
         {},
         goal=goal_facts(problem, result.cost),
-        time_by_line=time_by_line(source, step_of(evaluator, result)),
+        time_by_line=time_by_line(source, step, modules),
     )
 
 
@@ -200,7 +209,7 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
 
 def _baselines(
     evaluator: Evaluator, found_seconds: float, elsewhere: Mapping[str, PricedStrategy]
-) -> dict[str, BaselineFacts]:
+) -> dict[str, PricedStrategy]:
     """The known strategies, each on the axes and mesh shape that suit it best; if all of them are far slower than
     the plan found, also the best few of the usual pairs, if they are faster."""
     unsharded = PricedStrategy("unsharded", "", (), evaluator.exact_cost(()), evaluator.problem.mesh)
@@ -212,12 +221,7 @@ def _baselines(
     best = min(map(seconds, found.values()))
     pairs = _best(evaluator, PAIRS, elsewhere) if best > FAR * found_seconds else {}
     others = [one for name, one in pairs.items() if name not in found and seconds(one) < best]
-    found |= {one.name: one for one in sorted(others, key=seconds)[:PRODUCTS]}
-    mesh = evaluator.problem.mesh
-    return {
-        name: baseline_facts(one.cost, mesh.limit_bytes, one.axes, other_shape(one.mesh, mesh))
-        for name, one in found.items()
-    }
+    return found | {one.name: one for one in sorted(others, key=seconds)[:PRODUCTS]}
 
 
 def _best(
@@ -245,13 +249,16 @@ def other_shape(of: Mesh, mesh: Mesh) -> dict[str, int]:
 _NO_PART = 1e-6
 
 
-def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
-    """The collectives of a plan, the most expensive first."""
-    names = evaluator.problem.mesh.names
+def collective_facts(
+    source: Source, evaluator: Evaluator, plan: Plan, modules: Modules | None = None
+) -> list[CollectiveFacts]:
+    """The collectives of a plan, the most expensive first. modules: of their ops, to be named if given."""
+    names, alike = evaluator.problem.mesh.names, ops_by_pattern(evaluator.problem)
     facts = []
     for use in evaluator.collectives(plan):
         size = round(use.bytes)
         written = (use.written[0], round(use.written[1]))
+        ops, frames = (place.op for place in places_of(evaluator.problem, use, alike)), source.stack(use.op)
         facts.append(
             CollectiveFacts(
                 use.kind,
@@ -262,6 +269,8 @@ def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[C
                 source.location(use.op, use.place),
                 *(written if written != (use.kind, size) else ("", 0)),
                 by_hand=use.reason == BY_HAND,
+                module=modules.around(ops) if modules and frames else "",
+                in_library=not any(frame.is_users for frame in frames),
             )
         )
     return facts

@@ -37,7 +37,7 @@ from toast_cli.report.model import (
     Report,
     strategy_label,
 )
-from toast_cli.report.words import name_list, short, summary
+from toast_cli.report.words import listed, short, summary
 from toast_cli.search.alternatives import name_of
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
@@ -54,8 +54,6 @@ ANNOTATED, PIPELINE = "annotated", "pipeline"  # likewise: the program's own sha
 
 # Times the plan's step up to which the report mentions a pipeline that the user does not ask for.
 NEAR = 1.1
-# Names of dimensions listed over one axis before the rest is counted.
-_LISTED = 5
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def compare(
     searched = [(SEARCH, here(name_of(place), plan)) for place, plan in enumerate(found)]
     listed = [*searched, (UNSHARDED, here(UNSHARDED, ())), *((STRATEGY, one) for one in named.values())]
     objective = Objective(problem, evaluator.cost(problem.fixed))
-    own = {short(problem, d) for d in found[0]}
+    own = [short(problem, d) for d in found[0]]
     rows = [_contender(evaluator, kind, one, own, objective.met(one.cost)) for kind, one in listed]
     costs = {one.name: one.cost for _, one in listed}
     best = min(
@@ -192,7 +190,7 @@ def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirm
     return replace(found, contenders=rows, compiler=confirmation.compiler)
 
 
-def _contender(evaluator: Evaluator, kind: str, one: PricedStrategy, own: set[str], met: bool) -> Contender:
+def _contender(evaluator: Evaluator, kind: str, one: PricedStrategy, own: list[str], met: bool) -> Contender:
     problem, cost = evaluator.problem, one.cost
     shape = other_shape(one.mesh, problem.mesh)
     if shape:
@@ -201,8 +199,7 @@ def _contender(evaluator: Evaluator, kind: str, one: PricedStrategy, own: set[st
     return Contender(
         one.name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
         round(cost.argument_bytes), one.fits, met, summary(problem, one.plan), decisions,
-        [d for d in decisions if d not in own], sorted(own.difference(decisions)), one.axes, shape,
-        plan=one.plan,
+        [d for d in decisions if d not in own], [d for d in own if d not in decisions], one.axes, shape, plan=one.plan,
     )  # fmt: skip
 
 
@@ -298,36 +295,19 @@ def decisions(found: Comparison) -> RenderableType:
     axes = list(found.mesh.axes)
     rows = style.table([("", "left"), ("", "left"), ("", "fold")])
     search = found.contenders[0]
-    rows.add_row(
-        Text(SEARCH, style.TITLE), "decides", listed(search.decisions, axes) if search.decisions else Text("nothing")
-    )
+    rows.add_row(Text(SEARCH, style.TITLE), "decides", style.with_axes(listed(search.decisions) or "nothing", axes))
     for one in found.contenders[1:]:
         if one.kind in (UNSHARDED, ANNOTATED, PIPELINE):
             continue
-        adds, lacks = listed(one.adds, axes), listed(one.lacks, axes)
         if one.adds:
-            rows.add_row(one.label, "adds", adds)
+            rows.add_row(one.label, "adds", style.with_axes(listed(one.adds), axes))
         if one.lacks:
-            rows.add_row("" if one.adds else one.label, "lacks", lacks)
+            rows.add_row("" if one.adds else one.label, "lacks", style.with_axes(listed(one.lacks), axes))
         if not one.adds and not one.lacks:
             rows.add_row(one.label, "", "decides the same")
     return style.section(
         "decisions that a strategy has and the search's plan has not (adds), and the other way round (lacks)", rows
     )
-
-
-def listed(decisions: Sequence[str], axes: Sequence[str]) -> Text:
-    """`data: batch, embed; model: ff`."""
-    parts = []
-    split: dict[str, list[str]] = {}  # axis -> names of dimensions
-    for text in decisions:
-        what, _, axis = text.rpartition(" over ")
-        split.setdefault(axis, []).append(what)
-    for axis, names in split.items():
-        names = name_list(names)
-        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        parts.append(f"{', '.join(names[:_LISTED])}{more} over {axis}")
-    return style.with_axes("; ".join(parts), axes)
 
 
 # ---------------------------------------------------------------- the compiler's figures
@@ -465,18 +445,14 @@ def with_contender(
     objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
     rows = []
     if found is not None and not isinstance(found, str):
-        words, shape = "the program's own shardings", other_shape(found.mesh, mesh)
-        rows.append((AS_ANNOTATED, ANNOTATED, found.cost, words, "", shape))
+        annotated = PricedStrategy(AS_ANNOTATED, "", (), found.cost, found.mesh)
+        rows.append((ANNOTATED, annotated, "the program's own shardings"))
     if pipeline is not None:
-        rows.append((PIPELINE, PIPELINE, pipeline.cost, pipeline.label, pipeline.row_label, {}))
+        rows.append((PIPELINE, PricedStrategy(PIPELINE, pipeline.row_label, (), pipeline.cost, mesh), pipeline.label))
     contenders = [
-        Contender(
-            name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
-            round(cost.argument_bytes), cost.peak_bytes <= mesh.limit_bytes, objective.met(cost), words, [], [], [],
-            axes, shape,
-        )
-        for name, kind, cost, words, axes, shape in rows
-    ]  # fmt: skip
+        replace(_contender(evaluator, kind, one, [], objective.met(one.cost)), summary=words)
+        for kind, one, words in rows
+    ]
     return replace(comparison, contenders=ranked([*comparison.contenders, *contenders]))
 
 

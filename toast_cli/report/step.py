@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.base.units import printable
-from toast_cli.frontend.places import common_start, folded, functions_of, scopes_of
+from toast_cli.frontend.places import around, common_start, folded, functions_of, scopes_of
 from toast_cli.frontend.source import Source
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.timeline import ops_by_pattern, places_of
@@ -109,11 +109,16 @@ class Modules:
         stacks = {op: source.name_stack(op) for op in numbers}
         scopes = {op: scopes_of(stack) for op, stack in stacks.items()}
         first = common_start(path for path in scopes.values() if path)
+        self._scopes = {op: folded(path[first:]) for op, path in scopes.items()}
         self._paths = {op: scopes[op][first:] or _functions(source, op, stacks[op]) for op in numbers}
 
     def of(self, op: int) -> tuple[str, ...]:
         """The modules around an op, the outermost first."""
         return self._paths[op]
+
+    def around(self, ops: Iterable[int]) -> str:
+        """The innermost modules around these ops, see `around`; empty if the program names none."""
+        return around(self._scopes[op] for op in ops)
 
 
 def _functions(source: Source, op: int, stack: str) -> tuple[str, ...]:
@@ -127,10 +132,9 @@ def _functions(source: Source, op: int, stack: str) -> tuple[str, ...]:
 _LEAST, _LINES = 1e-4, 20
 
 
-def time_by_line(source: Source, step: Step) -> list[LineFacts]:
+def time_by_line(source: Source, step: Step, modules: Modules) -> list[LineFacts]:
     """The modules and lines that take longest, kernels and collectives together."""
     slices = [one for one in step.slices if one.seconds > _LEAST * step.seconds]
-    modules = Modules(source, {one.op for one in slices})
     places = {one.op: source.location(one.op).partition(" (")[0] for one in slices}
     seconds: dict[tuple[str, str], Counter[tuple[str, bool]]] = defaultdict(Counter)
     for one in slices:

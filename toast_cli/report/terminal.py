@@ -338,37 +338,36 @@ def prediction(report: Report, width: int) -> RenderableType:
 
 def comparison(report: Report, width: int) -> RenderableType:
     """This plan against the baselines."""
-    predicted = report.predicted
+    plan = report.predicted
     this = BaselineFacts(
-        predicted.step_seconds,
-        predicted.peak_bytes,
-        predicted.fits,
-        predicted.compute_seconds,
-        predicted.communication_seconds,
+        plan.step_seconds, plan.peak_bytes, plan.fits, plan.compute_seconds, plan.communication_seconds
     )
     figures = this.step_seconds, this.peak_bytes
-    alike = [f" ({k})" for k, facts in report.baselines.items() if (facts.step_seconds, facts.peak_bytes) == figures]
-    own = "".join(["this plan", *alike[:1]])
+    others = {strategy_label(name, facts.axes, facts.mesh): facts for name, facts in report.baselines.items()}
+    alike = next((k for k, facts in others.items() if (facts.step_seconds, facts.peak_bytes) == figures), "")
+    own = f"this plan ({alike})" if alike else "this plan"
+    others.pop(alike, None)
     columns = [
         ("", "fold"), ("step time", "right"), ("", "right"), ("compute", "right"), ("communication", "right"),
         ("peak memory", "right"), ("", "left"),
     ]  # fmt: skip
     cells: list[list[str | Text]] = [
         [
-            Text(strategy_label(name, facts.axes, facts.mesh), style.TITLE if facts is this else ""),
+            Text(name, style.TITLE if facts is this else ""),
             format_seconds(facts.step_seconds),
             format_ratio(facts.step_seconds / this.step_seconds if this.step_seconds else 1.0),
             format_seconds(facts.compute_seconds),
             format_seconds(facts.communication_seconds),
             format_bytes(facts.peak_bytes),
             style.fit_text(
-                report.fit if facts is this else fit_of(facts.peak_bytes, predicted.limit_bytes, predicted.peak_error)
+                report.fit if facts is this else fit_of(facts.peak_bytes, plan.limit_bytes, plan.peak_error)
             ),
         ]
-        for name, facts in {own: this, **report.baselines}.items()
+        for name, facts in {own: this, **others}.items()
     ]
     rows = style.fitted(columns, cells, width, spare=((3, 4), (2,)))
-    return style.section("compared with", rows)
+    why = style.with_axes(report.plan.why, list(report.mesh.axes))
+    return style.section("compared with", rows, *([style.table([("", "fold")], [[why]])] if why else []))
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:

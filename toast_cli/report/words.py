@@ -1,22 +1,29 @@
-"""A plan in words: its strategy over each mesh axis, "data (8): FSDP; model (2): tensor-parallel (ff)", and a sentence
-for each decision."""
+"""A plan in words: its strategy over each mesh axis, "data (8): FSDP; model (2): tensor-parallel (ff)", a sentence for
+each decision, and its comparison with known strategies."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from toast_cli.dimensions.model import FactorKind
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS
+from toast_cli.plan.partitioned import CollectiveFacts
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import NO_ROLE, OpSharding
+from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.memory_fit import surely_fitting_bytes
 from toast_cli.program.names import slash_path
+from toast_cli.program.quantities import format_bytes, format_percent, format_seconds
 from toast_cli.program.roles import STATE, WEIGHTS
+from toast_cli.search.incumbent import SearchResult
+from toast_cli.tactics import PricedStrategy
+from toast_cli.tactics.strategies import NO_EFFECT
 
 # Name in place of a group's, for a decision that excludes ops that sum over its own group.
 SUMS = "sum over it"
@@ -34,6 +41,8 @@ ALIVE = {
 }
 # Minimum number of dimensions of one name that are counted instead of listed.
 _MANY = 4
+# Names of dimensions listed over one axis before the rest is counted.
+_LISTED = 5
 _NUMBERED = re.compile(r"_\d+$")
 
 
@@ -197,6 +206,20 @@ def name_list(names: Sequence[str]) -> list[str]:
     ]
 
 
+def listed(decisions: Sequence[str]) -> str:
+    """`batch, embed over data; ff over model`: decisions in words, by mesh axis."""
+    split: dict[str, list[str]] = {}  # axis -> names of dimensions
+    for text in decisions:
+        what, _, axis = text.rpartition(" over ")
+        split.setdefault(axis, []).append(what)
+    parts = []
+    for axis, names in split.items():
+        names = name_list(names)
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        parts.append(f"{', '.join(names[:_LISTED])}{more} over {axis}")
+    return "; ".join(parts)
+
+
 def _join(names: list[str]) -> str:
     names = name_list(names)
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -264,21 +287,78 @@ def sight(problem: Problem, resolution: int) -> Sight:
     return max(found, key=lambda one: one[0])[1]
 
 
-def rows_of(looks: Sequence[Hashable], seconds: Sequence[float]) -> list[list[int]]:
-    """Positions of equal entries, the rows that take longest first.
+def rows_of(collectives: Sequence[CollectiveFacts]) -> list[list[int]]:
+    """Positions of collectives that look alike to a reader, who sees no names in brackets; the rows that take longest
+    first."""
+    rows = defaultdict[tuple[object, ...], list[int]](list)
+    for position, one in enumerate(collectives):
+        look = one.kind, *one.axes, one.bytes, one.by_hand, one.location.partition(" (")[0]
+        rows[look].append(position)
+    return sorted(rows.values(), key=lambda row: -sum(collectives[position].seconds for position in row))
+
+
+# ---------------------------------------------------------------- why this plan
+# Compares a plan with the known strategies.
+
+_PARTS = 3  # of a step, in which two plans differ most
+
+
+def why(evaluator: Evaluator, result: SearchResult, known: Mapping[str, PricedStrategy]) -> str:
+    """Sentences that compare a plan with the fastest strategy that fits: how much faster it is, in which parts of the
+    step, and which decisions differ; and whether a faster one does not fit. Empty if the plan is one of them.
 
     Args:
-        looks, seconds: [collectives] the visible properties of each (see `look`), and its time.
+        known: strategies by their names in tables.
     """
-    rows: dict[Hashable, list[int]] = defaultdict(list)
-    for position, look in enumerate(looks):
-        rows[look].append(position)
-    return sorted(rows.values(), key=lambda row: -sum(seconds[position] for position in row))
+    problem, cost = evaluator.problem, result.cost
+    figures = [(one.step_seconds, round(one.peak_bytes)) for one in (cost, *(one.cost for one in known.values()))]
+    seconds = {name: one.cost.step_seconds for name, one in known.items() if one.plan and one.cost.step_seconds}
+    if not seconds or figures[0] in figures[1:]:
+        return ""
+    limit = surely_fitting_bytes(problem.program, problem.mesh)
+    fitting = [name for name in seconds if known[name].cost.peak_bytes <= limit]
+    first, name = min(seconds, key=lambda name: seconds[name]), min(fitting or seconds, key=lambda name: seconds[name])
+    change = cost.step_seconds / seconds[name] - 1
+    speed = f"{format_percent(abs(change))} {'faster' if change < 0 else 'slower'} than"
+    which = "that fits" if fitting else "(none surely fits)"
+    text = (
+        f"This plan{f' ({result.known_as})' if result.known_as else ''} is "
+        f"{speed if abs(change) > NO_EFFECT else 'as fast as'} {name}, the fastest listed strategy {which}: "
+        f"{', '.join(_differences(evaluator, result, known[name]))}."
+    )
+    own = [short(problem, decision) for decision in result.plan]
+    others = [short(replace(problem, mesh=known[name].mesh), decision) for decision in known[name].plan]
+    adds, lacks = [one for one in own if one not in others], [one for one in others if one not in own]
+    text += f" The plan adds {listed(adds)}." if adds else ""
+    text += f" The plan lacks {listed(lacks)}." if lacks else ""
+    faster = first != name and seconds[first] < cost.step_seconds
+    return f"{text} {first} is faster, but does not surely fit." if faster else text
 
 
-def look(kind: str, over: Sequence[str], size: int, by_hand: bool, location: str) -> Hashable:
-    """The visible properties of a collective: `location` without the names in brackets."""
-    return kind, tuple(over), size, by_hand, location.partition(" (")[0]
+def _differences(evaluator: Evaluator, result: SearchResult, other: PricedStrategy) -> list[str]:
+    """`compute -3.71 ms`, `peak memory +60.0 MiB`: where a plan differs most from a known strategy."""
+    cost, least = result.cost, NO_EFFECT * other.cost.step_seconds
+    hidden = cost.most_seconds - cost.step_seconds - (other.cost.most_seconds - other.cost.step_seconds)
+    parts = [("compute", cost.compute_seconds, other.cost.compute_seconds)]
+    if other.mesh == evaluator.problem.mesh:
+        parts += traffic(evaluator, result.plan, other.plan)
+    else:
+        parts.append(("communication", cost.communication_seconds, other.cost.communication_seconds))
+    changes = {name: now - then for name, now, then in parts}
+    changes["more overlap" if hidden > 0 else "less overlap"] = -hidden
+    largest = sorted((name for name in changes if abs(changes[name]) > least), key=lambda name: -abs(changes[name]))
+    texts = [(name, format_seconds(changes[name])) for name in largest[:_PARTS]]
+    texts.append(("peak memory", format_bytes(cost.peak_bytes - other.cost.peak_bytes)))
+    return [f"{name} {'' if amount.startswith('-') else '+'}{amount}" for name, amount in texts]
+
+
+def traffic(evaluator: Evaluator, plan: Plan, other: Plan) -> list[tuple[str, float, float]]:
+    """(`all-gather over data`, its seconds a step in a plan, and in another one), the largest difference first."""
+    times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for number, uses in enumerate(map(evaluator.collectives, (plan, other))):
+        for use in uses:
+            times[f"{use.kind} over {'+'.join(use.over(evaluator.problem.mesh.names))}"][number] += use.seconds
+    return sorted(((name, a, b) for name, (a, b) in times.items()), key=lambda one: -abs(one[1] - one[2]))
 
 
 # ---------------------------------------------------------------- strategies

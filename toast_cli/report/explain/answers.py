@@ -33,7 +33,7 @@ from toast_cli.program.quantities import (
 )
 from toast_cli.program.roles import views
 from toast_cli.report.explain.study import Change, Explanation, Item, Study
-from toast_cli.report.words import ALIVE, role_name
+from toast_cli.report.words import ALIVE, role_name, traffic
 from toast_cli.search.incumbent import Objective
 from toast_cli.search.moves import NEIGHBOURHOODS, Edit, Moves, results
 from toast_cli.tactics.model import DIMENSIONS
@@ -164,27 +164,16 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
 
 def _traffic(study: Study, number: int) -> list[Item]:
     """Kinds of collectives whose time the decision changes, by how much."""
-    with_it, without = (
-        _times(study, uses) for uses in (study.collectives, study.evaluator.collectives(study.without(number)))
-    )
-    gains = {key: with_it[key] - without[key] for key in {**with_it, **without}}
-    largest = sorted((key for key in gains if abs(gains[key]) > 1e-7), key=lambda key: -abs(gains[key]))
+    changes = traffic(study.evaluator, study.plan, study.without(number))
     return [
         Item(
-            f"{'+' if gains[key] > 0 else '-'} {key}",
-            f"{format_seconds(with_it[key])} with it, {format_seconds(without[key])} without",
-            seconds=abs(gains[key]),
+            f"{'+' if with_it > without else '-'} {name}",
+            f"{format_seconds(with_it)} with it, {format_seconds(without)} without",
+            seconds=abs(with_it - without),
         )
-        for key in largest[:_LISTED]
+        for name, with_it, without in changes[:_LISTED]
+        if abs(with_it - without) > 1e-7
     ]
-
-
-def _times(study: Study, uses: list[CollectiveUse]) -> Counter[str]:
-    """Kind and axes -> seconds a step."""
-    names, times = study.problem.mesh.names, Counter[str]()
-    for use in uses:
-        times[f"{use.kind} over {'+'.join(use.over(names))}"] += use.seconds  # type: ignore[assignment]
-    return times
 
 
 def _explain_arguments(study: Study, pattern: str) -> Explanation:

@@ -22,14 +22,14 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import unmirror
 from toast_cli.plan.sharding import OpSharding, Sharding
-from toast_cli.price.cost import BY_HAND, CollectiveUse, Cost
+from toast_cli.price.cost import CollectiveUse, Cost
 from toast_cli.price.evaluator import Evaluator
+from toast_cli.report.build import collective_facts
 from toast_cli.report.model import DecisionFacts, read_report
 from toast_cli.report.words import (
     LOOKED_UP,
     SUMS,
     Sight,
-    look,
     rows_of,
     short,
     sight,
@@ -72,18 +72,8 @@ class Study:
     @cached_property
     def collective_rows(self) -> list[list[CollectiveUse]]:
         """Collectives that look alike, as rows of a report and in the same order."""
-        uses, names = self.collectives, self.problem.mesh.names
-        looks = [
-            look(
-                use.kind,
-                use.over(names),
-                round(use.bytes),
-                use.reason == BY_HAND,
-                self.source.location(use.op, use.place),
-            )
-            for use in uses
-        ]
-        return [[uses[k] for k in row] for row in rows_of(looks, [use.seconds for use in uses])]
+        facts = collective_facts(self.source, self.evaluator, self.plan)
+        return [[self.collectives[k] for k in row] for row in rows_of(facts)]
 
     @cached_property
     def op_shardings(self) -> list[OpSharding]:
