@@ -230,7 +230,7 @@ SHAPES = [
     known("main is private", program().replace(b"public @main", b"private @main"), 0),
     known("a dimension beyond all others", FAR.encode(), 2, "more than 3.0 GiB of memory"),
     known("a sweep that fails quietly", program(), 2, "m.mlir on v4-32: --strategy: unknown tactic", QUIET),
-    known("a result that is not waited for", ASYNC.encode(), 2, "asynchronous"),
+    known("an asynchronous operation", ASYNC.encode(), 2, "XLA has optimised this program"),
     known("a window over arrays", WINDOW.encode(), 2, "m.mlir"),
     known(
         "a manual region behind a constraint",

@@ -1,16 +1,15 @@
 """Rewrites operations of a converted HLO module that StableHLO does not have:
 
-* fusions, named computations and asynchronous pairs become their bodies,
+* named computations become their bodies,
 * copies and control dependencies their operand,
 * constants of other dialects (Shardy's, CHLO's, arith's) StableHLO's,
-* bitcasts between layouts the equivalent reshape and transposes,
 * batch normalisations equivalent elementwise operations and sums,
 * `dot` becomes `dot_general`,
 * operations that do nothing the operand they return,
 * elementwise functions and top-k (also as composites, the way jax.export writes them) their CHLO counterpart.
 
-Other operations (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stay, for the reader to
-report.
+What XLA's optimisation makes (fusions, bitcasts between layouts, asynchronous pairs) is refused: it holds what XLA
+decided for one platform. Other operations (`mhlo.stochastic_convert`, …) stay, for the reader to report.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from toast_cli.frontend.inline import (
     unchanged_operand,
 )
 from toast_cli.frontend.rules import general_ragged_dot
-from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, terminator, walk_ops
+from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, walk_ops
 from toast_cli.xla.build import Builder
 
 # ---------------------------------------------------------------- batch normalisation
@@ -134,8 +133,8 @@ def _gradient(write: _Writer, x: Any, scale: Any, mean: Any, variance: Any, grad
 _FORMULAS: dict[str, Callable[..., list[Any]]] = {TRAINING: _training, INFERENCE: _inference, GRADIENT: _gradient}
 
 
-# Operations that only wrap their one region: the region's block replaces them.
-FENCES = ("mhlo.fusion", "sdy.named_computation")
+NAMED = "sdy.named_computation"
+OPTIMISED = ("mhlo.fusion", "mhlo.bitcast", "mhlo.async_start", "stablehlo.async_start")
 CONSTANTS = ("sdy.constant", "chlo.constant", "arith.constant")
 CHLO_TWINS = (
     "acos",
@@ -160,14 +159,14 @@ Values = list[Any]
 def legalize(module: Any, path: str) -> None:
     """Rewrites every operation in `REWRITES`, inner ones first.
 
-    Raises `InputError` for a fusion whose operands or results have other types than its body's: the conversion does not
-    check that.
+    Raises `InputError` for what XLA's optimisation makes.
     """
     with module.context, ir.Location.unknown():
-        for operation in walk_ops(module, *REWRITES, inner_first=True):
-            if operation.name in FENCES and not fits_its_body(operation):
-                what = f"the body of {operation.name} takes or gives other values than it does"
-                raise InputError(what, where=place_of(operation, path), hint="is the file intact?")
+        for operation in walk_ops(module, *OPTIMISED, *REWRITES, inner_first=True):
+            if operation.name in OPTIMISED:
+                what = f"XLA has optimised this program: it has a {operation.name.partition('.')[2]}"
+                hint = "give the program as it was lowered: `lowered.as_text()`, not `compile().as_text()`"
+                raise InputError(what, where=place_of(operation, path), hint=hint)
             values = REWRITES[operation.name](operation)
             if values is not None:
                 undone = [operand.owner for operand in operation.operands] if operation.name in UNDOING else []
@@ -176,14 +175,6 @@ def legalize(module: Any, path: str) -> None:
                     unread = not isinstance(before, ir.Block) and before.name in UNDOING
                     if unread and not list(before.results[0].uses):
                         before.operation.erase()
-
-
-def fits_its_body(operation: Any) -> bool:
-    """True if the operand and result types are those of the one block's arguments and terminator."""
-    block = operation.regions[0].blocks[0]
-    yielded = terminator(block).operands
-    pairs = ((block.arguments, operation.operands), (yielded, operation.results))
-    return all([value.type for value in inner] == [value.type for value in outer] for inner, outer in pairs)
 
 
 def move_out(operation: Any) -> Values:
@@ -227,38 +218,6 @@ def chlo_composite(operation: Any) -> Values | None:
     return create(name, list(operation.operands), [result.type for result in operation.results], given, operation)
 
 
-def plain_bitcast(operation: Any) -> Values | None:
-    """Transpose into memory order, reshape, transpose out of memory order; None where elements change their width.
-
-    Layouts list dimensions from minor to major, as XLA writes them; without any, both sides are row-major.
-    """
-    value, result = operation.operands[0], operation.results[0]
-    source, target = ir.RankedTensorType(value.type), ir.RankedTensorType(result.type)
-    if source.element_type != target.element_type:
-        if element_bits(source) != element_bits(target):
-            return None
-        same_shape = ir.RankedTensorType.get(source.shape, target.element_type)
-        (value,) = create("stablehlo.bitcast_convert", [value], [same_shape], {}, operation)
-    build = Builder.before(operation)
-    outward = layout_of(operation, "source_layout", source.rank)[::-1]
-    order = layout_of(operation, "result_layout", target.rank)[::-1]
-    flat = build.reshape(build.transpose(value, outward), tuple(target.shape[d] for d in order))
-    return [build.transpose(flat, [order.index(d) for d in range(target.rank)])]
-
-
-def element_bits(kind: Any) -> int:
-    """Bits per element of a tensor type; 0 for elements that are neither integers nor floats."""
-    element = kind.element_type
-    return int(element.width) if isinstance(element, ir.IntegerType | ir.FloatType) else 0
-
-
-def layout_of(operation: Any, name: str, rank: int) -> list[int]:
-    """Dimensions from minor to major."""
-    if name in operation.attributes:
-        return list(ir.DenseIntElementsAttr(operation.attributes[name]))
-    return list(range(rank))[::-1]
-
-
 def general_product(operation: Any) -> Values:
     """A `stablehlo.dot` of matrices or vectors as a `dot_general`, which the analyses look for.
 
@@ -270,42 +229,8 @@ def general_product(operation: Any) -> Values:
     return create("stablehlo.dot_general", list(operation.operands), [operation.results[0].type], attributes, operation)
 
 
-def finished_at_once(start: Any) -> Values | None:
-    """Replaces an asynchronous start by a synchronous call, and its waits by the results.
-
-    It erases the start and its waits.
-    """
-    values = move_out(start) if len(start.regions) and start.regions[0].blocks else called_at_once(start)
-    steps = [start]
-    for step in steps:
-        if ".async_" not in step.name:
-            what = f"{step.name} uses an asynchronous operation that nothing has waited for"
-            raise InputError(what, where=place_of(step, "<program>"), hint="give it to an async_done first")
-        if not step.name.endswith("async_done"):
-            steps += [use.owner.operation for use in step.results[0].uses]
-    for step in reversed(steps):
-        if step.name.endswith("async_done"):
-            replace_operation(step, values)
-        else:
-            step.erase()
-    return None
-
-
-def called_at_once(start: Any) -> Values:
-    """A plain call of the function that an `formats.async_start` names."""
-    symbols = ir.SymbolTable(start.parent.parent.operation)
-    name = ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value
-    if name not in symbols:
-        raise InputError(
-            f"there is no function @{name}", where=place_of(start, "<program>"), hint="is the module whole?"
-        )
-    function = symbols[name]
-    types = list(ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results)
-    return create("func.call", list(start.operands), types, {"callee": start.attributes["called_computation"]}, start)
-
-
 REWRITES: dict[str, Callable[[Any], Values | None]] = {
-    **dict.fromkeys(FENCES, move_out),
+    NAMED: move_out,
     **{
         f"mhlo.{name}": lambda one: create(
             one.name.replace("mhlo.", "chlo."), list(one.operands), [result.type for result in one.results], {}, one
@@ -319,12 +244,9 @@ REWRITES: dict[str, Callable[[Any], Values | None]] = {
     **dict.fromkeys(CONSTANTS, plain_constant),
     "mhlo.copy": first_operand,
     "mhlo.add_dependency": first_operand,
-    "mhlo.bitcast": plain_bitcast,
     "mhlo.ragged_dot": general_ragged_dot,
     "mhlo.topk": chlo_top_k,
     "stablehlo.composite": chlo_composite,
     "stablehlo.dot": general_product,
     **dict.fromkeys((TRAINING, INFERENCE, GRADIENT), written_out),
-    "mhlo.async_start": finished_at_once,
-    "stablehlo.async_start": finished_at_once,
 }

@@ -26,7 +26,7 @@ from toast_cli.frontend.known_numbers import (
     share_batches,
     take_known_branches,
 )
-from toast_cli.frontend.legalize import REWRITES, legalize
+from toast_cli.frontend.legalize import OPTIMISED, REWRITES, legalize
 from toast_cli.frontend.manual_regions import (
     close_boundaries,
     collectives_outside,
@@ -126,7 +126,7 @@ def normalise(
     if dynamic_argument(function) or not static:
         module = with_static_shapes(module, function, path)
         function, held = entry_function(module, path), held_by(module)
-    if not held.names.isdisjoint(REWRITES):
+    if not held.names.isdisjoint((*OPTIMISED, *REWRITES)):
         legalize(module, path)
     flatten_tuples(module, inside=any(map(is_tuple, held.types)))
     restore_manual_regions(module, path)
