@@ -86,24 +86,3 @@ def test_inner_conditionals_decide_outer_ones() -> None:
 
     found = names(normalised(jax.jit(run).lower(array(4), array(4)).as_text()).module)
     assert found == ["tanh", "constant", "broadcast_in_dim", "add"]
-
-
-def test_bits_that_are_multiplied_by_zero_are_not_drawn() -> None:
-    def draw(key: jax.Array, largest: int) -> jax.Array:
-        return jax.random.randint(key, (32,), 0, largest)
-
-    power_of_two, other = (
-        names(normalised(jax.jit(draw, static_argnums=1).lower(array(2, dtype=jnp.uint32), largest).as_text()).module)
-        for largest in (1 << 12, 1000)
-    )
-    loops = [found.count("while") for found in (power_of_two, other)]
-    assert loops == [2, 3]  # the key is split, then one stream of bits is drawn, or two
-
-
-def test_a_product_with_a_number_that_is_not_known_to_be_zero_stays() -> None:
-    text = """module { func.func public @main(%a: tensor<4xi32>, %n: tensor<i32>) -> tensor<4xi32> {
-      %0 = stablehlo.remainder %n, %n : tensor<i32>
-      %1 = stablehlo.broadcast_in_dim %0, dims = [] : (tensor<i32>) -> tensor<4xi32>
-      %2 = stablehlo.multiply %a, %1 : tensor<4xi32>
-      return %2 : tensor<4xi32> } }"""
-    assert names(normalised(text).module) == ["remainder", "broadcast_in_dim", "multiply"]

@@ -51,8 +51,6 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], Counter[str]]] = {
     "cut, then padded": (lambda x: jnp.pad(x[3:], ((0, 3), (0, 0)), constant_values=2.0), moved(pad=1)),
     "a convolution by hand": (causal, moved(pad=3)),
     "two arrays": (lambda x: jnp.concatenate([x[7:], jnp.sin(x)[:7]]), moved(pad=2, select=1)),
-    "differences": (lambda x: jnp.diff(x, axis=0, append=0), moved(pad=1)),
-    "differences to the row before": (lambda x: jnp.diff(x, axis=0, prepend=1), moved(pad=1)),
     # What is not only moved stays.
     "longer than the array": (lambda x: jnp.concatenate([x, jnp.zeros((3, 4))])[1:12], moved(concatenate=1, slice=1)),
     "what was cut would show": (lambda x: jnp.pad(x[3:], ((3, 0), (0, 0))), moved(slice=1, pad=1)),

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.frontend.inline import moved_out, numbers, replace_operation
-from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.xla import (
     PickedDimensions,
     attributes_of,
@@ -248,8 +247,6 @@ DROP_UNREAD = "func.func(trivial-dce)"
 CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
 CONDITIONALS = frozenset({CASE, IF})
 DECIDED = CONDITIONALS | {SELECT}
-MULTIPLY = "stablehlo.multiply"
-ZERO_PRODUCTS = frozenset({MULTIPLY, "stablehlo.remainder"})  # what `jax.random.randint` is made of
 
 
 def take_known_branches(module: Any) -> None:
@@ -291,31 +288,6 @@ def _alike(first: Any, second: Any, same: dict[Any, Any]) -> bool:
             return False
         same.update(zip(one.results, other.results, strict=True))
     return True
-
-
-def drop_zero_products(module: Any) -> None:
-    """Replaces integer products that have a factor known to be zero by that factor, and drops what only they needed.
-
-    XLA simplifies them before it partitions. `jax.random.randint` over a span of a power of two draws twice the bits it
-    uses and multiplies half of them by zero, so a sharding stated on those bits would be lost.
-    """
-    dropped = 0
-    for operation in walk_ops(module, MULTIPLY):
-        if isinstance(operation.results[0].type.element_type, ir.IntegerType):
-            zero = next((factor for factor in operation.operands if is_zero(factor)), None)
-            if zero is not None:
-                replace_operation(operation, [zero])
-                dropped += 1
-    if dropped:
-        run_passes(module, DROP_UNREAD)
-
-
-def is_zero(factor: Any) -> bool:
-    """True if all elements of a value of integers are known to be zero."""
-    maker = factor.owner
-    scalar = maker.operands[0] if not isinstance(maker, ir.Block) and maker.name == BROADCAST_IN_DIM else factor
-    found = known_numbers(scalar)
-    return found is not None and not distinct(found)[0].any()
 
 
 def drop_unread_results(module: Any) -> None:

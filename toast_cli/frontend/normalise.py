@@ -20,9 +20,7 @@ from toast_cli.frontend.known_numbers import (
     CONDITIONALS,
     DECIDED,
     PICKS,
-    ZERO_PRODUCTS,
     drop_unread_results,
-    drop_zero_products,
     share_batches,
     take_known_branches,
 )
@@ -141,8 +139,6 @@ def normalise(
         refuse_foreign(module, path)
     if not held.names.isdisjoint(DECIDED):
         take_known_branches(module)
-    if held.names.issuperset(ZERO_PRODUCTS):
-        drop_zero_products(module)
     if not held.names.isdisjoint(CONDITIONALS):
         drop_unread_results(module)
     if not held.names.isdisjoint(PICKS):

@@ -21,7 +21,6 @@ from toast_cli.xla.build import INDEX, Builder
 # exchange, see `plan.reshard`):
 #
 #     slice(pad(x))                 a pad of x
-#     slice(concatenate(x, zeros))  a pad of x, if it is as long as x
 #     pad(slice(x))                 a pad of x, if the elements that the slice removes are not visible
 #     concatenate(zeros, slice(x))  a pad of x
 #     concatenate(slice(x, 61..64), slice(x, 0..61))
@@ -62,11 +61,9 @@ def rewrite_shifts(module: Any) -> None:
 
 
 def _of_slice(operation: Any) -> Any | None:
-    """Rewrites a slice that removes only padding, or as much of an array beside a constant as the constant is long."""
+    """Rewrites a slice that removes only padding."""
     padding = _made_by(operation.operands[0], PAD)
-    if padding is None:
-        return _of_extended(operation)
-    if any(n != 1 for n in numbers(operation, "strides")):
+    if padding is None or any(n != 1 for n in numbers(operation, "strides")):
         return None
     low, high = _edges(padding)
     padded = _shape(operation.operands[0])
@@ -76,24 +73,6 @@ def _of_slice(operation: Any) -> Any | None:
         return None
     edges = [low[dim] - starts[dim] for dim in range(len(padded))]
     return _pad(operation, padding.operands[0], padding.operands[1], edges, numbers(padding, "interior_padding"))
-
-
-def _of_extended(operation: Any) -> Any | None:
-    """Rewrites a slice of an array beside a constant (`jnp.diff(x, append=0)`) that is as long as the array."""
-    beside = _made_by(operation.operands[0], CONCATENATE)
-    plain = isinstance(operation.results[0].type.element_type, ir.FloatType | ir.IntegerType)
-    if beside is None or not plain or len(beside.operands) != 2 or any(n != 1 for n in numbers(operation, "strides")):
-        return None
-    dim = ir.IntegerAttr(beside.attributes["dimension"]).value
-    for place, array in enumerate(beside.operands):
-        other = beside.operands[1 - place]
-        if _shape(array) == _shape(operation.results[0]) and _element(array, operation) is None:
-            element = _element(other, operation)
-            begin = _shape(other)[dim] if place == 1 else 0
-            first = numbers(operation, "start_indices")[dim]
-            whole = ElementRange(array, 0, _shape(array)[dim])
-            return None if element is None else _moved(operation, whole, element, dim, begin - first)
-    return None
 
 
 def _of_padding(operation: Any) -> Any | None:
