@@ -99,9 +99,10 @@ def stacked(stack: Any) -> Any:
 
 
 def projected(x: Any, w: Any, v: Any) -> Any:
-    """A sum over logits that stands after a loop, which would keep them meanwhile."""
-    logits = jnp.sort(x @ v, 0)
-    return lax.fori_loop(0, 5, lambda _, c: jnp.sort(jnp.sort(c @ w, 1), 0) @ w.T, x), logits.max()
+    """A product of few rows before a loop, which would keep its result meanwhile."""
+    looped = jnp.sort(x @ w)
+    product = x[:8].T @ jnp.sort(x[:8] @ v, 0)
+    return lax.fori_loop(0, 5, lambda _, c: jnp.sort(jnp.sort(c @ looped, 1), 0) @ looped.T, x), product
 
 
 def cast(x: Any, w: Any) -> Any:

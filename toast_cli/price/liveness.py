@@ -9,14 +9,12 @@ its last read in the body, then the body's yield reuses its buffer, and after th
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import itemgetter
 
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Loop, Op, Program
-from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, REDUCE, RESULT
+from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESULT
 from toast_cli.program.values import TO_HOST, behind_reshapes, expands_scalar, is_transfer
 
 Interval = tuple[int, int]  # first and last tick, both included
@@ -458,9 +456,7 @@ def is_stacked(program: Program, carry: Op) -> bool:
 #
 # The gradient of an output projection beside the backward loop over the layers is the last to read the gradient of the
 # logits. If it is before the loop, it waits for the loop if that frees more memory: libtpu 0.0.42.1 does so in some
-# scanned decoders, and in others (8B on v5p, one array of logits) holds 14 % less. If it is after the loop and does not
-# depend on it, as in programs from HLO text (MaxText's training steps), it runs before it if it frees more than it
-# writes; so do sums over logits that a step reports.
+# scanned decoders, and in others (8B on v5p, one array of logits) holds 14 % less.
 
 _NOBODY = (-1, -1)
 
@@ -475,7 +471,6 @@ def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profi
     ready = [0] * len(program.values)  # [values] when each can be read or recomputed
     finishing = [False] * len(program.values)  # results of contractions that are not written yet
     after = after_loops(program, stored, profile)
-    sooner = before_loops(program, stored, waits, profile)
     early = "early-results" in profile.passes
     waiting: list[tuple[int, int, int]] = []  # (op, earliest time, op it waits for)
     for number, op in enumerate(ops):
@@ -490,8 +485,6 @@ def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profi
         moves = op.kind.elementwise or op.kind.view_or_convert
         if len(op.results) != 1 or not early:
             moves = False
-        if number in sooner:
-            times[number] = earliest
         for value in op.results:
             finishes = moves and any(finishing[v] for v in op.operands)
             if not stored[value] and not op.kind.matrix_unit:
@@ -595,59 +588,6 @@ def _first_readers(program: Program, stored: list[bool]) -> list[int]:
         for value in op.operands:
             found[value] = min(found[value], end)
     return found
-
-
-def before_loops(
-    program: Program, stored: list[bool], waits: list[tuple[int, int]], profile: CompilerProfile
-) -> set[int]:
-    """Ops after a loop that do not depend on it and free more bytes than they write.
-
-    waits: [values] the last ops of the last two kernels that read each.
-    """
-    ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
-    if not ends or "loops-first" not in profile.passes:
-        return set()
-    behind = [0] * len(program.values)  # [values] end of the last loop each depends on
-    over: dict[int, tuple[int, int]] = {}  # last op of a kernel -> first loop before it that it does not depend on
-    begins: dict[int, int] = {}  # last op of such a kernel -> its contraction or reduction
-    for number, op in enumerate(program.ops):
-        latest = max((behind[v] for v in op.operands), default=0)
-        if op.loop >= 0:
-            latest = ends[bisect_right(ends, number, key=itemgetter(0))][0]
-        elif op.results and op.kind.matrix_unit | (op.name == REDUCE):
-            passed = bisect_left(ends, latest, key=itemgetter(1))
-            if passed < len(ends) and ends[passed][0] <= number:
-                end = number  # the last op of its epilogue: the one whose result is written
-                while not stored[result := program.ops[end].results[0]] and len(program.users[result]) == 1:
-                    end = program.users[result][0][0]
-                over[end], begins[end] = ends[passed], number
-        for value in op.results:
-            behind[value] = latest
-    over = {end: loop for end, loop in over.items() if behind[_added_to(program, end)] <= loop[1]}
-    gains = dict.fromkeys(over, 0)
-    for value, (reader, other) in enumerate(waits):
-        made = program.producer[value]
-        if not stored[value] or reader not in over or program.ops[made].name == ARGUMENT:
-            continue
-        if made < over[reader][1] and (other in over or other < over[reader][1]):
-            gains[reader] += program.values[value].bytes
-    sizes = [value.bytes for value in program.values]
-    return {begins[end] for end, gain in gains.items() if gain > sum(sizes[v] for v in program.ops[end].results)}
-
-
-def _added_to(program: Program, end: int) -> int:
-    """The sum that the result of a kernel is a term of, if nothing else reads the result; else that result. XLA:TPU
-    adds a tied embedding's two gradients in the kernel of the head's product (MaxText's Gemma 3).
-    """
-    value = program.ops[end].results[0]
-    while len(program.users[value]) == 1:
-        reader = program.ops[program.users[value][0][0]]
-        if not (reader.kind.view_or_convert or reader.name == ADD):
-            break
-        value = reader.results[0]
-        if reader.name == ADD:
-            return value
-    return program.ops[end].results[0]
 
 
 def copy_made_at(program: Program, loop: int, home: int, first: int) -> int:

@@ -194,7 +194,7 @@ PASSES: Mapping[str, str] = {
     # Schedule and liveness.
     "early-results": "Results of the program are computed as soon as their operands are available.",
     "held-results": "Results that replace no argument have their buffers from the start of the program.",
-    "loops-first": "Ops that do not depend on a loop are moved before or behind it.",
+    "loops-first": "A contraction before a loop runs behind it if the loop frees more than the contraction reads.",
     "loop-gathers-first": "A loop gathers all loop-invariant arrays at the start of an iteration.",
     "common-subexpressions": "Equal ops on equal operands are computed once.",
     "queued-gathers": "One asynchronous all-gather is on its way at a time.",
