@@ -39,7 +39,7 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], Counter[str]]] = {
     "rolled back": (lambda x: jnp.roll(x, -3, 0), moved(pad=2, select=1)),
     "rolled along both": (lambda x: jnp.roll(x, (3, -1), (0, 1)), moved(pad=4, select=2)),
     "gradient of a roll": (gradient(lambda x: jnp.roll(x, 3, 0)), moved(pad=4, select=1)),
-    "by half, which can be split": (lambda x: jnp.roll(x, N // 2, 0), moved(slice=2, concatenate=1)),
+    "by half": (lambda x: jnp.roll(x, N // 2, 0), moved(slice=2, concatenate=1)),
     "zeros in front": (lambda x: jnp.concatenate([jnp.zeros_like(x[:2]), x[:-2]]), moved(pad=1)),
     "ones behind": (lambda x: jnp.concatenate([x[2:], jnp.ones_like(x[:2])]), moved(pad=1)),
     "gradient of zeros in front": (

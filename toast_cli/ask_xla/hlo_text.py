@@ -141,12 +141,6 @@ def array_bytes(kind: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def element_bits(kind: str) -> int:
-    """Bits of one element of an array type, or of the first array of a tuple; 0 if there is none."""
-    found = _ARRAY.search(kind)
-    return BITS.get(found[1], 32) if found else 0
-
-
 def cycles_of(rest: str) -> float:
     """XLA:TPU's estimated cycles of an instruction, 0 if it gives none: for some fusions it states the
     largest integer."""

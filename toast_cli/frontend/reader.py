@@ -172,7 +172,7 @@ class Reader:
             if name in STATED_OTHERWISE:
                 rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
             elif name == CONCATENATE:
-                rule = concatenation_rule(rule, operation)
+                rule = concatenation_rule(rule)
             elif detail in BITWISE and self.values[results[0]].dtype != "i1":
                 rule = bitwise_reduction_rule(rule)
         else:

@@ -26,7 +26,6 @@ from toast_cli.program.ops import (
     RAGGED_DOT,
     RESHAPE,
     SCATTER,
-    SLICE,
     kind_of,
 )
 from toast_cli.program.values import DisjointSets
@@ -163,15 +162,10 @@ def partitioner_rule(rule: Rule, name: str, operand: tuple[int, ...], result: tu
     return replace(rule, sizes=sizes, need_replication=need, permutation=permuted)
 
 
-def concatenation_rule(rule: Rule, concatenation: Any) -> Rule:
-    """The rule of a concatenation. Shardy marks the dimension as permutation for all slices of one array; XLA sends
-    shards (collective-permute) only if that rotates the array (`jnp.roll`), and otherwise reshards twice. In that case
-    the dimension must be unsharded."""
-    return rule if not rule.permutation or is_rotation(concatenation) else _whole_where_permuted(rule)
-
-
 @lru_cache(maxsize=4096)
-def _whole_where_permuted(rule: Rule) -> Rule:
+def concatenation_rule(rule: Rule) -> Rule:
+    """The rule of a concatenation: its dimension must be unsharded. Shardy marks it as permutation for all slices of
+    one array; XLA sends shards (collective-permute) only if that rotates the array by half, and else reshards twice."""
     return replace(rule, need_replication=rule.need_replication | rule.permutation, permutation=frozenset())
 
 
@@ -180,27 +174,6 @@ def bitwise_reduction_rule(rule: Rule) -> Rule:
     """The rule of a reduction of integers by `and`, `or` or `xor`: the reduced dimension must be unsharded. Neither
     XLA:CPU nor XLA:GPU has such an all-reduce, except for booleans."""
     return replace(rule, need_replication=rule.need_replication | rule.reduction, reduction=frozenset())
-
-
-def is_rotation(concatenation: Any) -> bool:
-    """True if a concatenation puts the end of an array in front of its beginning."""
-    if len(concatenation.operands) != 2:
-        return False
-    end, begin = (operand.owner for operand in concatenation.operands)
-    if any(isinstance(part, ir.Block) or part.name != SLICE for part in (end, begin)):
-        return False
-    dim = int(concatenation.attributes["dimension"].value)
-    array = end.operands[0]
-    first, start = (int(part.attributes["start_indices"][dim]) for part in (end, begin))
-    last, stop = (int(part.attributes["limit_indices"][dim]) for part in (end, begin))
-    whole = array.type.shape[dim]
-    lengths = [part.results[0].type.shape[dim] for part in (end, begin)]
-    return bool(
-        begin.operands[0] == array
-        and (last, start) == (whole, 0)
-        and first == stop
-        and lengths == [whole - first, first]  # no strides
-    )
 
 
 def _whole_where_alone(rule: Rule, custom: bool) -> Rule:

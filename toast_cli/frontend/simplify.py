@@ -108,7 +108,7 @@ def _of_concatenation(operation: Any) -> Any | None:
     if len(moving) == 1:
         return _beside_constant(operation, dim, pieces[moving[0]], operation.operands[1 - moving[0]], moving[0])
     lengths = [piece.last - piece.first for piece in pieces]
-    if lengths[0] == lengths[1]:  # halves, which a mesh can split
+    if lengths[0] == lengths[1]:  # halves of a head's width, which rotary embeddings exchange
         return None
     build = Builder.before(operation)
     zero = build.constant(0, str(operation.results[0].type.element_type))  # padding that no element of the result shows
