@@ -256,22 +256,9 @@ def test_a_manual_region_is_left_alone() -> None:
     assert kinds == ["all-gather"]
 
 
-def test_a_manual_region_needs_its_mesh() -> None:
-    source = source_of_text(MANUAL)
-    with pytest.raises(UsageError) as error:
-        emit_shardy(source, by_hand({"model": 2, "data": 4}, [WHOLE] * 4))
-    assert (
-        error.value.what
-        == 'a manual region was written for the mesh ["data"=4, "model"=2], not for ["model"=2, "data"=4]'
-    )
-    assert "--mesh-shape" in error.value.hint
-
-
 def test_a_manual_region_in_hlo() -> None:
     lowered = by_hand({"data": 4, "model": 2}, [((), (1,)), ((), (1,)), BATCH, BATCH], required={(2, 0): BATCH})
     text = emit_hlo(source_of_text(MANUAL), lowered)
     assert text.count(b"SPMDFullToShardShape") == 1 and b"xla.sdy" not in text
     executable = xla.compile_program(as_stablehlo(text, "hlo"), xla.cpu_devices(DEVICES), shardy=False)
     assert "all-gather" in {c.kind for c in collectives_in(xla.compiled_text(executable), ("data", "model"), (4, 2))}
-    with pytest.raises(UsageError, match="a manual region was written for the mesh"):
-        emit_hlo(source_of_text(MANUAL), by_hand({"model": 2, "data": 4}, [WHOLE] * 4))

@@ -202,11 +202,12 @@ def test_manual_regions_stay_and_pin_their_boundary(form: str) -> None:
     (notice,) = outcome.notices
     assert notice.startswith("a manual region (shard_map) stays as written")
     assert '"data"=4, "model"=2' in str(outcome.module)
-    check_manual_axes(outcome.module, ("data", "model", "one"), (4, 2, 1))
+    check_manual_axes(outcome.module, ("data", "model"), (4, 2))
     for names_, sizes, hint in [
         (("model", "data"), (2, 4), "--mesh-shape data=4,model=2"),
         (("data", "model"), (2, 4), "--mesh-shape data=4,model=2"),
         (("data", "model", "x"), (4, 2, 2), "lower it with a mesh of all 16 devices"),
+        (("data", "model", "one"), (4, 2, 1), "--mesh-shape data=4,model=2"),
     ]:
         with pytest.raises(InputError, match="written for the mesh data=4,model=2") as caught:
             check_manual_axes(outcome.module, names_, sizes, "model")

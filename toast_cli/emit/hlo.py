@@ -18,7 +18,7 @@ from toast_cli.emit.annotations import Constraint, Reshard, around, full_annotat
 from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.regions.rules import group_bounds
-from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, check_manual_regions, read_sharding
+from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, read_sharding
 from toast_cli.errors import UsageError
 from toast_cli.frontend.attributes import REGION
 from toast_cli.frontend.constraints import manual_axes
@@ -274,7 +274,6 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:
     """Refuses ragged dots and some collectives in partially manual regions, and nested manual regions."""
-    check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     for number, op in enumerate(source.program.ops):
         if op.region is None:
             continue

@@ -4,7 +4,6 @@ in-process.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotations import Annotations, Constraint, Reshard, constrainable_values, hands_on
-from toast_cli.errors import UsageError
 from toast_cli.frontend.attributes import is_placed
 from toast_cli.frontend.constraints import quoted
 from toast_cli.frontend.source import Source
@@ -43,7 +41,6 @@ def write_shardy(
     source: Source, lowered: PartitionedProgram, annotations: Annotations, *, binary: bool = False
 ) -> bytes:
     """The program with these annotations; the module of `source` is unchanged afterwards."""
-    check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
     with annotated(source.module, annotations, notation):
         # A copy: operations that regions replace (see `misread`) are detached and still read values of the module, and
@@ -131,28 +128,6 @@ class ShardyNotation:
             added.append(one)
             value = one.results[0]
         return added
-
-
-def check_manual_regions(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> None:
-    """Checks that manual regions, which hold device numbers of the mesh they were written for, fit this mesh.
-
-    Raises `UsageError` for the first region on a mesh that is not exactly this one.
-    """
-    ours = f"[{axes_text(axis_names, axis_sizes)}]"
-    for number, op in enumerate(source.program.ops):
-        if op.name != "sdy.manual_computation":
-            continue
-        theirs = re.search(r"@(\w+|\"[^\"]*\")", str(source.operations[number].attributes["out_shardings"]))
-        meshes = [m for m in source.module.body.operations if m.operation.name == "sdy.mesh"]
-        used = [m for m in meshes if theirs and m.attributes["sym_name"].value == theirs[1].strip('"')]
-        for mesh in used:
-            text = str(mesh.attributes["mesh"])
-            if text != f"#sdy.mesh<{ours}>":
-                raise UsageError(
-                    f"a manual region was written for the mesh {text[len('#sdy.mesh<') : -1]}, not for {ours}",
-                    where=source.location(number),
-                    hint="give --mesh-shape the same axes, sizes and order",
-                )
 
 
 def axes_text(axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> str:

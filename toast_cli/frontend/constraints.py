@@ -105,11 +105,9 @@ def check_axes(record: Kept, target: dict[str, int]) -> None:
 
 
 def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], path: str = "") -> None:
-    """Raises `InputError` unless every manual region was written for a mesh with these axes, in this order.
-
-    Axes of size 1 do not matter. The order does: collectives inside the region count devices.
-    """
-    target = significant(zip(axis_names, axis_sizes, strict=True))
+    """Raises `InputError` unless every manual region was written for a mesh with these axes, in this order:
+    collectives inside the region count devices."""
+    target = tuple(zip(axis_names, axis_sizes, strict=True))
     meshes = meshes_of(module)
     with module.context:
         for region in walk_ops(module, MANUAL_REGION):
@@ -119,7 +117,7 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
                 for s in value_shardings(region.attributes[name], meshes)
             ]
             for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
-                if significant(mesh) != target:
+                if mesh != target:
                     devices, ours = (prod(size for _, size in axes) for axes in (mesh, target))
                     names = ", ".join(repr(name) for name, size in mesh if size > 1)
                     raise InputError(
