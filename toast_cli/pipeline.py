@@ -282,7 +282,7 @@ def plan_given(
         )
         own_shardings = begin(original, spec, meshes if annotated else (), content)
         named = with_dimension_names(original.program, request.names)
-        original = replace(original, program=named, frames=request.frames)
+        original = replace(original, program=named)
     with _timed("analyse", timings, tell):
         variants = variants_of(original, request, saved)
         for mesh in meshes:  # rewritten programs are analysed when the search comes to them

@@ -30,13 +30,6 @@ class CompilerName(StrEnum):
 AUTO = -1
 
 
-class FrameChoice(StrEnum):
-    """Which stack frames a source location shows."""
-
-    user = "user"
-    all = "all"
-
-
 class Fit(StrEnum):
     """When the program is rewritten: never, if no plan fits, or also if that makes it faster."""
 
@@ -201,12 +194,6 @@ class Request:
         OptionKind.TEXTS,
         "Names for the dimensions of arguments, e.g. '*kernel=embed,mlp', for reports and tactics; repeatable.",
         "PATTERN=NAMES",
-    )
-    frames: str = _option(
-        FrameChoice.user.value,
-        "--frames",
-        FrameChoice,
-        "Show places in the source as the line of your own code, or with all frames, those of libraries too.",
     )
     minimise: tuple[str, ...] = _option(
         (),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toast_cli.request import Request
 
 
-@options.with_options(*options.PLANNING, "strategy", "plan", "kernels", "names", "frames", before="quiet")
+@options.with_options(*options.PLANNING, "strategy", "plan", "kernels", "names", before="quiet")
 def explain(
     program: options.Program,
     mesh: options.MeshSpec,

@@ -47,7 +47,7 @@ ENDINGS = {"--json": ".json", "--save-plan": ".plan", "--html": ".html", "--trac
     *options.CONFIRMING,
     *options.PLANNING,
     *options.REWRITING,
-    *("strategy", "pipeline", "plan", "complete", "kernels", "names", "frames"),
+    *("strategy", "pipeline", "plan", "complete", "kernels", "names"),
     before="quiet",
     confirm="auto",
 )

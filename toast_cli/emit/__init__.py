@@ -65,6 +65,6 @@ def _refuse_unwritable(source: Source, format: str) -> None:
     refuse_left_out(source.module, source.path)
 
     def place(operation: Any) -> str:
-        return place_text(str(operation.location), source.frames, source.text_file) or source.path
+        return place_text(str(operation.location), source.text_file) or source.path
 
     refuse_unpartitionable(source.module, place, shardy=format in ("stablehlo", "bytecode"))

@@ -125,7 +125,7 @@ def _check_devices(source: Source, program: Program, devices: int) -> None:
             if unknown is not None:
                 raise InputError(
                     f"the groups of {exchange.kind} name device {unknown}; the mesh has {devices}",
-                    where=place_text(exchange.place, source.frames, source.text_file) or source.path,
+                    where=place_text(exchange.place, source.text_file) or source.path,
                     hint="is the file intact?",
                 )
         _check_devices(source, op.region.body, devices)

@@ -12,8 +12,6 @@ from functools import lru_cache
 
 from toast_cli.base.units import printable
 
-# Frames to show: the user's innermost one, or the whole stack.
-USERS, ALL = "user", "all"
 TEXT = "-"  # MLIR's name for the text that it parses
 
 _HEAD = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"(?=\()')
@@ -66,23 +64,23 @@ def _frames_in(frames: str, file: str) -> tuple[Frame, ...]:
     )
 
 
-def place_text(location: str, frames: str = USERS, file: str = TEXT) -> str:
-    """`model.py:28 Block.__call__ → MultiHeadAttention (bwd layer_0/mul)`; the name alone where the location holds no
-    source.
-
-    Args:
-        frames: "user" shows the innermost frame outside installed packages, "all" every frame, the innermost first.
-        file: see `frames_of`.
+def place_text(location: str, file: str = TEXT) -> str:
+    """`model.py:28 Block.__call__ → MultiHeadAttention (bwd layer_0/mul)`: the innermost frame outside installed
+    packages; the name alone where the location holds no source. file: see `frames_of`.
     """
-    where, label = _where(_frames_text(location), frames, file), printable(op_path(name_stack_of(location)))
+    where, label = _where(_frames_text(location), file), printable(op_path(name_stack_of(location)))
     return f"{where} ({label})" if where and label else where or label
 
 
 @lru_cache(maxsize=10_000)
-def _where(text: str, frames: str, file: str) -> str:
-    """The frames of a location to show. text: see `_frames_text`."""
+def _where(text: str, file: str) -> str:
+    """The frame of a location to show. text: see `_frames_text`."""
     stack = _frames_in(text, file)
-    return printable(" ← ".join(map(str, stack)) if frames == ALL else _users(stack))
+    if not stack:
+        return ""
+    number = users_frame(stack)
+    called = stack[number - 1].function.removesuffix(".__call__") if number else ""
+    return printable(f"{stack[number]} → {called}" if called else str(stack[number]))
 
 
 def name_stack_of(location: str) -> str:
@@ -102,14 +100,6 @@ def functions_of(frames: Sequence[Frame]) -> tuple[str, ...]:
     users = [frame for frame in reversed(frames) if frame.is_users]
     names = [frame.function.removesuffix(".__call__") for frame in users if frame.function]
     return tuple(dict.fromkeys(names)) or tuple(frame.place for frame in users[-1:])
-
-
-def _users(stack: tuple[Frame, ...]) -> str:
-    if not stack:
-        return ""
-    number = users_frame(stack)
-    called = stack[number - 1].function.removesuffix(".__call__") if number else ""
-    return f"{stack[number]} → {called}" if called else str(stack[number])
 
 
 def _function(name: str) -> str:

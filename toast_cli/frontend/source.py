@@ -13,7 +13,7 @@ from toast_cli import xla
 from toast_cli.base.units import printable
 from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import copy_splats, merge_scalars
-from toast_cli.frontend.places import TEXT, USERS, Frame, frames_of, name_stack_of, place_text
+from toast_cli.frontend.places import TEXT, Frame, frames_of, name_stack_of, place_text
 from toast_cli.frontend.reader import read_program
 from toast_cli.frontend.shardings import Kept
 from toast_cli.kernels.describe import describe_kernels, drop_descriptions
@@ -47,7 +47,6 @@ class Source:
         operations: [ops] ir.Operation that each op stands for (the `while` of a carry, the terminator of a result).
         uses: (op, operand position) -> where in the module, for the ops of our own kinds.
         annotations: shardings the program states and we keep: its manual regions' always, the rest on request.
-        frames: which frames of the stack `location` shows: "user" or "all".
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
         kernels: what the user says of hand-written ones.
         own_mesh: axes of the mesh for which the program states shardings, with their sizes; see `Normalised`.
@@ -64,7 +63,6 @@ class Source:
     uses: dict[tuple[int, int], tuple[Any, int]]
     annotations: tuple[Kept, ...] = ()
     notices: tuple[str, ...] = ()
-    frames: str = USERS
     kernels: Table | None = None
     own_mesh: tuple[tuple[str, int], ...] = ()
     sizes: dict[str, int] = field(default_factory=dict)
@@ -92,7 +90,7 @@ class Source:
     def location(self, op: int, inside: str = "") -> str:
         """Source location of a program op, `model.py:123 function (name stack)`; empty if the program records none. See
         `toast_cli.frontend.places`. inside: location of an op within it, to be shown instead (see `Exchange`)."""
-        return place_text(inside or self._place(op), self.frames, self.text_file)
+        return place_text(inside or self._place(op), self.text_file)
 
     def stack(self, op: int) -> tuple[Frame, ...]:
         """Every frame of a program op's location, the innermost first."""
@@ -165,7 +163,7 @@ def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) ->
     before = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute", "offload")}
     program = replace(found.program, arguments=arguments, **(before | facts))
     notices = (*source.notices, *added)
-    kept = {name: getattr(source, name) for name in ("frames", "kernels", "sizes")}
+    kept = {name: getattr(source, name) for name in ("kernels", "sizes")}
     return replace(found, program=program, notices=notices, **kept)
 
 

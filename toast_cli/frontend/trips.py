@@ -58,7 +58,7 @@ def state_runs(module: Any, stated: tuple[str, ...], file: str) -> None:
     Raises `UsageError` for an entry without such numbers, and for one that fits nothing in the program.
     """
     operations = walk_ops(module, WHILE, IF, CASE)
-    there = [(operation, place_text(str(operation.location), file=file)) for operation in operations if stated]
+    there = [(operation, place_text(str(operation.location), file)) for operation in operations if stated]
     for entry in stated:
         pattern, _, text = entry.rpartition("=")
         numbers = numbers_of(text)

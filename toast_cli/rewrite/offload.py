@@ -57,9 +57,7 @@ def with_offload(source: Source, what: Offload) -> Source | str:
             makers = _offload_residuals(copy)
             if makers:
                 values = _listed(
-                    "the layer's input"
-                    if maker is None
-                    else place_text(str(maker.location), source.frames, source.text_file)
+                    "the layer's input" if maker is None else place_text(str(maker.location), source.text_file)
                     for maker in makers
                 )
                 notices.append(

@@ -66,7 +66,7 @@ def with_recompute(source: Source, policy: Recompute) -> Source | str:
         if not found:
             return "the program saves nothing from a forward to a backward pass that this policy recomputes"
         erase_unread(block)
-    places = Counter(place_text(str(location), source.frames, source.text_file) for location in found)
+    places = Counter(place_text(str(location), source.text_file) for location in found)
     place = next((f" at {text}" for text, _ in places.most_common() if text), "")
     notice = (
         f"the backward pass recomputes what it needs of the forward pass{_IN_WORDS[policy]}: the program written "

@@ -96,7 +96,7 @@ class StagedProgram:
 
 def refusal(what: str, location: Any = "", hint: str = "leave out -o for the price alone") -> UsageError:
     """The error for a program that cannot be cut. location: of the op concerned."""
-    place = place_text(str(location), "user", "")
+    place = place_text(str(location), "")
     return UsageError(f"{what}{f', at {place}' if place else ''}", where="--pipeline", hint=hint)
 
 
