@@ -80,12 +80,6 @@ def test_a_donated_argument_and_what_takes_its_buffer_are_one() -> None:
     assert value_classes(program, dimensions, result.value) == value_classes(program, dimensions, 0)
 
 
-def test_only_reshapes_that_do_not_line_up_are_misaligned() -> None:
-    program = program_of(lambda x: (x.reshape(4, 6), x.reshape(6, 4), x.reshape(2, 12)), arg(24))
-    (bad,) = analyse(program).misaligned
-    assert program.values[program.ops[bad].results[0]].shape == (6, 4)
-
-
 # ---------------------------------------------------------------- conflicts
 
 

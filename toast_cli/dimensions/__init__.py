@@ -41,5 +41,5 @@ def analyse(program: Program) -> Dimensions:
     )
     return Dimensions(
         classes.sizes, tuple(class_group), classes.forms, classes.factor_classes, groups, conflicts.resolutions,
-        conflicts.strands, conflicts.values, conflicts.components, classes.misaligned,
+        conflicts.strands, conflicts.values, conflicts.components,
     )  # fmt: skip

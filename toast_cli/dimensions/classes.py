@@ -21,14 +21,12 @@ Position = tuple[int, int]  # array number (operands first, then results), dimen
 
 @dataclass(frozen=True)
 class Classes:
-    """[classes] sizes; [ops] form and factor classes; pairs of classes that a stencil or slice links; misaligned
-    ops."""
+    """[classes] sizes; [ops] form and factor classes; pairs of classes that a stencil or slice links."""
 
     sizes: tuple[int, ...]
     forms: tuple[Form, ...]
     factor_classes: tuple[tuple[int, ...], ...]
     links: tuple[tuple[int, int], ...]
-    misaligned: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +59,19 @@ def classify(program: Program) -> Classes:
     names = Names()
     value_names = [tuple(names.new(s) if s > 1 else NO_NAME for s in value.shape) for value in program.values]
     plans: dict[Rule, RulePlan] = {}
-    misaligned: set[int] = set()
-    for number, op in enumerate(program.ops):
+    for op in program.ops:
         plan = plans.get(op.rule)
         if plan is None:
             plan = plans[op.rule] = plan_rule(op.rule)
         if plan.alone or plan.products:
             arrays = [value_names[v] for v in op.operands + op.results]
-            if not _equate(names, op.rule, plan, arrays):
-                misaligned.add(number)
+            _equate(names, op.rule, plan, arrays)
     _equate_aliases(names, program, value_names)
-    return _Cutter(names, value_names, plans).cut(program, misaligned)
+    return _Cutter(names, value_names, plans).cut(program)
 
 
-def _equate(names: Names, rule: Rule, plan: RulePlan, arrays: list[tuple[int, ...]]) -> bool:
-    """Unifies the names that one op's rule equates; False where splits do not line up."""
-    aligned = True
+def _equate(names: Names, rule: Rule, plan: RulePlan, arrays: list[tuple[int, ...]]) -> None:
+    """Unifies the names that one op's rule equates, except where splits do not line up."""
     factor_names: dict[int, int] = {}
     sizes = names.sizes
     for factor, positions in plan.alone:
@@ -88,8 +83,8 @@ def _equate(names: Names, rule: Rule, plan: RulePlan, arrays: list[tuple[int, ..
                 continue
             if first == NO_NAME:
                 first = name
-            elif not names.unify(first, name):
-                aligned = False
+            else:
+                names.unify(first, name)
         factor_names[factor] = first
     for (array, dim), factors in plan.products:
         whole = arrays[array][dim]
@@ -98,9 +93,7 @@ def _equate(names: Names, rule: Rule, plan: RulePlan, arrays: list[tuple[int, ..
         for factor in factors:
             if factor_names.get(factor, NO_NAME) == NO_NAME:
                 factor_names[factor] = names.new(rule.sizes[factor])
-        if not names.unify_product(whole, [factor_names[f] for f in factors]):
-            aligned = False
-    return aligned
+        names.unify_product(whole, [factor_names[f] for f in factors])
 
 
 def _equate_aliases(names: Names, program: Program, value_names: list[tuple[int, ...]]) -> None:
@@ -127,24 +120,12 @@ class _Cutter:
         self._forms: dict[tuple[object, ...], Form] = {}
         self._links: set[tuple[int, int]] = set()
         self._arrays: list[tuple[tuple[int, ...], ...] | None] = [None] * len(value_names)
-        self._ops: dict[tuple[object, ...], tuple[Form, tuple[int, ...], bool]] = {}
+        self._ops: dict[tuple[object, ...], tuple[Form, tuple[int, ...]]] = {}
 
-    def cut(self, program: Program, misaligned: set[int]) -> Classes:
-        forms: list[Form] = []
-        factor_classes: list[tuple[int, ...]] = []
-        for number, op in enumerate(program.ops):
-            form, classes, aligned = self._op(op)
-            forms.append(form)
-            factor_classes.append(classes)
-            if not aligned:
-                misaligned.add(number)
-        return Classes(
-            tuple(self._sizes),
-            tuple(forms),
-            tuple(factor_classes),
-            tuple(sorted(self._links)),
-            tuple(sorted(misaligned)),
-        )
+    def cut(self, program: Program) -> Classes:
+        cuts = [self._op(op) for op in program.ops]
+        forms, factor_classes = tuple(form for form, _ in cuts), tuple(classes for _, classes in cuts)
+        return Classes(tuple(self._sizes), forms, factor_classes, tuple(sorted(self._links)))
 
     def _classes(self, name: int) -> tuple[int, ...]:
         found = self._leaves.get(name)
@@ -158,8 +139,8 @@ class _Cutter:
             found = self._leaves[name] = tuple(numbers)
         return found
 
-    def _op(self, op: Op) -> tuple[Form, tuple[int, ...], bool]:
-        """The op's form, the class of each of its factors, and whether every dimension lined up."""
+    def _op(self, op: Op) -> tuple[Form, tuple[int, ...]]:
+        """The op's form, and the class of each of its factors."""
         arrays = tuple(self._array(v) for v in op.operands + op.results)
         key = (op.rule, arrays, op.region is not None)
         found = self._ops.get(key)
@@ -174,13 +155,12 @@ class _Cutter:
             found = self._arrays[value] = tuple(map(self._classes, self._value_names[value]))
         return found
 
-    def _cut_op(self, op: Op, arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[Form, tuple[int, ...], bool]:
+    def _cut_op(self, op: Op, arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[Form, tuple[int, ...]]:
         plan = self._plans[op.rule]
         pieces: dict[int, list[int]] = {}  # factor -> its classes
         extents: dict[int, list[int]] = {}  # factor -> sizes of the dimensions that are this factor but of another size
         # A manual region sums inside over factors that no result has.
         blocked: set[int] = {*op.rule.need_replication, *(() if op.region is not None else lost_factors(op.rule))}
-        aligned = True
         for factor, positions in plan.alone:
             size = op.rule.sizes[factor]
             found = [arrays[a][d] for a, d in positions if arrays[a][d]]
@@ -193,7 +173,6 @@ class _Cutter:
                 pieces[factor] = list(max(found, key=lambda c: prod(self._sizes[x] for x in c)))
             if any(c != same[0] for c in same):
                 blocked.add(factor)
-                aligned = False
             if len(same) < len(found):
                 # A manual region splits a dimension manually if it is larger outside than the factor.
                 linked = factor in op.rule.permutation or op.region is not None
@@ -206,8 +185,7 @@ class _Cutter:
         for (array, dim), factors in plan.products:
             if not self._cut_product(arrays[array][dim], factors, op.rule, pieces):
                 blocked.update(factors)
-                aligned = False
-        return (*self._form(op.rule, pieces, extents, blocked), aligned)
+        return self._form(op.rule, pieces, extents, blocked)
 
     def _link(self, found: list[tuple[int, ...]]) -> None:
         """Links dimensions of different sizes with one factor (a stencil, a slice): they are decided together, but

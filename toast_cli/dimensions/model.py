@@ -96,7 +96,6 @@ class Dimensions:
         class_group: [classes] group of each.
         forms: [ops]; factor_classes: [ops] class of each factor of the op's form.
         strands: op number -> per factor its place in a conflict, or None; only for ops that take part in one.
-        misaligned: ops at which two splits of one dimension do not line up, so that they need a reshard.
     """
 
     class_sizes: tuple[int, ...]
@@ -108,4 +107,3 @@ class Dimensions:
     strands: dict[int, tuple[Strand | None, ...]]
     conflicts: int
     components: int
-    misaligned: tuple[int, ...]

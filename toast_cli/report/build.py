@@ -497,9 +497,6 @@ def _analysis(source: Source, evaluator: Evaluator, result: SearchResult, remark
         *problem.notices,
         *filter(None, [version_note(problem.mesh.chip)]),
     ]
-    if dimensions.misaligned:
-        count = format_plural(len(dimensions.misaligned), "reshape")
-        notes.append(f"{count} regroup dimensions so that no split carries over: arrays move there")
     return AnalysisFacts(
         len(dimensions.class_sizes), len(dimensions.groups), dimensions.conflicts, dimensions.components,
         len(dimensions.resolutions), groups, dict(opaque.most_common()), notes,

@@ -112,7 +112,6 @@ class Inspection:
     loops: list[LoopFacts]
     classes: list[ClassFacts]
     conflicts: list[ConflictFacts]
-    misaligned: int
     tensors: list[TensorFacts]
     notices: list[str]
     symbols: list[SymbolFacts] = field(default_factory=list)
@@ -130,7 +129,7 @@ def inspect_program(source: Source, dimensions: Dimensions, symbols: Symbols | N
         sum(sizes[a.value] for a in program.arguments), sum(sizes[a.value] for a in program.arguments if a.donated),
         len(program.results), program.flops, _op_kinds(program), _loops(source),
         [ClassFacts(g.name, g.role, g.size, len(g.classes), list(g.members)) for g in dimensions.groups],
-        _conflicts(source, dimensions), len(dimensions.misaligned), _tensors(source), list(source.notices),
+        _conflicts(source, dimensions), _tensors(source), list(source.notices),
         symbol_facts(symbols or {}, source.sizes),
     )  # fmt: skip
 
@@ -293,12 +292,10 @@ def _conflict_table(found: Inspection) -> RenderableType | None:
         more = f" and {format_plural(rest, 'more place')}" if rest > 0 else ""
         places = ", ".join(one.locations[:_PLACES]) + more
         rows.append((one.name, str(one.sides), f"{one.components:,}", f"{one.values:,}", places))
-    words = f"{format_plural(found.misaligned, 'reshape')} regroup dimensions so that no split carries over"
-    notes = [Text(words, style.LABEL)] if found.misaligned else []
     heads = [("", "left"), ("choices", "right"), ("places", "right"), ("arrays", "right"), ("at", "fold")]
     drawn = style.table(heads, rows)
     return style.section(
-        "conflicts: an array has the dimension twice, and a mesh axis can split only one of the two", drawn, *notes
+        "conflicts: an array has the dimension twice, and a mesh axis can split only one of the two", drawn
     )
 
 
