@@ -221,9 +221,25 @@ def _parse_bytecode(bytecode: bytes, where: str) -> Any:
     from toast_cli.frontend.convert import dense_module
 
     try:
-        return dense_module(parse_module(make_context(), bytecode))
+        return dense_module(_parse_known(bytecode))
     except xla.ir.MLIRError as error:
         raise InputError(first_error(error)[1], where=where, hint=OTHER_VERSION) from None
+
+
+def _parse_known(program: bytes) -> Any:
+    """Parses bytecode; drops attributes of unregistered dialects."""
+    from toast_cli import xla
+
+    try:
+        return xla.parse_module(xla.make_context(), program)
+    except xla.ir.MLIRError as error:
+        message = first_error(error)[1]
+        if UNREGISTERED not in message or "quant" in message:
+            raise
+        try:
+            return parse_without_foreign_attributes(program)
+        except xla.ir.MLIRError as left:  # its location refers to a copy, if an operation or a type is of the dialect
+            raise error if UNREGISTERED in first_error(left)[1] else left from None
 
 
 def _parse_text(data: bytes, where: str) -> Any:
@@ -234,7 +250,7 @@ def _parse_text(data: bytes, where: str) -> Any:
     if not data or data.isspace():
         raise InputError("the program is empty", where=where, hint="was it written completely?")
     try:
-        return parse_module(make_context(), with_dense_constants(data))
+        return _parse_known(with_dense_constants(data))
     except xla.ir.MLIRError as error:
         if not _MLIR_WORD.search(data):
             raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT) from None
@@ -271,21 +287,77 @@ def _byte_for_each(found: re.Match[bytes]) -> bytes:
 
 
 # ---------------------------------------------------------------- foreign dialects
-# Refuses dialects that XLA does not accept, with a hint.
+# Handles dialects that XLA does not accept: drops their attributes, refuses their operations with a hint.
 
 # XLA's conversion to HLO accepts the operations of `shape` and `tensor`, and constants, if shapes are static.
 DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "mhlo", "sdy", "shape", "tensor"})
 TAKEN = frozenset({"arith.constant"})
 CUSTOM_CALL = "stablehlo.custom_call"
+# Attributes that a custom call keeps: names without a dialect prefix, and MHLO's.
+READ = frozenset({"api_version", "backend_config", "call_target_name", "called_computations", "mhlo"})
 LOWER = (
     "lower the program to StableHLO first, e.g. with torch-mlir's or IREE's passes that end in StableHLO, "
-    "or stablehlo-opt, and without attributes of other dialects"
+    "or stablehlo-opt"
 )
 
 
 EXPORT_AGAIN = "export the program again with JAX 0.7 or newer, whose partitioner is Shardy"
 GSPMD_BOUNDARY = frozenset({b"SPMDFullToShardShape", b"SPMDShardToFullShape"})
 UNREGISTERED = "unregistered dialect"
+
+
+def parse_without_foreign_attributes(program: bytes) -> Any:
+    """The module without the attributes of unregistered dialects (`tt.device = #tt.device<…>`), which XLA ignores.
+    Attributes that a custom call reads stay.
+
+    Raises `ir.MLIRError` if operations or types are of such dialects.
+    """
+    context = make_context()
+    context.allow_unregistered_dialects = True
+    module = parse_module(context, program)
+    known = make_context()
+    verdicts: dict[str, bool] = {}
+
+    def is_foreign(value: Any) -> bool:
+        text = str(value) if not isinstance(value, ir.StringAttr | ir.DenseElementsAttr) else ""
+        if "#" not in text and "!" not in text:
+            return False
+        if text not in verdicts:
+            try:
+                ir.Attribute.parse(text, known)
+            except ir.MLIRError:
+                verdicts[text] = True
+            except (TypeError, ValueError):  # an attribute that Python cannot represent
+                verdicts[text] = False
+            else:
+                verdicts[text] = False
+        return verdicts[text]
+
+    def own(entries: Any) -> Any:
+        """The argument or result dictionaries without foreign attributes."""
+        return ir.ArrayAttr.get(
+            [ir.DictAttr.get({one.name: one.attr for one in each if not is_foreign(one.attr)}) for each in entries]
+        )
+
+    with context:
+        for operation in operations_in(module):
+            attributes = operation.attributes
+            for name in list(attributes):
+                if operation.name == "func.func" and name in ("arg_attrs", "res_attrs"):
+                    attributes[name] = own(attributes[name])
+                elif not (operation.name == CUSTOM_CALL and name.partition(".")[0] in READ) and is_foreign(
+                    _value(attributes, name)
+                ):
+                    del attributes[name]
+    # As text: the reader of bytecode ends the process at an unregistered type.
+    return parse_module(known, module.operation.get_asm(enable_debug_info=True, binary=True))
+
+
+def _value(attributes: Any, name: str) -> Any:
+    try:
+        return attributes[name]
+    except (TypeError, ValueError):  # complex numbers, which Python cannot represent
+        return ""
 
 
 def drop_declarations(module: Any) -> None:
