@@ -15,7 +15,7 @@ from toast_cli.price.memory_fit import RISK
 from toast_cli.request import Request
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.tactics import PricedStrategy, parse_tactics, priced_strategies, strategy
-from toast_cli.tactics.strategies import MARGIN, SMALL_GAIN, preferred, with_batch_over_data
+from toast_cli.tactics.strategies import MARGIN, preferred, with_batch_over_data
 
 NEARLY_ALL = -1.0  # of the memory limit, so that the plan may not fit
 
@@ -28,7 +28,9 @@ def evaluator() -> Evaluator:
 def found(evaluator: Evaluator, plan: Plan, *, seconds: float, peak_bytes: float, fits: bool = True) -> SearchResult:
     """A search that found `plan`, which costs so much."""
     cost = evaluator.exact_cost(plan)
-    cost = replace(cost, compute_seconds=seconds, communication_seconds=0.0, peak_bytes=peak_bytes)
+    cost = replace(
+        cost, compute_seconds=seconds, communication_seconds=0.0, exposed_seconds=None, peak_bytes=peak_bytes
+    )
     return SearchResult(plan, cost, fits, 100, 50, 1.0, "iterations")
 
 
@@ -121,7 +123,7 @@ def test_decisions_that_gain_little_go(evaluator: Evaluator) -> None:
     longer = problem.canonical((*plan, *strategy(problem, "megatron")))
     cost = evaluator.exact_cost(longer)
     assert len(longer) > len(plan)
-    assert evaluator.exact_cost(plan).step_seconds <= (1 + SMALL_GAIN) * cost.step_seconds
+    assert evaluator.exact_cost(plan).step_seconds <= (1 + MARGIN) * cost.step_seconds
     result = SearchResult(longer, cost, True, 100, 50, 1.0, "iterations")
     _, taken = preferred((evaluator, result))
     assert len(taken.plan) < len(longer)
@@ -147,6 +149,23 @@ def test_a_known_strategy_takes_no_tactic_back(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys.modules[preferred.__module__], "priced_strategies", lambda _: ({"zero2": zero2}, {}))
     result = found(fsdp, fixed, seconds=zero2.cost.step_seconds, peak_bytes=zero2.cost.peak_bytes)
     assert preferred((fsdp, result))[1].plan == fixed
+
+
+@pytest.mark.parametrize(("longer", "is_taken"), [(0.9 * MARGIN, True), (1.1 * MARGIN, False)])
+def test_the_shortest_plan_on_any_mesh_is_taken(monkeypatch: pytest.MonkeyPatch, longer: float, is_taken: bool) -> None:
+    module = sys.modules[preferred.__module__]
+    monkeypatch.setattr(module, "priced_strategies", lambda _: ({}, {}))
+    monkeypatch.setattr(module, "shortened", lambda _, plan, *others: plan)
+    path = str(SAMPLES / "mlp_tiny.mlir")
+    two, one = (Evaluator(problem_of(path, "v4-32", shape)) for shape in ("data=8,model=2", "data=16"))
+    plan = strategy(one.problem, "fsdp")
+    cost = one.exact_cost(plan)
+    other = SearchResult(plan, cost, True, 100, 50, 1.0, "iterations")
+    seconds = cost.step_seconds / (1 + longer)
+    result = found(two, strategy(two.problem, "fsdp x megatron"), seconds=seconds, peak_bytes=cost.peak_bytes)
+    evaluator, taken = preferred((two, result), [(one, other)])
+    assert (evaluator is one) == is_taken
+    assert not taken.known_as
 
 
 def test_a_bound_on_an_axis_is_read_on_the_mesh_that_has_it() -> None:

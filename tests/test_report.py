@@ -150,8 +150,8 @@ notes
      chlo.top_k ×2, stablehlo.sort ×1
   ·  the trip count of the loop at model.py:12 is unknown; 1 is assumed
 
-search     mcts, seed 0: 12,345 plans tried in 2.13 s, the best was number
-           8,201; stopped: further plans gained less than 1%
+search     mcts, seed 0: 12,345 plans tried, the best was number 8,201; stopped:
+           further plans gained less than 1%
 time       3.27 s: load 410 ms, dimensions 520 ms, search 2.13 s, emit 210 ms
 """
 
@@ -231,8 +231,8 @@ notes
      stablehlo.sort ×1
   ·  the trip count of the loop at model.py:12 is unknown; 1 is assumed
 
-search     mcts, seed 0: 12,345 plans tried in 2.13 s, the best was number 8,201; stopped: further
-           plans gained less than 1%
+search     mcts, seed 0: 12,345 plans tried, the best was number 8,201; stopped: further plans
+           gained less than 1%
 time       3.27 s: load 410 ms, dimensions 520 ms, search 2.13 s, emit 210 ms
 """
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from programs import evaluator_of, round_mesh, sample
 
-from toast_cli.plan.decisions import Plan
+from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.build import build_report
@@ -122,3 +122,27 @@ def test_a_report_has_the_words_unless_the_plan_is_known() -> None:
     ]
     assert not words[0]
     assert "% slower than data-parallel, the fastest listed strategy that fits: all-gather over " in words[1]
+
+
+def test_a_dimension_that_both_split_is_not_lacking(evaluator: Evaluator) -> None:
+    """Here only some ops leave it alone."""
+    batch, *rest = strategy(evaluator.problem, "fsdp")
+    assert isinstance(batch, Shard)
+    slower = known(evaluator, "fsdp", replace(COST, compute_seconds=1.0))
+    partly = batch._replace(unless=next(d.group for d in rest if isinstance(d, Shard)))
+    text = why(evaluator, found((partly, *rest), COST), {"fsdp": slower})
+    assert text.partition("The plan adds ")[2].startswith("batch (except in ops with ")
+    assert "lacks" not in text
+
+
+@pytest.mark.parametrize(("mesh", "says"), [("v4-32", True), ("h100-8", False)])
+def test_gradients_that_xla_all_reduces_all_the_same_are_named(mesh: str, says: bool) -> None:
+    """The pieces of the weights of so small a program are less than a tile."""
+    of = evaluator_of(sample("mlp_tiny")[0], mesh)
+    fsdp = strategy(of.problem, "fsdp")
+    slower = PricedStrategy("fsdp", "", fsdp, replace(of.exact_cost(fsdp), compute_seconds=1.0), of.problem.mesh)
+    plan = strategy(of.problem, "data-parallel")
+    text = why(of, found(plan, of.exact_cost(plan)), {"fsdp": slower})
+    assert (
+        text.endswith("In fsdp, XLA:TPU all-reduces gradients that are no whole memory tiles on each device.") == says
+    )

@@ -113,6 +113,7 @@ def build_report(
             [_decision(source, problem, d) for d in result.plan],
             summary(problem, result.plan),
             fixed=len(problem.fixed),
+            strategy=result.known_as,
             why=why(evaluator, result, {strategy_label(k, of.axes, of.mesh): known[k] for k, of in baselines.items()}),
         ),
         _predicted(source, evaluator, result),

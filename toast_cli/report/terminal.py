@@ -317,6 +317,8 @@ def prediction(report: Report, width: int) -> RenderableType:
         f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD
     )
     held.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
+    if predicted.peak_error and filled > 0.5:
+        held.append(f"; nine of ten programs need at most {format_percent(predicted.peak_error)} more", "")
     memory = (filled, "█", style.MEMORY if predicted.fits else style.BAD)
     add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
 
@@ -345,7 +347,8 @@ def comparison(report: Report, width: int) -> RenderableType:
     figures = this.step_seconds, this.peak_bytes
     others = {strategy_label(name, facts.axes, facts.mesh): facts for name, facts in report.baselines.items()}
     alike = next((k for k, facts in others.items() if (facts.step_seconds, facts.peak_bytes) == figures), "")
-    own = f"this plan ({alike})" if alike else "this plan"
+    known_as = alike or report.plan.strategy
+    own = f"this plan ({known_as})" if known_as else "this plan"
     others.pop(alike, None)
     columns = [
         ("", "fold"), ("step time", "right"), ("", "right"), ("compute", "right"), ("communication", "right"),
@@ -405,8 +408,8 @@ def statistics(report: Report) -> RenderableType:
     ended = f"; stopped: {STOPPED.get(search.stopped, search.stopped)}" if search.stopped else ""
     rows = _labelled()
     words = (
-        f"{search.algorithm}, seed {search.seed}: {format_plural(search.evaluations, 'plan')} tried in "
-        f"{format_seconds(search.seconds)}, the best was number {format_count(search.best_found_at)}{ended}"
+        f"{search.algorithm}, seed {search.seed}: {format_plural(search.evaluations, 'plan')} tried, the best was "
+        f"number {format_count(search.best_found_at)}{ended}"
     )
     rows.add_row("search", UNSEARCHED.get(search.algorithm, words))
     total = sum(report.timings.values())

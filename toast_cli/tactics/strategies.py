@@ -147,8 +147,8 @@ def _each_once(
 # The prediction error exceeds these gains, while a known strategy is well tested in compilers, and a short plan is easy
 # to check.
 
-# Tolerated slowdown of a step, as a fraction: for a known strategy, and for a plan of fewer decisions.
-MARGIN, SMALL_GAIN = 0.05, 0.03
+# Tolerated slowdown of a step, as a fraction.
+MARGIN = 0.05
 # A decision that changes step and peak memory by no more than this fraction has no effect.
 NO_EFFECT = 0.001
 
@@ -158,17 +158,18 @@ def preferred(best: PricedResult, elsewhere: Iterable[PricedResult] = ()) -> Pri
     the plan of the search. Decisions that change nothing are left out.
 
     Of several known strategies, one over the fewest axes; of these, the one of fewest decisions that no other one beats
-    in step, also if nothing overlaps, and in memory.
+    in step, also if nothing overlaps, and in memory. Where there is none, the plan of fewest decisions on any mesh
+    shape.
 
     Args:
-        elsewhere: the same program on other mesh shapes, whose known strategies may be taken, too.
+        elsewhere: the same program on other mesh shapes.
     """
     evaluator, result = best
     if not result.fits:
         return best
+    meshes = [(one, _Tolerance(one[0])) for one in (best, *elsewhere)]  # bounds on axes are those of a mesh
     known: list[tuple[PricedStrategy, PricedResult]] = []
-    for searched in (best, *elsewhere):
-        tolerance = _Tolerance(searched[0])  # bounds on axes are those of its mesh
+    for searched, tolerance in meshes:
         priced = priced_strategies(searched[0])[0].values()
         suited = [one for one in priced if _adds_to(searched[0].problem, one.plan)]
         known += [(one, searched) for one in suited if tolerance.allows(one.cost, result.cost)]
@@ -176,7 +177,10 @@ def preferred(best: PricedResult, elsewhere: Iterable[PricedResult] = ()) -> Pri
         simplest, (evaluator, taken) = _simplest(known)
         plan, name = simplest.plan, simplest.label
     else:
-        taken, plan, name = result, shortened(evaluator, result, _Tolerance(evaluator)), ""
+        near = [(one, tolerance) for one, tolerance in meshes if tolerance.allows(one[1].cost, result.cost)]
+        shorter = [(shortened(one[0], one[1].plan, result.cost, tolerance), one) for one, tolerance in near]
+        plan, (evaluator, taken) = min(shorter, key=lambda entry: len(entry[0]), default=(result.plan, best))
+        name = ""
     plan = without_idle(evaluator, plan)
     cost = evaluator.exact_cost(plan)
     if (taken is result and plan == result.plan) or not _Tolerance(evaluator).allows(cost, result.cost):
@@ -237,19 +241,19 @@ class _Tolerance:
         self._sure_bytes = surely_fitting_bytes(problem.program, problem.mesh)
         self.step_seconds = self._objective.step_seconds
 
-    def allows(self, cost: Cost, other: Cost, margin: float = MARGIN) -> bool:
-        fast = self.step_seconds(cost) <= (1 + margin) * self.step_seconds(other)
+    def allows(self, cost: Cost, other: Cost) -> bool:
+        fast = self.step_seconds(cost) <= (1 + MARGIN) * self.step_seconds(other)
         return fast and cost.peak_bytes <= max(other.peak_bytes, self._sure_bytes) and self._objective.met(cost)
 
 
-def shortened(evaluator: Evaluator, result: SearchResult, tolerance: _Tolerance) -> Plan:
-    """The plan found, without decisions that together gain less than `SMALL_GAIN`; drops those that gain least
+def shortened(evaluator: Evaluator, plan: Plan, least: Cost, tolerance: _Tolerance) -> Plan:
+    """A plan without decisions that are not needed to be nearly as fast as `least`; drops those that gain least
     first."""
-    plan, first = result.plan, len(evaluator.problem.fixed)
+    first = len(evaluator.problem.fixed)
     while True:
         without = [evaluator.problem.canonical((*plan[:k], *plan[k + 1 :])) for k in range(first, len(plan))]
         costs = [(evaluator.cost(one), one) for one in without if len(one) < len(plan)]
-        near = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, result.cost, SMALL_GAIN)]
+        near = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, least)]
         if not near:
             return plan
         plan = min(near, key=lambda entry: entry[0])[1]
