@@ -207,6 +207,25 @@ def adversaries(w: Any, noise: Any, real: Any) -> Any:
     return told(made) - told(real)
 
 
+def spectral(w: Any, fields: Any) -> Any:
+    """Several steps of a spectral model: fields go to a grid and back by constant matrices, with weights between."""
+    to_grid = jnp.asarray(np.random.default_rng(0).normal(size=(3, S, V)), jnp.float32)
+
+    def step(x: Any, _: Any) -> Any:
+        grid = jnp.einsum("mkj,blmk->blmj", to_grid, x)
+        grid = jnp.einsum("lf,blmj->bfmj", w["in"], grid)
+        return x + jnp.einsum("fl,mkj,bfmj->blmk", w["out"], to_grid, jax.nn.relu(grid)), None
+
+    return jax.lax.scan(step, fields, length=3)[0]
+
+
+def spectral_step(w: Any, fields: Any, target: Any) -> Any:
+    """A step of its training."""
+    found, slopes = jax.value_and_grad(lambda w: jnp.mean((spectral(w, fields) - target) ** 2))(w)
+    return jax.tree.map(lambda a, b: a - b, w, slopes), found
+
+
+SPECTRAL = {"in": arg(D, F), "out": arg(F, D)}
 DIFFUSION = {
     "patch": arg(12, D), "time": arg(20, D), "modulate": arg(D, D), "layers": [BLOCK, BLOCK], "out": arg(D, 12)
 }  # fmt: skip
@@ -218,6 +237,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
         diffusion, (DIFFUSION, arg(B, S, 12), arg(B, 20)),
         {(0, 0): "ff", (0, 1): "embed", (3, 0): "embed", (1, 1): "heads", (16, 0): "batch", (16, 1): "seq",
          (17, 0): "batch"},
+    ),
+    "a spectral model": (spectral, (SPECTRAL, arg(B, D, 3, S)), {(2, 0): "batch", (2, 3): ""}),
+    "a spectral model's training": (
+        spectral_step, (SPECTRAL, *[arg(B, D, 3, S)] * 2), {(2, 0): "batch", (2, 3): "", (3, 0): "batch"},
     ),
     "adversaries": (
         adversaries,
@@ -527,6 +550,9 @@ ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...],
      [WEIGHTS, WEIGHTS, INPUTS, INPUTS]),
     ("a batch at constant times", interpolated, (W, arg(B, S, D), arg(B, S // 2, D)), (0,),
      [WEIGHTS, WEIGHTS, INPUTS, INPUTS]),
+    ("fields of a spectral model", spectral, (SPECTRAL, arg(B, D, 3, S)), (), [WEIGHTS, WEIGHTS, INPUTS]),
+    ("weights of noise", sampler, ({"a": arg(D, F), "b": arg(F, D)}, arg(2, dtype=jnp.uint32)), (),
+     [WEIGHTS, WEIGHTS, INPUTS]),
     ("look-up", lambda t, i: t[i], (arg(V, D), arg(B, dtype=jnp.int32)), (), [WEIGHTS, INPUTS]),
 ]  # fmt: skip
 

@@ -164,8 +164,8 @@ _ORDERED = ("edges", "nodes", "seq", "layers", *_SPACE)
 @dataclass(frozen=True, slots=True)
 class _Look:
     """One op: its form, the group of each factor, and per operand the weight it is made of, or -1. counted: its indices
-    are non-uniform constants. given: its indices are integer inputs of the program. by_position: an operand holds rows
-    of a table of positions alone. single: the result has one element along its first dimension."""
+    are non-uniform constants. given: its indices are integer inputs of the program. by_position: an operand holds
+    constants, or rows of a table of positions alone. single: the result has one element along its first dimension."""
 
     op: Op
     form: Form
@@ -294,7 +294,7 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
             groups = tuple(class_group[c] for c in classes.factor_classes[number])
             counted = len(op.operands) > 1 and constant.get(op.operands[1], False)
             by_input = len(op.operands) > 1 and op.operands[1] in given
-            by_position = not positions.isdisjoint(op.operands)
+            by_position = any(v in positions or v in constant for v in op.operands)
             single = program.values[op.results[0]].shape[:1] == (1,)
             look = _Look(op, classes.forms[number], groups, weights, counted, by_input, by_position, single)
             look = _without_latents(look, repeated)

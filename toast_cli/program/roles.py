@@ -414,9 +414,10 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
     """(weights, data): arguments classified by the products and look-ups that read them, including the given ones.
 
     A factor of data is a weight (a frozen one, if others are trained). A factor of weights only is data, and so is an
-    array whose rows random numbers pick. A look-up by indices that the table itself determines (nearest neighbours)
-    says nothing, and in a program that trains, neither does one by constants. Of two otherwise unknown factors, the
-    right one is the weight, unless the left one is in a subtree of other weights.
+    array whose rows random numbers pick. A factor of random numbers is a weight. A look-up by indices that the table
+    itself determines (nearest neighbours) says nothing, nor does a product with constants (a Fourier or Legendre
+    transform), nor, in a program that trains, a look-up by constants. Of two otherwise unknown factors, the right one
+    is the weight, unless the left one is in a subtree of other weights.
 
     Args:
         trained, data: arguments that are known to be weights, and to be data (tokens, caches).
@@ -472,7 +473,7 @@ def _swept(
                 if picked_at_random or only_weights or (of_weights and not of_data and not sides[mine] & is_weight):
                     one = unknown.bit_count() == 1 or sides[other] & given
                     is_data |= unknown if one else 0
-                elif of_data or not (sides[other] & ~noise or (op.name == GATHER and given)):
+                elif of_data or sides[other] == noise or (op.name == GATHER and not given and not sides[other]):
                     is_weight |= unknown & ~paired  # a gradient is a product with data, too
             unknowns = [0 if bits & is_data else bits & ~(is_weight | noise) for bits in sides[:2]]
             if sides[0] != sides[1] and all(bits.bit_count() == 1 for bits in unknowns):
