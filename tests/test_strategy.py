@@ -13,6 +13,7 @@ from programs import arg, program_of
 
 from toast_cli.dimensions import analyse
 from toast_cli.hardware import load_spec
+from toast_cli.plan.decisions import Shard
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.program.model import Program
 from toast_cli.report.words import summary
@@ -39,6 +40,16 @@ def trained(loss: Callable[..., Any], w: Any, *data: Any) -> Program:
 
 def stack() -> Program:
     return trained(lambda w, x: jax.lax.scan(layer, x, w)[0].sum(), LAYERS, arg(B, S, D))
+
+
+def muon() -> Program:
+    """An optimizer with products of each layer's gradient alone."""
+
+    def update(w: Any, x: Any) -> Any:
+        value, gradients = jax.value_and_grad(lambda w: jax.lax.scan(layer, x, w)[0].sum())(w)
+        return jax.tree.map(lambda w, g: w - 0.1 * (g @ jnp.swapaxes(g, 1, 2)) @ g, w, gradients), value
+
+    return program_of(update, LAYERS, arg(B, S, D), donate=(0,))
 
 
 def float8() -> Program:
@@ -171,6 +182,13 @@ SENTENCES: list[tuple[Callable[[], Program], str, str]] = [
 @pytest.mark.parametrize(("program", "name", "sentence"), SENTENCES, ids=[f"{p.__name__}-{n}" for p, n, _ in SENTENCES])
 def test_a_plan_is_called_after_what_it_splits(program: Callable[[], Program], name: str, sentence: str) -> None:
     assert summary(problem(program), strategy(problem(program), name)) == sentence
+
+
+def test_layers_that_only_an_optimizer_computes_apart_are_no_pipeline() -> None:
+    given = problem(muon)
+    layers = [Shard(k, 0) for k, group in enumerate(given.dimensions.groups) if group.role == "layers"]
+    plan = (*strategy(given, "data-parallel:data"), *layers)
+    assert summary(given, plan) == "data (4): FSDP; model (2): not used"
 
 
 # program -> argument -> roles of its dimensions

@@ -433,6 +433,7 @@ def _work(problem: Problem, lowered: list[OpSharding]) -> dict[tuple[int, int], 
 def _work_of(problem: Problem, lowered: list[OpSharding], *, updates: bool) -> dict[tuple[int, int], float]:
     """The same with or without updates of weights and state."""
     in_weights, program = set(problem.weight_bytes), problem.program
+    layers = {k for k, group in enumerate(problem.dimensions.groups) if group.role == "layers"}
     found: dict[tuple[int, int], float] = defaultdict(float)
     elements: dict[tuple[int, int], float] = defaultdict(float)
     for op, number in zip(program.ops, problem.op_pattern, strict=True):
@@ -440,10 +441,12 @@ def _work_of(problem: Problem, lowered: list[OpSharding], *, updates: bool) -> d
         if not (heavy or updates) and (of.role != NO_ROLE or in_weights.issuperset(of.groups)):
             continue
         made = op.trips * sum(program.values[value].elements for value in op.results)
+        # Products of each layer's weights or gradients alone, as in an optimizer such as Muon, make no pipeline.
+        apart = layers if in_weights.issuperset(of.groups) else set[int]()
         for group, kind, axes in zip(of.groups, of.form.kinds, lowered[number].factor_axes, strict=True):
             for axis in axes:
                 elements[group, axis] += made
-                if heavy and (op.flops or kind is FactorKind.REDUCTION):  # or rows of a table
+                if heavy and group not in apart and (op.flops or kind is FactorKind.REDUCTION):  # or rows of a table
                     found[group, axis] += op.flops * op.trips
     most = {axis: max(size for (_, over), size in elements.items() if over == axis) for _, axis in elements}
     others = {
