@@ -101,6 +101,11 @@ def test_a_known_strategy_needs_no_words(evaluator: Evaluator) -> None:
     )
 
 
+def test_a_strategy_without_what_changes_nothing_is_not_compared_with_itself(evaluator: Evaluator) -> None:
+    strategies = {"fsdp": known(evaluator, "fsdp", replace(COST, peak_bytes=101 * MIB))}
+    assert not why(evaluator, replace(found((), COST), known_as="fsdp"), strategies)
+
+
 def test_the_parts_account_for_the_whole_difference(evaluator: Evaluator) -> None:
     """Compute, each kind of collectives over each axis, and overlap make up the difference of two steps."""
     plan, other = (strategy(evaluator.problem, name) for name in ("fsdp", "megatron"))

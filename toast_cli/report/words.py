@@ -319,6 +319,8 @@ def why(evaluator: Evaluator, result: SearchResult, known: Mapping[str, PricedSt
     limit = surely_fitting_bytes(problem.program, problem.mesh)
     fitting = [name for name in seconds if known[name].cost.peak_bytes <= limit]
     first, name = min(seconds, key=lambda name: seconds[name]), min(fitting or seconds, key=lambda name: seconds[name])
+    if name == result.known_as:  # but for decisions that change nothing
+        return ""
     change = cost.step_seconds / seconds[name] - 1
     speed = f"{format_percent(abs(change))} {'faster' if change < 0 else 'slower'} than"
     which = "that fits" if fitting else "(none surely fits)"
