@@ -124,12 +124,6 @@ def test_a_shape_that_one_device_cannot_make() -> None:
 
 HLO = {
     "at once": "  a = f32[4] all-reduce(p), replica_groups={{0}}, to_apply=add",
-    "asynchronous": """  s = f32[4] all-reduce-start(p), replica_groups={{0}}, to_apply=add
-  a = f32[4] all-reduce-done(s)""",
-    "gathered": """  s = (f32[4], f32[4]) all-gather-start(p), replica_groups={{0}}, dimensions={0}
-  a = f32[4] all-gather-done(s)""",
-    "permuted": """  s = (f32[4], f32[4], u32[], u32[]) collective-permute-start(p), source_target_pairs={{0,0}}
-  a = f32[4] collective-permute-done(s)""",
     "scattered": "  a = f32[4] reduce-scatter(p), replica_groups={{0}}, dimensions={0}, to_apply=add",
     "two at once": """  t = (f32[4], f32[4]) all-reduce(p, p), replica_groups={}, to_apply=add
   a = f32[4] get-tuple-element(t), index=1""",
