@@ -17,7 +17,7 @@ from toast_cli.cli.app import run
 from toast_cli.errors import UsageError
 from toast_cli.pipeline import Outcome
 from toast_cli.report import style
-from toast_cli.report.comparison import SCHEMA, Comparison, compare, comparison_blocks
+from toast_cli.report.comparison import SCHEMA, Comparison, compare, comparison_blocks, decisions
 from toast_cli.report.words import name_list
 from toast_cli.request import Request
 from toast_cli.tactics import priced_strategies
@@ -134,3 +134,15 @@ def test_figures_are_whole_at_any_width(width: int) -> None:
     assert ("communication" in table[0]) == (width >= 120)
     whole = sum("data-parallel x megatron" in line for line in table)
     assert whole == (len(rows) if width >= 80 else 0), "a name takes two lines where there is no other way"
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_decisions_are_whole_at_any_width(width: int) -> None:
+    found = compared()
+    name, what = "fsdp x megatron+sequence", ["vocab (except in ops with batch) over data"]
+    shape = {"data": 8, "model": 2}
+    rows = [replace(one, axes=name, mesh=shape, decisions=what) for one in found.contenders]
+    console = style.make_console(io.StringIO(), width)
+    text = style.render([decisions(replace(found, contenders=rows))], console)
+    assert max(map(len, text.splitlines())) <= width
+    assert {"vocab", "(except", "batch)"} <= {*text.split()}

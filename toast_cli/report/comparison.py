@@ -293,7 +293,7 @@ def _verdict(one: Contender, found: Comparison) -> Text:
 def decisions(found: Comparison) -> RenderableType:
     """The decisions in which strategies differ from the search's plan."""
     axes = list(found.mesh.axes)
-    rows = style.table([("", "left"), ("", "left"), ("", "fold")])
+    rows = style.table([("", "fold"), ("", "left"), ("", "fold")])
     search = found.contenders[0]
     rows.add_row(Text(SEARCH, style.TITLE), "decides", style.with_axes(listed(search.decisions) or "nothing", axes))
     for one in found.contenders[1:]:
