@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
 from emitted import by_hand
 from programs import arg, case_of, problem_of, sample, source_of_text
@@ -134,6 +135,18 @@ def test_values_that_xla_merges_get_a_pin_each() -> None:
     assert ((), (0,)) in pinned
     assert ((), (1,)) in pinned
     assert not list(minimal.merged_values(of.source, of.lowered((Shard(a, 0), Shard(b, 0))), remade))
+
+
+@pytest.mark.parametrize(("real", "alike"), [(1.0, True), (2.0, False)])
+def test_complex_constants_of_other_elements_are_not_merged(real: float, alike: bool) -> None:
+    first, second = (np.array([x, 3j] * 4, np.complex64) for x in (1.0, real))
+    of = case_of(lambda a, b: (a * first, b * second), arg(8), arg(8))
+    program = of.program
+    constants = [op.results[0] for op in program.ops if op.name == "stablehlo.constant"][-2:]
+    shardings: list[Sharding] = [((),)] * len(program.values)
+    shardings[constants[-1]] = ((0,),)
+    merged = minimal.merged_values(of.source, by_hand({"data": 4}, shardings), [False] * len(program.values))
+    assert sorted(merged) == (constants if alike else [])
 
 
 SQUARE = """func.func public @main(%g: tensor<64x8xf32>) -> tensor<f32> {

@@ -310,17 +310,17 @@ def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:
     return None
 
 
-def printed(operation: Any) -> str:
-    """An operation without operands as text, long constants cut. What is printed is a copy outside of its function:
-    printing takes time proportional to the length of what is around."""
-    text: str = operation.operation.clone(ip=False).get_asm(large_elements_limit=1)
+def printed(operation: Any, limit: int | None = None) -> str:
+    """An operation without operands as text; constants of more elements than the limit are left out. What is printed is
+    a copy outside of its function: printing takes time proportional to the length of what is around."""
+    text: str = operation.operation.clone(ip=False).get_asm(large_elements_limit=limit)
     return text
 
 
 def constant_number(operation: Any) -> str | None:
     """The value of a splat `stablehlo.constant`, as text; None for other constants."""
     if isinstance(operation.results[0].type.element_type, ir.ComplexType):
-        text = printed(operation)  # Python cannot hold the attribute
+        text = printed(operation, limit=1)  # Python cannot hold the attribute
     else:
         value = operation.attributes["value"]
         text = str(value) if isinstance(value, ir.DenseElementsAttr) and value.is_splat else ""
