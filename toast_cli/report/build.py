@@ -271,7 +271,7 @@ def collective_facts(
                 *(written if written != (use.kind, size) else ("", 0)),
                 by_hand=use.reason == BY_HAND,
                 module=modules.around(ops) if modules and frames else "",
-                in_library=not any(frame.is_users for frame in frames),
+                in_library=bool(frames) and not any(frame.is_users for frame in frames),
             )
         )
     return facts
@@ -587,7 +587,7 @@ def _positions_written(program: Program, caches: Mapping[int, int]) -> tuple[flo
             )
             if cache in caches and caches[cache] not in update.shape:
                 written[cache] += op.trips * update.elements * caches[cache] / program.values[cache].elements
-                sizes = zip(program.values[op.operands[0]].shape, update.shape, strict=op.name != SCATTER)
+                sizes = zip(program.values[op.operands[0]].shape, update.shape, strict=True)
                 if op.name == SCATTER or any(size > 1 for of, size in sizes if of == caches[cache]):
                     several.add(cache)
     most = max(written, key=lambda cache: written[cache], default=NONE)
