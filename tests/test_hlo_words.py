@@ -115,7 +115,7 @@ ENTRY e {
 
 @pytest.mark.parametrize(("operation", "program"), OPTIMISED.items(), ids=OPTIMISED)
 def test_a_program_that_xla_has_optimised_is_refused(operation: str, program: str) -> None:
-    with pytest.raises(InputError, match=rf"XLA has optimised this program: it has a {operation}") as refused:
+    with pytest.raises(InputError, match=rf"XLA has optimised this program: it has the op {operation}") as refused:
         normalised(program)
     assert "as it was lowered" in (refused.value.hint or "")
 

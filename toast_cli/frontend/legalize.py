@@ -164,7 +164,7 @@ def legalize(module: Any, path: str) -> None:
     with module.context, ir.Location.unknown():
         for operation in walk_ops(module, *OPTIMISED, *REWRITES, inner_first=True):
             if operation.name in OPTIMISED:
-                what = f"XLA has optimised this program: it has a {operation.name.partition('.')[2]}"
+                what = f"XLA has optimised this program: it has the op {operation.name.partition('.')[2]}"
                 hint = "give the program as it was lowered: `lowered.as_text()`, not `compile().as_text()`"
                 raise InputError(what, where=place_of(operation, path), hint=hint)
             values = REWRITES[operation.name](operation)

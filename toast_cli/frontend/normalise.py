@@ -1,4 +1,4 @@
-"""Normalises a module to one entry function without calls, tuples, fusions or shardings, and with static shapes.
+"""Normalises a module to one entry function without calls, tuples or shardings, and with static shapes.
 
 Every step is linear in the number of operations after inlining.
 """

@@ -221,7 +221,7 @@ def common_start(paths: Iterable[tuple[str, ...]]) -> int:
 
 
 def around(paths: Iterable[Sequence[str]]) -> str:
-    """`decoder/block/*, encoder`: the innermost module around all paths, for each outermost one; empty if one is."""
+    """`decoder/block/*, encoder`: the innermost module around all paths, for each outermost one; empty if a path is."""
     alike = defaultdict[str, list[tuple[str, ...]]](list)
     for path in paths:
         alike["".join(path[:1])].append((*path, ""))  # `common_start` leaves the last one

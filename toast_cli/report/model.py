@@ -89,7 +89,7 @@ class PlanFacts:
     tactics: list[str] = field(default_factory=list)  # as asked for: "fsdp:data"
     fixed: int = 0  # number of decisions, from the first on, that come from them
     strategy: str = ""  # the known strategy that was preferred to the fastest plan, if it is one
-    why: str = ""  # compares it with the fastest known strategy that fits, in sentences; empty if it is a known one
+    why: str = ""  # compares the plan with the fastest known strategy that fits, in sentences; empty if it is one
 
 
 @dataclass(frozen=True)

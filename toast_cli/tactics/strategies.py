@@ -246,14 +246,14 @@ class _Tolerance:
         return fast and cost.peak_bytes <= max(other.peak_bytes, self._sure_bytes) and self._objective.met(cost)
 
 
-def shortened(evaluator: Evaluator, plan: Plan, least: Cost, tolerance: _Tolerance) -> Plan:
-    """A plan without decisions that are not needed to be nearly as fast as `least`; drops those that gain least
-    first."""
+def shortened(evaluator: Evaluator, plan: Plan, fastest: Cost, tolerance: _Tolerance) -> Plan:
+    """A plan without as many decisions as it can drop and still be nearly as good as the fastest one; drops those that
+    gain least first."""
     first = len(evaluator.problem.fixed)
     while True:
         without = [evaluator.problem.canonical((*plan[:k], *plan[k + 1 :])) for k in range(first, len(plan))]
         costs = [(evaluator.cost(one), one) for one in without if len(one) < len(plan)]
-        near = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, least)]
+        near = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, fastest)]
         if not near:
             return plan
         plan = min(near, key=lambda entry: entry[0])[1]
