@@ -204,7 +204,7 @@ def _readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
 
 def _first_use(program: Program, weight: int) -> int:
     """The first op that depends on an input and reads a weight, or what is made of weights alone (`1 + scale`); -1 for
-    none. That is one of the forward pass, and not the weight decay that an optimizer reads it for."""
+    none. It is in the forward pass: an optimizer's weight decay does not depend on inputs."""
     dependent, found = dependent_values(program), list[int]()
     waiting, seen = [weight], {weight}
     while waiting:

@@ -331,24 +331,24 @@ def why(evaluator: Evaluator, result: SearchResult, known: Mapping[str, PricedSt
     )
     own = [short(problem, decision) for decision in result.plan]
     others = [short(replace(problem, mesh=known[name].mesh), decision) for decision in known[name].plan]
-    adds, split = [one for one in own if one not in others], set(map(_what, own))
-    lacks = [one for one in others if _what(one) not in split]
+    adds, split = [one for one in own if one not in others], set(map(_dimension_and_axis, own))
+    lacks = [one for one in others if _dimension_and_axis(one) not in split]
     text += f" The plan adds {listed(adds)}." if adds else ""
     text += f" The plan lacks {listed(lacks)}." if lacks else ""
     if known[name].mesh == problem.mesh:
-        kept, theirs = (_scattered_whole(evaluator, plan) for plan in (result.plan, known[name].plan))
+        kept, theirs = (_unscattered_seconds(evaluator, plan) for plan in (result.plan, known[name].plan))
         if theirs - kept > NO_EFFECT * cost.step_seconds:
             text += f" In {name}, XLA:TPU all-reduces gradients whose shards are not whole memory tiles."
     faster = first != name and seconds[first] < cost.step_seconds
     return f"{text} {first} is faster, but does not surely fit." if faster else text
 
 
-def _what(decision: str) -> tuple[str, str]:
+def _dimension_and_axis(decision: str) -> tuple[str, str]:
     """(dimension or array, axis) of a decision in words, without the ops that it is about."""
     return decision.rpartition(" over ")[0].partition(" (")[0], decision.rpartition(" over ")[2]
 
 
-def _scattered_whole(evaluator: Evaluator, plan: Plan) -> float:
+def _unscattered_seconds(evaluator: Evaluator, plan: Plan) -> float:
     """Seconds of the all-reduces that the partitioner writes as reduce-scatters."""
     uses = evaluator.collectives(plan)
     return sum(use.seconds for use in uses if (use.kind, use.written[0]) == (ALL_REDUCE, REDUCE_SCATTER))
