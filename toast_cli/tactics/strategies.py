@@ -247,8 +247,8 @@ class _Tolerance:
 
 
 def shortened(evaluator: Evaluator, plan: Plan, fastest: Cost, tolerance: _Tolerance) -> Plan:
-    """A plan without as many decisions as it can drop and still be nearly as good as the fastest one; drops those that
-    gain least first."""
+    """The plan, without decisions while it stays nearly as good as the fastest one; drops those that gain least
+    first."""
     first = len(evaluator.problem.fixed)
     while True:
         without = [evaluator.problem.canonical((*plan[:k], *plan[k + 1 :])) for k in range(first, len(plan))]
