@@ -318,7 +318,10 @@ def plan_given(
         report = replace(report, plan=replace(report.plan, tactics=[one.text for one in tactics.requests]))
         if confirmation is not None:
             report = with_confirmation(report, evaluator.problem, confirmation)
-        report = with_mesh_choice(report, [(one.evaluator.problem.mesh, one.result) for one in best.elsewhere])
+        problem, _, cost = result.fastest or (evaluator.problem, (), result.cost)
+        told = problem if cost.step_seconds < result.cost.step_seconds else None  # by the note on what is passed over
+        searched = [(one.evaluator.problem, one.result) for one in best.elsewhere]
+        report = with_mesh_choice(report, [(of.mesh, found) for of, found in searched if of is not told])
         own = own_shardings()
         report = with_row(report, own, evaluator.problem.mesh)
         staged: StagePlan | None = None

@@ -405,7 +405,7 @@ def _nameless(program: Program) -> list[str]:
 
 def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     """The fastest plan found, if a known strategy or a shorter plan that is nearly as fast was preferred."""
-    own = summary(problem, result.plan)
+    own, mesh = summary(problem, result.plan), problem.mesh
     problem, plan, cost = result.fastest or (problem, result.plan, result.cost)
     if cost.step_seconds >= (1 - NO_EFFECT) * result.cost.step_seconds:
         return []
@@ -417,6 +417,7 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
         (result.known_as, "another plan") if result.known_as else ("this plan" + own_count, "a plan" + count)
     )
     other = summary(problem, plan)
+    faster = strategy_label(faster, "", other_shape(problem.mesh, mesh))
     figures = f"{format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}"
     return [
         f"toast prefers {taken} to {faster} that is predicted {gain} faster "
