@@ -148,4 +148,4 @@ def test_gradients_that_xla_all_reduces_all_the_same_are_named(mesh: str, says: 
     slower = PricedStrategy("fsdp", "", fsdp, replace(of.exact_cost(fsdp), compute_seconds=1.0), of.problem.mesh)
     plan = strategy(of.problem, "data-parallel")
     text = why(of, found(plan, of.exact_cost(plan)), {"fsdp": slower})
-    assert text.endswith("In fsdp, XLA:TPU all-reduces gradients whose shards are not whole memory tiles.") == says
+    assert text.endswith("In fsdp, XLA all-reduces gradients of which a device keeps a shard.") == says

@@ -338,7 +338,7 @@ def why(evaluator: Evaluator, result: SearchResult, known: Mapping[str, PricedSt
     if known[name].mesh == problem.mesh:
         kept, theirs = (_unscattered_seconds(evaluator, plan) for plan in (result.plan, known[name].plan))
         if theirs - kept > NO_EFFECT * cost.step_seconds:
-            text += f" In {name}, XLA:TPU all-reduces gradients whose shards are not whole memory tiles."
+            text += f" In {name}, XLA all-reduces gradients of which a device keeps a shard."
     faster = first != name and seconds[first] < cost.step_seconds
     return f"{text} {first} is faster, but does not surely fit." if faster else text
 
