@@ -30,7 +30,7 @@ from toast_cli.ask_xla.numbers import (
     shake,
     type_name,
 )
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.frontend import load
 from toast_cli.pipeline import partition
 from toast_cli.request import Fit, Request

@@ -128,7 +128,7 @@ def programs(folder: Path) -> dict[str, str]:
 
 def run(case: Case) -> tuple[Facts, dict[str, bytes]]:
     """The facts of one case, and the files written; `error` alone where toast refuses the plan."""
-    from toast_cli.errors import ToastError
+    from toast_cli.base.errors import ToastError
     from toast_cli.pipeline import partition
     from toast_cli.request import Request
 

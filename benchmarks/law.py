@@ -28,7 +28,7 @@ from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective
 from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.frontend import Source
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Plan

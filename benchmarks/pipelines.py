@@ -17,8 +17,8 @@ import jax
 from benchmarks.common import Row, markdown_table, note, put_between, show
 from benchmarks.published.runs import LLAMA_8B, LLAMA_70B, Decoder, Policy, Run
 from benchmarks.published.step import lowered
+from toast_cli.base.errors import UsageError
 from toast_cli.dimensions import analyse
-from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Mesh, load_spec, parse_shape
 from toast_cli.hardware.topology import divisors

@@ -12,9 +12,9 @@ import pytest
 from fake_pipeline import Pipeline, install
 from report_sample import PREDICTED, make_report
 
+from toast_cli.base.errors import ToastError
 from toast_cli.cli import check as check_module
 from toast_cli.cli import main, running
-from toast_cli.errors import ToastError
 
 
 def install_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from toast_cli.errors import SpecError
+from toast_cli.base.errors import SpecError
 
 
 def doubled(data: bytes, times: int) -> bytes:

@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import toast_cli as toast
-from toast_cli.api import machine_of, slash_expression
+from toast_cli.api.plan import machine_of, slash_expression
 from toast_cli.emit.specs import InterfaceArray
 from toast_cli.hardware import load_spec
 

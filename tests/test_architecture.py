@@ -14,10 +14,9 @@ from toast_cli.plan.decisions import NONE, Replicate, Shard
 # Low to high: each imports from those before it only. The pipeline's order, with what everybody needs in front and the
 # ways in at the end.
 ORDER = [
-    "errors",
+    "base",
     "request",
     "program",
-    "base",
     "xla",
     "hardware",
     "kernels",
@@ -36,8 +35,6 @@ ORDER = [
     "pipeline",
     "together",
     "api",
-    "compiled",
-    "runnable",
     "toast_cli",
     "cli",
     "__main__",
@@ -195,7 +192,7 @@ def test_decisions_of_different_kinds_are_never_equal() -> None:
 
 # Options of users, rows of a table, and functions that still have to be taken apart.
 MANY_PARAMETERS = {
-    "toast_cli.compiled:jit",
+    "toast_cli.api.jit:jit",
     "toast_cli.price.cost:kernel_seconds",
 }
 

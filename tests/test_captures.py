@@ -6,7 +6,7 @@ import pytest
 from cases.bodies import OUTSIDE, reading_outside
 from programs import source_of_text
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 
 
 def test_a_body_reads_only_constants_from_outside() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cases import SITUATIONS
 from cases.running import FORMS, MESHES, planned
 
-from toast_cli.errors import ToastError
+from toast_cli.base.errors import ToastError
 
 # Of one kind of op each, which `test_split_ops` splits along every dimension: `make check-all` runs these.
 ONE_OP = frozenset(

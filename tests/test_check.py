@@ -15,7 +15,7 @@ from checking import check, install_here, store, toast
 from fake_pipeline import Pipeline
 from report_sample import PREDICTED, TOO_LARGE, WIDTHS, make_report, nothing_cut_off
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.report import checks
 from toast_cli.report.checks import Check, CheckVerdict
 

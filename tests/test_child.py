@@ -14,7 +14,7 @@ import pytest
 
 from toast_cli.base import children
 from toast_cli.base.children import ChildError, in_child, in_fork
-from toast_cli.errors import InputError, SpecError
+from toast_cli.base.errors import InputError, SpecError
 from toast_cli.frontend.loading import parse
 
 pytestmark = pytest.mark.children

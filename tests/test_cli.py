@@ -15,9 +15,9 @@ import pytest
 from fake_pipeline import Pipeline, install
 from report_sample import TOO_LARGE, make_report
 
+from toast_cli.base.errors import InputError, UsageError
 from toast_cli.cli import main, running
 from toast_cli.cli.options import complete_spec, parse_fraction
-from toast_cli.errors import InputError, UsageError
 from toast_cli.option_values import seconds_or_none
 from toast_cli.request import Request
 

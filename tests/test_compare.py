@@ -13,8 +13,8 @@ import pytest
 from programs import SAMPLES
 
 from toast_cli import pipeline
+from toast_cli.base.errors import UsageError
 from toast_cli.cli.app import run
-from toast_cli.errors import UsageError
 from toast_cli.pipeline import Outcome
 from toast_cli.report import style
 from toast_cli.report.comparison import SCHEMA, Comparison, compare, comparison_blocks, decisions

@@ -21,9 +21,9 @@ import pytest
 import typer
 import yaml
 
+from toast_cli.base.errors import SpecError
 from toast_cli.cli.app import app, run
 from toast_cli.cli.running import _PARSER_ERROR as PARSER_ERROR
-from toast_cli.errors import SpecError
 from toast_cli.hardware import parse_spec
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,7 +9,7 @@ from programs import Case, evaluator_of, round_mesh, source_of_text
 from toast_cli import xla
 from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.ask_xla.numbers import compare_here, refuse_effects
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 
 TEXT = """module @m attributes {{mhlo.num_partitions = 4 : i32}} {{
   func.func public @main(%x: tensor<64x16xf32>, %w: tensor<16x16xf32>) -> tensor<64x16xf32> {{

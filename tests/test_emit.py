@@ -38,9 +38,9 @@ from programs import Case, arg, case_of, source_of_text
 from toast_cli import xla
 from toast_cli.ask_xla.collectives import collectives_in
 from toast_cli.ask_xla.compile import as_stablehlo
+from toast_cli.base.errors import UsageError
 from toast_cli.emit import FORMATS, emit_hlo
 from toast_cli.emit.annotations import full_annotations
-from toast_cli.errors import UsageError
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from report_sample import WIDTHS, nothing_cut_off
 from sweeps import sweep
 
 from toast_cli import pipeline
+from toast_cli.base.errors import InputError, UsageError
 from toast_cli.cli.app import run
-from toast_cli.errors import InputError, UsageError
 from toast_cli.pipeline import Outcome
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.partitioned import CollectiveFacts

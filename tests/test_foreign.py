@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from programs import source_of_text
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 
 TEXT = "func.func @main(%a: tensor<8x4xf32>) -> tensor<8x4xf32> {{\n  {body}\n  return %0 : tensor<8x4xf32>\n}}"
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from toast_cli import xla
 from toast_cli.base import children
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend.convert import flatbuffer_bytes, leaf_number, message_fields, strings_are_text
 from toast_cli.frontend.formats import hlo_module_proto, read_bytes, recognise
 from toast_cli.frontend.loading import load_module, parse

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toast_cli.base.errors import SpecError
 from toast_cli.cli.app import run
-from toast_cli.errors import SpecError
 from toast_cli.hardware import available_specs, export_platform, find_preset, load_spec, needs_no_file, parse_spec
 from toast_cli.hardware.spec import generate, slice_torus
 

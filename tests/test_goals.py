@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 from programs import SAMPLES, arg, case_of, round_mesh
 
+from toast_cli.base.errors import UsageError
 from toast_cli.cli.app import run
-from toast_cli.errors import UsageError
 from toast_cli.plan.decisions import Bound, Figure, Goal, Shard, parse_goal
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator

@@ -15,8 +15,8 @@ from toast_cli.ask_xla import compile
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import gpu_topology
 from toast_cli.ask_xla.verdict import CheckedPart, Verdict, check_memory
+from toast_cli.base.errors import MissingExtraError, UsageError
 from toast_cli.cli.app import run
-from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.hardware import find_preset, gpu_target_text, load_spec, parse_spec
 from toast_cli.hardware.chips import GPU_DEVICES
 from toast_cli.plan.partitioned import Promises

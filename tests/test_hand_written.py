@@ -23,8 +23,8 @@ from programs import Case, evaluator_of, round_mesh
 from sweeps import sweep
 
 from toast_cli import xla
+from toast_cli.base.errors import ToastError
 from toast_cli.emit.stablehlo import kernel_lines
-from toast_cli.errors import ToastError
 from toast_cli.frontend.loading import load
 from toast_cli.frontend.source import Source
 from toast_cli.kernels.describe import with_smaller_grid

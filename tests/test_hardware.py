@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from toast_cli.base.errors import ToastError, UsageError
 from toast_cli.cli.mesh import mesh_app
-from toast_cli.errors import ToastError, UsageError
 from toast_cli.hardware import (
     Spec,
     available_specs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from normalised_programs import main_of, names, normalised
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 
 # -- HLO --------------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 from toast_cli.ask_xla import verdict
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.verdict import CheckedPart, Judge, Verdict, choose_judge
-from toast_cli.errors import MissingExtraError, ToastError, UsageError
+from toast_cli.base.errors import MissingExtraError, ToastError, UsageError
 from toast_cli.hardware import Spec, load_spec, parse_spec
 from toast_cli.report.command_tables import print_verdict
 

@@ -30,7 +30,7 @@ from test_hand_written import (
 )
 
 from toast_cli import xla
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend.loading import load
 from toast_cli.kernels.mosaic import main_of, parse_body, read_mosaic
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from toast_cli import xla
+from toast_cli.base.errors import InputError
 from toast_cli.cli import main
-from toast_cli.errors import InputError
 from toast_cli.frontend.convert import left_out, refuse_left_out, with_markers
 from toast_cli.frontend.loading import load_module
 

@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import stablehlo
 from normalised_programs import names, normalised
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
-from toast_cli.errors import InputError, UsageError
+from toast_cli.base.errors import InputError, UsageError
 
 A = "tensor<4x8xf32>"
 CHANNEL = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"

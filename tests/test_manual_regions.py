@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Shard

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from toast_cli.base.errors import SpecError, UsageError
 from toast_cli.base.units import format_rate, parse_bandwidth, parse_bytes, parse_flops, parse_seconds
-from toast_cli.errors import SpecError, UsageError
 from toast_cli.hardware import load_spec, parse_shape, parse_spec
 
 GIB = 2**30

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from programs import arg, program_of, sample, source_of
 
-from toast_cli.api import logical_names
+from toast_cli.api.plan import logical_names
+from toast_cli.base.errors import UsageError
 from toast_cli.cli import main
 from toast_cli.dimensions import Dimensions, analyse
-from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Shard

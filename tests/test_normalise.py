@@ -14,7 +14,7 @@ from jax import lax
 from normalised_programs import F32, array, main_of, names, normalised, with_collectives
 
 from toast_cli import xla
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend import normalise
 
 T4 = "tensor<4xf32>"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from programs import source_of_text
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend.formats import with_byte_booleans
 
 LOOK_UP = """

@@ -14,8 +14,8 @@ import pytest
 import zstandard
 
 from toast_cli.base import files
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import Format, Target
-from toast_cli.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from programs import Case, arg, case_of, result_shardings, round_mesh, source_of, source_of_text
 
+from toast_cli.base.errors import UsageError
 from toast_cli.dimensions import analyse
-from toast_cli.errors import UsageError
 from toast_cli.frontend import program_pins
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem

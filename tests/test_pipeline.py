@@ -11,7 +11,7 @@ import pytest
 from programs import SAMPLES
 from sweeps import sweep
 
-from toast_cli.errors import InputError, SpecError, ToastError, UsageError
+from toast_cli.base.errors import InputError, SpecError, ToastError, UsageError
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.lower import lower
 from toast_cli.program.values import remade_values

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.xla_client import HloSharding
 from normalised_programs import MESH, array, main_of, names, normalised, with_collectives
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend.constraints import check_manual_axes, constraints_on
 from toast_cli.frontend.loading import load_module
 from toast_cli.frontend.shardings import mesh_axes, read_tiling, split_shardings

@@ -17,9 +17,9 @@ from sweeps import sweep
 from test_split_ops import plans
 
 from toast_cli import xla
+from toast_cli.base.errors import InputError
 from toast_cli.emit import write
 from toast_cli.emit.hlo import with_dense_products
-from toast_cli.errors import InputError
 from toast_cli.hardware import find_preset
 from toast_cli.price.kernel import arithmetic
 from toast_cli.price.profiles import find_profile

@@ -14,8 +14,8 @@ from test_manual_regions import AXES, P, W, X, by_hand, outcome_of, over_one_axi
 from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.ask_xla.numbers import compare_numbers
 from toast_cli.ask_xla.verdict import compare_traffic
+from toast_cli.base.errors import UsageError
 from toast_cli.emit.hlo import gspmd_string
-from toast_cli.errors import UsageError
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Shard
 from toast_cli.report.build import collective_facts

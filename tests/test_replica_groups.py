@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from programs import source_of_text
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend.manual_regions import devices_along
 from toast_cli.xla import ir, make_context, sdy, stablehlo
 

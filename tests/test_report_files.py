@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 
-from toast_cli.errors import InputError, UsageError
+from toast_cli.base.errors import InputError, UsageError
 from toast_cli.report import model
 from toast_cli.report.checks import CheckLimits, judge, plan_drift, refuse_other_mesh
 from toast_cli.report.command_tables import SweepRow, ranked, row_of, rows_table, to_csv, to_json

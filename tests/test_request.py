@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import typer
 
-from toast_cli import api
+from toast_cli.api import plan as api
+from toast_cli.base.errors import UsageError
 from toast_cli.cli.app import app
-from toast_cli.errors import UsageError
 from toast_cli.option_values import make_request
 from toast_cli.request import DEFAULTS, OPTIONS, Effort, Request
 from toast_cli.search.run import PLANS

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from programs import Case, arg, case_of, round_mesh
 from random_programs import cases, plans
 
+from toast_cli.base.errors import InputError
 from toast_cli.cli import main
-from toast_cli.errors import InputError
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import choose_meshes
 from toast_cli.plan.decisions import Plan, Replicate

@@ -24,7 +24,7 @@ from programs import Case, arg, case_of, evaluator_of, mesh_of, problem_of, roun
 from sweeps import sweep
 
 from toast_cli.base.children import interruptible
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem

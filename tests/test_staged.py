@@ -18,9 +18,9 @@ import pytest
 from programs import arg, source_of
 
 from toast_cli import xla
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import Target, check_targets, write_folder
 from toast_cli.cli.app import run
-from toast_cli.errors import UsageError
 from toast_cli.rewrite.layer_loops import LayerLoops
 from toast_cli.rewrite.stage_files import BACKWARD, FORWARD
 from toast_cli.rewrite.stages import one_f_one_b

@@ -15,8 +15,8 @@ from jax import lax
 from programs import LINK_BYTES_PER_SECOND, arg, evaluator_of, round_mesh, source_of
 from report_sample import make_report
 
+from toast_cli.base.errors import UsageError
 from toast_cli.cli.app import run
-from toast_cli.errors import UsageError
 from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, load_spec, parse_shape
 from toast_cli.pipeline import Outcome, plan_given

@@ -19,11 +19,11 @@ from report_sample import TOO_LARGE, make_report
 from worker_jobs import Counter, job
 
 from toast_cli import pipeline as pipeline_module
+from toast_cli.base.errors import InputError, ToastError, UsageError
 from toast_cli.cli import main
 from toast_cli.cli import running as workers
 from toast_cli.cli import sweep as sweep_module
 from toast_cli.cli.sweep import open_log, parse_seeds, points_of, sizes_of
-from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.report import command_tables, style
 from toast_cli.report.command_tables import SweepRow, ranked
 from toast_cli.request import Request

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from programs import SAMPLES, round_mesh, sample
 
+from toast_cli.base.errors import InputError, ToastError, UsageError
 from toast_cli.cli.app import run
-from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.price.evaluator import Evaluator

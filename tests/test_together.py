@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import toast_cli as toast
+from toast_cli.base.errors import UsageError
 from toast_cli.cli import main
-from toast_cli.errors import UsageError
 from toast_cli.option_values import parse_with
 
 BF16 = jnp.bfloat16

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from programs import arg, program_of, source_of, source_of_text
 
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.frontend import Source
 from toast_cli.pipeline import partition
 from toast_cli.request import Request

@@ -8,8 +8,8 @@ from importlib import metadata
 
 import pytest
 
+from toast_cli.base.errors import MissingExtraError
 from toast_cli.cli import main
-from toast_cli.errors import MissingExtraError
 from toast_cli.hardware import load_spec
 from toast_cli.price import profiles
 from toast_cli.xla import native

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 
 
 def job(what: str) -> str:

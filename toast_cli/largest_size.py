@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from toast_cli.errors import InputError, UsageError
+from toast_cli.base.errors import InputError, UsageError
 from toast_cli.frontend.symbolic import DIM_OPTION, LARGEST, keeps, parse_dims
 from toast_cli.program.quantities import format_bytes, format_count, format_percent
 from toast_cli.report.model import Report, SizesFacts, TriedSizeFacts

@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import read_whole_number as read_number
 from toast_cli.base.units import parse_bytes, parse_seconds
-from toast_cli.errors import UsageError
 from toast_cli.plan.decisions import parse_goal
 from toast_cli.request import AUTO, OPTIONS, Option, OptionKind, Request
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from toast_cli.ask_xla import begin
 from toast_cli.base.children import in_fork, without_cycle_collection
+from toast_cli.base.errors import ToastError, UsageError
 from toast_cli.dimensions import analyse
-from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend import Source, content_of, load, program_pins, symbols_in
 from toast_cli.frontend.formats import read_bytes, source_name
 from toast_cli.frontend.symbolic import no_symbols, parse_dims

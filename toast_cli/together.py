@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 
 from toast_cli.base.children import without_cycle_collection
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.largest_size import split_dims
 from toast_cli.option_values import WITH_OPTION
 from toast_cli.pipeline import Outcome, briefly, plan_given

@@ -22,8 +22,8 @@ from toast_cli.ask_xla.collectives import CompiledCollective, name_and_place, pa
 from toast_cli.ask_xla.compile import Answer, collectives_after_partitioning, compile_for, virtual_devices
 from toast_cli.ask_xla.confirm import collective_time, seconds_on
 from toast_cli.ask_xla.hlo_text import array_bytes, graphs, places
+from toast_cli.base.errors import ToastError
 from toast_cli.dimensions import analyse
-from toast_cli.errors import ToastError
 from toast_cli.frontend import Source, load
 from toast_cli.frontend.constraints import KINDS, significant
 from toast_cli.frontend.loading import parse

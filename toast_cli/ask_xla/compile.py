@@ -23,7 +23,7 @@ from typing import Any, Literal
 from toast_cli.ask_xla.child import Failure, ask
 from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
 from toast_cli.ask_xla.hlo_text import cycles_of, graphs
-from toast_cli.errors import MissingExtraError, UsageError
+from toast_cli.base.errors import MissingExtraError, UsageError
 from toast_cli.frontend.convert import leaves_of, mark_host_memory
 from toast_cli.frontend.trips import state_trips
 from toast_cli.hardware import Spec, gpu_target_text

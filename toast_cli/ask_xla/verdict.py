@@ -23,7 +23,7 @@ from toast_cli.ask_xla.compile import (
     target_of,
 )
 from toast_cli.ask_xla.numbers import compare_numbers, excess
-from toast_cli.errors import InputError, MissingExtraError, UsageError
+from toast_cli.base.errors import InputError, MissingExtraError, UsageError
 from toast_cli.frontend.convert import refuse_left_out
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.frontend.loading import parse

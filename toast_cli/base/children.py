@@ -28,8 +28,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, NoReturn, TypeVar
 
-from toast_cli import errors
-from toast_cli.errors import ToastError
+from toast_cli.base import errors
+from toast_cli.base.errors import ToastError
 
 _PROCESS = (
     "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from toast_cli.base.children import serve; serve()"

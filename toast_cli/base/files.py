@@ -20,7 +20,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from toast_cli.errors import InputError, ToastError, UsageError
+from toast_cli.base.errors import InputError, ToastError, UsageError
 
 # ---------------------------------------------------------------- reading
 # Reads what a user gives: files and standard input, bounded in size, and the text, numbers and JSON in them.

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 
 _PREFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import yaml
 
+from toast_cli.base.errors import SpecError, UsageError
 from toast_cli.base.files import read_whole_number
-from toast_cli.errors import SpecError, UsageError
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toast_cli.base.errors import InputError, ToastError, UsageError
 from toast_cli.base.files import Target, check_targets, resolved, write_target
 from toast_cli.cli import options
 from toast_cli.cli.options import CheckFormat, parse_fraction
@@ -25,7 +26,6 @@ from toast_cli.cli.running import (
     say,
     say_confirmed,
 )
-from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.option_values import bytes_or_none, one_of, seconds_or_none, whole_number
 
 if TYPE_CHECKING:

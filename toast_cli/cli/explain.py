@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import check_targets
 from toast_cli.cli import options
 from toast_cli.cli.running import OK, json_target, progress_line, say, show
-from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Outcome

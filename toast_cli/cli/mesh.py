@@ -59,7 +59,7 @@ def validate_spec(file: Annotated[Path, typer.Argument(metavar="FILE", help="A Y
 
     Errors name the line and what is allowed there; the exit code is then 2.
     """
-    from toast_cli.errors import SpecError
+    from toast_cli.base.errors import SpecError
     from toast_cli.hardware import load_spec
     from toast_cli.program.quantities import format_plural
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import Format as Format
-from toast_cli.errors import UsageError
 from toast_cli.option_values import make_request as make_request
 from toast_cli.option_values import one_of, whole_number
 from toast_cli.request import DEFAULTS, OPTIONS, Option, OptionKind

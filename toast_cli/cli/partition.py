@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import (
     Format,
     Target,
@@ -25,7 +26,6 @@ from toast_cli.cli import options
 from toast_cli.cli.options import Annotate
 from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say, say_confirmed
 from toast_cli.cli.verify import judge_of, verify_outcome
-from toast_cli.errors import UsageError
 from toast_cli.option_values import WITH_OPTION, parse_with
 from toast_cli.request import CompilerName
 

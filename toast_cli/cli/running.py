@@ -23,9 +23,9 @@ import typer
 
 from toast_cli.base.children import INTERRUPTED as INTERRUPTED
 from toast_cli.base.children import ChildError, Limits, interrupt_at_once, outcomes
+from toast_cli.base.errors import ToastError
 from toast_cli.base.files import Target, write_target
 from toast_cli.base.units import printable, printable_lines
-from toast_cli.errors import ToastError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

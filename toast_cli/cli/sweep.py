@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toast_cli.base.errors import ToastError, UsageError
 from toast_cli.base.files import (
     REPORT_BYTES,
     Target,
@@ -46,7 +47,6 @@ from toast_cli.cli.running import (
     run_all,
     say,
 )
-from toast_cli.errors import ToastError, UsageError
 from toast_cli.option_values import bytes_or_none, whole_number
 from toast_cli.request import OPTIONS
 

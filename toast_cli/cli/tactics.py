@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import check_targets
 from toast_cli.cli import options
 from toast_cli.cli.running import json_target, show
-from toast_cli.errors import UsageError
 
 
 @options.with_options("mesh_shape", "dims", before="file")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import Format, Target, check_targets, write_target
 from toast_cli.cli import options
 from toast_cli.cli.running import BAD_INPUT, CHECK_FAILED, OK
-from toast_cli.errors import UsageError
 from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:

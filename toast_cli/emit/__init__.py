@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from toast_cli import xla
+from toast_cli.base.errors import UsageError
 from toast_cli.emit.hlo import emit_hlo as emit_hlo
 from toast_cli.emit.misread import misread_note
 from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.stablehlo import Written as Written
 from toast_cli.emit.stablehlo import emit_python, write_checked
-from toast_cli.errors import UsageError
 from toast_cli.frontend.attributes import refuse_unpartitionable
 from toast_cli.frontend.convert import refuse_left_out
 from toast_cli.frontend.places import place_text

@@ -14,12 +14,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 from toast_cli import xla
+from toast_cli.base.errors import UsageError
 from toast_cli.emit.annotations import Constraint, Reshard, around, full_annotations
 from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.regions.rules import group_bounds
 from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, read_sharding
-from toast_cli.errors import UsageError
 from toast_cli.frontend.attributes import REGION
 from toast_cli.frontend.constraints import manual_axes
 from toast_cli.frontend.known_numbers import CONDITIONALS

@@ -14,9 +14,9 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
+from toast_cli.base.errors import UsageError
 from toast_cli.emit.annotations import result_shardings
 from toast_cli.emit.minimal import reduced_behind_transposes
-from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding

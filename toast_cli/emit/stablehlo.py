@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toast_cli.base.errors import UsageError
 from toast_cli.emit.annotations import Annotations, boundary_annotations, full_annotations
 from toast_cli.emit.minimal import choose_annotations, ops_astray, reduced_behind_transposes
 from toast_cli.emit.misread import in_regions
 from toast_cli.emit.shardy import write_shardy, written
 from toast_cli.emit.specs import boundary_specs, entry_text, named_axes, snippet, spec_text, words
-from toast_cli.errors import UsageError
 from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.places import BACKWARD, pass_of, users_frame
 from toast_cli.frontend.source import Source

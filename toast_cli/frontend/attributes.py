@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from toast_cli import xla
+from toast_cli.base.errors import InputError, UsageError
 from toast_cli.base.units import printable
-from toast_cli.errors import InputError, UsageError
 from toast_cli.program.ops import BROADCAST_IN_DIM, kind_of
 from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend.attributes import place_of
 from toast_cli.frontend.shardings import (
     MANUAL_REGION,

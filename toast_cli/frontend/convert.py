@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend.attributes import place_of
 from toast_cli.xla import (
     holds_resource,

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from toast_cli.base.errors import InputError
 from toast_cli.base.files import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
-from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import first_error, place_of
 from toast_cli.frontend.convert import flatbuffer_bytes, message_fields
 from toast_cli.xla import ir, location_name, make_context, operations_in, parse_module

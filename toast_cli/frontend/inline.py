@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from toast_cli.base.errors import InputError
 from toast_cli.base.files import read_whole_number
-from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import place_of
 from toast_cli.program.ops import kind_of
 from toast_cli.xla import inline_function, ir, operations_in, outer_operands, splat_number, walk_ops

@@ -19,7 +19,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend.attributes import place_of
 from toast_cli.frontend.inline import (
     ABSORBING,

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from toast_cli import xla
 from toast_cli.base.children import MEMORY, ChildError, in_child
+from toast_cli.base.errors import InputError
 from toast_cli.base.files import TEXT_BYTES, read_file, text_of
-from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import first_error
 from toast_cli.frontend.constraints import check_manual_axes, constraints_on
 from toast_cli.frontend.convert import strings_are_text

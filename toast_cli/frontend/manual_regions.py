@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import NUMBERS, REGION, place_of
 from toast_cli.frontend.inline import callee_name, replace_operation

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from toast_cli.base.children import ChildError, in_child
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import EFFECTS, bind_effects, copy_splats, first_error, merge_scalars, place_of
 from toast_cli.frontend.convert import left_out_notices

@@ -14,8 +14,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from toast_cli.base.errors import InputError
 from toast_cli.base.units import printable
-from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import is_placed, place_of
 from toast_cli.frontend.constraints import devices_of, exchanges_of, leaves_axes, manual_axes

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toast_cli.base.errors import InputError
 from toast_cli.base.files import read_whole_number
-from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import Locator, place_of
 from toast_cli.xla import ADVANCE, SKIP, ir, sdy

@@ -10,8 +10,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from toast_cli import xla
+from toast_cli.base.errors import InputError
 from toast_cli.base.units import printable
-from toast_cli.errors import InputError
 from toast_cli.frontend.attributes import copy_splats, merge_scalars
 from toast_cli.frontend.places import TEXT, Frame, frames_of, name_stack_of, place_text
 from toast_cli.frontend.reader import read_program

@@ -15,10 +15,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toast_cli.base.errors import InputError, UsageError
 from toast_cli.base.files import read_whole_number
 from toast_cli.base.units import evaluate
 from toast_cli.base.yamltree import nearest
-from toast_cli.errors import InputError, UsageError
 from toast_cli.frontend.attributes import first_error, splat_of
 from toast_cli.frontend.convert import flatbuffer_vector
 from toast_cli.frontend.inline import inline_calls, numbers

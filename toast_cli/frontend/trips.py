@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.known_numbers import Array, before_loops, known_numbers
 from toast_cli.frontend.places import place_text

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from toast_cli.errors import SpecError, UsageError
+from toast_cli.base.errors import SpecError, UsageError
 from toast_cli.hardware.model import Chip, GpuDeviceInfo, Nccl
 
 

@@ -14,10 +14,10 @@ from importlib.resources.abc import Traversable
 from math import inf, isqrt, prod
 from pathlib import Path
 
+from toast_cli.base.errors import InputError, SpecError, UsageError
 from toast_cli.base.files import TEXT_BYTES, read_file, read_whole_number, text_of
 from toast_cli.base.units import parse_bandwidth, parse_bytes, parse_flops
 from toast_cli.base.yamltree import YamlValue, nearest, read_yaml
-from toast_cli.errors import InputError, SpecError, UsageError
 from toast_cli.hardware.chips import Preset, chip_names, find_preset, presets
 from toast_cli.hardware.model import Axis, Chip, Mesh
 from toast_cli.hardware.topology import Dimension, divisors, lay_out, read_topology

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast_cli import xla
+from toast_cli.base.errors import InputError
 from toast_cli.base.units import evaluate, printable
-from toast_cli.errors import InputError
 from toast_cli.kernels import KernelError
 from toast_cli.kernels.mosaic import (
     CONFIG,

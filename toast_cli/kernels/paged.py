@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.errors import InputError
+from toast_cli.base.errors import InputError
 from toast_cli.kernels import KernelError
 from toast_cli.kernels.mosaic import TARGET, config_of, main_of, parse_body
 from toast_cli.kernels.table import Table, UserKernel, read_table, rule_of, sizes_of

@@ -20,9 +20,9 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
+from toast_cli.base.errors import InputError
 from toast_cli.base.units import MOST_TEXT, evaluate
 from toast_cli.base.yamltree import YamlValue, read_yaml
-from toast_cli.errors import InputError
 from toast_cli.program.model import Rule, Value, ValueFactors
 
 EXAMPLE = "([b, h, q, d], [b, h, k, d], [b, h, k, d])->([b, h, q, d]) need_replication={q, k, d}"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.units import parse_bytes, parse_seconds
-from toast_cli.errors import UsageError
 
 # No group, factor or argument.
 NONE = -1

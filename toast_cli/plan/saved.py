@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from toast_cli.base.errors import InputError
 from toast_cli.base.files import read_json, typed
 from toast_cli.dimensions.model import Dimensions, Group
-from toast_cli.errors import InputError
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import OpPattern

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
+from toast_cli.base.errors import UsageError
 from toast_cli.dimensions.model import FactorKind, Form, Strand
-from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import NONE
 from toast_cli.program.model import Program

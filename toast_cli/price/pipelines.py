@@ -31,7 +31,7 @@ from math import gcd, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.hardware.model import Mesh
 from toast_cli.hardware.topology import divisors
 from toast_cli.plan.decisions import Plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.program.model import Program
 
 _KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+|\*)\]|\.([A-Za-z_]\w*)""")

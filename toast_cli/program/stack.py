@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.program.model import Program, once
 from toast_cli.program.ops import BARRIER, CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.units import printable, printable_lines
-from toast_cli.errors import UsageError
 from toast_cli.price.memory_fit import NO, UNSURE
 from toast_cli.program.names import slash_path
 from toast_cli.program.quantities import format_bytes, format_percent, format_plural, format_seconds, format_sharding

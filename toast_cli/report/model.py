@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
+from toast_cli.base.errors import InputError
 from toast_cli.base.files import read_json, typed
-from toast_cli.errors import InputError
 from toast_cli.hardware.spec import MOST_DEVICES
 from toast_cli.plan import partitioned
 from toast_cli.plan.partitioned import CollectiveFacts as CollectiveFacts

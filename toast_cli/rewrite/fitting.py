@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import inf
 
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.frontend import Source
 from toast_cli.plan.saved import saved_plan
 from toast_cli.price.cost import Cost

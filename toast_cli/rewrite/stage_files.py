@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from toast_cli.base.errors import InputError, UsageError
 from toast_cli.base.files import PROGRAM_BYTES, read_file, read_json, typed
-from toast_cli.errors import InputError, UsageError
 from toast_cli.frontend.constraints import quoted
 from toast_cli.frontend.places import place_text
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from toast_cli.base.errors import UsageError
 from toast_cli.dimensions import analyse
-from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
 from toast_cli.hardware.topology import divisors

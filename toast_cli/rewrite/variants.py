@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from math import inf
 
+from toast_cli.base.errors import UsageError
 from toast_cli.dimensions import analyse
 from toast_cli.dimensions.merged import set_apart
-from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import FASTEST, PEAK_MEMORY, Plan, parse_goal

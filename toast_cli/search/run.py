@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from toast_cli.base.children import interruptible
-from toast_cli.errors import InputError, ToastError, UsageError
+from toast_cli.base.errors import InputError, ToastError, UsageError
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem

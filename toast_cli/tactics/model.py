@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from math import prod
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.yamltree import nearest
-from toast_cli.errors import UsageError
 from toast_cli.plan.axis_assignment import START, assigned_order, claim_of
 from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem

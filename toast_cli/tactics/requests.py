@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, prod
 
+from toast_cli.base.errors import InputError, ToastError, UsageError
 from toast_cli.base.files import TEXT_BYTES, read_file, text_of
 from toast_cli.base.yamltree import YamlValue, nearest, read_yaml
-from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.hardware.model import Axis, Mesh
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem

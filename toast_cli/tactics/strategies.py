@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import isclose
 from typing import TypeVar
 
-from toast_cli.errors import UsageError
+from toast_cli.base.errors import UsageError
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.price.cost import Cost

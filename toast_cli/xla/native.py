@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 from toast_cli.base.children import uninterrupted
-from toast_cli.errors import MissingExtraError
+from toast_cli.base.errors import MissingExtraError
 
 # ---------------------------------------------------------------- versions
 # The versions of jaxlib that toast is tested with, and warnings about others.

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import read_whole_number
-from toast_cli.errors import UsageError
 from toast_cli.frontend.places import users_frame
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS

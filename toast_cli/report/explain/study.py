@@ -11,9 +11,9 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from toast_cli.base.errors import InputError
 from toast_cli.base.yamltree import nearest
 from toast_cli.dimensions.model import FactorKind
-from toast_cli.errors import InputError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.axis_assignment import claim_of
 from toast_cli.plan.decisions import LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard

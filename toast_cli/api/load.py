@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from toast_cli.base.errors import InputError, UsageError
 from toast_cli.emit.specs import (
     InterfaceArray,
     ProgramInterface,
@@ -28,7 +29,6 @@ from toast_cli.emit.specs import (
     partition_spec,
     wide_types,
 )
-from toast_cli.errors import InputError, UsageError
 from toast_cli.program.model import dtype_of
 from toast_cli.program.names import below_root, root_of, subtrees, tree_of
 from toast_cli.rewrite.stage_files import INDEX, StagedArray, StageProgram, read_stages

@@ -22,9 +22,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from toast_cli.base.errors import UsageError
 from toast_cli.base.files import Target, check_targets, output_format, write_target
 from toast_cli.emit.specs import InterfaceArray, entry_text, partition_spec, rules_of, tuple_text
-from toast_cli.errors import UsageError
 from toast_cli.hardware import load_spec, machine_name, needs_no_file
 from toast_cli.option_values import request_of_keywords
 from toast_cli.pipeline import Outcome

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toast_cli.api import Plan, partition, request_for
+from toast_cli.api.plan import Plan, partition, request_for
 
 _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
 
