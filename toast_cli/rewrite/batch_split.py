@@ -89,11 +89,11 @@ def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> 
     narrowed: dict[int, Cut | None] = {}
     counts = True
     for _ in range(2 * len(statements.program.ops) + 1):
-        known = (set(seeds), dict(narrowed))
+        previous = (set(seeds), dict(narrowed))
         try:
             split = _Splitter(statements, seeds, narrowed, forced, parts, counts).split()
         except WholeBatchError as error:
-            if (seeds.keys() - known[0]) or narrowed != known[1]:
+            if (seeds.keys() - previous[0]) or narrowed != previous[1]:
                 continue
             more = _cheap(statements, error.value) - forced if isinstance(error, NeedsSumError) else None
             if not more and any(narrowed.values()):  # an op may need one of these as a whole
@@ -102,7 +102,7 @@ def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> 
                 raise
             forced |= more or set()
         else:
-            if not (seeds.keys() - known[0]) and narrowed == known[1]:
+            if not (seeds.keys() - previous[0]) and narrowed == previous[1]:
                 return split
     raise AssertionError("a value is asked for again and again")
 
@@ -110,28 +110,28 @@ def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> 
 def _cheap(statements: Statements, value: int) -> set[int]:
     """The ops that compute a value from arguments, if all are cheap; else empty."""
     program = statements.program
-    found, stack = set[int](), [value]
+    ops, stack = set[int](), [value]
     while stack:
         number = program.producer[stack.pop()]
         op = program.ops[number]
         nested = op.loop >= 0 or op.branches or op.name in (CARRY, JOIN)
         if op.kind.heavy or nested or op.name == "stablehlo.custom_call":
             return set()
-        if op.name != ARGUMENT and number not in found:
-            found.add(number)
+        if op.name != ARGUMENT and number not in ops:
+            ops.add(number)
             stack += op.operands
-    return found
+    return ops
 
 
 def _readers(program: Program, values: Iterable[int]) -> set[int]:
     """The ops that read these values or what is computed from them."""
-    stack, found = list(values), set[int]()
+    stack, readers = list(values), set[int]()
     while stack:
         for number, _ in program.users[stack.pop()]:
-            if number not in found:
-                found.add(number)
+            if number not in readers:
+                readers.add(number)
                 stack += program.ops[number].results
-    return found
+    return readers
 
 
 class _Splitter:
@@ -233,16 +233,16 @@ class _Splitter:
             raise NeedsSumError(*next((n, v) for n, v in reads if states[v] == LATER))
         single = len(ops) == 1 and program.ops[ops[0]].loop < 0 and program.ops[ops[0]].results
         if single and not later:
-            found = self._rules.result(ops[0], final=True)
+            result_states = self._rules.result(ops[0], final=True)
             for value in program.ops[ops[0]].results:
-                states[value] = found.get(value, WHOLE)
-            made = set(found.values())
+                states[value] = result_states.get(value, WHOLE)
+            new_states = set(result_states.values())
             if cut:
                 self._place[statement] = "inside"
-            elif SUM in made:
+            elif SUM in new_states:
                 open_.append(statement)
             else:
-                self._place[statement] = "after" if LATER in made else "inside" if inner else "before"
+                self._place[statement] = "after" if LATER in new_states else "inside" if inner else "before"
         elif cut:
             self._inside(statement)
         elif later or SUM in read:
@@ -281,9 +281,9 @@ class _Splitter:
                     if states[value] != state:
                         states[value], changed = state, True
         for n in self._ops[statement]:
-            found = self._rules.result(n, final=True)
+            result_states = self._rules.result(n, final=True)
             for value in program.ops[n].results:
-                states[value] = found.get(value, WHOLE)
+                states[value] = result_states.get(value, WHOLE)
                 if states[value] == LATER:
                     wanted = next((v for v in program.ops[n].operands if states[v] in (SUM, LATER)), value)
                     raise NeedsSumError(n, wanted)
@@ -314,15 +314,15 @@ class _Splitter:
         """Whether a large array is computed from iotas and much smaller arrays, so that each part can make its own."""
         program = self._program
         most = prod(program.values[value].shape) / self._parts
-        found, stack = {value}, [value] if self._counts else []
+        seen, stack = {value}, [value] if self._counts else []
         while stack:
             op = program.ops[program.producer[stack.pop()]]
             if op.name == ARGUMENT or not (can_be_narrowed(op) or op.detail in ("splat", "zero")):
                 return False
-            new = [v for v in op.operands if v not in found and prod(program.values[v].shape) > most]
-            found.update(new)
+            new = [v for v in op.operands if v not in seen and prod(program.values[v].shape) > most]
+            seen.update(new)
             stack += new
-        return self._counts and not found & self._seeds.keys()
+        return self._counts and not seen & self._seeds.keys()
 
     def _narrow_operands(self, number: int) -> None:
         """Lets an op whose result is narrowed read parts of its operands, and so on."""
@@ -355,7 +355,7 @@ def _can_be_made_smaller(op: Op, cut: Cut, program: Program) -> bool:
     """Whether all parts of an op's result are equal, so that it can be computed with fewer elements."""
     if op.name == BROADCAST_IN_DIM:
         factors = {f for f in op.rule.results[0][cut.dim] if op.rule.sizes[f] > 1}
-        return not factors & {f for held in op.rule.operands[0] for f in held}
+        return not factors & {f for dim_factors in op.rule.operands[0] for f in dim_factors}
     return op.name == CONSTANT and op.detail in ("splat", "zero")
 
 
@@ -443,31 +443,31 @@ class CutRules:
         read = [self._states[v] for v in op.operands]
         if op.name in (CARRY, JOIN):
             return self._joined(number, op, [s for s in read if s is not None], final)
-        known = [s for s in read if s is not None]
-        if len(known) < len(read):
+        states = [s for s in read if s is not None]
+        if len(states) < len(read):
             return {}
-        if any(isinstance(s, Cut) for s in known):
-            return self._through(number, op, known, final)
+        if any(isinstance(s, Cut) for s in states):
+            return self._through(number, op, states, final)
         if not op.results:  # a host callback
-            sums = [v for v, state in zip(op.operands, known, strict=True) if state in (SUM, LATER)]
+            sums = [v for v, state in zip(op.operands, states, strict=True) if state in (SUM, LATER)]
             if sums:
                 raise NeedsSumError(number, sums[0])
             return {}
         cut = self._narrowed.get(op.results[0])
-        if cut is not None and (made := self._narrow(number, op, cut, final)):
-            return made
-        if LATER in known:
+        if cut is not None and (narrowed := self._narrow(number, op, cut, final)):
+            return narrowed
+        if LATER in states:
             return dict.fromkeys(op.results, LATER)
-        if SUM in known:
-            return dict.fromkeys(op.results, SUM if _is_linear(op, known, self._program, SUM) else LATER)
-        zero = op.detail == "zero" or (ZERO in known and _is_linear(op, known, self._program, ZERO))
+        if SUM in states:
+            return dict.fromkeys(op.results, SUM if _is_linear(op, states, self._program, SUM) else LATER)
+        zero = op.detail == "zero" or (ZERO in states and _is_linear(op, states, self._program, ZERO))
         return dict.fromkeys(op.results, ZERO if zero else WHOLE)
 
-    def _joined(self, number: int, op: Op, known: list[State], final: bool) -> dict[int, State]:
-        if not known:
+    def _joined(self, number: int, op: Op, states: list[State], final: bool) -> dict[int, State]:
+        if not states:
             return {}
-        cuts = {s for s in known if isinstance(s, Cut)} | {it for it in map(self._narrowed.get, op.results) if it}
-        if len(cuts) > 1 or (cuts and (SUM in known or LATER in known)):
+        cuts = {s for s in states if isinstance(s, Cut)} | {*filter(None, map(self._narrowed.get, op.results))}
+        if len(cuts) > 1 or (cuts and (SUM in states or LATER in states)):
             raise WholeBatchError(number, "carries the batch in two ways")
         if cuts:
             (cut,) = cuts
@@ -475,23 +475,23 @@ class CutRules:
                 if final and not isinstance(self._states[value], Cut):
                     self._read_cut(number, position, cut)
             return dict.fromkeys(op.results, cut)
-        if LATER in known or (SUM in known and WHOLE in known):
+        if LATER in states or (SUM in states and WHOLE in states):
             return dict.fromkeys(op.results, LATER)
-        return dict.fromkeys(op.results, SUM if SUM in known else WHOLE if WHOLE in known else ZERO)
+        return dict.fromkeys(op.results, SUM if SUM in states else WHOLE if WHOLE in states else ZERO)
 
     def _through(self, number: int, op: Op, read: list[State], final: bool) -> dict[int, State]:
         """States of the results of an op that reads a cut array."""
         program, rule = self._program, op.rule
         if not can_be_cut(op):
             raise WholeBatchError(number, "is written for the whole batch")
-        found = {
+        places = {
             self.located(rule.operands[p], rule.sizes, program.values[op.operands[p]].shape, state)
             for p, state in enumerate(read)
             if isinstance(state, Cut)
         }
-        if len(found) > 1:
+        if len(places) > 1:
             raise WholeBatchError(number, "makes something of each two examples")
-        place = found.pop()
+        place = places.pop()
         windows = [s.dim for s in read[:1] if isinstance(s, Cut)]
         if (
             place is None
@@ -508,12 +508,12 @@ class CutRules:
                 raise NeedsSumError(number, value)
             if cut is not None and not isinstance(state, Cut) and final:
                 self._read_cut(number, p, cut)
-        made: dict[int, State] = {}
+        result_states: dict[int, State] = {}
         for r, value in enumerate(op.results):
             result = self._cut(number, rule.results[r], rule.sizes, program.values[value].shape, factor, inner)
             empty = not program.values[value].elements  # the workspace of a kernel
-            made[value] = result or (WHOLE if empty else self._added_up(number, op, read, factor))
-        return made
+            result_states[value] = result or (WHOLE if empty else self._added_up(number, op, read, factor))
+        return result_states
 
     def _narrow(self, number: int, op: Op, cut: Cut, final: bool) -> dict[int, State]:
         """State of a narrowed result: the op reads only the corresponding part of its operands. Empty where it cannot;
@@ -573,13 +573,13 @@ class CutRules:
         inner: int,
     ) -> Cut | None:
         """The cut of an array along a factor; None if it lacks the factor."""
-        dims = [dim for dim, held in enumerate(factors) if factor in held]
+        dims = [dim for dim, dim_factors in enumerate(factors) if factor in dim_factors]
         if not dims:
             return None
-        held = factors[dims[0]]
-        if len(dims) > 1 or prod(sizes[f] for f in held) != shape[dims[0]]:
+        dim_factors = factors[dims[0]]
+        if len(dims) > 1 or prod(sizes[f] for f in dim_factors) != shape[dims[0]]:
             raise WholeBatchError(number, _BY_NUMBER)
-        return Cut(dims[0], inner * prod(sizes[f] for f in held[held.index(factor) + 1 :]))
+        return Cut(dims[0], inner * prod(sizes[f] for f in dim_factors[dim_factors.index(factor) + 1 :]))
 
 
 def _is_numbered(op: Op, factor: int) -> bool:
@@ -587,8 +587,8 @@ def _is_numbered(op: Op, factor: int) -> bool:
     if op.name not in (SCATTER, DYNAMIC_UPDATE_SLICE):
         return False
     operand, update = (op.rule.operands[k] for k in (0, -1 if op.name == SCATTER else 1))
-    has, given = ({f for factors in it for f in factors} for it in (operand, update))
-    return factor in has - given
+    in_operand, in_update = ({f for factors in side for f in factors} for side in (operand, update))
+    return factor in in_operand - in_update
 
 
 def can_be_cut(op: Op) -> bool:

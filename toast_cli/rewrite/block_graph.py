@@ -79,33 +79,33 @@ class BlockGraph:
         wanted, sizes = list(range(len(handles))), []
         made_from: list[tuple[int, ...] | None] = []
         for value in handles:  # `handles` grows in the loop
-            known, at = cost(value), self.place.get(value)
+            keep_bytes, maker = cost(value), self.place.get(value)
             read: list[Any] | None = None
-            if known == 0:
+            if keep_bytes == 0:
                 read = []
-            elif known is None and at is not None and REPEATED[policy](self.operations[at]):
-                read = self.reads[at]
+            elif keep_bytes is None and maker is not None and REPEATED[policy](self.operations[maker]):
+                read = self.reads[maker]
             for other in read or ():
                 if other not in numbers:
                     numbers[other] = len(handles)
                     handles.append(other)
-            sizes.append(known or self.size(value))
+            sizes.append(keep_bytes or self.size(value))
             made_from.append(None if read is None else tuple([numbers[other] for other in read]))
         cut = (tuple(made_from), tuple(sizes), tuple(wanted))
         if cut not in self._cuts:  # equal layers have equal cuts
             self._cuts[cut] = least_kept(*cut)
         return {handles[k] for k in self._cuts[cut]}
 
-    def makers(self, needed: Iterable[Any], known: Collection[Any]) -> list[int]:
+    def makers(self, needed: Iterable[Any], available: Collection[Any]) -> list[int]:
         """The operations needed to compute values from known ones, in program order."""
-        found: set[int] = set()
-        stack = [value for value in needed if value not in known]
+        numbers: set[int] = set()
+        stack = [value for value in needed if value not in available]
         while stack:
-            at = self.place.get(stack.pop())
-            if at is not None and at not in found:
-                found.add(at)
-                stack += [value for value in self.reads[at] if value not in known]
-        return sorted(found)
+            number = self.place.get(stack.pop())
+            if number is not None and number not in numbers:
+                numbers.add(number)
+                stack += [value for value in self.reads[number] if value not in available]
+        return sorted(numbers)
 
 
 def is_pure(operation: Any) -> bool:
@@ -168,11 +168,11 @@ def is_remade(value: Any) -> bool:
     return not isinstance(value, ir.BlockArgument) and (kind_of(value.owner.name).source or is_splat(value.owner))
 
 
-def clone(operations: Iterable[Any], twins: dict[Any, Any], at: Any) -> None:
+def clone(operations: Iterable[Any], twins: dict[Any, Any], point: Any) -> None:
     """Copies operations to a place. `twins` maps originals to copies: operands are replaced by
     it, results added to it."""
     for operation in operations:
-        copy = operation.clone(ip=at)
+        copy = operation.clone(ip=point)
         replace_operands(copy, twins)
         twins.update(zip(operation.results, copy.results, strict=True))
 
@@ -244,13 +244,13 @@ def least_kept(
     unit = max(1, sum(sizes[value] for value in order) // _TOTAL)
     edges: list[tuple[int, int, int]] = []
     for value in order:
-        at, makers = place[value], made_from[value]
-        edges.append((at, at + 1, -(-sizes[value] // unit)))
+        node, makers = place[value], made_from[value]
+        edges.append((node, node + 1, -(-sizes[value] // unit)))
         if makers is None:
-            edges.append((source, at, _UNLIMITED))
-        edges += [(place[maker] + 1, at, _UNLIMITED) for maker in dict.fromkeys(makers or ())]
+            edges.append((source, node, _UNLIMITED))
+        edges += [(place[maker] + 1, node, _UNLIMITED) for maker in dict.fromkeys(makers or ())]
         if value in needed:
-            edges.append((at + 1, sink, _UNLIMITED))
+            edges.append((node + 1, sink, _UNLIMITED))
     rows, columns, capacities = (np.array(column, dtype=np.int32) for column in zip(*edges, strict=True))
     graph = coo_array((capacities, (rows, columns)), shape=(sink + 1, sink + 1)).tocsr()
     left = graph - maximum_flow(graph, source, sink).flow

@@ -110,9 +110,9 @@ class Candidates:
             most, effort = request.iterations or PLANS[request.effort], PLANS[request.effort] / PLANS[Effort.medium]
             meshes, plans = [like.evaluator.problem.mesh], min(int(effort * plans), most)
             request = replace(request, iterations=plans)
-        known = like.evaluator if source is like.source else None
+        evaluator = like.evaluator if source is like.source else None
         start = saved_plan(like.evaluator.problem, like.result.plan)
-        space = SearchSpace(request, meshes, space.tactics, start=start, known=known)
+        space = SearchSpace(request, meshes, space.tactics, start=start, known=evaluator)
         return search_variants([analysed(lambda: source)], space, self._tell)[0]
 
     def _made_to_fit(self) -> Variant:
@@ -124,7 +124,7 @@ class Candidates:
             return own
         self.room = min(allowed, own.surely_fitting_bytes)
         sure = self._fitting()
-        sure += self._offloading(min((one.result.cost.step_seconds for one in sure), default=inf))
+        sure += self._offloading(min((v.result.cost.step_seconds for v in sure), default=inf))
         whys = list(self.whys)
         if not sure and not self.interrupted:
             self.room = allowed
@@ -132,31 +132,31 @@ class Candidates:
         self.room = allowed
         reference = own.evaluator.cost(())
 
-        def reward(one: Variant) -> float:
-            return one.reward(one.result.plan, one.result.cost, reference)
+        def reward(variant: Variant) -> float:
+            return variant.reward(variant.result.plan, variant.result.cost, reference)
 
-        open_to_choice = [one for one in self.tried if options_of(one.source) not in self._refused]
-        taken = max(filter(self._fits, open_to_choice), key=reward, default=None)
-        if taken is None or (taken is own and not sure):
-            what = "cannot be made to fit" if taken is None else "cannot be made to fit for sure"
-            notice = f"{what}: {by_reason(whys if taken is own else self.whys)}"
+        open_to_choice = [v for v in self.tried if options_of(v.source) not in self._refused]
+        best = max(filter(self._fits, open_to_choice), key=reward, default=None)
+        if best is None or (best is own and not sure):
+            verdict = "cannot be made to fit" if best is None else "cannot be made to fit for sure"
+            notice = f"{verdict}: {by_reason(whys if best is own else self.whys)}"
             own = replace(own, source=replace(own.source, notices=(notice, *own.source.notices)))
             return self._as_ended(own)
-        if taken is not own:
-            if taken.result.stopped == "iterations" and not self.interrupted:
-                whole = self._search(taken.source, taken, _LAST if len(self._space.meshes) == 1 else None)
-                taken = whole if self._fits(whole) else taken
-            taken = _noted(taken, "made to fit", taken, own, "the best plan as written")
-        if sure and not taken.surely_fits:
-            taken = _noted(taken, "surely fits", max(sure, key=reward), taken, "this plan")
-        return self._as_ended(taken)
+        if best is not own:
+            if best.result.stopped == "iterations" and not self.interrupted:
+                longer = self._search(best.source, best, _LAST if len(self._space.meshes) == 1 else None)
+                best = longer if self._fits(longer) else best
+            best = _noted(best, "made to fit", best, own, "the best plan as written")
+        if sure and not best.surely_fits:
+            best = _noted(best, "surely fits", max(sure, key=reward), best, "this plan")
+        return self._as_ended(best)
 
     def _as_ended(self, variant: Variant) -> Variant:
         """The variant, so that no further search follows it if the user ended one."""
         return replace(variant, result=replace(variant.result, stopped="interrupted")) if self.interrupted else variant
 
-    def _fits(self, one: Variant) -> bool:
-        return one.result.fits and one.result.cost.peak_bytes <= self.room
+    def _fits(self, variant: Variant) -> bool:
+        return variant.result.fits and variant.result.cost.peak_bytes <= self.room
 
     def _fitting(self) -> list[Variant]:
         """Variants that fit, after trying rewrites in the order that this file's docstring tells."""
@@ -168,17 +168,17 @@ class Candidates:
                 if _in_words(self._policies[k] or "", number, "") in self._refused:
                     break
                 near = self._expected_bytes(k, number) <= _NEAR * self.room
-                one = self._looked_at(k, number, patient=not fit) if near and not self.interrupted else None
-                if one is not None and self._fits(one):
-                    fit, lightest = [*fit, one], k
-                elif one is not None and fit:
+                variant = self._looked_at(k, number, patient=not fit) if near and not self.interrupted else None
+                if variant is not None and self._fits(variant):
+                    fit, lightest = [*fit, variant], k
+                elif variant is not None and fit:
                     break
-                elif one is not None:
-                    peak = one.result.cost.peak_bytes
+                elif variant is not None:
+                    peak = variant.result.cost.peak_bytes
                     if peak <= self.room:
-                        self.whys.append(f"with {options_of(one.source)} it breaks a --subject-to bound")
+                        self.whys.append(f"with {options_of(variant.source)} it breaks a --subject-to bound")
                         return []
-                    self.whys.append(f"it needs {format_bytes(peak)} with {options_of(one.source)}")
+                    self.whys.append(f"it needs {format_bytes(peak)} with {options_of(variant.source)}")
                     if peak >= least:  # more microbatches do not help
                         return []
                     least = peak if number > 1 else inf
@@ -209,11 +209,11 @@ class Candidates:
         """
         if (k, number) not in self._looked:
             self._looked[k, number] = self._glanced_at(k, number)
-        one = self._looked[k, number]
-        nearly = one is not None and not self._fits(one) and one.result.cost.peak_bytes <= _NEAR * self.room
-        if one is not None and nearly and patient and not self.interrupted:
-            one = self._looked[k, number] = self._searched(one.source, one, _LONGER) or one
-        return one
+        variant = self._looked[k, number]
+        nearly = variant is not None and not self._fits(variant) and variant.result.cost.peak_bytes <= _NEAR * self.room
+        if variant is not None and nearly and patient and not self.interrupted:
+            variant = self._looked[k, number] = self._searched(variant.source, variant, _LONGER) or variant
+        return variant
 
     def _glanced_at(self, k: int, number: int) -> Variant | None:
         program = self._program(k)
@@ -223,30 +223,30 @@ class Candidates:
         if isinstance(variant, str):
             self.whys.append(f"{options_of(program)} --microbatches {number}: {variant}".strip())
             return None
-        one = self._searched(variant, self._last)
-        if one is not None:
-            self._last = one
-            self._costs.setdefault(k, {})[number] = one.result.cost
-        return one
+        searched = self._searched(variant, self._last)
+        if searched is not None:
+            self._last = searched
+            self._costs.setdefault(k, {})[number] = searched.result.cost
+        return searched
 
     def _searched(self, variant: Source, like: Variant, plans: int = _GLANCE) -> Variant | None:
         """The `Variant` found with so many plans; None if what the user asks for does not apply to it."""
         try:
-            one = self._search(variant, like, plans)
+            searched = self._search(variant, like, plans)
         except UsageError as error:
             self.whys.append(f"{options_of(variant)}: {error.where}: {error.what}")
             return None
-        self.interrupted = _ended(one)
-        self.tried.append(one)
-        return one
+        self.interrupted = _ended(searched)
+        self.tried.append(searched)
+        return searched
 
     def _program(self, k: int) -> Source | None:
         policy = self._policies[k]
         if k not in self._programs and policy is not None:
-            made = with_recompute(self._source, policy)
-            self._programs[k] = None if isinstance(made, str) else made
-            if isinstance(made, str):
-                self.whys.append(f"--recompute {policy}: {made}")
+            rewritten = with_recompute(self._source, policy)
+            self._programs[k] = None if isinstance(rewritten, str) else rewritten
+            if isinstance(rewritten, str):
+                self.whys.append(f"--recompute {policy}: {rewritten}")
         return self._programs[k]
 
     def _expected_bytes(self, k: int, number: int) -> float:
@@ -258,14 +258,14 @@ class Candidates:
         if number in costs:
             return costs[number].peak_bytes
         if 1 not in costs:
-            known = {j: self._expected_bytes(j, number) for j, measured in self._costs.items() if 1 in measured}
-            lighter = [j for j in known if j > k]
+            expected = {j: self._expected_bytes(j, number) for j, measured in self._costs.items() if 1 in measured}
+            lighter = [j for j in expected if j > k]
             if not lighter:
-                return 0.0 if number == 1 else min(known.values())
-            least, kept = max(known[j] for j in lighter), self._kept
-            own, few, more = (kept.get(self._policies[j], 0) for j in (0, min(lighter), k))
+                return 0.0 if number == 1 else min(expected.values())
+            least, residual_bytes = max(expected[j] for j in lighter), self._kept
+            own, few, more = (residual_bytes.get(self._policies[j], 0) for j in (0, min(lighter), k))
             share = (more - few) / (own - few) if few < more <= own else 0.0
-            return least + share * max(0.0, known[0] - known[min(lighter)])
+            return least + share * max(0.0, expected[0] - expected[min(lighter)])
         split = sorted(set(costs) - {1})
         if len(split) > 1:
             (few, more), (peak, lower) = split[-2:], (costs[n].peak_bytes for n in split[-2:])
@@ -282,9 +282,7 @@ class Candidates:
         """Bytes of arguments and of the sums of gradients, over those of arguments."""
         program = self._source.program
         names, roles = argument_roles(program)
-        sizes = [
-            (names[role], program.values[it.value].bytes) for it, role in zip(program.arguments, roles, strict=True)
-        ]
+        sizes = [(names[role], program.values[a.value].bytes) for a, role in zip(program.arguments, roles, strict=True)]
         weights = sum(size for name, size in sizes if name == WEIGHTS)
         return 1.0 + weights / max(1, sum(size for _, size in sizes))
 
@@ -295,9 +293,9 @@ class Candidates:
         chip, devices = mesh.chip, mesh.devices
         if chip.platform != "tpu" or not chip.host_bytes_per_second or self.interrupted:
             return []
-        tried = [one for one in self.tried if not self._fits(one) and one.result.cost.step_seconds < seconds]
-        found: list[Variant] = []
-        for like in sorted(tried, key=lambda one: one.result.cost.step_seconds):
+        tried = [v for v in self.tried if not self._fits(v) and v.result.cost.step_seconds < seconds]
+        offloaded: list[Variant] = []
+        for like in sorted(tried, key=lambda v: v.result.cost.step_seconds):
             variant = with_offload(like.source, Offload.residuals)
             if isinstance(variant, str):
                 continue
@@ -305,14 +303,14 @@ class Candidates:
             moved = sum(op.trips * values[op.results[0]].bytes for op in transfers) / devices  # where all are split
             if moved / chip.host_bytes_per_second > seconds:
                 continue
-            one = self._searched(variant, like)
-            if one is None:
+            candidate = self._searched(variant, like)
+            if candidate is None:
                 continue
-            found.append(one)
-            self.whys.append(f"it needs {format_bytes(one.result.cost.peak_bytes)} with {options_of(variant)}")
-            if self.interrupted or len(found) == _OFFLOADED:
+            offloaded.append(candidate)
+            self.whys.append(f"it needs {format_bytes(candidate.result.cost.peak_bytes)} with {options_of(variant)}")
+            if self.interrupted or len(offloaded) == _OFFLOADED:
                 break
-        return [one for one in found if self._fits(one)]
+        return [v for v in offloaded if self._fits(v)]
 
     def _made_faster(self, best: Variant) -> Variant:
         """The variant that keeps products with weights and recomputes all else, if it fits and is faster; else `best`.
@@ -321,11 +319,13 @@ class Candidates:
         if program.recompute or program.microbatches > 1:
             return best
         variant = with_recompute(best.source, Recompute.all_but_weight_products)
-        found = best if isinstance(variant, str) else self._search(variant, best, None)
+        faster = best if isinstance(variant, str) else self._search(variant, best, None)
         reference = best.evaluator.cost(())
-        worth, known = (one.reward(one.result.plan, one.result.cost, reference) for one in (found, best))
+        reward, best_reward = (v.reward(v.result.plan, v.result.cost, reference) for v in (faster, best))
         return (
-            _noted(found, "made faster", found, best, "the best plan as written") if worth >= known + PARTED else best
+            _noted(faster, "made faster", faster, best, "the best plan as written")
+            if reward >= best_reward + PARTED
+            else best
         )
 
 
@@ -343,11 +343,11 @@ def _policies(program: Program) -> tuple[Recompute | None, ...]:
 
 def by_reason(whys: Iterable[str]) -> str:
     """Reasons as one text, where `--a: why` and `--b: why` are `--a, --b: why`."""
-    found: dict[str, list[str]] = {}
-    for one in whys:
-        options, _, why = one.partition(": ") if one.startswith("--") else ("", "", one)
-        found.setdefault(why, []).extend([options] if options and options not in found.get(why, ()) else [])
-    return "; ".join(f"{', '.join(options)}: {why}" if options else why for why, options in found.items())
+    by_why: dict[str, list[str]] = {}
+    for text in whys:
+        options, _, why = text.partition(": ") if text.startswith("--") else ("", "", text)
+        by_why.setdefault(why, []).extend([options] if options and options not in by_why.get(why, ()) else [])
+    return "; ".join(f"{', '.join(options)}: {why}" if options else why for why, options in by_why.items())
 
 
 def options_of(source: Source) -> str:
@@ -364,10 +364,10 @@ def _in_words(recompute: str, microbatches: int, offload: str) -> str:
     return " ".join(f"{name} {value}" for name, value in options.items() if value)
 
 
-def _noted(variant: Variant, what: str, of: Variant, against: Variant, name: str) -> Variant:
+def _noted(variant: Variant, verdict: str, of: Variant, against: Variant, name: str) -> Variant:
     """The variant with a notice that states the gain of a variant (`of`) over another one."""
     cost, before = of.result.cost, against.result.cost
     slower, more = cost.step_seconds / before.step_seconds - 1.0, cost.peak_bytes - before.peak_bytes
     size = f"{'+' if more > 0 else '-'}{format_bytes(abs(more))}"
-    notice = f"{what}: {options_of(of.source)}: {slower:+.0%} step time, {size} per device, against {name}"
+    notice = f"{verdict}: {options_of(of.source)}: {slower:+.0%} step time, {size} per device, against {name}"
     return replace(variant, source=replace(variant.source, notices=(notice, *variant.source.notices)))

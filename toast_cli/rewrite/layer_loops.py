@@ -156,7 +156,7 @@ class LayerLoops:
         if op.name == REDUCE:
             removed = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
             if dim not in removed:
-                return int(dim - sum(one < dim for one in removed))
+                return int(dim - sum(other < dim for other in removed))
             return -1 if starts_neutral(op) else None  # each stage starts there
         return None
 
@@ -171,13 +171,13 @@ class LayerLoops:
             if last_operands[number] == argument:
                 argument.replace_all_uses_with(old.operands[number])
                 last.operands[number] = argument
-        stacked = {k: dim for k, one in enumerate(before[1].arguments) if (dim := self._layers_of(one)) is not None}
+        stacked = {k: dim for k, a in enumerate(before[1].arguments) if (dim := self._layers_of(a)) is not None}
         operands: list[Any] = []
         for number, value in enumerate(old.operands):
             operands += self._apart(value, stacked[number], old) if number in stacked else [self._whole(value, old)]
         types = [value.type for value in operands]
-        at = ir.InsertionPoint(old)
-        new = ir.Operation.create(_WHILE, results=types, operands=operands, regions=2, loc=old.location, ip=at)
+        point = ir.InsertionPoint(old)
+        new = ir.Operation.create(_WHILE, results=types, operands=operands, regions=2, loc=old.location, ip=point)
         blocks = [region.blocks.append(*types, arg_locs=[old.location] * len(types)) for region in new.regions]
         pairs = [(b.arguments, n.arguments) for b, n in zip(before, blocks, strict=True)]
         for values, others in ((old.results, new.results), *pairs):
@@ -282,9 +282,9 @@ class LayerLoops:
         """Lets a loop have the rows of one stage. first: the number of its first row."""
         for k in rows:
             arguments = [region.blocks[0].arguments[k] for region in loop.regions]
-            found = self._rows(arguments[1])
-            assert found is not None
-            dim, uses, alike = found
+            layer_rows = self._rows(arguments[1])
+            assert layer_rows is not None
+            dim, uses, alike = layer_rows
             for value in (loop.results[k], arguments[0], *alike):
                 value.set_type(self._part_type(value.type, dim))
             for op, number in uses:

@@ -20,12 +20,12 @@ _WHILE = "stablehlo.while"
 
 
 @dataclass(frozen=True)
-class Stack:
+class ResidualStack:
     """A stack of residuals.
 
     Attributes:
         carried: its index among the forward loop's carried values. read: its index in the backward loop.
-        update: the slice that an iteration writes. at: the index at which it is written along dimension `dim`.
+        update: the slice that an iteration writes. index: where it is written along dimension `dim`.
         slices: operations of the backward loop that read a slice.
     """
 
@@ -33,7 +33,7 @@ class Stack:
     read: int
     update: Any
     dim: int
-    at: Any
+    index: Any
     slices: list[Any]
 
 
@@ -54,10 +54,10 @@ class LoopPair:
         index: the index at which the backward loop reads. build: writes ops where its body has that.
     """
 
-    def __init__(self, forward: Any, backward: Any, stacks: list[Stack]) -> None:
+    def __init__(self, forward: Any, backward: Any, stacks: list[ResidualStack]) -> None:
         self.forward, self.backward, self.stacks = forward, backward, stacks
         self.graph = BlockGraph(body_of(forward))
-        writing = index_of(stacks[0].at, forward)
+        writing = index_of(stacks[0].index, forward)
         assert writing is not None
         self.writing = writing
         body, slices = body_of(backward), {piece: stack.dim for stack in stacks for piece in stack.slices}
@@ -65,8 +65,8 @@ class LoopPair:
         self.index, self.build = first.operands[1 + slices[first]], Builder.before(first)
         self.build.ip = ir.InsertionPoint.after(first)
         self._passed = yielded(forward)
-        kept = enumerate(yielded(backward))
-        self._held = {backward.operands[k]: body.arguments[k] for k, value in kept if value == body.arguments[k]}
+        handed_on = enumerate(yielded(backward))
+        self._held = {backward.operands[k]: body.arguments[k] for k, value in handed_on if value == body.arguments[k]}
         self._added: list[Any] = []  # initial values added to the backward loop
 
     @property
@@ -83,32 +83,32 @@ class LoopPair:
         free = value.owner != self.graph.block or self._passed[number] == value or number == self.writing.counter
         return 0 if free else max(1, self.graph.size(value))
 
-    def stack(self, kept: Collection[Any]) -> dict[Any, Any]:
+    def stack(self, residuals: Collection[Any]) -> dict[Any, Any]:
         """Makes the forward loop stack these values, if it does not yet; returns each value's slice in the backward
         body."""
-        forward, at, reads = self.forward, self.stacks[0].at, body_of(self.backward).arguments
-        there = {before_reshape(stack.update): stack for stack in self.stacks} | {s.update: s for s in self.stacks}
-        ordered = sorted(kept, key=self._order)  # sets of values have another order in each run
-        found = {v: self._row(reads[there[v].read], v.type, there[v].dim) for v in ordered if v in there}
+        forward, index, reads = self.forward, self.stacks[0].index, body_of(self.backward).arguments
+        stacked = {before_reshape(stack.update): stack for stack in self.stacks} | {s.update: s for s in self.stacks}
+        ordered = sorted(residuals, key=self._order)  # sets of values have another order in each run
+        slices = {v: self._row(reads[stacked[v].read], v.type, stacked[v].dim) for v in ordered if v in stacked}
         body, count, build = body_of(forward), len(forward.operands), Builder.before(forward)
-        values = [value for value in ordered if value not in there]
+        values = [value for value in ordered if value not in stacked]
         end = ir.InsertionPoint(xla.terminator(body))
         rows = forward.results[self.stacks[0].carried].type.shape[self.stacks[0].dim]
         starts, ends = [], []
         for value in values:
             shape = tuple(value.type.shape)
             starts.append(build.broadcast(build.constant(0, str(value.type.element_type)), (rows, *shape)))
-            whole = starts[-1].type
-            held = body.add_argument(whole, self.place)
-            forward.regions[0].blocks[0].add_argument(whole, self.place)
+            stack_type = starts[-1].type
+            carried = body.add_argument(stack_type, self.place)
+            forward.regions[0].blocks[0].add_argument(stack_type, self.place)
             with build.at(end):
-                indices = [at, *[build.constant(0, str(at.type.element_type))] * len(shape)]
-                one = build.reshape(value, (1, *shape))
-                ends.append(build.one("dynamic_update_slice", [held, one, *indices], whole))
+                indices = [index, *[build.constant(0, str(index.type.element_type))] * len(shape)]
+                row = build.reshape(value, (1, *shape))
+                ends.append(build.one("dynamic_update_slice", [carried, row, *indices], stack_type))
         self.forward = rebuilt(forward, starts, ends, set())
         results = self.forward.results[count:]
         rows = (self._row(self._inside(result), v.type, 0) for v, result in zip(values, results, strict=True))
-        return found | dict(zip(values, rows, strict=True))
+        return slices | dict(zip(values, rows, strict=True))
 
     def _order(self, value: Any) -> tuple[int, int]:
         if isinstance(value, ir.BlockArgument):
@@ -132,10 +132,10 @@ class LoopPair:
     def _counter(self, counter: Any) -> Any:
         """The forward loop's counter, computed from the index at which the backward loop reads."""
         build, dtype = self.build, str(counter.type.element_type)
-        found = build.convert(self.index, dtype)
+        counter_value = build.convert(self.index, dtype)
         if self.writing.offset:
-            found = build.binary("subtract", found, build.constant(self.writing.offset, dtype))
-        return found if self.writing.sign > 0 else build.unary("negate", found)
+            counter_value = build.binary("subtract", counter_value, build.constant(self.writing.offset, dtype))
+        return counter_value if self.writing.sign > 0 else build.unary("negate", counter_value)
 
     def _row(self, stack: Any, kind: Any, dim: int) -> Any:
         """A slice of a stack, of this type."""
@@ -158,9 +158,9 @@ def _readers(forward: Any) -> list[Any]:
     return [user for user in dict.fromkeys(users) if user.name == _WHILE and user != forward]
 
 
-def _stacks(forward: Any, backward: Any) -> list[Stack]:
+def _stacks(forward: Any, backward: Any) -> list[ResidualStack]:
     """The stacks that one loop writes for the other alone, all written at one index and read at one index."""
-    found: list[tuple[tuple[Index, Index], Stack]] = []
+    indexed: list[tuple[tuple[Index, Index], ResidualStack]] = []
     for number, value in enumerate(yielded(forward)):
         written = _written(value, number, forward)
         reads = [(use.owner.operation, use.operand_number) for use in forward.results[number].uses]
@@ -169,21 +169,21 @@ def _stacks(forward: Any, backward: Any) -> list[Stack]:
         read, (dim, index) = reads[0][1], written
         update = value.owner.operands[1]
         slices = _slices(backward, read, dim, list(update.type.shape))
-        indices = {index_of(one.operands[1 + dim], backward) for one in slices}
+        indices = {index_of(piece.operands[1 + dim], backward) for piece in slices}
         reading = next(iter(indices), None)
         if len(indices) == 1 and reading is not None:
-            stack = Stack(number, read, update, dim, value.owner.operands[2 + dim], slices)
-            found.append(((index, reading), stack))
-    if not found:
+            stack = ResidualStack(number, read, update, dim, value.owner.operands[2 + dim], slices)
+            indexed.append(((index, reading), stack))
+    if not indexed:
         return []
-    writing, reading = found[0][0]
+    writing, reading = indexed[0][0]
     rows, wanted = counted(writing, forward), counted(reading, backward)
     if rows is None or wanted is None or not set(wanted) <= set(rows) or abs(writing.sign) != 1:
         return []
     return [
         stack
-        for indices, stack in found
-        if indices == found[0][0]
+        for indices, stack in indexed
+        if indices == indexed[0][0]
         and min(rows) >= 0
         and max(rows) < forward.results[stack.carried].type.shape[stack.dim]
     ]
@@ -194,14 +194,14 @@ def _written(value: Any, number: int, loop: Any) -> tuple[int, Index] | None:
     if isinstance(value, ir.BlockArgument) or value.owner.name != DYNAMIC_UPDATE_SLICE:
         return None
     array, update, *starts = value.owner.operands
-    held = body_of(loop).arguments[number]
-    alone = array == held and _uses(held) == 1 and _uses(value) == 1
+    carried = body_of(loop).arguments[number]
+    alone = array == carried and _uses(carried) == 1 and _uses(value) == 1
     if not alone or _uses(loop.regions[0].blocks[0].arguments[number]):
         return None
     return _along(starts, list(array.type.shape), list(update.type.shape), loop)
 
 
-def _along(starts: list[Any], whole: list[int], part: list[int], loop: Any) -> tuple[int, Index] | None:
+def _along(starts: list[Any], shape: list[int], part: list[int], loop: Any) -> tuple[int, Index] | None:
     """The one dimension in which `part` is a single row, and its index; None unless other dimensions are whole."""
     indices = [index_of(start, loop) for start in starts]
     dims = [dim for dim, index in enumerate(indices) if index is None or index.sign or index.offset]
@@ -209,22 +209,22 @@ def _along(starts: list[Any], whole: list[int], part: list[int], loop: Any) -> t
         return None
     (dim,) = dims
     index = indices[dim]
-    others = all(n == m for d, (n, m) in enumerate(zip(whole, part, strict=True)) if d != dim)
+    others = all(n == m for d, (n, m) in enumerate(zip(shape, part, strict=True)) if d != dim)
     return (dim, index) if index is not None and index.sign and others else None
 
 
 def _slices(loop: Any, number: int, dim: int, part: list[int]) -> list[Any]:
     """The operations that read slices of a loop-invariant array; empty if it has other users."""
-    held = body_of(loop).arguments[number]
-    if yielded(loop)[number] != held or _uses(loop.regions[0].blocks[0].arguments[number]):
+    stack = body_of(loop).arguments[number]
+    if yielded(loop)[number] != stack or _uses(loop.regions[0].blocks[0].arguments[number]):
         return []
     if _uses(loop.results[number]):
         return []
-    readers = [use.owner.operation for use in held.uses if use.owner.operation.name != "stablehlo.return"]
+    readers = [use.owner.operation for use in stack.uses if use.owner.operation.name != "stablehlo.return"]
     for reader in readers:
         if reader.name != DYNAMIC_SLICE or reader.block != body_of(loop) or list(reader.results[0].type.shape) != part:
             return []
-        along = _along(list(reader.operands)[1:], list(held.type.shape), part, loop)
+        along = _along(list(reader.operands)[1:], list(stack.type.shape), part, loop)
         if along is None or along[0] != dim:
             return []
     return readers
@@ -251,19 +251,19 @@ def rebuilt(loop: Any, starts: list[Any], ends: list[Any], dropped: set[int]) ->
     ir.Operation.create("stablehlo.return", operands=passed, loc=loop.location, ip=ir.InsertionPoint(body))
     erase_unread(body)
     operands = [loop.operands[k] for k in left] + starts
-    made = ir.Operation.create(
+    new_loop = ir.Operation.create(
         _WHILE, results=[value.type for value in operands], operands=operands, regions=2, loc=loop.location,
         attributes={name: loop.attributes[name] for name in loop.attributes}, ip=ir.InsertionPoint(loop),
     )  # fmt: skip
-    for old, new in zip(loop.regions, made.regions, strict=True):
+    for old, new in zip(loop.regions, new_loop.regions, strict=True):
         block = old.blocks[0]
         for k in sorted(dropped, reverse=True):
             block.erase_argument(k)
         block.append_to(new)
     for place, k in enumerate(left):
-        loop.results[k].replace_all_uses_with(made.results[place])
+        loop.results[k].replace_all_uses_with(new_loop.results[place])
     loop.erase()
-    return made
+    return new_loop
 
 
 # ---------------------------------------------------------------- sums of rows
@@ -278,39 +278,39 @@ def add_rows_in_place(module: Any) -> None:
     The numbers are the same. It saves a stack in memory, and three passes over it.
     """
     for loop in xla.walk_ops(module, _WHILE):
-        for held, added in zip(body_of(loop).arguments, yielded(loop), strict=True):
-            _add_in_place(held, added)
+        for total, added in zip(body_of(loop).arguments, yielded(loop), strict=True):
+            _add_in_place(total, added)
         erase_unread(body_of(loop))
 
 
-def _add_in_place(held: Any, added: Any) -> None:
+def _add_in_place(total: Any, added: Any) -> None:
     """Does so for a sum that a loop carries, if it is one. added: what an iteration passes on."""
 
     def made_by(name: str, value: Any) -> bool:
         return not isinstance(value, ir.BlockArgument) and value.owner.name == name and _uses(value) == 1
 
-    if not made_by(ADD, added) or _uses(held) != 1 or held not in list(added.owner.operands):
+    if not made_by(ADD, added) or _uses(total) != 1 or total not in list(added.owner.operands):
         return
-    (stack,) = [operand for operand in added.owner.operands if operand != held]
+    (stack,) = [operand for operand in added.owner.operands if operand != total]
     stack = stack.owner.operands[0] if made_by(CONVERT, stack) else stack
     if not made_by(_WHILE, stack) or xla.splat_number(stack.owner.operands[stack.result_number]) != 0:
         return
     loop, number = stack.owner, stack.result_number
-    if loop.operation.block != held.owner:  # it is made once, and added in each iteration
+    if loop.operation.block != total.owner:  # it is made once, and added in each iteration
         return
-    whole, inside = yielded(loop)[number], body_of(loop).arguments[number]
-    written = _written(whole, number, loop)
+    updated, inside = yielded(loop)[number], body_of(loop).arguments[number]
+    written = _written(updated, number, loop)
     rows = None if written is None else counted(written[1], loop)
     if written is None or rows is None or min(rows) < 0 or max(rows) >= stack.type.shape[written[0]]:
         return
-    for value in (stack, whole, inside, loop.regions[0].blocks[0].arguments[number]):
-        value.set_type(held.type)
-    loop.operands[number] = held
-    _, row, *starts = whole.owner.operands
-    build = Builder.before(whole.owner)
+    for value in (stack, updated, inside, loop.regions[0].blocks[0].arguments[number]):
+        value.set_type(total.type)
+    loop.operands[number] = total
+    _, row, *starts = updated.owner.operands
+    build = Builder.before(updated.owner)
     before = build.dynamic_slice(inside, starts, tuple(row.type.shape))
     row = build.convert(row, str(before.type.element_type))
-    whole.owner.operands[1] = build.binary("add", before, row)
+    updated.owner.operands[1] = build.binary("add", before, row)
     added.replace_all_uses_with(stack)
 
 
@@ -371,16 +371,16 @@ def _constant(maker: Any) -> Index | None:
 
 
 def _asks_if_negative(select: Any) -> bool:
-    asked = select.operands[0].owner
+    comparison = select.operands[0].owner
     if (
-        isinstance(asked, ir.Block)
-        or asked.name != _COMPARE
-        or "LT" not in str(asked.attributes["comparison_direction"])
+        isinstance(comparison, ir.Block)
+        or comparison.name != _COMPARE
+        or "LT" not in str(comparison.attributes["comparison_direction"])
     ):
         return False
-    zero = asked.operands[1].owner
+    zero = comparison.operands[1].owner
     constant = None if isinstance(zero, ir.Block) else _constant(zero)
-    return bool(asked.operands[0] == select.operands[2]) and constant is not None and constant.offset == 0
+    return bool(comparison.operands[0] == select.operands[2]) and constant is not None and constant.offset == 0
 
 
 def counted(index: Index, loop: Any) -> range | None:

@@ -40,8 +40,8 @@ def batch_dimensions(source: Source) -> list[tuple[int, int]]:
     program = source.program
     inputs = _inputs(source)
     values = {n: program.values[program.arguments[n].value] for n in inputs}
-    found = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].shape[dim] > 1]
-    return sorted(found, key=lambda it: (it[1], -values[it[0]].bytes))
+    candidates = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].shape[dim] > 1]
+    return sorted(candidates, key=lambda c: (c[1], -values[c[0]].bytes))
 
 
 def _inputs(source: Source) -> list[int]:
@@ -54,12 +54,12 @@ def batch_parts(source: Source) -> list[int] | str:
     there are none."""
     copy = _copy(source)
     with copy.context:
-        found = _divide(source, copy, lambda size: next(n for n in range(2, size + 1) if size % n == 0))
-    if isinstance(found, str):
-        return found
+        divided = _divide(source, copy, lambda size: next(n for n in range(2, size + 1) if size % n == 0))
+    if isinstance(divided, str):
+        return divided
     numbers = [1]
-    for number in range(2, found.size + 1):
-        if found.size % number == 0 and number >= 2 * numbers[-1]:
+    for number in range(2, divided.size + 1):
+        if divided.size % number == 0 and number >= 2 * numbers[-1]:
             numbers.append(number)
     return numbers[1:]
 
@@ -68,13 +68,13 @@ def with_microbatches(source: Source, parts: int) -> Source | str:
     """The program with its batch in `parts` microbatches, or why that is impossible, with the op concerned."""
     copy = _copy(source)
     with copy.context, ir.Location.unknown():
-        found = _divide(source, copy, lambda _: parts)
-        if isinstance(found, str):
-            return found
+        divided = _divide(source, copy, lambda _: parts)
+        if isinstance(divided, str):
+            return divided
         xla.remove_sharding_rules(copy)
-        LoopWriter(xla.main_function(copy), found.reader, found.statements, found.split).run()
+        LoopWriter(xla.main_function(copy), divided.reader, divided.statements, divided.split).run()
         add_rows_in_place(copy)
-        sums = any(found.split.states[value] == SUM for value in found.split.leaving)
+        sums = any(divided.split.states[value] == SUM for value in divided.split.leaving)
     added = ", with their gradients added up" if sums else ""
     notice = f"the batch is run in {parts} microbatches one after the other{added}: the program has it"
     return read_rewritten(source, copy, notice, microbatches=parts)
@@ -115,12 +115,12 @@ def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divid
             continue
         try:
             split = split_batch(statements, argument, dim, parts)
-        except WholeBatchError as whole:
-            op = statements.program.ops[whole.op]
-            place = replace(source, operations=reader.operations).location(whole.op)
-            whys.append(f"{op.name.partition('.')[2]}{f' at {place}' if place else ''} {whole.why}")
+        except WholeBatchError as error:
+            op = statements.program.ops[error.op]
+            place = replace(source, operations=reader.operations).location(error.op)
+            whys.append(f"{op.name.partition('.')[2]}{f' at {place}' if place else ''} {error.why}")
             continue
-        others = (n for n, it in enumerate(statements.program.arguments) if it.value in split.read_cut.keys() - inputs)
+        others = (n for n, a in enumerate(statements.program.arguments) if a.value in split.read_cut.keys() - inputs)
         other = next(others, None)
         if other is None:
             return _Divided(statements, reader, split, size)
@@ -145,7 +145,7 @@ def _statements(module: Any) -> tuple[Statements, Reader]:
     places = {view.operation: n for n, view in enumerate(block.operations)}
 
     def statement(operation: Any) -> int:
-        return next((places[one] for one in around(operation) if one in places), -1)
+        return next((places[holder] for holder in around(operation) if holder in places), -1)
 
     ops = [
         replace(op, detail=_constant_detail(operation)) if op.name == CONSTANT else op
@@ -158,10 +158,10 @@ def _statements(module: Any) -> tuple[Statements, Reader]:
         operation, operand = reader.uses.get((op, position), (reader.operations[op], position))
         return bool(operation.operands[operand] == reader.definitions[ops[op].operands[position]])
 
-    found = Statements(program, [statement(operation) for operation in reader.operations], read_directly)
+    statements = Statements(program, [statement(operation) for operation in reader.operations], read_directly)
     for branch in xla.walk_ops(module, *_BRANCHES):
-        found.deciding[statement(branch)].append(reader.number(branch.operands[0]))
-    return found, reader
+        statements.deciding[statement(branch)].append(reader.number(branch.operands[0]))
+    return statements, reader
 
 
 def _constant_detail(operation: Any) -> str:
@@ -208,10 +208,10 @@ class LoopWriter:
         ]
         for operation, operand, cut, statement in remade:  # an operand gets the size of one microbatch
             with self._build.at(ir.InsertionPoint(operation)):
-                made = self._smaller(operation.operands[operand], cut)
-            operation.operands[operand] = made
+                smaller = self._smaller(operation.operands[operand], cut)
+            operation.operands[operand] = smaller
             if statement is not None:
-                statement.insert(-1, made.owner)
+                statement.insert(-1, smaller.owner)
         self._inside = [operation for statement in statements for operation in statement]
         inside = made_by(self._inside)  # an array that the loop reads in parts is whole in front of it
         for handle, value in self._reader.handles():
@@ -264,30 +264,30 @@ class LoopWriter:
             handle = operation.operands[operand]
             shape = tuple(handle.type.shape)
             with self._build.at(ir.InsertionPoint(operation)):
-                apart = self._build.reshape(handle, self._split_shape(shape, cut))
-                piece = self._build.row(apart, index, cut.dim + 1)
+                in_parts = self._build.reshape(handle, self._split_shape(shape, cut))
+                piece = self._build.row(in_parts, index, cut.dim + 1)
                 operation.operands[operand] = self._build.reshape(piece, self._cut_shape(shape, cut))
 
     def _count_in_part(self, iota: Any, cut: Cut, index: Any) -> None:
         """Replaces an iota along the batch by the numbers of one part's examples."""
         result, build = iota.results[0], self._build
         shape, dtype = tuple(result.type.shape), str(result.type.element_type)
-        apart = (*shape[: cut.dim], shape[cut.dim] // cut.inner, cut.inner, *shape[cut.dim + 1 :])
+        split_shape = (*shape[: cut.dim], shape[cut.dim] // cut.inner, cut.inner, *shape[cut.dim + 1 :])
 
         def scaled(counted: Any, by: int) -> Any:
-            return build.binary("multiply", counted, build.constant(by, dtype, apart))
+            return build.binary("multiply", counted, build.constant(by, dtype, split_shape))
 
         with build.at(ir.InsertionPoint.after(iota)):
-            first = scaled(build.broadcast(build.convert(index, dtype), apart), cut.inner)
-            steps = scaled(build.iota(dtype, apart, cut.dim), self._split.parts * cut.inner)
-            inner = build.iota(dtype, apart, cut.dim + 1)
+            first = scaled(build.broadcast(build.convert(index, dtype), split_shape), cut.inner)
+            steps = scaled(build.iota(dtype, split_shape, cut.dim), self._split.parts * cut.inner)
+            inner = build.iota(dtype, split_shape, cut.dim + 1)
             numbers = build.binary("add", build.binary("add", steps, first), inner)
             result.replace_all_uses_with(build.reshape(numbers, shape))
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        split, build, at = self._split, self._build, ir.InsertionPoint(self._end)
+        split, build, point = self._split, self._build, ir.InsertionPoint(self._end)
         outer = read_from_outside(self._inside)
         sliced = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
         # The loop and all other readers make constants and splats for themselves (see `copy_splats`).
@@ -299,18 +299,18 @@ class LoopWriter:
         ]
         stacks = [self._in_front(handle, cut) for handle, cut in sliced.items()]
         leaving = [(self._definitions[v], split.states[v]) for v in split.leaving]
-        kinds = [self._carried_type(*it) for it in leaving]
+        kinds = [self._carried_type(handle, state) for handle, state in leaving]
         starts = [build.constant(0, INDEX)]
-        starts += [build.broadcast(build.constant(0, str(it.element_type)), tuple(it.shape)) for it in kinds]
+        starts += [build.broadcast(build.constant(0, str(kind.element_type)), tuple(kind.shape)) for kind in kinds]
         operands = [*starts, *shared, *stacks]
         types = [handle.type for handle in operands]
         place = self._end.location
-        loop = ir.Operation.create("stablehlo.while", results=types, operands=operands, regions=2, loc=place, ip=at)
-        condition, body = (it.blocks.append(*types, arg_locs=[place] * len(types)) for it in loop.regions)
+        loop = ir.Operation.create("stablehlo.while", results=types, operands=operands, regions=2, loc=place, ip=point)
+        condition, body = (region.blocks.append(*types, arg_locs=[place] * len(types)) for region in loop.regions)
         with build.at(ir.InsertionPoint(condition)):
             build.make("return", [build.compare("LT", condition.arguments[0], build.constant(split.parts, INDEX))], [])
         with build.at(ir.InsertionPoint(body)):
-            index, known = body.arguments[0], list(body.arguments)[1 : len(starts)]
+            index, carried = body.arguments[0], list(body.arguments)[1 : len(starts)]
             twins = dict(zip(shared, list(body.arguments)[len(starts) :], strict=False))
             pieces = list(body.arguments)[len(starts) + len(shared) :]
             for (handle, cut), stack in zip(sliced.items(), pieces, strict=True):
@@ -326,7 +326,7 @@ class LoopWriter:
                 replace_operands(operation, twins)
             self._read_parts(index)
             with build.at(ir.InsertionPoint(last)):
-                handed_on = [self._added(*of, held, index) for of, held in zip(leaving, known, strict=True)]
+                handed_on = [self._added(*of, value, index) for of, value in zip(leaving, carried, strict=True)]
                 build.make("return", [following, *handed_on, *list(body.arguments)[len(starts) :]], [])
             last.erase()
         results = {
@@ -345,9 +345,9 @@ class LoopWriter:
 
     def _in_front(self, handle: Any, cut: Cut) -> Any:
         """An array with the microbatches along its first dimension."""
-        apart = self._split_shape(tuple(handle.type.shape), cut)
-        order = [cut.dim + 1, *(d for d in range(len(apart)) if d != cut.dim + 1)]
-        turned = self._build.transpose(self._build.reshape(handle, apart), order)
+        split_shape = self._split_shape(tuple(handle.type.shape), cut)
+        order = [cut.dim + 1, *(d for d in range(len(split_shape)) if d != cut.dim + 1)]
+        turned = self._build.transpose(self._build.reshape(handle, split_shape), order)
         return self._build.reshape(turned, (self._split.parts, *self._cut_shape(tuple(handle.type.shape), cut)))
 
     def _carried_type(self, handle: Any, state: Any) -> Any:
@@ -358,25 +358,25 @@ class LoopWriter:
             return ir.RankedTensorType.get(shape, ir.F32Type.get())
         return handle.type
 
-    def _added(self, handle: Any, state: Any, held: Any, index: Any) -> Any:
+    def _added(self, handle: Any, state: Any, carried: Any, index: Any) -> Any:
         """A carried value after an iteration: updated at this microbatch's index, summed, or replaced."""
         build, shape = self._build, tuple(handle.type.shape)
         if isinstance(state, Cut):
             zeros = [build.constant(0, INDEX)] * len(shape)
             row = build.reshape(handle, (1, *shape))
-            return build.one("dynamic_update_slice", [held, row, index, *zeros], held.type)
-        return build.binary("add", held, self._as(handle, held)) if state == SUM else handle
+            return build.one("dynamic_update_slice", [carried, row, index, *zeros], carried.type)
+        return build.binary("add", carried, self._as(handle, carried)) if state == SUM else handle
 
     def _result(self, handle: Any, state: Any, result: Any) -> Any:
         """The loop's result in the form of the value without a loop."""
         if not isinstance(state, Cut):
             return self._as(result, handle)
         part = tuple(handle.type.shape)
-        whole = (*part[: state.dim], part[state.dim] * self._split.parts, *part[state.dim + 1 :])
-        apart = self._split_shape(whole, state)
-        front = (apart[state.dim + 1], *apart[: state.dim + 1], *apart[state.dim + 2 :])
-        order = [*range(1, state.dim + 2), 0, *range(state.dim + 2, len(apart))]
-        return self._build.reshape(self._build.transpose(self._build.reshape(result, front), order), whole)
+        shape = (*part[: state.dim], part[state.dim] * self._split.parts, *part[state.dim + 1 :])
+        split_shape = self._split_shape(shape, state)
+        front = (split_shape[state.dim + 1], *split_shape[: state.dim + 1], *split_shape[state.dim + 2 :])
+        order = [*range(1, state.dim + 2), 0, *range(state.dim + 2, len(split_shape))]
+        return self._build.reshape(self._build.transpose(self._build.reshape(result, front), order), shape)
 
     def _as(self, value: Any, other: Any) -> Any:
         return self._build.convert(value, str(other.type.element_type))
@@ -393,6 +393,8 @@ def _adapt(operation: Any) -> None:
     elif operation.name == DYNAMIC_SLICE:
         attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(shape)
     elif operation.name == GATHER:
-        whole = operation.operands[0].type.shape
-        taken = [min(n, size) for n, size in zip(ir.DenseI64ArrayAttr(attributes["slice_sizes"]), whole, strict=True)]
-        attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(taken)
+        operand_shape = operation.operands[0].type.shape
+        slice_sizes = [
+            min(n, size) for n, size in zip(ir.DenseI64ArrayAttr(attributes["slice_sizes"]), operand_shape, strict=True)
+        ]
+        attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(slice_sizes)

@@ -26,7 +26,7 @@ from toast_cli.program.roles import carried_results, optimizer_state
 from toast_cli.program.values import TO_HOST
 from toast_cli.request import Offload
 from toast_cli.rewrite.block_graph import before_reshape
-from toast_cli.rewrite.loop_pairs import Stack, loop_pairs, yielded
+from toast_cli.rewrite.loop_pairs import ResidualStack, loop_pairs, yielded
 from toast_cli.xla import ir
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ _STATE_IN_JAX = (
 )
 
 
-def with_offload(source: Source, what: Offload) -> Source | str:
+def with_offload(source: Source, offload: Offload) -> Source | str:
     """The program with these arrays in host memory, or the reason why there are none."""
     if source.annotations:
         return "the program states shardings of its own, which toast does not carry over to a rewritten program"
@@ -53,7 +53,7 @@ def with_offload(source: Source, what: Offload) -> Source | str:
     describe_kernels(copy, source.kernels)
     notices, whys = [], []
     with copy.context, ir.Location.unknown():
-        if what is not Offload.optimizer_state:
+        if offload is not Offload.optimizer_state:
             makers = _offload_residuals(copy)
             if makers:
                 values = _listed(
@@ -66,7 +66,7 @@ def with_offload(source: Source, what: Offload) -> Source | str:
                 )
             else:
                 whys.append("no loop over layers (lax.scan) saves arrays in device memory for a backward loop")
-        if what is not Offload.residuals:
+        if offload is not Offload.residuals:
             pairs = _state(source.program)
             if pairs:
                 _offload_arguments(copy, pairs)
@@ -79,7 +79,7 @@ def with_offload(source: Source, what: Offload) -> Source | str:
                 whys.append("no argument in device memory is recognised as optimizer state")
     if not notices:
         return "; ".join(whys)
-    return read_rewritten(source, copy, *notices, offload=what.value)
+    return read_rewritten(source, copy, *notices, offload=offload.value)
 
 
 def _state(program: Program) -> dict[int, int]:
@@ -87,8 +87,8 @@ def _state(program: Program) -> dict[int, int]:
     sizes = {n: program.values[program.arguments[n].value].bytes for n in optimizer_state(program)}
     replaced = carried_results(program)
     chosen = set(_large(sizes))
-    found = {n: replaced[n] for n in sizes if n in chosen and not program.arguments[n].on_host}
-    return {n: k for n, k in found.items() if program.results[k].value != program.arguments[n].value}
+    pairs = {n: replaced[n] for n in sizes if n in chosen and not program.arguments[n].on_host}
+    return {n: k for n, k in pairs.items() if program.results[k].value != program.arguments[n].value}
 
 
 def _large(sizes: dict[T, int]) -> list[T]:
@@ -125,12 +125,12 @@ def _offload_residuals(module: Any) -> list[Any]:
     return makers
 
 
-def _may_be_moved(stack: Stack) -> bool:
+def _may_be_moved(stack: ResidualStack) -> bool:
     """False for slices that are not contiguous or complex, and inside manual regions, where toast does not count host
     memory."""
     owner, is_complex = stack.update.owner, isinstance(stack.update.type.element_type, ir.ComplexType)
     holders = around(owner.owner if isinstance(owner, ir.Block) else owner)
-    return stack.dim == 0 and not is_complex and all(one.name != REGION for one in holders)
+    return stack.dim == 0 and not is_complex and all(holder.name != REGION for holder in holders)
 
 
 def _maker(update: Any) -> Any | None:
@@ -155,8 +155,8 @@ def _offload_arguments(module: Any, pairs: dict[int, int]) -> None:
     for argument, result in pairs.items():
         _replace_uses(block.arguments[argument], _DEVICE)
         new = last.operands[result]
-        made = None if isinstance(new, ir.BlockArgument) else new.owner
-        last.operands[result] = _moved(new, _HOST, ir.InsertionPoint.after(made) if made else ir.InsertionPoint(last))
+        maker = None if isinstance(new, ir.BlockArgument) else new.owner
+        last.operands[result] = _moved(new, _HOST, ir.InsertionPoint.after(maker) if maker else ir.InsertionPoint(last))
     mark_host_memory(
         module,
         [n in pairs for n in range(len(block.arguments))],
@@ -177,12 +177,12 @@ def _replace_uses(value: Any, memory: str) -> None:
         user.operands[position] = moved
 
 
-def _moved(value: Any, memory: str, at: Any) -> Any:
+def _moved(value: Any, memory: str, point: Any) -> Any:
     attributes = {
         "call_target_name": ir.StringAttr.get("annotate_device_placement"),
         "has_side_effect": ir.BoolAttr.get(True),
         "backend_config": ir.StringAttr.get(""),
         "mhlo.frontend_attributes": ir.DictAttr.get({"_xla_buffer_placement": ir.StringAttr.get(memory)}),
     }
-    call = ir.Operation.create(CUSTOM_CALL, results=[value.type], operands=[value], attributes=attributes, ip=at)
+    call = ir.Operation.create(CUSTOM_CALL, results=[value.type], operands=[value], attributes=attributes, ip=point)
     return call.results[0]

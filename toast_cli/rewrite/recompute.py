@@ -59,14 +59,14 @@ def with_recompute(source: Source, policy: Recompute) -> Source | str:
     weights = {source.program.values[argument.value].shape for argument in source.program.arguments}
     with copy.context, ir.Location.unknown():
         block = xla.main_function(copy).entry_block
-        found = [] if policy is Recompute.all else keep_products(copy, policy)
-        while (pair := next((it for it in loop_pairs(copy) if _recompute_pair(it, policy)), None)) is not None:
-            found.append(pair.place)
-        found += recompute_segments(block, weights, policy)
-        if not found:
+        locations = [] if policy is Recompute.all else keep_products(copy, policy)
+        while (pair := next((p for p in loop_pairs(copy) if _recompute_pair(p, policy)), None)) is not None:
+            locations.append(pair.place)
+        locations += recompute_segments(block, weights, policy)
+        if not locations:
             return "the program saves nothing from a forward to a backward pass that this policy recomputes"
         erase_unread(block)
-    places = Counter(place_text(str(location), source.text_file) for location in found)
+    places = Counter(place_text(str(location), source.text_file) for location in locations)
     place = next((f" at {text}" for text, _ in places.most_common() if text), "")
     notice = (
         f"the backward pass recomputes what it needs of the forward pass{_IN_WORDS[policy]}: the program written "
@@ -82,9 +82,9 @@ def _recompute_pair(pair: LoopPair, policy: Recompute) -> bool:
     if sum(map(graph.size, kept)) > _WORTH * sum(map(graph.size, dict.fromkeys(updates))):
         return False
     makers = graph.makers(updates, kept)
-    made = {result for n in makers for result in graph.operations[n].results} | kept
+    computed = {result for n in makers for result in graph.operations[n].results} | kept
     twins = pair.stack(kept)
-    read = dict.fromkeys(value for n in makers for value in graph.reads[n] if value not in made)
+    read = dict.fromkeys(value for n in makers for value in graph.reads[n] if value not in computed)
     twins |= {value: pair.twin(value) for value in read}
     clone((graph.operations[n] for n in makers), twins, pair.build.ip)
     for stack in pair.stacks:
@@ -113,7 +113,7 @@ def _read_instead(piece: Any, twin: Any) -> None:
 def keep_products(module: Any, policy: Recompute) -> list[Any]:
     """Keeps values that are computed twice; returns locations of forward loops and of the first operations kept."""
     places = []
-    while (pair := next((it for it in loop_pairs(module) if _keep_in_scan(it, policy)), None)) is not None:
+    while (pair := next((p for p in loop_pairs(module) if _keep_in_scan(p, policy)), None)) is not None:
         places.append(pair.place)
     blocks = dict.fromkeys(operation.block for operation in xla.walk_ops(module, BARRIER))
     for block in blocks:
@@ -134,14 +134,14 @@ def _keep_in_block(block: Any, policy: Recompute) -> list[Any]:
         if barred:
             behind.update(operation.results)
     start = min(again, default=graph.end)
-    held = {
+    live = {
         value
         for value, readers in graph.readers.items()
         if graph.place.get(value, -1) < start and any(n >= start and n not in again for n in readers)
     }
 
     def cost(value: Any) -> int | None:
-        return 0 if value in held or value not in graph.place else None
+        return 0 if value in live or value not in graph.place else None
 
     kept = _to_keep(graph, graph, equal, again, cost, policy)
     for value, first in kept.items():
@@ -161,7 +161,7 @@ def _keep_in_scan(pair: LoopPair, policy: Recompute) -> bool:
         same = (k for k, argument in enumerate(body.arguments) if passed[k] == argument)
         equal.first.update((body.arguments[k], equal.of(loop.operands[k])) for k in same)
     for operation in pair.graph.operations[: pair.graph.end]:
-        _same_index(operation, pair.forward, pair.writing, pair.stacks[0].at, equal)
+        _same_index(operation, pair.forward, pair.writing, pair.stacks[0].index, equal)
         equal.number(operation)
     for stack in pair.stacks:
         for piece in stack.slices:
@@ -170,9 +170,9 @@ def _keep_in_scan(pair: LoopPair, policy: Recompute) -> bool:
     again = set()
     reading = index_of(pair.index, backward)
     for number, operation in enumerate(graph.operations[: graph.end]):
-        _same_index(operation, backward, reading, pair.stacks[0].at, equal)
-        known = any(result in equal.first for result in operation.results)
-        if (known or equal.number(operation, learn=False)) and operation.name != BARRIER:
+        _same_index(operation, backward, reading, pair.stacks[0].index, equal)
+        repeated = any(result in equal.first for result in operation.results)
+        if (repeated or equal.number(operation, learn=False)) and operation.name != BARRIER:
             again.add(number)
     stacked = {value for stack in pair.stacks for value in (equal.of(stack.update), before_reshape(stack.update))}
 
@@ -189,13 +189,13 @@ def _keep_in_scan(pair: LoopPair, policy: Recompute) -> bool:
     return True
 
 
-def _same_index(operation: Any, loop: Any, index: Any, at: Any, equal: EqualValues) -> None:
+def _same_index(operation: Any, loop: Any, index: Any, first: Any, equal: EqualValues) -> None:
     """Marks the loop indices of a layer as equal in both loops."""
     if operation.name == DYNAMIC_SLICE:
         for start in list(operation.operands)[1:]:
-            found = index_of(start, loop)
-            if found is not None and found == index:
-                equal.first[start] = at
+            start_index = index_of(start, loop)
+            if start_index is not None and start_index == index:
+                equal.first[start] = first
 
 
 def _to_keep(
@@ -204,11 +204,11 @@ def _to_keep(
 ) -> dict[Any, Any]:  # fmt: skip
     """Recomputed value -> the forward value to read in its place. again: operations of the backward block that
     recompute."""
-    made = [result for n in sorted(again) for result in backward.operations[n].results]
-    read = [value for value in made if not again.issuperset(backward.readers.get(value, ()))]
+    recomputed = [result for n in sorted(again) for result in backward.operations[n].results]
+    read = [value for value in recomputed if not again.issuperset(backward.readers.get(value, ()))]
     kept = forward.least_kept([equal.of(value) for value in read], cost, policy)
     dear = {value for value in kept if cost(value) != 0}
-    return {value: equal.of(value) for value in made if equal.of(value) in dear}
+    return {value: equal.of(value) for value in recomputed if equal.of(value) in dear}
 
 
 class EqualValues:
@@ -217,7 +217,7 @@ class EqualValues:
 
     def __init__(self) -> None:
         self.first: dict[Any, Any] = {}  # value -> the first that is equal; none where it is itself
-        self._made: dict[Hashable, Any] = {}  # key of an operation -> the first operation with that key
+        self._by_key: dict[Hashable, Any] = {}  # key of an operation -> the first operation with that key
 
     def of(self, value: Any) -> Any:
         """The first value equal to this one."""
@@ -237,12 +237,12 @@ class EqualValues:
             self.first[operation.results[0]] = before
             return True
         key = self._key(operation, {})
-        known = self._made.get(key)
-        if known is not None:
-            self.first.update((a, self.of(b)) for a, b in zip(operation.results, known.results, strict=True))
+        earlier = self._by_key.get(key)
+        if earlier is not None:
+            self.first.update((a, self.of(b)) for a, b in zip(operation.results, earlier.results, strict=True))
         elif learn:
-            self._made[key] = operation
-        return known is not None
+            self._by_key[key] = operation
+        return earlier is not None
 
     def _other_than_neutral(self, operation: Any) -> Any | None:
         """The operand that an operation returns unchanged because all numbers of the other are neutral, such as zeros
@@ -278,10 +278,10 @@ def _attribute(attributes: Any, place: int, name: str) -> Hashable:
         return str(attributes[place])
 
 
-def _enumerate(values: Any, known: dict[Any, int]) -> None:
+def _enumerate(values: Any, numbers: dict[Any, int]) -> None:
     """Gives each value the next number."""
     for value in values:
-        known[value] = len(known)
+        numbers[value] = len(numbers)
 
 
 # ---------------------------------------------------------------- layers that are not in a loop
@@ -318,20 +318,20 @@ def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> li
     graph = BlockGraph(block)
     turn = _turn(graph, weights)
     segments = _segments(graph, turn)
-    held = _held(graph, segments, turn)
+    live = _held(graph, segments, turn)
     early = [value for value in graph.place if not is_remade(value)]  # in the order in which they are made
-    known, found = held.union(early), []
-    for segment, kept in _kept_of(graph, segments, held, policy):
+    available, locations = live.union(early), []
+    for segment, kept in _kept_of(graph, segments, live, policy):
         if kept is None:
             continue
         while early and graph.place[early[-1]] >= segment.first:
-            known.difference_update({early.pop()} - held)
-        added = kept - known
-        known |= added
-        if _recompute_segment(graph, segment, known, turn):
-            found.append(graph.operations[segment.first].location)
-        known -= added
-    return found
+            available.difference_update({early.pop()} - live)
+        added = kept - available
+        available |= added
+        if _recompute_segment(graph, segment, available, turn):
+            locations.append(graph.operations[segment.first].location)
+        available -= added
+    return locations
 
 
 def kept_bytes(source: Source) -> dict[Recompute | None, int]:
@@ -345,26 +345,26 @@ def kept_bytes(source: Source) -> dict[Recompute | None, int]:
         if _layer_loops(graph, turn):
             return {}
         segments = _segments(graph, turn)
-        held = _held(graph, segments, turn)
-        found: dict[Recompute | None, int] = {}
+        live = _held(graph, segments, turn)
+        bytes_of: dict[Recompute | None, int] = {}
         for policy in (None, *Recompute):
             every: set[Any] = set()
-            for segment, kept in _kept_of(graph, segments, held, policy):
-                every.update(segment.needed if kept is None else kept - held)
-            found[policy] = sum(map(graph.size, every))
-        return found
+            for segment, kept in _kept_of(graph, segments, live, policy):
+                every.update(segment.needed if kept is None else kept - live)
+            bytes_of[policy] = sum(map(graph.size, every))
+        return bytes_of
 
 
 def _kept_of(
-    graph: BlockGraph, segments: list[_Segment], held: set[Any], policy: Recompute | None
+    graph: BlockGraph, segments: list[_Segment], live: set[Any], policy: Recompute | None
 ) -> Iterator[tuple[_Segment, set[Any] | None]]:
     """The segments that the backward pass needs values of, the last first, and which values each keeps; None: as it is,
     as recomputing saves little. held: see `_held`."""
-    for segment in reversed([one for one in segments[:-1] if one.needed]):
+    for segment in reversed([s for s in segments[:-1] if s.needed]):
         first = segment.first
 
         def cost(value: Any, first: int = first) -> int | None:
-            if value in held or value not in graph.place:
+            if value in live or value not in graph.place:
                 return 0
             return None if graph.place[value] >= first or is_remade(value) else graph.size(value)
 
@@ -379,12 +379,12 @@ def _held(graph: BlockGraph, segments: list[_Segment], turn: int) -> set[Any]:
     recompute, and values that many segments read."""
     needed = {value for segment in segments[:-1] for value in segment.needed}
     ends = np.array([segment.last for segment in segments])
-    held = set[Any]()
+    live = set[Any]()
     for value, readers in graph.readers.items():
         many = len(set(np.searchsorted(ends, [n for n in readers if n < turn], side="right").tolist())) > _EVERYWHERE
         if value not in needed and not is_remade(value) and (readers[-1] >= turn or many):
-            held.add(value)
-    return held
+            live.add(value)
+    return live
 
 
 def _turn(graph: BlockGraph, weights: set[Shape]) -> int:
@@ -402,22 +402,22 @@ def _turn(graph: BlockGraph, weights: set[Shape]) -> int:
 def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
     """The segments of the forward pass; empty if recomputation would save little."""
     values, rows = [], []
-    for value, made in graph.place.items():
+    for value, maker in graph.place.items():
         readers = graph.readers.get(value, ())
-        if made < turn and readers and not is_remade(value):
+        if maker < turn and readers and not is_remade(value):
             last = max((reader for reader in readers if reader < turn), default=-1)
             values.append(value)
-            rows.append((made, last, turn <= readers[-1] < graph.end, graph.size(value)))
+            rows.append((maker, last, turn <= readers[-1] < graph.end, graph.size(value)))
     if not rows:
         return []
     lives = Lifetimes(*(np.array(column) for column in zip(*rows, strict=True)))
-    found = checkpoints(lives, turn)
+    chosen = checkpoints(lives, turn)
     total, loops = int(lives.bytes[lives.saved].sum()), _layer_loops(graph, turn)
-    if found.kept + found.largest > _WORTH * total:
+    if chosen.kept + chosen.largest > _WORTH * total:
         return []
     segments = []
-    for first, end in pairwise((0, *found.cuts, turn)):
-        inside = np.flatnonzero(lives.saved & (lives.made >= first) & (lives.made < end) & (lives.last < end))
+    for first, end in pairwise((0, *chosen.cuts, turn)):
+        inside = np.flatnonzero(lives.saved & (lives.maker >= first) & (lives.maker < end) & (lives.last < end))
         again = lives.bytes[inside].sum() <= _LARGE * total and loops.isdisjoint(range(first, end))
         segments.append(_Segment(first, end, [values[k] for k in inside] if again else []))
     return segments
@@ -432,23 +432,23 @@ def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
     return loops & read if len(loops & read) <= _FEW else set()
 
 
-def _recompute_segment(graph: BlockGraph, segment: _Segment, known: set[Any], turn: int) -> bool:
+def _recompute_segment(graph: BlockGraph, segment: _Segment, available: set[Any], turn: int) -> bool:
     """Recomputes a segment from known values, and makes the backward pass read the recomputed ones."""
-    again = [value for value in segment.needed if value not in known]
+    again = [value for value in segment.needed if value not in available]
     readers = sorted({reader for value in again for reader in graph.readers[value] if reader >= turn})
-    makers = graph.makers(again, known)
+    makers = graph.makers(again, available)
     if not makers or not readers:
         return False
-    made = {result for n in makers for result in graph.operations[n].results}
-    inputs = list(dict.fromkeys(v for n in makers for v in graph.reads[n] if v not in made))
+    computed = {result for n in makers for result in graph.operations[n].results}
+    inputs = list(dict.fromkeys(v for n in makers for v in graph.reads[n] if v not in computed))
     gate = _gate(graph, readers, turn)
     inputs += [gate] if gate is not None and gate not in inputs else []
     front = graph.operations[readers[0]]
-    at, types = ir.InsertionPoint(front), [value.type for value in inputs]
-    barrier = ir.Operation.create(BARRIER, results=types, operands=inputs, loc=front.location, ip=at)
+    point, types = ir.InsertionPoint(front), [value.type for value in inputs]
+    barrier = ir.Operation.create(BARRIER, results=types, operands=inputs, loc=front.location, ip=point)
     twins = dict(zip(inputs, barrier.results, strict=True))
     later = {} if gate is None else {gate: twins[gate]}
-    clone((graph.operations[n] for n in makers), twins, at)
+    clone((graph.operations[n] for n in makers), twins, point)
     later |= {value: twins[value] for value in again}
     for number in {n for value in later for n in graph.readers[value] if n >= readers[0]}:
         replace_operands(graph.operations[number], later)
@@ -478,11 +478,11 @@ class Lifetimes:
     """Lifetimes of the values of the forward pass.
 
     Attributes:
-        made: statement that computes it. last: last statement of the forward pass that reads it. saved: whether the
+        maker: statement that computes it. last: last statement of the forward pass that reads it. saved: whether the
             backward pass reads it.
     """
 
-    made: NDArray[np.int64]  # [values]
+    maker: NDArray[np.int64]  # [values]
     last: NDArray[np.int64]  # [values]
     saved: NDArray[np.bool_]  # [values]
     bytes: NDArray[np.int64]  # [values]
@@ -516,16 +516,16 @@ def checkpoints(lifetimes: Lifetimes, end: int) -> Checkpoints:
 def _candidates(lifetimes: Lifetimes, end: int) -> list[int]:
     """Candidate cuts: 0, then the local minima of the live bytes."""
     change = np.zeros(end + 2, dtype=np.int64)
-    np.add.at(change, lifetimes.made + 1, lifetimes.bytes)
-    np.add.at(change, np.maximum(lifetimes.last, lifetimes.made) + 1, -lifetimes.bytes)
+    np.add.at(change, lifetimes.maker + 1, lifetimes.bytes)
+    np.add.at(change, np.maximum(lifetimes.last, lifetimes.maker) + 1, -lifetimes.bytes)
     alive = np.cumsum(change)[: end + 1]
-    found, falling = [0], False
+    minima, falling = [0], False
     for place in range(1, end):
         falling = falling or alive[place] < alive[place - 1]
         if falling and alive[place + 1] > alive[place]:
-            found.append(place)
+            minima.append(place)
             falling = False
-    return found
+    return minima
 
 
 def _costs(lifetimes: Lifetimes, cuts: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -533,9 +533,9 @@ def _costs(lifetimes: Lifetimes, cuts: list[int]) -> tuple[NDArray[np.int64], ND
     and not alive at the later one)."""
     count = len(cuts)
     kept, inner = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
-    part = np.searchsorted(cuts, lifetimes.made, side="right") - 1  # [values] last cut before its statement
+    part = np.searchsorted(cuts, lifetimes.maker, side="right") - 1  # [values] last cut before its statement
     for later in range(1, count):
-        before = lifetimes.made < cuts[later]
+        before = lifetimes.maker < cuts[later]
         alive = before & (lifetimes.last >= cuts[later])
         for table, which in ((kept, alive), (inner, before & ~alive & lifetimes.saved)):
             sums = np.bincount(part[which], lifetimes.bytes[which], minlength=count)

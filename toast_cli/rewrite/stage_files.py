@@ -47,7 +47,7 @@ class StageProgram:
 
 
 @dataclass(frozen=True)
-class Step:
+class ScheduleStep:
     """One step of the schedule: `program` runs on its stage, or, where that is empty, `value` is sent from stage
     `source` to `target`. microbatch: -1 outside the loop."""
 
@@ -87,17 +87,17 @@ class StagedProgram:
     programs: tuple[StageProgram, ...]
     arguments: tuple[StagedArray, ...]
     results: tuple[StagedArray, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
 
     def key(self, value: str, microbatch: int, stage: int) -> tuple[str, int, int]:
         """What a value is on a stage: that of a microbatch, or (-1) the only one."""
         return value, microbatch if self.values[value].each else -1, stage
 
 
-def refusal(what: str, location: Any = "", hint: str = "leave out -o for the price alone") -> UsageError:
+def refusal(reason: str, location: Any = "", hint: str = "leave out -o for the price alone") -> UsageError:
     """The error for a program that cannot be cut. location: of the op concerned."""
     place = place_text(str(location), "")
-    return UsageError(f"{what}{f', at {place}' if place else ''}", where="--pipeline", hint=hint)
+    return UsageError(f"{reason}{f', at {place}' if place else ''}", where="--pipeline", hint=hint)
 
 
 # ---------------------------------------------------------------- files
@@ -144,12 +144,12 @@ def _mpmd_lines(staged: StagedProgram) -> Iterator[str]:
         split = ", ".join("{" + ", ".join(map(quoted, names)) + "}" for names in value.sharding)
         return f'!mpmd.mesh_tensor<"stage_{stage}", tensor<{tensor}>, sharding=<@mesh, [{split}]>>'
 
-    held: dict[tuple[str, int, int], str] = {}  # (value, microbatch, stage) -> its name in the text
-    given = [(*part, a.donated) for a in staged.arguments for part in zip(a.values, a.stages, strict=True)]
+    texts: dict[tuple[str, int, int], str] = {}  # (value, microbatch, stage) -> its name in the text
+    arguments = [(*part, a.donated) for a in staged.arguments for part in zip(a.values, a.stages, strict=True)]
     left = [part for result in staged.results for part in zip(result.values, result.stages, strict=True)]
     ins = []
-    for number, (value, stage, donated) in enumerate(given):
-        held[value, -1, stage] = f"%arg{number}"
+    for number, (value, stage, donated) in enumerate(arguments):
+        texts[value, -1, stage] = f"%arg{number}"
         ins.append(f"%arg{number}: {kind(value, stage)}" + (" {jax.buffer_donor = true}" if donated else ""))
     outs = ", ".join(kind(*part) for part in left)
     topology = f"topology = #mpmd.topology<{meshes}>"
@@ -159,10 +159,10 @@ def _mpmd_lines(staged: StagedProgram) -> Iterator[str]:
 
     for number, step in enumerate(staged.steps):
         if not step.program:
-            source = held[step.value, step.microbatch, step.source]
-            held[step.value, step.microbatch, step.target] = f"%{number}"
-            there, here = kind(step.value, step.source), kind(step.value, step.target)
-            yield f"    %{number} = mpmd.transfer {source} : ({there}) -> {here}\n"
+            source = texts[step.value, step.microbatch, step.source]
+            texts[step.value, step.microbatch, step.target] = f"%{number}"
+            source_type, target_type = kind(step.value, step.source), kind(step.value, step.target)
+            yield f"    %{number} = mpmd.transfer {source} : ({source_type}) -> {target_type}\n"
             continue
         program = programs[step.program]
         mesh, read = f'mesh="stage_{program.stage}"', []
@@ -172,10 +172,10 @@ def _mpmd_lines(staged: StagedProgram) -> Iterator[str]:
                 call = f"mpmd.fragment_call<{mesh}, origin=[]> @number_{step.microbatch}()"
                 yield f"    %index{number} = {call} : () -> {kind(INDEX, program.stage)}\n"
             else:
-                read.append(held[staged.key(name, step.microbatch, program.stage)])
+                read.append(texts[staged.key(name, step.microbatch, program.stage)])
         several = len(program.results) > 1
         for place, name in enumerate(program.results):
-            held[staged.key(name, step.microbatch, program.stage)] = f"%{number}" + (f"#{place}" if several else "")
+            texts[staged.key(name, step.microbatch, program.stage)] = f"%{number}" + (f"#{place}" if several else "")
         types = (
             ", ".join(kind(name, program.stage) for name in names) for names in (program.arguments, program.results)
         )
@@ -183,7 +183,7 @@ def _mpmd_lines(staged: StagedProgram) -> Iterator[str]:
         call = f"mpmd.fragment_call<{mesh}, origin=[{origin}]> @{program.name}({', '.join(read)})"
         yield f"    %{number}{f':{len(program.results)}' if several else ''} = {call} : "
         yield "({}) -> ({})\n".format(*types)
-    names = ", ".join(held[value, -1, stage] for value, stage in left)
+    names = ", ".join(texts[value, -1, stage] for value, stage in left)
     yield f"    return {names} : {outs}\n  }}\n"
     for microbatch in range(staged.microbatches) if INDEX in staged.values else ():
         tensor = f"tensor<{staged.values[INDEX].dtype}>"

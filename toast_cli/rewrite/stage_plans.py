@@ -97,23 +97,23 @@ class _Search:
             hint = f"give {', '.join(map(str, divisors(stack.layers)[1:]))} stages"
             raise refusal(f"{stack.layers} layers have no {places[0][1]} equal parts", hint=hint)
         numbers = self._numbers(stack, equal[0][1])
-        found: list[StagePlan] = []
+        tried: list[StagePlan] = []
         for place in equal:
             names, best = self._names, (True, inf)
             for number in [n for n in numbers if n >= place[1]] or numbers[-1:]:
                 plans, names = self._plans(place, number, names)
-                found += plans
+                tried += plans
                 reached = min(map(_progress, plans), default=best)
                 if reached > best:
                     break
                 best = reached
         written = (ONE_F_ONE_B, 1)  # one part of the stack on each stage
-        possible = [p for p in found if not self._wanted.written or (p.priced.schedule, p.priced.repeats) == written]
+        possible = [p for p in tried if not self._wanted.written or (p.priced.schedule, p.priced.repeats) == written]
         if not possible:
             raise refusal("no strategy gives a stage so many microbatches", hint="try fewer")
-        spmd = [one.priced.cost.step_seconds for one in found if one.priced.schedule != ONE_F_ONE_B and one.priced.fits]
-        best_one = min(possible, key=lambda one: one.priced.rank)
-        return replace(best_one, priced=replace(best_one.priced, spmd_seconds=min(spmd, default=None)))
+        spmd = [p.priced.cost.step_seconds for p in tried if p.priced.schedule != ONE_F_ONE_B and p.priced.fits]
+        best_plan = min(possible, key=lambda p: p.priced.rank)
+        return replace(best_plan, priced=replace(best_plan.priced, spmd_seconds=min(spmd, default=None)))
 
     def _numbers(self, stack: Stack, stages: int) -> list[int]:
         """Numbers of microbatches to try."""
@@ -141,27 +141,28 @@ class _Search:
                 raise refusal(f"the batch cannot be run in {number} microbatches with the same numbers: {cut}")
             self._cut[number] = cut
         source, (axis, stages), user_pins = self._cut[number], place, self._inside.pins
-        there = stage_mesh(self._mesh, axis, stages)
+        mesh = stage_mesh(self._mesh, axis, stages)
         # A stage has 1/S of the layers, so that a plan of all of them may need S times the memory.
-        large = replace(there, limit_bytes=stages * there.limit_bytes)
-        pins = program_pins(source, there.names, there.sizes)
+        large = replace(mesh, limit_bytes=stages * mesh.limit_bytes)
+        pins = program_pins(source, mesh.names, mesh.sizes)
         problem = make_problem(source.program, analyse(source.program), large, user_pins, pins)
         problem = replace(problem, accumulations=())  # stages reduce gradients in each microbatch
-        stated = self._inside.state(problem) if there.devices > 1 else problem
+        stated = self._inside.state(problem) if mesh.devices > 1 else problem
         evaluator, stack = Evaluator(stated), find_stack(source.program)
         plans: dict[str, Plan] = {"": ()}
-        if there.devices > 1 and len(stated.closed) == len(there.names):
+        if mesh.devices > 1 and len(stated.closed) == len(mesh.names):
             plans = {self._inside.label: stated.fixed}
-        elif there.devices > 1:
-            known = sorted(priced_strategies(evaluator, tuple(names))[0].values(), key=lambda one: one.rank)[:_FEW]
-            names = [one.name for one in known]
-            plans = {one.label: suited(stated, one.plan) if stated.fixed else one.plan for one in known}
-        found = [
-            StagePlan(source, evaluator, plan, stack, replace(priced, strategy=label))
+        elif mesh.devices > 1:
+            priced = priced_strategies(evaluator, tuple(names))[0]
+            fastest = sorted(priced.values(), key=lambda s: s.rank)[:_FEW]
+            names = [s.name for s in fastest]
+            plans = {s.label: suited(stated, s.plan) if stated.fixed else s.plan for s in fastest}
+        stage_plans = [
+            StagePlan(source, evaluator, plan, stack, replace(pipeline, strategy=label))
             for label, plan in plans.items()
-            for priced in pipelines(evaluator, plan, stack, self._mesh, place)
+            for pipeline in pipelines(evaluator, plan, stack, self._mesh, place)
         ]
-        return found, tuple(names)
+        return stage_plans, tuple(names)
 
 
 def _progress(planned: StagePlan) -> tuple[bool, float]:

@@ -51,11 +51,11 @@ from toast_cli.rewrite.stage_files import (
     BEFORE,
     FORWARD,
     INDEX,
+    ScheduleStep,
     StagedArray,
     StagedProgram,
     StageProgram,
     StageValue,
-    Step,
     refusal,
 )
 from toast_cli.rewrite.stage_plans import StagePlan
@@ -64,15 +64,15 @@ from toast_cli.xla import ir
 
 def staged_program(planned: StagePlan) -> StagedProgram:
     """The programs of a plan of stages. Raises UsageError, at `--pipeline`, for a program that cannot be cut."""
-    source, stack, priced, there = planned.source, planned.stack, planned.priced, planned.evaluator.problem.mesh
-    stages, axis = priced.stages, there.names.index(priced.axis)
+    source, stack, priced, mesh = planned.source, planned.stack, planned.priced, planned.evaluator.problem.mesh
+    stages, axis = priced.stages, mesh.names.index(priced.axis)
     module, shardings = _annotated(source, planned.evaluator.lowered(planned.plan))
     block = xla.main_function(module).entry_block
     loops = [op.operation for op in block.operations if op.operation.name == "stablehlo.while"]
-    loops = [one for one in loops if trip_count(one) == priced.microbatches]
+    loops = [op for op in loops if trip_count(op) == priced.microbatches]
     if not loops:
         raise refusal(f"the program has no loop over all {priced.microbatches} microbatches")
-    loop = max(loops, key=lambda one: len(xla.operations_in(one)))
+    loop = max(loops, key=lambda op: len(xla.operations_in(op)))
     if stack.scanned:
         with module.context, ir.Location.unknown():
             divided = LayerLoops(block, loop, shardings, stack, stages).run()
@@ -81,11 +81,11 @@ def staged_program(planned: StagePlan) -> StagedProgram:
         places = zip(source.program.arguments, block.arguments, strict=True)
         stage_of = {v: stack.weights[a.value] * stages // stack.layers for a, v in places if a.value in stack.weights}
         divided = Divided(loop, arguments, results, stage_of)
-    made = _Cut(source.program, module, shardings, divided, priced, there).run()
-    sizes = [stages * n if k == axis else n for k, n in enumerate(there.sizes)]
-    numbers = np.arange(stages * there.devices).reshape(sizes)
+    staged = _Cut(source.program, module, shardings, divided, priced, mesh).run()
+    sizes = [stages * n if k == axis else n for k, n in enumerate(mesh.sizes)]
+    numbers = np.arange(stages * mesh.devices).reshape(sizes)
     devices = tuple(tuple(map(int, part.flat)) for part in np.split(numbers, stages, axis))
-    return replace(made, axis=priced.axis, mesh=dict(zip(there.names, sizes, strict=True)), devices=devices)
+    return replace(staged, axis=priced.axis, mesh=dict(zip(mesh.names, sizes, strict=True)), devices=devices)
 
 
 def _annotated(source: Source, lowered: PartitionedProgram) -> tuple[Any, dict[Any, Sharding]]:
@@ -175,10 +175,12 @@ class _Cut:
         # Arguments that a value depends on, as bits; those that are inputs, and those that follow training.
         self._roots = {value: 1 << number for number, value in enumerate(self._arguments)}
         names, roles = argument_roles(program)
-        given = {v for role, (vs, _) in zip(roles, divided.arguments, strict=True) if names[role] == INPUTS for v in vs}
-        self._inputs = sum(self._roots[value] for value in given)
+        inputs = {
+            v for role, (vs, _) in zip(roles, divided.arguments, strict=True) if names[role] == INPUTS for v in vs
+        }
+        self._inputs = sum(self._roots[value] for value in inputs)
         counters = [v for v in self._arguments if isinstance(v.type.element_type, ir.IntegerType)]  # also random keys
-        self._weights = sum(self._roots.values()) & ~sum(self._roots[v] for v in {*given, *counters})
+        self._weights = sum(self._roots.values()) & ~sum(self._roots[v] for v in {*inputs, *counters})
         self._layers = divided.stage_of
         # Stage of weights of layers and of what depends on these alone; in the end of all that is made once.
         self._stage: dict[Any, int] = dict(self._layers)
@@ -239,13 +241,13 @@ class _Cut:
 
     def _leading_to(self, ops: Iterable[Any]) -> set[Any]:
         """Ops, and all those that make what they read."""
-        found, waiting = set[Any](), [*ops]
+        ancestors, waiting = set[Any](), [*ops]
         while waiting:
             op = waiting.pop()
-            if op is not None and op not in found:
-                found.add(op)
+            if op is not None and op not in ancestors:
+                ancestors.add(op)
                 waiting += map(self._owner, self._reads[op])
-        return found
+        return ancestors
 
     def _inherit(self, op: Any) -> int:
         """The roots of an op's results."""
@@ -277,8 +279,8 @@ class _Cut:
         own = set(placed)
         forward = self._leading_to(first.values()) & own
         for op in placed:  # the head, and the loss
-            made = {maker for maker in map(self._owner, self._reads[op]) if maker in own}
-            if made and made <= forward and pass_of(name_stack_of(str(op.location))) == FORWARD_PASS:
+            makers = {maker for maker in map(self._owner, self._reads[op]) if maker in own}
+            if makers and makers <= forward and pass_of(name_stack_of(str(op.location))) == FORWARD_PASS:
                 forward.add(op)
         stages, present = self._place_forward([op for op in placed if op in forward])
         lowest: dict[Any, int] = {}  # value of the backward pass -> its stage
@@ -385,8 +387,8 @@ class _Cut:
                 if value not in self._carried:
                     self._send(value, fragment.stage)
                 elif self._home_of_sum(self._carried[value]) is not fragment:
-                    what = "several programs read what one microbatch hands to the next"
-                    raise refusal(what, self._yields[self._carried[value]].owner.location)
+                    reason = "several programs read what one microbatch hands to the next"
+                    raise refusal(reason, self._yields[self._carried[value]].owner.location)
         exchanged = dict.fromkeys(v for fragment in order for v in (*fragment.inputs, *fragment.wanted))
         homes = {v: self._source.get(v, self._stage.get(v, 0)) for v in self._arguments}
 
@@ -396,14 +398,14 @@ class _Cut:
             names, places = zip(*((self._name(v), stages[v]) for v in divided[0]), strict=True)
             return StagedArray(path, names, places, divided[1], donated)
 
-        given = zip(self._program.arguments, self._divided.arguments, strict=True)
-        left = zip(self._program.results, self._divided.results, strict=True)
+        arguments = zip(self._program.arguments, self._divided.arguments, strict=True)
+        results = zip(self._program.results, self._divided.results, strict=True)
         return StagedProgram(
             xla.module_name(self._module), "", {}, self._axes, (), self._microbatches, "1F1B",
             {self._name(v): self._value(v) for v in (*self._arguments, *exchanged)},
             tuple(self._programs(order)),
-            tuple(array(one.path, vs, homes, donated=one.donated) for one, vs in given),
-            tuple(array(one.path, vs, ends, donated=False) for one, vs in left),
+            tuple(array(origin.path, vs, homes, donated=origin.donated) for origin, vs in arguments),
+            tuple(array(origin.path, vs, ends, donated=False) for origin, vs in results),
             tuple(self._steps(order)),
         )  # fmt: skip
 
@@ -458,21 +460,21 @@ class _Cut:
 
     def _only_reorders(self, op: Any) -> bool:
         """True if the elements of an op's result stay on their device."""
-        kept = op.name == CONSTRAINT and self._sharding(op.operands[0]) == self._sharding(op.result)
-        return kept or op.name in (RESHAPE, TRANSPOSE)
+        same_sharding = op.name == CONSTRAINT and self._sharding(op.operands[0]) == self._sharding(op.result)
+        return same_sharding or op.name in (RESHAPE, TRANSPOSE)
 
-    def _steps(self, order: list[_Fragment]) -> Iterator[Step]:
+    def _steps(self, order: list[_Fragment]) -> Iterator[ScheduleStep]:
         """The schedule."""
         named = {(fragment.phase, fragment.stage): fragment for fragment in order}
 
-        def run(fragment: _Fragment, microbatch: int = -1) -> Iterator[Step]:
-            yield Step(microbatch, fragment.name)
+        def run(fragment: _Fragment, microbatch: int = -1) -> Iterator[ScheduleStep]:
+            yield ScheduleStep(microbatch, fragment.name)
             yield from send(fragment.wanted, microbatch)
 
-        def send(values: Sequence[Any] | Mapping[Any, None], microbatch: int = -1) -> Iterator[Step]:
+        def send(values: Sequence[Any] | Mapping[Any, None], microbatch: int = -1) -> Iterator[ScheduleStep]:
             for value in values:
                 for target in sorted(self._sent.get(value, ())):
-                    yield Step(microbatch, value=self._name(value), source=self._source[value], target=target)
+                    yield ScheduleStep(microbatch, value=self._name(value), source=self._source[value], target=target)
 
         yield from send(self._arguments)
         for fragment in order:
@@ -492,8 +494,8 @@ class _Cut:
         return self._names.setdefault(value, f"value_{len(self._names)}")
 
     def _sharding(self, value: Any) -> Sharding:
-        found: Sharding = self._shardings.get(value, ((),) * value.type.rank)
-        return found
+        sharding: Sharding = self._shardings.get(value, ((),) * value.type.rank)
+        return sharding
 
     def _value(self, value: Any) -> StageValue:
         shape, dtype = xla.shape_and_element_type(value.type) or ((), "token")
@@ -509,16 +511,17 @@ class _Cut:
         last = {(value, fragment.stage): fragment for fragment in order for value in fragment.inputs}
         kinds = {value: (value.type, self._sharding(value)) for fragment in order for value in fragment.wanted}
         pairs = zip(self._program.arguments, self._divided.arguments, strict=True)
-        given = {v for argument, (vs, _) in pairs if argument.donated for v in vs} - {*self._results}
+        donated_inputs = {v for argument, (vs, _) in pairs if argument.donated for v in vs} - {*self._results}
         for fragment in order:
             reused = {v: self._yields[self._carried[v]] for v in fragment.inputs if v in self._carried}
             for value in fragment.inputs if fragment.phase in (BEFORE, AFTER) else ():
-                if value in given and self._source[value] == fragment.stage and last[value, fragment.stage] is fragment:
+                is_last = last[value, fragment.stage] is fragment
+                if value in donated_inputs and self._source[value] == fragment.stage and is_last:
                     like = (value.type, self._sharding(value))
                     fitting = [v for v in fragment.wanted if kinds[v] == like and v not in reused.values()]
                     reused.update(zip([value], fitting, strict=False))
             outputs = list(fragment.wanted)
-            donated = {fragment.inputs.index(value): outputs.index(made) for value, made in reused.items()}
+            donated = {fragment.inputs.index(value): outputs.index(result) for value, result in reused.items()}
             yield StageProgram(
                 fragment.name, fragment.stage, fragment.phase, tuple(map(self._name, fragment.inputs)),
                 tuple(map(self._name, outputs)), tuple(sorted(donated)), *self._texts(fragment, outputs, donated),
@@ -572,7 +575,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Iterator[tuple[str, int, int]
         for stage, queue in enumerate(queues):
             phase, m = queue[0] if queue else ("", 0)
             needed = {(FORWARD, stage - 1, m)} if phase == FORWARD else {(FORWARD, stage, m), (BACKWARD, stage + 1, m)}
-            if queue and all(one in done or not 0 <= one[1] < stages for one in needed):
+            if queue and all(step in done or not 0 <= step[1] < stages for step in needed):
                 done.add((phase, stage, m))
                 queue.pop(0)
                 yield phase, stage, m
