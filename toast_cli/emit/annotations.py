@@ -64,7 +64,7 @@ def full_annotations(source: Source, lowered: PartitionedProgram) -> Annotations
     sharding. Products that the partitioner scatters by itself are stated where they end: given the sharding that they
     are computed in, it all-reduces over all axes."""
     boundary = boundary_annotations(source, lowered)
-    computed = {value: at for value, at in lowered.computed.items() if value not in lowered.found}
+    computed = {value: sharding for value, sharding in lowered.computed.items() if value not in lowered.found}
     lowered = replace(lowered, computed=computed)
     reshards = tuple(all_reshards(source, lowered))
     return Annotations(
@@ -78,7 +78,7 @@ def full_annotations(source: Source, lowered: PartitionedProgram) -> Annotations
 
 def barriers(source: Source, lowered: PartitionedProgram) -> tuple[Any, ...]:
     """Values that keep their scattered sharding by a barrier."""
-    return tuple([source.definitions[value] for value in held(source.program, lowered)])
+    return tuple([source.definitions[value] for value in barred_values(source.program, lowered)])
 
 
 def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Sharding, ...]:
@@ -99,7 +99,7 @@ def all_constraints(source: Source, lowered: PartitionedProgram, reshards: tuple
     constraint is in between: the one behind the transpose suffices.
     """
     unneeded = unneeded_values(source)
-    moved = {(use.operation, use.operand) for one in reshards if one.ahead for use in one.uses}
+    moved = {(use.operation, use.operand) for reshard in reshards if reshard.ahead for use in reshard.uses}
     for value in constrainable_values(source, lowered):
         handle = source.definitions[value]
         behind = transposed(source.program, value)
@@ -182,8 +182,8 @@ def hands_on(handle: Any, user: Any) -> bool:
 
 def loops(source: Source) -> list[Any]:
     """The `while` operations of the program."""
-    found = [source.use(number, 0).operation for number, op in enumerate(source.program.ops) if op.name == CARRY]
-    return [loop for loop in dict.fromkeys(found) if loop.name == LOOP]  # others are in manual regions
+    operations = [source.use(number, 0).operation for number, op in enumerate(source.program.ops) if op.name == CARRY]
+    return [loop for loop in dict.fromkeys(operations) if loop.name == LOOP]  # others are in manual regions
 
 
 # ---------------------------------------------------------------- reshards
@@ -239,21 +239,21 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
             want(inside, value, ReshardPart(start, sharding), edge, use.operation, use)
             continue
         (reading,) = readings(source.program, value, [edge])
-        wholly, held = bool(reading.whole_ahead), lowered.held
-        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, whole_ahead=wholly, held=held)
+        wholly = bool(reading.whole_ahead)
+        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, whole_ahead=wholly, held=lowered.held)
         if first is not None and reading.ahead != reading.inside:
             want(ahead, value, first, edge, *before_loops(use, loops_around(source.program, reading.ahead.region.loop)))
             if rest is not None:
                 want(inside, value, rest, edge, use.operation, use)
             continue
-        whole = ReshardPart(start, sharding, waypoints(start, sharding, lowered.axis_sizes, shape))
-        if op.name != RESULT or whole.through:
-            want(inside, value, whole, edge, use.operation, use)
+        part = ReshardPart(start, sharding, waypoints(start, sharding, lowered.axis_sizes, shape))
+        if op.name != RESULT or part.through:
+            want(inside, value, part, edge, use.operation, use)
     for wanted in (ahead, inside):
-        for (value, _, stretch), found in wanted.items():
-            for anchor, edges in by_anchor({edge: operation for edge, (operation, _) in found.items()}):
+        for (value, _, stretch), reads in wanted.items():
+            for anchor, edges in by_anchor({edge: operation for edge, (operation, _) in reads.items()}):
                 uses = tuple(source.use(*edge) for edge in edges)
-                read = next(read for operation, read in found.values() if operation == anchor)
+                read = next(read for operation, read in reads.values() if operation == anchor)
                 yield Reshard(
                     value,
                     stretch.start,
@@ -272,9 +272,9 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
 Wanted = dict[tuple[int, Any, ReshardPart], dict[tuple[int, int], tuple[Any, Use]]]
 
 
-def want(found: Wanted, value: int, stretch: ReshardPart, edge: tuple[int, int], operation: Any, read: Use) -> None:
-    """Adds a use to `found`."""
-    found.setdefault((value, read.operation.operands[read.operand], stretch), {})[edge] = operation, read
+def want(wanted: Wanted, value: int, stretch: ReshardPart, edge: tuple[int, int], operation: Any, read: Use) -> None:
+    """Adds a use to `wanted`."""
+    wanted.setdefault((value, read.operation.operands[read.operand], stretch), {})[edge] = operation, read
 
 
 def loops_around(program: Program, loop: int) -> int:
@@ -289,7 +289,7 @@ def before_loops(use: Use, count: int) -> tuple[Any, Use]:
     """The outermost loop around a use in which the value is invariant, and the value's use by that loop; the use itself
     if there is none. count: number of loops around the value's definition."""
     operation = use.operation
-    loops_inside_out = [one for one in around(operation) if one.name == LOOP and one != operation]
+    loops_inside_out = [holder for holder in around(operation) if holder.name == LOOP and holder != operation]
     for loop in loops_inside_out[: len(loops_inside_out) - count]:
         operation, handle = loop, use.operation.operands[use.operand]
         if isinstance(handle, ir.BlockArgument) and handle.owner.owner == operation:
@@ -313,14 +313,14 @@ def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[
     anchors: list[tuple[Any, list[tuple[int, int]]]] = []
     for edge, operation in wanted.items():
         for k, (anchor, shared) in enumerate(anchors):
-            at = ancestor_in(operation, anchor.block)
-            if at is None:
+            ancestor = ancestor_in(operation, anchor.block)
+            if ancestor is None:
                 continue
-            if at == anchor or anchor.is_before_in_block(at):
+            if ancestor == anchor or anchor.is_before_in_block(ancestor):
                 shared.append(edge)
                 break
-            if at == operation:
-                anchors[k] = (at, [*shared, edge])
+            if ancestor == operation:
+                anchors[k] = (ancestor, [*shared, edge])
                 break
         else:
             anchors.append((operation, [edge]))
@@ -329,7 +329,7 @@ def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[
 
 def ancestor_in(operation: Any, block: Any) -> Any | None:
     """The operation of `block` that is, or contains, `operation`; None if there is none."""
-    return next((one for one in around(operation) if one.block == block), None)
+    return next((holder for holder in around(operation) if holder.block == block), None)
 
 
 # ---------------------------------------------------------------- barriers
@@ -347,7 +347,7 @@ def ancestor_in(operation: Any, block: Any) -> Any | None:
 # prevents that.
 
 
-def held(program: Program, lowered: PartitionedProgram) -> list[int]:
+def barred_values(program: Program, lowered: PartitionedProgram) -> list[int]:
     """Values that are reduce-scattered at their definition, and of which some reader takes a part, or which a loop adds
     up in another type; in program order."""
     return [
@@ -364,9 +364,11 @@ def added_up_converted(program: Program, lowered: PartitionedProgram) -> frozens
 
 def _scattered(lowered: PartitionedProgram) -> set[int]:
     return {
-        one.value
-        for one in lowered.collectives
-        if one.kind == REDUCE_SCATTER and one.reason == "partial" and one.after == lowered.shardings[one.value]
+        collective.value
+        for collective in lowered.collectives
+        if collective.kind == REDUCE_SCATTER
+        and collective.reason == "partial"
+        and collective.after == lowered.shardings[collective.value]
     }
 
 
@@ -376,11 +378,11 @@ def _is_added_up_converted(program: Program, value: int, converted: bool = False
         op = program.ops[number]
         if op.name == ADD:
             carried = (program.ops[use].name == CARRY and place == 1 for use, place in program.users[op.results[0]])
-            found = converted and any(carried)
+            added_up = converted and any(carried)
         else:
             passed_on = (op.kind.view_or_convert or op.name == REDUCE) and len(op.results) == 1
-            found = passed_on and _is_added_up_converted(program, op.results[0], converted or op.name == CONVERT)
-        if found:
+            added_up = passed_on and _is_added_up_converted(program, op.results[0], converted or op.name == CONVERT)
+        if added_up:
             return True
     return False
 

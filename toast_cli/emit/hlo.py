@@ -48,12 +48,12 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     Raises `UsageError` for programs that only Shardy can partition.
     """
     refuse_shardy_only(source, lowered)
-    lowered, whole = with_whole_constants(source.program, lowered)
+    lowered, replicated_values = with_whole_constants(source.program, lowered)
     with in_regions(source, lowered, sums_too=False) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered, narrow_too=True)
         notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
         annotations = full_annotations(source, lowered)
-        outside = [value for value in whole if lowered.shardings[value]]  # of regions
+        outside = [value for value in replicated_values if lowered.shardings[value]]  # of regions
         replicated_constants = [Constraint(source.definitions[value], (lowered.shardings[value],)) for value in outside]
         annotations = replace(
             annotations,
@@ -70,11 +70,11 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
             write_out_ragged(module)
             # Number and type of the constants of one number outside of manual regions.
             constants = xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT)
-            constants = [op for op in constants if all(one.name != REGION for one in around(op))]
+            constants = [op for op in constants if all(holder.name != REGION for holder in around(op))]
             numbered = [(the_one_number(op), str(op.results[0].type)) for op in constants]
             outside_regions = {(number, kind) for number, kind in numbered if number}
-            for region, at in zip(xla.walk_ops(module, REGION), boundaries, strict=True):
-                flatten(region, at, lowered.axis_sizes, outside_regions)
+            for region, shardings in zip(xla.walk_ops(module, REGION), boundaries, strict=True):
+                flatten(region, shardings, lowered.axis_sizes, outside_regions)
             text = without_shardy(xla.stablehlo_to_hlo_text(xla.write_bytecode(module)))
     if (devices := prod(lowered.axis_sizes)) > 1:  # as XLA prints it
         text = re.sub(r"\AHloModule [^,\n]+", rf"\g<0>, num_partitions={devices}", text)
@@ -92,8 +92,8 @@ def without_shardy(text: str) -> str:
         return ""
 
     def of_others(attributes: re.Match[str]) -> str:
-        kept = [entry[0] for entry in re.finditer(ATTRIBUTE, attributes[1]) if not entry[0].startswith("xla.sdy.")]
-        return f", frontend_attributes={{{','.join(kept)}}}" if kept else ""
+        entries = [entry[0] for entry in re.finditer(ATTRIBUTE, attributes[1]) if not entry[0].startswith("xla.sdy.")]
+        return f", frontend_attributes={{{','.join(entries)}}}" if entries else ""
 
     text = re.sub(rf'\n +(\S+) = \S+ custom-call\((\S+)\), custom_call_target="{RESULT}".*', left_out, text)
     text = re.sub(rf", frontend_attributes=\{{((?:{ATTRIBUTE},?)*)\}}", of_others, text)
@@ -119,8 +119,8 @@ def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: i
     if number is not None:
         return RegionShardings(*shardings_at(lowered, number, source.program.ops[number]), manual)
     in_shardings, out_shardings = (
-        tuple(read_sharding(one, lowered.axis_names) for one in xla.sdy.TensorShardingPerValueAttr(at).shardings)
-        for at in (region.attributes["in_shardings"], region.attributes["out_shardings"])
+        tuple(read_sharding(s, lowered.axis_names) for s in xla.sdy.TensorShardingPerValueAttr(attribute).shardings)
+        for attribute in (region.attributes["in_shardings"], region.attributes["out_shardings"])
     )
     return RegionShardings(in_shardings, out_shardings, manual)
 
@@ -134,7 +134,7 @@ def with_whole_constants(program: Program, lowered: PartitionedProgram) -> tuple
     """
     remade = remade_values(program)
     shardings, required = list(lowered.shardings), dict(lowered.required)
-    whole: set[int] = set()
+    to_replicate: set[int] = set()
     for op in reversed(program.ops):
         for value in op.results:
             uses = program.users[value]
@@ -142,15 +142,19 @@ def with_whole_constants(program: Program, lowered: PartitionedProgram) -> tuple
                 continue
             first = not any(program.values[operand].shape for operand in op.operands)
             wanted = {required.get(use, shardings[value]) for use in uses}
-            if first or len(wanted) > 1 or any(not whole.isdisjoint(program.ops[use].results) for use, _ in uses):
-                whole.add(value)
-    for value in whole:
+            if (
+                first
+                or len(wanted) > 1
+                or any(not to_replicate.isdisjoint(program.ops[use].results) for use, _ in uses)
+            ):
+                to_replicate.add(value)
+    for value in to_replicate:
         own, shardings[value] = shardings[value], replicated(len(program.values[value].shape))
         for use in program.users[value]:
             want = required.pop(use, own)
-            if want != shardings[value] and whole.isdisjoint(program.ops[use[0]].results):
+            if want != shardings[value] and to_replicate.isdisjoint(program.ops[use[0]].results):
                 required[use] = want
-    return replace(lowered, shardings=shardings, required=required), sorted(whole)
+    return replace(lowered, shardings=shardings, required=required), sorted(to_replicate)
 
 
 def the_one_number(operation: Any) -> str | None:
@@ -160,7 +164,7 @@ def the_one_number(operation: Any) -> str | None:
     return xla.constant_number(operation) if operation.name == CONSTANT else None
 
 
-def flatten(region: Any, at: RegionShardings, sizes: tuple[int, ...], outside: set[tuple[str, str]]) -> None:
+def flatten(region: Any, shardings: RegionShardings, sizes: tuple[int, ...], outside: set[tuple[str, str]]) -> None:
     """Moves the body of a manual region between custom calls: `SPMDFullToShardShape` behind a constraint makes a shard
     of each operand that is read, `SPMDShardToFullShape` makes whole arrays from the shards of results.
 
@@ -177,22 +181,24 @@ def flatten(region: Any, at: RegionShardings, sizes: tuple[int, ...], outside: s
     for statement in xla.walk_ops(region, CONSTRAINT):
         statement.results[0].replace_all_uses_with(statement.operands[0])
         statement.erase()
-    for operand, argument, sharding in zip(list(region.operands), block.arguments, at.in_shardings, strict=True):
+    for operand, argument, sharding in zip(list(region.operands), block.arguments, shardings.in_shardings, strict=True):
         if list(argument.uses):
-            whole = call("Sharding", operand, operand.type, sharding)
-            argument.replace_all_uses_with(call(ENTRANCE, whole, argument.type, sharding, at.manual))
+            entering = call("Sharding", operand, operand.type, sharding)
+            argument.replace_all_uses_with(call(ENTRANCE, entering, argument.type, sharding, shardings.manual))
     *body, last = [op.operation for op in block.operations]
     for operation in body:
         operation.move_before(region)
         number = the_one_number(operation)
         if number is not None and (number, str(operation.results[0].type)) in outside:
-            constant, whole = operation.results[0], replicated(operation.results[0].type.rank)
-            there = call("Sharding", constant, constant.type, whole)
+            constant, everywhere = operation.results[0], replicated(operation.results[0].type.rank)
+            constrained = call("Sharding", constant, constant.type, everywhere)
             spread = [use.owner.operation for use in constant.uses if use.owner.name == BROADCAST_IN_DIM]
-            readers = [there.owner.operation, *spread]
-            constant.replace_all_uses_except(call(ENTRANCE, there, constant.type, whole, at.manual), readers)
-    for piece, result, sharding in zip(list(last.operands), list(region.results), at.out_shardings, strict=True):
-        local = call("Sharding", piece, piece.type, sharding, at.manual)
+            readers = [constrained.owner.operation, *spread]
+            constant.replace_all_uses_except(
+                call(ENTRANCE, constrained, constant.type, everywhere, shardings.manual), readers
+            )
+    for piece, result, sharding in zip(list(last.operands), list(region.results), shardings.out_shardings, strict=True):
+        local = call("Sharding", piece, piece.type, sharding, shardings.manual)
         result.replace_all_uses_with(call(EXIT, local, result.type, sharding))
     region.erase()
 
@@ -212,14 +218,14 @@ def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...], manual: frozen
 
 def with_host_memory(text: str, source: Source) -> str:
     """Marks arguments and results in host memory in the header: those in memory space 5."""
-    program, there = source.program, on_host(source.program)
+    program, host_values = source.program, on_host(source.program)
     values = [a.value for a in program.arguments] + [result.value for result in program.results]
-    if there.isdisjoint(values):
+    if host_values.isdisjoint(values):
         return text
-    wanted = iter([value in there for value in values])
+    wanted = iter([value in host_values for value in values])
 
-    def placed(found: re.Match[str]) -> str:
-        return f"{found[1]}{{{found[2] or ''}:S(5)}}" if next(wanted, False) else found[0]
+    def placed(array: re.Match[str]) -> str:
+        return f"{array[1]}{{{array[2] or ''}:S(5)}}" if next(wanted, False) else array[0]
 
     start = text.index("entry_computation_layout={")
     end = text.index("\n", start)
@@ -252,13 +258,13 @@ def keep_branch_operands(module: Any) -> None:
     costs nothing, since XLA does not fuse across a conditional's boundary.
     """
     for conditional in xla.walk_ops(module, *CONDITIONALS):
-        given = sorted(map(shape_of, conditional.results))
+        result_shapes = sorted(map(shape_of, conditional.results))
         for region in conditional.regions:
             body = [view.operation for view in region.blocks[0].operations]
             outer = xla.outer_operands(body)
             reads = [r for r in outer if isinstance(r[2], ir.BlockArgument) or r[2].owner.name != CONSTANT]
             read = list(dict.fromkeys(value for _, _, value in reads))
-            if read and sorted(map(shape_of, read)) == given:
+            if read and sorted(map(shape_of, read)) == result_shapes:
                 place, where = read[0].location, ir.InsertionPoint(body[0])
                 passed = [read[0], conditional.operands[0]]
                 types = [value.type for value in passed]
@@ -277,17 +283,17 @@ def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:
     for number, op in enumerate(source.program.ops):
         if op.region is None:
             continue
-        operation, what = source.operations[number], ""
+        operation, refused = source.operations[number], ""
         some = set(manual_axes(operation)) < set(lowered.axis_names)
         if some and xla.walk_ops(operation, RAGGED_DOT):
-            what = "ragged_dot in a manual region (shard_map) over some axes"
+            refused = "ragged_dot in a manual region (shard_map) over some axes"
         elif len(xla.walk_ops(operation, REGION)) > 1:
-            what = "a manual region (shard_map) in another one (axis_index in a shard_map over some axes is one)"
+            refused = "a manual region (shard_map) in another one (axis_index in a shard_map over some axes is one)"
         elif some and xla.walk_ops(operation, *NOT_OVER_SOME_AXES):
-            what = "a manual region (shard_map) over some axes with an all-gather, all-to-all or broadcast in it"
-        if what:
+            refused = "a manual region (shard_map) over some axes with an all-gather, all-to-all or broadcast in it"
+        if refused:
             raise UsageError(
-                f"{what} cannot be written as HLO text without Shardy",
+                f"{refused} cannot be written as HLO text without Shardy",
                 where=source.location(number),
                 hint="write it with --format stablehlo or specs",
             )
@@ -339,15 +345,15 @@ def _scaled(build: Builder, operation: Any) -> Any:
     for k, scale in enumerate(scales):
         *leading, blocks = scale.type.shape
         shape = tuple(sides[k].type.shape)
-        apart = (*leading, blocks, shape[-1] // blocks)
-        spread = build.broadcast(build.convert(scale, "f32"), apart, range(len(apart) - 1))
+        blocked_shape = (*leading, blocks, shape[-1] // blocks)
+        spread = build.broadcast(build.convert(scale, "f32"), blocked_shape, range(len(blocked_shape) - 1))
         sides[k] = build.binary("multiply", sides[k], build.reshape(spread, shape))
     result = operation.results[0].type
     batch, last = list(range(result.rank - 2)), [result.rank - 1]
     numbers = xla.dot_dimension_numbers([batch, batch, last, last], build.context)
     kind = build.type("f32", tuple(result.shape))
-    found = build.one("dot_general", sides, kind, dot_dimension_numbers=numbers)
-    return build.convert(found, str(result.element_type))
+    product = build.one("dot_general", sides, kind, dot_dimension_numbers=numbers)
+    return build.convert(product, str(result.element_type))
 
 
 def _replace(operation: Any, value: Any) -> None:
@@ -355,40 +361,40 @@ def _replace(operation: Any, value: Any) -> None:
     operation.operation.erase()
 
 
-def _dense(build: Builder, operation: Any, at: RaggedDot) -> Any:
+def _dense(build: Builder, operation: Any, dot: RaggedDot) -> Any:
     left, right, sizes = operation.operands
-    rows = _of_each_group(build, left, sizes, at)
-    batch = [[d + 1 for d in at.left_batch], list(at.right_batch)]
-    contracting = [[d + 1 for d in at.left_contracting], list(at.right_contracting)]
-    if at.group >= 0:
-        contracting = [[*contracting[0], 0], [*contracting[1], at.group]]
-    elif not at.contracts_rows:
+    rows = _of_each_group(build, left, sizes, dot)
+    batch = [[d + 1 for d in dot.left_batch], list(dot.right_batch)]
+    contracting = [[d + 1 for d in dot.left_contracting], list(dot.right_contracting)]
+    if dot.group >= 0:
+        contracting = [[*contracting[0], 0], [*contracting[1], dot.group]]
+    elif not dot.contracts_rows:
         rows = build.sum(rows, [0])
-        batch[0], contracting[0] = list(at.left_batch), list(at.left_contracting)
+        batch[0], contracting[0] = list(dot.left_batch), list(dot.left_contracting)
     result = operation.results[0].type
     shape = tuple(result.shape)
-    groups_inside = at.contracts_rows and len(at.left_batch)
+    groups_inside = dot.contracts_rows and len(dot.left_batch)
     if groups_inside:  # the product has its batch in front of the groups
         shape = (*shape[1 : 1 + groups_inside], shape[0], *shape[1 + groups_inside :])
     numbers = xla.dot_dimension_numbers([*batch, *contracting], build.context)
     kind = build.type(str(result.element_type), shape)
-    found = build.one("dot_general", [rows, right], kind, dot_dimension_numbers=numbers)
+    product = build.one("dot_general", [rows, right], kind, dot_dimension_numbers=numbers)
     if not groups_inside:
-        return found
-    return build.transpose(found, [groups_inside, *range(groups_inside), *range(groups_inside + 1, len(shape))])
+        return product
+    return build.transpose(product, [groups_inside, *range(groups_inside), *range(groups_inside + 1, len(shape))])
 
 
-def _of_each_group(build: Builder, left: Any, sizes: Any, at: RaggedDot) -> Any:
+def _of_each_group(build: Builder, left: Any, sizes: Any, dot: RaggedDot) -> Any:
     """[groups, ...] the left operand for each group, with zeros in the rows of other groups."""
     groups = sizes.type.shape[-1]
     shape = (groups, *left.type.shape)
-    prefix = [d + 1 for d in at.prefix] if len(sizes.type.shape) > 1 else []
+    prefix = [d + 1 for d in dot.prefix] if len(sizes.type.shape) > 1 else []
     order = sorted(range(len(prefix) + 1), key=[*prefix, 0].__getitem__)
     first, end = (
         build.broadcast(build.transpose(bound, order), shape, sorted([*prefix, 0]))
         for bound in group_bounds(build, sizes)
     )
-    row = build.iota(INDEX, shape, at.ragged + 1)
+    row = build.iota(INDEX, shape, dot.ragged + 1)
     inside = build.binary("and", build.compare("LE", first, row), build.compare("LT", row, end))
     spread = build.broadcast(left, shape, range(1, len(shape)))
     return build.select(inside, spread, build.constant(0, str(left.type.element_type), shape))

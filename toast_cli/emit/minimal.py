@@ -139,7 +139,7 @@ def passed_constraints(
 ) -> Iterator[Constraint]:
     """Constraints on arrays that a loop only passes through and reads both at a constraint and elsewhere. Shardy gives
     the whole loop the sharding of that one use, and all others would gather the array in each trip."""
-    constrained = {(use.operation, use.operand) for one in reshards if not one.ahead for use in one.uses}
+    constrained = {(use.operation, use.operand) for r in reshards if not r.ahead for use in r.uses}
     values = set(source.definitions)
     for loop in loops(source):
         for k, result in enumerate(loop.results):
@@ -211,8 +211,8 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
     if op.name == PAD and any(window.dilation > 1 and window.operand_dim in cuts for window in op.windows):
         return False
     factors = op.rule.operands[position]
-    kept = {factor for result in op.rule.results for dimension in result for factor in dimension}
-    return all(kept.issuperset(factors[d]) for d in cuts)
+    in_results = {factor for result in op.rule.results for dimension in result for factor in dimension}
+    return all(in_results.issuperset(factors[d]) for d in cuts)
 
 
 def opened(reshard: Reshard) -> Reshard:
@@ -242,16 +242,16 @@ def contested_values(
         # It would need further, or different, axes to match the sharding that its first reader offers.
         if any(axes != own[: len(axes)] for own, axes in zip(reshard.start, reshard.steps[0][0], strict=True)):
             yield reshard.value
-    found: dict[tuple[Rule, tuple[Sharding, ...], tuple[bool, ...]], tuple[bool, ...]] = {}
+    declines: dict[tuple[Rule, tuple[Sharding, ...], tuple[bool, ...]], tuple[bool, ...]] = {}
     for number, op in enumerate(program.ops):
         values = (*op.operands, *op.results)
         have = [at_use.get((number, k), lowered.shardings[value]) for k, value in enumerate(op.operands)]
         have += [lowered.path(v)[0] if v in constrained else lowered.shardings[v] for v in op.results]
         key = op.rule, tuple(have), tuple([remade[value] for value in values])
-        if key not in found:
-            found[key] = declining(*key, lowered.axis_sizes)
+        if key not in declines:
+            declines[key] = declining(*key, lowered.axis_sizes)
         for k, value in enumerate(values):
-            if found[key][k] and (number, k) not in at_use:
+            if declines[key][k] and (number, k) not in at_use:
                 yield value
 
 
@@ -262,7 +262,7 @@ def merged_values(source: Source, lowered: PartitionedProgram, remade: Sequence[
     Of attributes, only those of operations without operands are compared: a constraint too many does no harm."""
     program = source.program
     first = list(range(len(program.values)))  # value -> the first that is equal to it
-    known: dict[Hashable, tuple[int, ...]] = {}
+    results_by_key: dict[Hashable, tuple[int, ...]] = {}
     alike: dict[int, list[int]] = {}
     for number, op in enumerate(program.ops):
         if op.name in _UNEQUAL or op.kind.per_device or op.region is not None:
@@ -275,7 +275,9 @@ def merged_values(source: Source, lowered: PartitionedProgram, remade: Sequence[
                 facts = printed(source.operations[number])
         shapes = tuple((program.values[v].shape, program.values[v].dtype) for v in op.results)
         operands = tuple(first[v] for v in op.operands)
-        before = known.setdefault((op.name, op.detail, operands, shapes, op.loop, op.branches, facts), op.results)
+        before = results_by_key.setdefault(
+            (op.name, op.detail, operands, shapes, op.loop, op.branches, facts), op.results
+        )
         for value, equal in zip(op.results, before, strict=True):
             first[value] = equal
             if not remade[value]:

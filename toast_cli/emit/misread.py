@@ -76,10 +76,10 @@ def in_regions(
     """The rewritten source and program: every loop that carries partial sums is in a manual region, and every misread
     op is in one that also does its reductions. sums_too: also sums of complex numbers."""
     with (
-        loops_in_regions(source, lowered) as (there, rest, inside),
-        ops_in_regions(there, rest, _wrong_ops(there, rest, inside, sums_too=sums_too)) as found,
+        loops_in_regions(source, lowered) as (looped, looped_plan, inside),
+        ops_in_regions(looped, looped_plan, _wrong_ops(looped, looped_plan, inside, sums_too=sums_too)) as rewritten,
     ):
-        yield found
+        yield rewritten
 
 
 def _wrong_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int], *, sums_too: bool) -> list[int]:
@@ -125,26 +125,26 @@ def ops_in_regions(
 def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int] = frozenset()) -> list[int]:
     """Numbers of the ops whose sharding XLA partitions wrongly, except those in `inside`, which are in regions already,
     and those of empty arrays."""
-    found = []
+    numbers = []
     for number, op in enumerate(source.program.ops):
         if op.name == DYNAMIC_SLICE and number not in inside and _cuts_slice(source, lowered, number, op):
-            found.append(number)
+            numbers.append(number)
         check = _CHECKS.get(op.name)
         if check is None or number in inside or not _has_elements(source, op):
             continue
         in_shardings, out_shardings = shardings_at(lowered, number, op)
         over = align(op.rule, in_shardings, out_shardings, lowered.axis_sizes).partial
         if check(op, source.operations[number], in_shardings, over):
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def _cuts_slice(source: Source, lowered: PartitionedProgram, number: int, op: Op) -> bool:
     """True if some use shards a slice along a dimension of which it takes a part, with a computed start."""
     _, *starts = source.operations[number].operands
     (value,) = op.results
-    wholes, taken = source.program.values[op.operands[0]].shape, source.program.values[value].shape
-    partly = [1 < size < whole for size, whole in zip(taken, wholes, strict=True)]
+    shape, sizes = source.program.values[op.operands[0]].shape, source.program.values[value].shape
+    partly = [1 < size < n for size, n in zip(sizes, shape, strict=True)]
     unknown = [part and splat_number(start) is None for part, start in zip(partly, starts, strict=True)]
     uses = (lowered.required.get(use) for use in source.program.users[value])
     return any(axes and far for use in uses if use for axes, far in zip(use, unknown, strict=True))
@@ -166,7 +166,7 @@ def gathered_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[
 def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
     """Numbers of the gathers and scatters for which XLA would first move the table to other device groups, except those
     that are added up before they are reduced."""
-    found, busy = [], {axis for axis, size in enumerate(lowered.axis_sizes) if size > 1}
+    numbers, busy = [], {axis for axis, size in enumerate(lowered.axis_sizes) if size > 1}
     for number, op in enumerate(source.program.ops):
         if op.name not in (GATHER, SCATTER) or op.results[0] in lowered.added:
             continue
@@ -174,19 +174,19 @@ def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
         others = out_shardings[0] if op.name == GATHER else in_shardings[2]
         rows, indices = axes_of(in_shardings[0]) - axes_of(others), axes_of(in_shardings[1])
         if rows and indices and busy - axes_of(in_shardings[0]) - indices - axes_of(others):
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def complex_sums(source: Source, lowered: PartitionedProgram) -> list[int]:
     """Numbers of the sums of complex numbers over a split dimension."""
-    found = []
+    numbers = []
     for number, op in enumerate(source.program.ops):
         if op.name == REDUCE and source.program.values[op.results[0]].dtype.startswith("complex"):
             in_shardings, out_shardings = shardings_at(lowered, number, op)
             if align(op.rule, in_shardings, out_shardings, lowered.axis_sizes).partial and _has_elements(source, op):
-                found.append(number)
-    return found
+                numbers.append(number)
+    return numbers
 
 
 def _has_elements(source: Source, op: Op) -> bool:
@@ -198,10 +198,10 @@ def misread_note(source: Source, lowered: PartitionedProgram) -> str:
     wrong, gathered = misread_ops(source, lowered), gathered_ops(source, lowered)
     parts = []
     if gathered:
-        what = f"XLA's partitioner gathers all that {places(source, gathered)} reads, though the plan splits it"
+        gathers = f"XLA's partitioner gathers all that {places(source, gathered)} reads, though the plan splits it"
         ops = [source.program.ops[number] for number in gathered]
         rewritten = any(op.name not in (DYNAMIC_UPDATE_SLICE, FFT) and op.kernel is None for op in ops)
-        parts.append(f"{what}, unless the compiler rewrites it first, as XLA:TPU does" if rewritten else what)
+        parts.append(f"{gathers}, unless the compiler rewrites it first, as XLA:TPU does" if rewritten else gathers)
     if wrong:
         parts.append(
             f"XLA's partitioner gets wrong numbers for {places(source, wrong)} if it splits it as the plan does"
@@ -251,10 +251,10 @@ def put_region(
         for operand, argument, sharding in zip(operation.operands, block.arguments, in_shardings, strict=True)
     ]
     with build.at(ir.InsertionPoint(inside), operation.location):
-        made = rule_of(op.kind)(Site(program, op, inside, pieces, computed, build, devices, mover))
+        results = rule_of(op.kind)(Site(program, op, inside, pieces, computed, build, devices, mover))
     with build.at(ir.InsertionPoint(block), operation.location):
         handles = []
-        for value, piece, target in zip(op.results, made, out_shardings, strict=True):
+        for value, piece, target in zip(op.results, results, out_shardings, strict=True):
             reduced = mover.all_reduced(mover.reduce(piece, steps.get(value, ())))
             handles.append(mover.to(reduced, target, program.values[value].shape).handle)
         ir.Operation.create("sdy.return", operands=handles, loc=operation.location, ip=build.ip)
@@ -282,9 +282,9 @@ def _in_groups(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], sizes
 def _updates_several_pieces(op: Op, operation: Any, in_shardings: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
     """True if an update may touch the shards of several devices without replacing them whole."""
     array, update, *starts = operation.operands
-    for axes, whole, part, start in zip(in_shardings[0], array.type.shape, update.type.shape, starts, strict=True):
-        if axes and 1 < part < whole:
-            piece, first = whole // shards((axes,), sizes), splat_number(start)
+    for axes, size, part, start in zip(in_shardings[0], array.type.shape, update.type.shape, starts, strict=True):
+        if axes and 1 < part < size:
+            piece, first = size // shards((axes,), sizes), splat_number(start)
             if first is None or first // piece != (first + part - 1) // piece:
                 return True
     return False
@@ -328,12 +328,12 @@ class Regions:
 
     Attributes:
         undo: steps that remove them again. behind: result of a region -> the program's value that it stands for.
-        taken: a use in a loop -> where its region reads the array that is resharded outside of it, and its sharding.
+        resharded: a use in a loop -> where its region reads the array, resharded outside of it, and its sharding.
     """
 
     undo: Undo = field(default_factory=list)
     behind: dict[Any, int] = field(default_factory=dict)
-    taken: dict[Edge, tuple[Use, Sharding]] = field(default_factory=dict)
+    resharded: dict[Edge, tuple[Use, Sharding]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -371,19 +371,19 @@ def loops_in_regions(
                 also=regions.behind,
                 operations=operations,
                 uses={use: place for use, place in source.uses.items() if use[0] not in inside}
-                | {edge: (use.operation, use.operand) for edge, (use, _) in regions.taken.items()},
+                | {edge: (use.operation, use.operand) for edge, (use, _) in regions.resharded.items()},
             ),
             replace(
                 lowered,
                 shardings=shardings,
-                computed={value: at for value, at in lowered.computed.items() if value not in gone},
+                computed={value: s for value, s in lowered.computed.items() if value not in gone},
                 partial={value: axes for value, axes in lowered.partial.items() if value not in gone},
                 required={
                     use: sharding
                     for use, sharding in lowered.required.items()
                     if use[0] not in inside and shardings[program.ops[use[0]].operands[use[1]]] != sharding
                 }
-                | {edge: sharding for edge, (_, sharding) in regions.taken.items()},
+                | {edge: sharding for edge, (_, sharding) in regions.resharded.items()},
                 found=lowered.found - gone,
             ),
             inside,
@@ -464,7 +464,7 @@ def put_loop(
         regions=1, loc=operation.location, ip=ir.InsertionPoint(operation),
     )  # fmt: skip
     block.append_to(region.regions[0])
-    regions.taken.update(
+    regions.resharded.update(
         {each.uses[0]: (Use(region, k), each.sharding) for k, each in enumerate(copies) if each is not None}
     )
     left: dict[int, tuple[Any, Sharding]] = {}
@@ -491,13 +491,17 @@ def resharded_outside(program: Program, lowered: PartitionedProgram, loop: int) 
     """Copies that are made before an outer loop, or that others read as well."""
     inside = range(program.loops[loop].first, program.loops[loop].last)
     completing: dict[Edge, list[Collective]] = {}
-    for one in lowered.collectives:
-        if one.reason == "reshard" and one.edge == "before" and program.producer[one.value] not in inside:
-            uses = [use for use in one.uses if use[0] in inside]
-            if len(uses) < len(one.uses) or one.loop != program.loops[loop].parent:
+    for collective in lowered.collectives:
+        if (
+            collective.reason == "reshard"
+            and collective.edge == "before"
+            and program.producer[collective.value] not in inside
+        ):
+            uses = [use for use in collective.uses if use[0] in inside]
+            if len(uses) < len(collective.uses) or collective.loop != program.loops[loop].parent:
                 for use in uses:
-                    completing.setdefault(use, []).append(one)
-    found: dict[tuple[Collective, ...], list[Edge]] = {}
+                    completing.setdefault(use, []).append(collective)
+    uses_of: dict[tuple[Collective, ...], list[Edge]] = {}
     for use, by in completing.items():
-        found.setdefault(tuple(by), []).append(use)
-    return [Resharded(by[-1].value, by[-1].after or (), tuple(uses), by) for by, uses in found.items()]
+        uses_of.setdefault(tuple(by), []).append(use)
+    return [Resharded(by[-1].value, by[-1].after or (), tuple(uses), by) for by, uses in uses_of.items()]

@@ -117,7 +117,7 @@ class ShardyNotation:
             steps.insert(0, frozenset(range(len(sharding))))
         added: list[Any] = []
         for left in steps:
-            one = ir.Operation.create(
+            operation = ir.Operation.create(
                 CONSTRAINT,
                 results=[value.type],
                 operands=[value],
@@ -125,8 +125,8 @@ class ShardyNotation:
                 loc=location,
                 ip=where,
             )
-            added.append(one)
-            value = one.results[0]
+            added.append(operation)
+            value = operation.results[0]
         return added
 
 
@@ -169,10 +169,10 @@ def annotated(
     function = main_function(module)
     try:
         with module.context:
-            count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), notation.devices)
-            one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
-            put(module.operation, PARTITIONS, count, undo)
-            put(module.operation, REPLICAS, one, undo)
+            partitions = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), notation.devices)
+            replicas = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+            put(module.operation, PARTITIONS, partitions, undo)
+            put(module.operation, REPLICAS, replicas, undo)
             notation.prepare(module, undo)
             annotate_boundary(function.operation, "arg_attrs", annotations.arguments, notation, undo)
             annotate_boundary(function.operation, "res_attrs", annotations.results, notation, undo)

@@ -150,7 +150,7 @@ def emit_specs(source: Source, lowered: PartitionedProgram) -> bytes:
     lists = {"arguments": specs.arguments, "results": specs.results}
     fields = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     for key, named in lists.items():
-        lines = ",\n  ".join(json.dumps(entry(k, one)) for k, one in enumerate(named))
+        lines = ",\n  ".join(json.dumps(entry(k, array)) for k, array in enumerate(named))
         fields.append(f"{json.dumps(key)}: [\n  {lines}\n ]" if named else f"{json.dumps(key)}: []")
     return ("{\n " + ",\n ".join(fields) + "\n}\n").encode()
 
@@ -173,8 +173,8 @@ def boundary_specs(source: Source, lowered: PartitionedProgram) -> ProgramInterf
     return ProgramInterface(
         program.name,
         dict(zip(lowered.axis_names, lowered.axis_sizes, strict=True)),
-        tuple(array(one.path, one.value, lowered.shardings[one.value], one.donated) for one in program.arguments),
-        tuple(array(one.path, one.value, sharding) for one, sharding in results),
+        tuple(array(a.path, a.value, lowered.shardings[a.value], a.donated) for a in program.arguments),
+        tuple(array(r.path, r.value, sharding) for r, sharding in results),
         prod(lowered.axis_sizes),
     )
 
@@ -230,7 +230,7 @@ def rules_of(named: Sequence[InterfaceArray]) -> list[tuple[str, NamedAxes]]:
     and its moments, as argument and result) are one rule, whose pattern is the common ending. Paths for which no such
     rule is right get their own line.
     """
-    wanted = {one.path: trimmed(one.axes) for one in named}
+    wanted = {array.path: trimmed(array.axes) for array in named}
     families: dict[str, list[str]] = defaultdict(list)
     for path in wanted:
         families[_NUMBER.sub("*", path)].append(path)
@@ -246,19 +246,19 @@ def rules_of(named: Sequence[InterfaceArray]) -> list[tuple[str, NamedAxes]]:
     ordered = sorted(rules.items(), key=lambda rule: -len(rule[0]))
     compiled = [(matcher(pattern), pattern, spec) for pattern, spec in ordered]
 
-    def found(path: str) -> tuple[str, NamedAxes]:
+    def rule_for(path: str) -> tuple[str, NamedAxes]:
         return next(((pattern, spec) for fits, pattern, spec in compiled if fits.fullmatch(path)), ("", REPLICATED))
 
-    exact = [(path, spec) for path, spec in wanted.items() if found(path)[1] != spec]
-    used = {found(path)[0] for path in wanted}
-    kept = [(pattern, spec) for pattern, spec in ordered if pattern in used]
-    for rule in [rule for rule in kept if rule[1] == REPLICATED]:  # unmatched arrays are replicated anyway
-        others = [(matcher(pattern), spec) for pattern, spec in kept if (pattern, spec) != rule]
+    exact = [(path, spec) for path, spec in wanted.items() if rule_for(path)[1] != spec]
+    used = {rule_for(path)[0] for path in wanted}
+    used_rules = [(pattern, spec) for pattern, spec in ordered if pattern in used]
+    for rule in [rule for rule in used_rules if rule[1] == REPLICATED]:  # unmatched arrays are replicated anyway
+        others = [(matcher(pattern), spec) for pattern, spec in used_rules if (pattern, spec) != rule]
         fits = matcher(rule[0])
         mine = [path for path in wanted if fits.fullmatch(path)]
-        if all(next((s for f, s in others if f.fullmatch(path)), REPLICATED) == found(path)[1] for path in mine):
-            kept.remove(rule)
-    return [*in_few_lines(exact, wanted), *kept]
+        if all(next((s for f, s in others if f.fullmatch(path)), REPLICATED) == rule_for(path)[1] for path in mine):
+            used_rules.remove(rule)
+    return [*in_few_lines(exact, wanted), *used_rules]
 
 
 def in_few_lines(exact: list[tuple[str, NamedAxes]], wanted: dict[str, NamedAxes]) -> Iterable[tuple[str, NamedAxes]]:
@@ -315,7 +315,7 @@ def matcher(pattern: str) -> re.Pattern[str]:
 def flat_lines(named: tuple[InterfaceArray, ...]) -> str:
     """One line per run of equal specs, with the paths of the first as a comment."""
     lines = []
-    for spec, run in groupby(named, key=lambda one: trimmed(one.axes)):
+    for spec, run in groupby(named, key=lambda array: trimmed(array.axes)):
         members = list(run)
         text = spec_text(spec) if len(members) == 1 else f"*[{spec_text(spec)}] * {len(members)}"
         comment = words(members[0].path)
@@ -399,10 +399,10 @@ def trees_of(content: bytes) -> Trees | None:
     from jax import export
 
     try:
-        found = export.deserialize(bytearray(content))
+        exported = export.deserialize(bytearray(content))
     except (ImportError, KeyError, ValueError):
         return None
-    return found.in_tree, tuple(found.module_kept_var_idx), found.out_tree, list(found.in_avals)
+    return exported.in_tree, tuple(exported.module_kept_var_idx), exported.out_tree, list(exported.in_avals)
 
 
 def exported_program(boundary: ProgramInterface, artifact: bytes, platform: str) -> Any:
@@ -434,21 +434,21 @@ def exported_program(boundary: ProgramInterface, artifact: bytes, platform: str)
             out_shardings=list(map(sharding, boundary.results)),
         )
         checks = [export.DisabledSafetyCheck.platform()]
-        made = export.export(jitted, platforms=[{"gpu": "cuda"}.get(platform, platform)], disabled_checks=checks)(
+        exported = export.export(jitted, platforms=[{"gpu": "cuda"}.get(platform, platform)], disabled_checks=checks)(
             *shapes
         )
-    return replace(made, mlir_module_serialized=artifact, fun_name=boundary.name)
+    return replace(exported, mlir_module_serialized=artifact, fun_name=boundary.name)
 
 
-def in_trees(exported: Any, arguments: Any, kept: Sequence[int], results: Any, leaves: Sequence[Any]) -> Any:
+def in_trees(exported: Any, arguments: Any, numbers: Sequence[int], results: Any, leaves: Sequence[Any]) -> Any:
     """The same with the trees of the user's function; unused leaves are only part of the signature."""
     avals = list(leaves)
     named: list[Any] = [None] * len(avals)
-    for place, aval, sharding in zip(kept, exported.in_avals, exported._in_named_shardings, strict=True):
+    for place, aval, sharding in zip(numbers, exported.in_avals, exported._in_named_shardings, strict=True):
         avals[place], named[place] = aval, sharding
     return replace(
         exported, in_tree=arguments, in_avals=tuple(avals), _in_named_shardings=tuple(named),
-        in_shardings_hlo=(None,) * len(avals), module_kept_var_idx=tuple(kept), out_tree=results,
+        in_shardings_hlo=(None,) * len(avals), module_kept_var_idx=tuple(numbers), out_tree=results,
     )  # fmt: skip
 
 

@@ -45,8 +45,8 @@ def write_checked(source: Source, lowered: PartitionedProgram, *, binary: bool, 
         annotations, note, settled = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, annotations, binary=binary)
         notes = (note, check_note(source, lowered, annotations, content, settled=settled))
-        found = (*kernels, *constraints_of(source, lowered, annotations))
-        return Written(content, found, tuple(filter(None, notes)))
+        facts = (*kernels, *constraints_of(source, lowered, annotations))
+        return Written(content, facts, tuple(filter(None, notes)))
 
 
 def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Annotations, str, bool]:
@@ -108,14 +108,14 @@ def constraints_of(source: Source, lowered: PartitionedProgram, annotations: Ann
     """The constraints in `annotations`, without the shardings of arguments and results."""
     program = source.program
     paths = {argument.value: argument.path for argument in program.arguments}
-    found: list[tuple[int, ConstraintFacts]] = []
+    facts: list[tuple[int, ConstraintFacts]] = []
 
     def add(place: str, op: int, value: int, sharding: Sharding, uses: int, open: frozenset[int] = frozenset()) -> None:
         line = constraint_line(sharding, lowered.axis_names, open)
         spec, kind = _spec(sharding, lowered.axis_names), str(program.values[value])
         by_product = place == "definition" and program.ops[op].kind.contraction
         explicit = f"out_sharding={spec}" if by_product else f"x = jax.sharding.reshard(x, {spec})"
-        found.append(
+        facts.append(
             (op, ConstraintFacts(place, source.location(op), kind, paths.get(value, ""), uses, line, explicit))
         )
 
@@ -126,7 +126,7 @@ def constraints_of(source: Source, lowered: PartitionedProgram, annotations: Ann
     for reshard in annotations.reshards:
         for sharding, open in reshard.steps:
             add("use", reshard.edges[0][0], reshard.value, sharding, len(reshard.edges), open)
-    return [one for _, one in sorted(found, key=lambda item: item[0])]
+    return [fact for _, fact in sorted(facts, key=lambda item: item[0])]
 
 
 def constraint_line(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] = frozenset()) -> str:
@@ -146,7 +146,7 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
     """One line per kernel. Its operands are those of the function that calls it where `kernels` knows that, or else the
     kernel's without integer indices and masks; its results are without unused ones."""
     program, names = source.program, lowered.axis_names
-    found: dict[tuple[str, str], ConstraintFacts] = {}
+    facts: dict[tuple[str, str], ConstraintFacts] = {}
     split = [
         number
         for number, op in enumerate(program.ops)
@@ -163,22 +163,22 @@ def kernel_lines(source: Source, lowered: PartitionedProgram) -> list[Constraint
             spec_text(named_axes(lowered.required.get((number, k), lowered.shardings[op.operands[k]]), names))
             for k in (op.kernel and operands_of_function(op.kernel)) or numbers
         ]
-        made = [value for value in op.results if program.users[value] and _holds_numbers(program.values[value])]
-        out_specs = [spec_text(named_axes(lowered.computed.get(v, lowered.shardings[v]), names)) for v in made[:1]]
+        results = [value for value in op.results if program.users[value] and _holds_numbers(program.values[value])]
+        out_specs = [spec_text(named_axes(lowered.computed.get(v, lowered.shardings[v]), names)) for v in results[:1]]
         line = (
             f"jax.shard_map({_function(source, number)}, mesh=mesh, in_specs=({', '.join(in_specs)}), "
             f"out_specs={', '.join(out_specs) or 'P()'}, check_vma=False)"
         )
         place = source.location(number)
-        one = ConstraintFacts(KERNEL, place, str(program.values[(made or op.operands)[0]]), "", 1, line)
-        found.setdefault((place, line), one)
-    return list(found.values())
+        fact = ConstraintFacts(KERNEL, place, str(program.values[(results or op.operands)[0]]), "", 1, line)
+        facts.setdefault((place, line), fact)
+    return list(facts.values())
 
 
 def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
     """The module for Python, with the kernels' lines in comments: shardings of arguments and results do not determine
     them, nor what toast rewrote in the program."""
-    lines = [f"# {words(one.location)}\n#     {words(one.line)}\n" for one in kernel_lines(source, lowered)]
+    lines = [f"# {words(kernel.location)}\n#     {words(kernel.line)}\n" for kernel in kernel_lines(source, lowered)]
     head = (
         "\n# XLA runs these kernels whole on every device unless the program calls them like this:\n" if lines else ""
     )
@@ -196,7 +196,7 @@ def _holds_numbers(value: Value) -> bool:
 def _function(source: Source, number: int) -> str:
     """The function that the user's code calls there; the kernel's name if the location does not tell."""
     stack = source.stack(number)
-    at = users_frame(stack)
-    called = stack[at - 1].function.removesuffix(".__call__") if at else ""
+    frame = users_frame(stack)
+    called = stack[frame - 1].function.removesuffix(".__call__") if frame else ""
     kernel = source.program.ops[number].kernel
     return called or (kernel.name if kernel is not None else "")

@@ -48,14 +48,14 @@ class Writer:
         pieces = []
         for result in read:
             value = self._deciding.value_of(result)
-            whole = replicated(result.type.rank)
+            everywhere = replicated(result.type.rank)
             if value is not None and not (value not in self.values.pieces and result in self._loose):
                 pieces.append(self.values.anywhere(value))
             elif result in self._loose:
-                pieces.append(Piece(self._loose[result], whole))
+                pieces.append(Piece(self._loose[result], everywhere))
             else:  # it has only unneeded readers
                 zero = self._build.constant(0, str(result.type.element_type))
-                pieces.append(Piece(self._build.broadcast(zero, tuple(result.type.shape)), whole))
+                pieces.append(Piece(self._build.broadcast(zero, tuple(result.type.shape)), everywhere))
         for unused in reversed(self.values.unused):
             unused.erase()
         return pieces
@@ -136,8 +136,8 @@ class Writer:
             else:
                 handle = self._devices.constant(0)
             operation.operands[k] = handle
-            for one in (operation.results[k], *(region.blocks[0].arguments[k] for region in operation.regions)):
-                one.set_type(handle.type)
+            for local in (operation.results[k], *(region.blocks[0].arguments[k] for region in operation.regions)):
+                local.set_type(handle.type)
         outside = {value: self.values.pieces[value] for value, _ in passed.values() if value in self.values.pieces}
         for old, region in zip(original.regions, operation.regions, strict=True):
             before, block = old.blocks[0], region.blocks[0]

@@ -35,8 +35,8 @@ class Scopes:
         for block in self._blocks:
             if key in block:
                 return block[key]
-        made = self._blocks[-1][key] = make()
-        return made
+        value = self._blocks[-1][key] = make()
+        return value
 
     @contextmanager
     def within(self, *, alone: bool = False) -> Iterator[None]:
@@ -109,32 +109,34 @@ class Mover:
     def to(self, piece: Piece, target: Sharding, shape: tuple[int, ...], scopes: Scopes | None = None) -> Piece:
         """Reshards a complete piece, of an array of `shape`, to `target`. scopes: reshards with a common prefix share
         it, up to a sharding that both go through, as in `plan.reshard`."""
-        handle, at = piece.handle, piece.sharding
-        found = route(at, target, self._sizes, shape)
+        handle, sharding = piece.handle, piece.sharding
+        steps = route(sharding, target, self._sizes, shape)
         shared = scopes or Scopes()
-        for k, ((step, to), way) in enumerate(zip(found, ways_of(found), strict=True)):
+        for k, ((step, to), way) in enumerate(zip(steps, ways_of(steps), strict=True)):
             if step.kind == SLICE:
-                if k + 1 == len(found) or found[k + 1][0].kind != SLICE:
-                    handle, at = shared.get((piece.handle, way), partial(self._slice, handle, at, to)), to
+                if k + 1 == len(steps) or steps[k + 1][0].kind != SLICE:
+                    handle, sharding = shared.get((piece.handle, way), partial(self._slice, handle, sharding, to)), to
                 continue
-            handle = shared.get((piece.handle, way), partial(self._move, handle, step.kind, step.axes, at, to))
-            at = to
-        return Piece(handle, at)
+            handle = shared.get((piece.handle, way), partial(self._move, handle, step.kind, step.axes, sharding, to))
+            sharding = to
+        return Piece(handle, sharding)
 
     def reduce(self, piece: Piece, steps: Iterable[Collective]) -> Piece:
         """Applies a plan's collectives to a partial piece; it stays partial over all other axes."""
         for step in steps:
             if not set(step.axes) <= set(piece.partial):
                 continue
-            at, to = piece.sharding, step.after
+            sharding, to = piece.sharding, step.after
             left = tuple([axis for axis in piece.partial if axis not in step.axes])
-            scattered = step.kind == REDUCE_SCATTER and to is not None and step.before == at and refines(to, at)
+            scattered = (
+                step.kind == REDUCE_SCATTER and to is not None and step.before == sharding and refines(to, sharding)
+            )
             if scattered and to is not None:
-                more = [axes[len(have) :] for have, axes in zip(at, to, strict=True)]
+                more = [axes[len(have) :] for have, axes in zip(sharding, to, strict=True)]
                 handle = self._scatter(piece, more)
                 piece = Piece(handle, to, left, piece.reducer)
             elif step.kind == ALL_REDUCE:
-                piece = Piece(self._all_reduce(piece, step.axes), at, left, piece.reducer)
+                piece = Piece(self._all_reduce(piece, step.axes), sharding, left, piece.reducer)
         return piece
 
     def all_reduced(self, piece: Piece) -> Piece:
@@ -157,11 +159,11 @@ class Mover:
         for dim, length in enumerate(handle.type.shape):
             parts = shards((more[dim],), self._sizes)
             parted += [parts, length // parts]
-        apart = build.reshape(handle, tuple(parted))
+        blocks = build.reshape(handle, tuple(parted))
         rank = len(more)
         order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
         lengths = tuple(parted[1::2])
-        row = build.reshape(build.transpose(apart, order), (len(over[0]), *lengths))
+        row = build.reshape(build.transpose(blocks, order), (len(over[0]), *lengths))
         return build.reshape(build.reduce_scatter(row, piece.reducer, 0, over), lengths)
 
     def _slice(self, handle: Any, source: Sharding, target: Sharding) -> Any:
@@ -240,16 +242,16 @@ def exchange(build: Builder, devices: Devices, handle: Any, need: NeededRange, s
     shards = len(members[0])
     own = need.elements // shards
     parts = []
-    for permute in [one for one in sent if one.pairs]:
+    for permute in [p for p in sent if p.pairs]:
         pairs = [(group[sender], group[receiver]) for group in members for sender, receiver in permute.pairs]
         part = build.permute(build.slice_dim(handle, need.dim, permute.first, permute.last), pairs)
         parts.append(ShardRange(part, permute.first, permute.last, {to: sender for sender, to in permute.pairs}))
     reach = [overlap(need.span(k), k * own, own) for k in range(shards)]
-    kept = [(first, last) for first, last in reach if first < last]
-    if kept:
-        first, last = min(first for first, _ in kept), max(last for _, last in kept)
-        here = build.slice_dim(handle, need.dim, first, last)
-        parts.append(ShardRange(here, first, last, {k: k for k in range(shards)}))
+    reached = [(first, last) for first, last in reach if first < last]
+    if reached:
+        first, last = min(first for first, _ in reached), max(last for _, last in reached)
+        own_part = build.slice_dim(handle, need.dim, first, last)
+        parts.append(ShardRange(own_part, first, last, {k: k for k in range(shards)}))
     if not parts:
         return nothing_like(build, handle, need.dim, need.length)
     row = in_a_row(parts, own)
@@ -270,15 +272,15 @@ class ShardRange:
 def in_a_row(parts: list[ShardRange], own: int) -> list[tuple[int, ShardRange]]:
     """The parts sorted along the dimension, each with its begin relative to the device's own shard; empty if this
     differs between devices, or if parts overlap."""
-    found = []
+    row = []
     for part in parts:
         away = {sender - to for to, sender in part.of.items()}
         if len(away) != 1:
             return []
-        found.append((away.pop() * own + part.first, part))
-    found.sort(key=lambda one: one[0])
-    ends = [begin + part.last - part.first for begin, part in found]
-    return found if all(end <= begin for end, (begin, _) in zip(ends, found[1:], strict=False)) else []
+        row.append((away.pop() * own + part.first, part))
+    row.sort(key=lambda entry: entry[0])
+    ends = [begin + part.last - part.first for begin, part in row]
+    return row if all(end <= begin for end, (begin, _) in zip(ends, row[1:], strict=False)) else []
 
 
 def joined(build: Builder, devices: Devices, row: list[tuple[int, ShardRange]], need: NeededRange, own: int) -> Any:
@@ -287,12 +289,12 @@ def joined(build: Builder, devices: Devices, row: list[tuple[int, ShardRange]], 
     begins = [need.first(k) - k * own for k in range(shards)]
     start, end = row[0][0], row[-1][0] + row[-1][1].last - row[-1][1].first
     handles: list[Any] = []
-    at = min(*begins, start)
+    position = min(*begins, start)
     for begin, part in row:
-        if begin > at:
-            handles.append(nothing_like(build, part.handle, need.dim, begin - at))
+        if begin > position:
+            handles.append(nothing_like(build, part.handle, need.dim, begin - position))
         handles.append(part.handle)
-        at = begin + part.last - part.first
+        position = begin + part.last - part.first
     if (beyond := max(begins) + need.length) > end:
         handles.append(nothing_like(build, row[0][1].handle, need.dim, beyond - end))
     table = tuple(begins[int(k)] - min(*begins, start) for k in places(need.axes, devices.sizes))
@@ -316,10 +318,10 @@ def put_in(build: Builder, devices: Devices, parts: list[ShardRange], need: Need
             begins.append(need.length - origin - part.first if last > first else 0)
             firsts.append(origin + first)
             lasts.append(origin + max(first, last))
-        at = cut(build, devices, build.pad(part.handle, zero, low, low), need, tuple(begins))
+        placed = cut(build, devices, build.pad(part.handle, zero, low, low), need, tuple(begins))
         bounds = [build.broadcast(devices.lookup(tuple(table)), (need.length,)) for table in (firsts, lasts)]
         inside = build.binary("and", build.compare("GE", count, bounds[0]), build.compare("LT", count, bounds[1]))
-        stretch = build.select(build.broadcast(inside, shape, [need.dim]), at, stretch)
+        stretch = build.select(build.broadcast(inside, shape, [need.dim]), placed, stretch)
     return stretch
 
 

@@ -33,13 +33,13 @@ _MAKES_DIMENSIONS = frozenset({BROADCAST_IN_DIM, "stablehlo.custom_call"})
 
 def plain(site: Site) -> list[Piece]:
     """The same operation on shards."""
-    keeps = frozenset() if site.op.name in _MAKES_DIMENSIONS else _made(site.op.rule)
-    at = site.alignment(keeps=keeps)
-    site.bring_all(at.operands)
-    return site.localise(at.results, at.partial)
+    keeps = frozenset() if site.op.name in _MAKES_DIMENSIONS else _only_in_results(site.op.rule)
+    aligned = site.alignment(keeps=keeps)
+    site.bring_all(aligned.operands)
+    return site.localise(aligned.results, aligned.partial)
 
 
-def _made(rule: Rule) -> frozenset[int]:
+def _only_in_results(rule: Rule) -> frozenset[int]:
     """Factors that only results have, such as a reshape's whose splits do not match: a shard cannot be made of what a
     device has of the operands."""
     read = {factor for dims in rule.operands for factors in dims for factor in factors}
@@ -54,10 +54,10 @@ def on_every_device(site: Site) -> list[Piece]:
 
 def custom_call(site: Site) -> list[Piece]:
     """The same call on shards, with the kernel adapted to their shape."""
-    kernel, at = site.op.kernel, site.alignment()
+    kernel, aligned = site.op.kernel, site.alignment()
     pieces = plain(site)
     if kernel is not None:
-        pieces_of = {factor: prod(site.sizes[axis] for axis in axes) for factor, axes in at.axes.items()}
+        pieces_of = {factor: prod(site.sizes[axis] for axis in axes) for factor, axes in aligned.axes.items()}
         run_on_part(site.operation, kernel, pieces_of)
     return pieces
 
@@ -119,24 +119,24 @@ def gather(site: Site) -> list[Piece]:
     sizes = [int(n) for n in site.operation.attributes["slice_sizes"]]
     table, rule = site.operand(0), site.op.rule
     blocks = {d for d in where.indexed if sizes[d] not in (1, table.shape[d])}
-    at = site.alignment(keeps=factors_of(rule.operands[0], blocks))
-    site.bring_all(at.operands)
+    aligned = site.alignment(keeps=factors_of(rule.operands[0], blocks))
+    site.bring_all(aligned.operands)
     local = site.local(0)
-    split = {d for d in where.indexed if at.operands[0][d] and sizes[d] == 1}
-    for d, axes in enumerate(at.operands[0]):
+    split = {d for d in where.indexed if aligned.operands[0][d] and sizes[d] == 1}
+    for d, axes in enumerate(aligned.operands[0]):
         if axes and d not in split and sizes[d] == table.shape[d]:
             sizes[d] = local[d]
     site.operation.attributes["slice_sizes"] = site.build.i64s(sizes)
     if not split:
-        return site.localise(at.results, at.partial)
+        return site.localise(aligned.results, aligned.partial)
     mask = where.shift(site, split, clamped=True)
-    (piece,) = site.localise(at.results)
+    (piece,) = site.localise(aligned.results)
     with site.behind():
         build, shape = site.build, tuple(piece.handle.type.shape)
         batch = [d for d in range(len(shape)) if d not in where.window]
         nothing = build.constant(0, table.dtype, shape)
-        found = build.select(build.broadcast(mask, shape, batch), piece.handle, nothing)
-    return [Piece(found, at.results[0], at.partial, "or" if table.dtype == "i1" else "add")]
+        masked = build.select(build.broadcast(mask, shape, batch), piece.handle, nothing)
+    return [Piece(masked, aligned.results[0], aligned.partial, "or" if table.dtype == "i1" else "add")]
 
 
 def scatter(site: Site) -> list[Piece]:
@@ -154,70 +154,72 @@ def scatter(site: Site) -> list[Piece]:
     windowed = [d for d in range(len(array)) if d not in where.inserted]
     rows = {d: update[along] for d, along in zip(windowed, where.window, strict=True) if d in where.indexed}
     keeps |= factors_of(rule.operands[0], {d for d, size in rows.items() if size not in (1, array[d])})
-    at = site.alignment(keeps=keeps)
-    for k, sharding in enumerate(at.operands):
+    aligned = site.alignment(keeps=keeps)
+    for k, sharding in enumerate(aligned.operands):
         site.bring(k, sharding)
-    if at.partial:
+    if aligned.partial:
         assert reducer is not None
-        start_once(site, 0, reducer, at.partial)
+        start_once(site, 0, reducer, aligned.partial)
     site.read()
-    split = {d for d in where.indexed if at.operands[0][d] and rows.get(d, 1) != array[d]}
+    split = {d for d in where.indexed if aligned.operands[0][d] and rows.get(d, 1) != array[d]}
     if split:
         where.shift(site, split, clamped=False)
-    return site.localise(at.results, at.partial, reducer or "add")
+    return site.localise(aligned.results, aligned.partial, reducer or "add")
 
 
 def dynamic_slice(site: Site) -> list[Piece]:
     """A dynamic slice. Dimensions that are sliced whole are whole in a shard. Starts are clamped: if a device takes a
     slice of the slice, XLA adds the starts of both, and does not clamp the first."""
-    at = site.alignment()
-    site.bring_all(at.operands)
-    taken = [int(n) for n in site.operation.attributes["slice_sizes"]]
-    for d, (size, whole) in enumerate(zip(taken, site.operand(0).shape, strict=True)):
-        if 1 < size < whole:
-            site.operation.operands[1 + d] = clamped(site, 1 + d, whole - size)
-    for d, (own, axes) in enumerate(zip(site.local(0), at.operands[0], strict=True)):
+    aligned = site.alignment()
+    site.bring_all(aligned.operands)
+    sizes = [int(n) for n in site.operation.attributes["slice_sizes"]]
+    for d, (size, length) in enumerate(zip(sizes, site.operand(0).shape, strict=True)):
+        if 1 < size < length:
+            site.operation.operands[1 + d] = clamped(site, 1 + d, length - size)
+    for d, (own, axes) in enumerate(zip(site.local(0), aligned.operands[0], strict=True)):
         if axes:
-            taken[d] = own
-    site.operation.attributes["slice_sizes"] = site.build.i64s(taken)
-    return site.localise(at.results)
+            sizes[d] = own
+    site.operation.attributes["slice_sizes"] = site.build.i64s(sizes)
+    return site.localise(aligned.results)
 
 
 def dynamic_update_slice(site: Site) -> list[Piece]:
     """Along a sharded dimension each device writes the part of the update that is in its shard."""
-    at = site.alignment()
-    site.bring_all(at.operands)
-    whole, update = site.operand(0).shape, site.operand(1).shape
-    split = [d for d, axes in enumerate(at.operands[0]) if axes and not at.operands[1][d]]
+    aligned = site.alignment()
+    site.bring_all(aligned.operands)
+    array_shape, update = site.operand(0).shape, site.operand(1).shape
+    split = [d for d, axes in enumerate(aligned.operands[0]) if axes and not aligned.operands[1][d]]
     if not split:
-        return site.localise(at.results)
+        return site.localise(aligned.results)
     build, local = site.build, site.local(0)
-    given = tuple(site.operands[1].handle.type.shape)
-    low = [local[d] if d in split else 0 for d in range(len(whole))]
+    update_shape = tuple(site.operands[1].handle.type.shape)
+    low = [local[d] if d in split else 0 for d in range(len(array_shape))]
     fill = build.constant(0, site.operand(0).dtype)
     around = build.pad(site.operands[1].handle, fill, low, low)
-    inside = build.pad(build.constant(1, "i1", given), build.constant(0, "i1"), low, low)
-    shape = tuple(local[d] if d in split else given[d] for d in range(len(whole)))
+    inside = build.pad(build.constant(1, "i1", update_shape), build.constant(0, "i1"), low, low)
+    shape = tuple(local[d] if d in split else update_shape[d] for d in range(len(array_shape)))
     starts, begins = [], []
-    for d in range(len(whole)):
+    for d in range(len(array_shape)):
         start = site.operands[2 + d].handle
         if d not in split:
             starts.append(site.devices.constant(0))
             begins.append(start)
             continue
         dtype = site.operand(2 + d).dtype
-        start = build.convert(clamped(site, 2 + d, whole[d] - update[d]), "i32")
-        own = build.binary("add", site.devices.offset(at.operands[0][d], local[d]), site.devices.constant(local[d]))
+        start = build.convert(clamped(site, 2 + d, array_shape[d] - update[d]), "i32")
+        own = build.binary(
+            "add", site.devices.offset(aligned.operands[0][d], local[d]), site.devices.constant(local[d])
+        )
         starts.append(build.binary("subtract", own, start))
         begins.append(build.constant(0, dtype))
     part = build.dynamic_slice(around, starts, shape)
     mask = build.dynamic_slice(inside, starts, shape)
     piece = site.operands[0].handle
-    there = piece if shape == local else build.dynamic_slice(piece, begins, shape)
-    site.operation.operands[1] = build.select(mask, part, there)
+    current = piece if shape == local else build.dynamic_slice(piece, begins, shape)
+    site.operation.operands[1] = build.select(mask, part, current)
     for d, begin in enumerate(begins):
         site.operation.operands[2 + d] = begin
-    return site.localise(at.results)
+    return site.localise(aligned.results)
 
 
 def clamped(site: Site, k: int, most: int) -> Any:
@@ -255,8 +257,8 @@ class Places:
         text = str(site.operation.attributes[name])
 
         def numbers(key: str) -> tuple[int, ...]:
-            found = re.search(rf"\b{key} = \[([^\]]*)\]", text)
-            return tuple(int(n) for n in found[1].split(",") if n.strip()) if found else ()
+            numbers_text = re.search(rf"\b{key} = \[([^\]]*)\]", text)
+            return tuple(int(n) for n in numbers_text[1].split(",") if n.strip()) if numbers_text else ()
 
         vector = re.search(r"index_vector_dim = (\d+)", text)
         inserted = numbers("inserted_window_dims") + numbers("input_batching_dims")
@@ -276,7 +278,7 @@ class Places:
 
         Returns a mask of those in the shard: booleans in the shape of the indices without the index vector dimension.
         """
-        build, whole, local = site.build, site.operand(0).shape, site.local(0)
+        build, array_shape, local = site.build, site.operand(0).shape, site.local(0)
         indices = site.operands[self.operand].handle
         shape = tuple(indices.type.shape)
         dtype = _SIGNED.get(site.operand(self.operand).dtype, "i32")
@@ -289,13 +291,13 @@ class Places:
             part = table if single else build.slice_dim(table, self.vector, k, k + 1)
             if d in split:
                 if clamped:
-                    last = build.constant(whole[d] - 1, dtype)
+                    last = build.constant(array_shape[d] - 1, dtype)
                     part = build.one("clamp", [zero, part, last], part.type)
-                at = tuple(part.type.shape)
+                part_shape = tuple(part.type.shape)
                 begin = build.convert(site.devices.offset(site.operands[0].sharding[d], local[d]), dtype)
-                part = build.binary("subtract", part, build.broadcast(begin, at))
-                first = build.compare("GE", part, build.constant(0, dtype, at))
-                last = build.compare("LT", part, build.constant(local[d], dtype, at))
+                part = build.binary("subtract", part, build.broadcast(begin, part_shape))
+                first = build.compare("GE", part, build.constant(0, dtype, part_shape))
+                last = build.compare("LT", part, build.constant(local[d], dtype, part_shape))
                 inside = build.reshape(build.binary("and", first, last), rows)
                 mask = inside if mask is None else build.binary("and", mask, inside)
             parts.append(part)
@@ -314,14 +316,14 @@ class Places:
 def ragged(site: Site) -> list[Piece]:
     """A ragged dot, sharded along any dimension."""
     numbers = ragged_dot(site.operation)
-    at = site.alignment()
-    site.bring_all(at.operands)
+    aligned = site.alignment()
+    site.bring_all(aligned.operands)
     if numbers is None:
-        return site.localise(at.results, at.partial)
-    by_rows = at.operands[0][numbers.ragged]
-    by_groups = at.axes.get(group_factor(site.op.rule, numbers), ())
+        return site.localise(aligned.results, aligned.partial)
+    by_rows = aligned.operands[0][numbers.ragged]
+    by_groups = aligned.axes.get(group_factor(site.op.rule, numbers), ())
     if not by_rows and not by_groups:
-        return site.localise(at.results, at.partial)
+        return site.localise(aligned.results, aligned.partial)
     build, rows = site.build, site.local(0)[numbers.ragged]
     sizes = site.operands[2].handle
     first, end = group_bounds(build, sizes)
@@ -329,7 +331,7 @@ def ragged(site: Site) -> list[Piece]:
     first, end = (within(build, bound, offset, rows) for bound in (first, end))
     if not by_groups:
         site.operation.operands[2] = build.convert(build.binary("subtract", end, first), site.operand(2).dtype)
-        return site.localise(at.results, at.partial)
+        return site.localise(aligned.results, aligned.partial)
     count = sizes.type.shape[0] // shards((by_groups,), site.sizes)
     own = site.devices.offset(by_groups, count)
     first, end = (build.dynamic_slice(bound, [own], (count,)) for bound in (first, end))
@@ -339,7 +341,7 @@ def ragged(site: Site) -> list[Piece]:
     for k, dim in enumerate((numbers.ragged, numbers.right_ragged)):
         if dim >= 0:
             site.operation.operands[k] = shifted(build, site.operands[k].handle, dim, begin, rows, behind=True)
-    (piece,) = site.localise(at.results, at.partial)
+    (piece,) = site.localise(aligned.results, aligned.partial)
     if count == 1:
         piece = _beside_empty_group(site, numbers, piece)
     if numbers.contracts_rows:
@@ -348,9 +350,9 @@ def ragged(site: Site) -> list[Piece]:
         shape, dim = tuple(piece.handle.type.shape), numbers.result_ragged
         count_of_rows = build.broadcast(build.binary("subtract", last, begin), shape)
         inside = build.compare("LT", build.iota(INDEX, shape, dim), count_of_rows)
-        found = build.select(inside, piece.handle, build.constant(0, site.result(0).dtype, shape))
+        masked = build.select(inside, piece.handle, build.constant(0, site.result(0).dtype, shape))
         back = build.binary("subtract", build.constant(rows, INDEX), begin)
-        return [Piece(shifted(build, found, dim, back, rows, behind=False), piece.sharding, piece.partial)]
+        return [Piece(shifted(build, masked, dim, back, rows, behind=False), piece.sharding, piece.partial)]
 
 
 def _beside_empty_group(site: Site, numbers: RaggedDot, piece: Piece) -> Piece:
@@ -378,7 +380,7 @@ def group_bounds(build: Builder, sizes: Any) -> tuple[Any, Any]:
     sizes = build.convert(sizes, INDEX)
     shape = tuple(sizes.type.shape)
     *_, groups = shape
-    made = build.make(
+    sums = build.make(
         "reduce_window",
         [sizes, build.constant(0, INDEX)],
         [sizes.type],
@@ -386,8 +388,8 @@ def group_bounds(build: Builder, sizes: Any) -> tuple[Any, Any]:
         window_dimensions=build.i64s([1] * (len(shape) - 1) + [groups]),
         padding=build.table([[0, 0]] * (len(shape) - 1) + [[groups - 1, 0]]),
     )
-    build.body(made.regions[0], [build.type(INDEX, ())] * 2, lambda a, b: [build.binary("add", a, b)])
-    return build.binary("subtract", made.results[0], sizes), made.results[0]
+    build.body(sums.regions[0], [build.type(INDEX, ())] * 2, lambda a, b: [build.binary("add", a, b)])
+    return build.binary("subtract", sums.results[0], sizes), sums.results[0]
 
 
 def within(build: Builder, bounds: Any, offset: Any, rows: int) -> Any:
@@ -436,5 +438,5 @@ RULES: dict[str, LocalRule] = {
 
 def rule_of(kind: OpKind) -> LocalRule:
     """The per-device lowering of an op."""
-    found = RULES.get(kind.name)
-    return found or (plain if kind.elementwise or kind.name.startswith("chlo.") else on_every_device)
+    rule = RULES.get(kind.name)
+    return rule or (plain if kind.elementwise or kind.name.startswith("chlo.") else on_every_device)

@@ -57,23 +57,25 @@ def align(
         splits: factors that the rule calls whole, or permuted, and that can be split nevertheless. keeps: others that
             must not be split.
     """
-    made = {factor for dims in rule.results for factors in dims for factor in factors}
-    alone = frozenset(range(len(rule.sizes))) - made - rule.reduction  # splitting such a factor has no defined meaning
-    whole = (rule.need_replication | rule.permutation | keeps | alone) - splits
+    in_results = {factor for dims in rule.results for factors in dims for factor in factors}
+    alone = (
+        frozenset(range(len(rule.sizes))) - in_results - rule.reduction
+    )  # splitting such a factor has no defined meaning
+    unsplit = (rule.need_replication | rule.permutation | keeps | alone) - splits
     axes: FactorAxes = {}
     spent: set[int] = set()
     for factors, sharding in zip((*rule.results, *rule.operands), (*results, *operands), strict=True):
-        for factor, found in factor_axes(factors, sharding, rule.sizes, sizes).items():
-            if found and factor not in whole and factor not in axes and not spent & set(found):
-                axes[factor] = found
-                spent |= set(found)
+        for factor, split in factor_axes(factors, sharding, rule.sizes, sizes).items():
+            if split and factor not in unsplit and factor not in axes and not spent & set(split):
+                axes[factor] = split
+                spent |= set(split)
     arrays = (*rule.operands, *rule.results)
     while stuck := next(filter(None, (_stuck(factors, axes, rule.sizes, sizes) for factors in arrays)), None):
         for factor in stuck:
             del axes[factor]
     in_shardings = tuple(_sharding(factors, axes) for factors in rule.operands)
     out_shardings = tuple(_sharding(factors, axes) for factors in rule.results)
-    partial = tuple([a for factor in sorted(rule.reduction & axes.keys() - made) for a in axes[factor]])
+    partial = tuple([a for factor in sorted(rule.reduction & axes.keys() - in_results) for a in axes[factor]])
     return Alignment(in_shardings, out_shardings, axes, partial)
 
 
@@ -82,10 +84,10 @@ def factor_axes(
 ) -> FactorAxes:
     """Factor -> the axes that split it in one array, the major factor of a dimension first; factors behind one that is
     not split completely are left out. Empty for an array inside a manual region, which has no sharding."""
-    found: FactorAxes = {}
+    split: FactorAxes = {}
     for factors, axes in zip(dims, sharding or ((),) * len(dims), strict=True):
         if len(factors) == 1:  # at any size: the rule of a pad has the operand's size
-            found[factors[0]] = axes
+            split[factors[0]] = axes
             continue
         waiting = list(axes)
         for factor in factors:
@@ -93,23 +95,23 @@ def factor_axes(
             while waiting and left % sizes[waiting[0]] == 0:
                 left //= sizes[waiting[0]]
                 own.append(waiting.pop(0))
-            found[factor] = tuple(own)
+            split[factor] = tuple(own)
             if left > 1:
                 break
-    return found
+    return split
 
 
 def _stuck(dims: ValueFactors, axes: FactorAxes, factor_sizes: tuple[int, ...], sizes: tuple[int, ...]) -> list[int]:
     """Factors that cannot be split in this array, because a major factor of their dimension is not split completely."""
-    found = []
+    stuck = []
     for factors in dims:
         ended = False
         for factor in factors:
             own = axes.get(factor, ())
             if ended and own:
-                found.append(factor)
+                stuck.append(factor)
             ended = ended or factor_sizes[factor] > prod(sizes[axis] for axis in own)
-    return found
+    return stuck
 
 
 def _sharding(dims: ValueFactors, axes: FactorAxes) -> Sharding:
@@ -212,20 +214,20 @@ LocalRule = Callable[[Site], list[Piece]]
 
 def reduce(site: Site) -> list[Piece]:
     """A reduction of one or several arrays."""
-    at = site.alignment()
-    if not at.partial:
-        site.bring_all(at.operands)
-        return site.localise(at.results)
-    for k, sharding in enumerate(at.operands):
+    aligned = site.alignment()
+    if not aligned.partial:
+        site.bring_all(aligned.operands)
+        return site.localise(aligned.results)
+    for k, sharding in enumerate(aligned.operands):
         site.bring(k, sharding)
     count = len(site.op.results)
     reducer = body_reducer(site.operation.regions[0])
     if reducer is not None and count == 1 and identity(reducer, site.result(0).dtype) is not None:
-        start_once(site, count, reducer, at.partial)
+        start_once(site, count, reducer, aligned.partial)
         site.read()
-        return site.localise(at.results, at.partial, reducer)
+        return site.localise(aligned.results, aligned.partial, reducer)
     site.read()
-    return again(site, site.localise(at.results), at.partial)
+    return reduce_again(site, site.localise(aligned.results), aligned.partial)
 
 
 def body_reducer(region: Any) -> str | None:
@@ -257,12 +259,12 @@ def start_once(site: Site, k: int, reducer: str, axes: tuple[int, ...]) -> None:
     site.operands[k] = Piece(site.devices.on_first(axes, piece.handle, nothing), piece.sharding)
 
 
-def again(site: Site, found: list[Piece], axes: tuple[int, ...]) -> list[Piece]:
+def reduce_again(site: Site, pieces: list[Piece], axes: tuple[int, ...]) -> list[Piece]:
     """Gathers the results of all devices along `axes` and reduces them with the same body."""
     build, operation = site.build, site.operation
     with site.behind():
         gathered = []
-        for piece in found:
+        for piece in pieces:
             shape = tuple(piece.handle.type.shape)
             row = build.reshape(piece.handle, (1, *shape))
             gathered.append(build.all_gather(row, 0, groups(axes, site.sizes)))
@@ -270,4 +272,4 @@ def again(site: Site, found: list[Piece], axes: tuple[int, ...]) -> list[Piece]:
         for k, handle in enumerate(gathered):
             second.operands[k] = handle
         second.attributes["dimensions"] = build.i64s([0])
-    return [Piece(result, piece.sharding) for result, piece in zip(second.results, found, strict=True)]
+    return [Piece(result, piece.sharding) for result, piece in zip(second.results, pieces, strict=True)]

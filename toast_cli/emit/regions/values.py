@@ -46,9 +46,9 @@ class Values:
         self._remade = remade_values(self._program)
         self._held = added_up_converted(self._program, lowered)
         self._before: dict[int, list[Collective]] = {}  # value -> collectives that reshard it before loops read it
-        for one in lowered.collectives:
-            if one.reason == "reshard" and one.edge == "before":
-                self._before.setdefault(one.value, []).append(one)
+        for collective in lowered.collectives:
+            if collective.reason == "reshard" and collective.edge == "before":
+                self._before.setdefault(collective.value, []).append(collective)
         self._moved: dict[tuple[int, int], Piece] = {}  # (op, operand position) -> the operand, resharded so
         self._sources: dict[int, tuple[Any, list[Piece | None]]] = {}  # see `_remake`
         self._made: dict[tuple[int, Sharding], Piece] = {}  # values made from constants, in each requested sharding
@@ -104,19 +104,19 @@ class Values:
     ) -> None:
         """Adds a copy of a value for some uses, which these collectives make elsewhere."""
         self._moved.update(dict.fromkeys(uses, piece))
-        self._before[value] = [one for one in self._before[value] if one not in by]
+        self._before[value] = [c for c in self._before[value] if c not in by]
 
     def move_ahead(self, value: int, *, within: bool = False) -> None:
         """Writes the reshards that a plan places before the loops that read a value. within:
         the loop that carries it."""
         carrier = self._program.ops[self._program.producer[value]]
-        for one in self._before.get(value, ()):
-            if carrier.name == CARRY and (one.loop == carrier.loop) != within:
+        for collective in self._before.get(value, ()):
+            if carrier.name == CARRY and (collective.loop == carrier.loop) != within:
                 continue
-            piece = next((self._moved[use] for use in one.uses if use in self._moved), self.pieces[value])
-            if one.after is not None and not piece.partial:
-                piece = self._mover.to(piece, one.after, self._program.values[value].shape, self.scopes)
-                self._moved.update(dict.fromkeys(one.uses, piece))
+            piece = next((self._moved[use] for use in collective.uses if use in self._moved), self.pieces[value])
+            if collective.after is not None and not piece.partial:
+                piece = self._mover.to(piece, collective.after, self._program.values[value].shape, self.scopes)
+                self._moved.update(dict.fromkeys(collective.uses, piece))
 
     def remake_later(self, number: int, operation: Any) -> None:
         """Defers an op whose result is made from constants alone to its readers."""
@@ -174,9 +174,9 @@ class Values:
 
         The first time, its operation is reused; later a copy of the original.
         """
-        found = self._made.get((value, wanted))
-        if found is not None:
-            return found
+        existing = self._made.get((value, wanted))
+        if existing is not None:
+            return existing
         operation, read = self._sources[value]
         number = self._program.producer[value]
         op = self._program.ops[number]
@@ -187,12 +187,12 @@ class Values:
                 operation = self._source.operations[number].clone(ip=self._build.ip).operation
             operands = []
             ranks = tuple(replicated(len(dims)) for dims in op.rule.operands)
-            at = align(op.rule, ranks, (wanted,), self.lowered.axis_sizes).operands
-            for k, one in enumerate(op.operands):
+            shardings = align(op.rule, ranks, (wanted,), self.lowered.axis_sizes).operands
+            for k, operand in enumerate(op.operands):
                 piece = read[k]
-                if piece is None and one not in self.pieces:
-                    piece = self._remake(one, at[k])
-                operands.append(self.resharded(one, self.pieces[one], at[k]) if piece is None else piece)
+                if piece is None and operand not in self.pieces:
+                    piece = self._remake(operand, shardings[k])
+                operands.append(self.resharded(operand, self.pieces[operand], shardings[k]) if piece is None else piece)
             (piece,) = self.computed(op, operation, operands, (wanted,))
         if piece.sharding != wanted:
             with self._behind(piece.handle, operation):
@@ -214,13 +214,17 @@ def completions(
 
     alone: the only values concerned; each is completed at its definition.
     """
-    found: Completions = {}
-    for one in lowered.collectives:
-        if one.reason == "partial" and one.kind != ALL_GATHER and (alone is None or one.value in alone):
-            found.setdefault(one.value, []).append(one)
+    by_value: Completions = {}
+    for collective in lowered.collectives:
+        if (
+            collective.reason == "partial"
+            and collective.kind != ALL_GATHER
+            and (alone is None or collective.value in alone)
+        ):
+            by_value.setdefault(collective.value, []).append(collective)
     shardings, computed, required = list(lowered.shardings), dict(lowered.computed), dict(lowered.required)
     added = dict(lowered.added)
-    for value, steps in list(found.items()):
+    for value, steps in list(by_value.items()):
         place = next((k for k, step in enumerate(steps) if step.before is not None and step.after is None), None)
         cut = None if place is None else lies_as_cut(program, lowered, value, set(steps[place].axes))
         if place is None or not cut or (value not in cut and (place > 0 or alone is not None)):
@@ -241,10 +245,10 @@ def completions(
             while view != reduced:  # each is the one user of the one before
                 added[view] = reduced
                 view = program.ops[users_of(program, view)[0][0]].results[0]
-            del found[value]
+            del by_value[value]
         rest = [replace(step, before=after, after=after) for step in steps[place + 1 :]]
-        found[reduced] = [*steps[:place], replace(steps[place], before=before, after=after), *rest]
-    return replace(lowered, shardings=shardings, computed=computed, required=required, added=added), found
+        by_value[reduced] = [*steps[:place], replace(steps[place], before=before, after=after), *rest]
+    return replace(lowered, shardings=shardings, computed=computed, required=required, added=added), by_value
 
 
 Uses = list[tuple[int, int]]
@@ -256,31 +260,31 @@ def lies_as_cut(
     """Value -> its sharding once `axes` slice it as its readers do, and its uses; also for its views and conversions.
     The value itself is left out if it cannot be sliced before a view. Empty if such a view follows a conversion, which
     rounds."""
-    sizes, views, at = lowered.axis_sizes, [], value
+    sizes, views, last = lowered.axis_sizes, [], value
     while True:
-        uses = users_of(program, at)
-        wanted = {lowered.required.get(use, lowered.shardings[at]) for use in uses}
+        uses = users_of(program, last)
+        wanted = {lowered.required.get(use, lowered.shardings[last]) for use in uses}
         if len(wanted) == 1 and axes <= axes_of(next(iter(wanted))):
             break
         op = program.ops[uses[0][0]] if len(uses) == 1 else None
         if op is None or len(op.results) != 1 or not (op.name == CONVERT or is_view(op, program)):
             return {}
         views.append(op)
-        at = op.results[0]
-    current, want = lowered.shardings[at], wanted.pop()
-    sharding = cut_towards(current, want, axes - axes_of(current), program.values[at].shape, sizes)
+        last = op.results[0]
+    current, want = lowered.shardings[last], wanted.pop()
+    sharding = cut_towards(current, want, axes - axes_of(current), program.values[last].shape, sizes)
     if sharding is None:
         return {}
-    found = {at: (sharding, uses)}
+    cut = {last: (sharding, uses)}
     while views:
         op = views.pop()
         ranks = tuple(replicated(len(dims)) for dims in op.rule.operands)
         seen = align(op.rule, ranks, (sharding,), sizes).operands[0]
         if shards(seen, sizes) != shards(sharding, sizes):
-            return {} if any(view.name == CONVERT for view in (*views, op)) else found
+            return {} if any(view.name == CONVERT for view in (*views, op)) else cut
         sharding = seen
-        found[op.operands[0]] = sharding, users_of(program, op.operands[0])
-    return found
+        cut[op.operands[0]] = sharding, users_of(program, op.operands[0])
+    return cut
 
 
 def cut_towards(
@@ -291,10 +295,10 @@ def cut_towards(
     best: tuple[float, int, Sharding] | None = None
     order = [axis for dims in want for axis in dims if axis in axes]
     for places in product(range(len(shape)), repeat=len(order)):
-        at = [list(have) for have in current]
+        trial = [list(have) for have in current]
         for axis, dim in zip(order, places, strict=True):
-            at[dim].append(axis)
-        sharding = tuple(map(tuple, at))
+            trial[dim].append(axis)
+        sharding = tuple(map(tuple, trial))
         if is_even(sharding, shape, sizes):
             way = [step.fraction for step, _ in route(sharding, want, sizes, shape) if step.kind != SLICE]
             best = min(best or (sum(way), len(way), sharding), (sum(way), len(way), sharding))

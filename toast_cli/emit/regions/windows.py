@@ -35,36 +35,36 @@ class Tile:
 
 def slices(site: Site) -> list[Piece]:
     """A slice."""
-    at, tiles = given_stretches(site)
+    aligned, tiles = bring_ranges(site)
     names = ("start_indices", "limit_indices")
     starts, limits = ([int(n) for n in site.operation.attributes[name]] for name in names)
     for dim, own in enumerate(site.operation.operands[0].type.shape):
         if dim in tiles:
             starts[dim], limits[dim] = 0, tiles[dim].span
-        elif at.operands[0][dim]:
+        elif aligned.operands[0][dim]:
             limits[dim] = own
     for name, numbers in zip(names, (starts, limits), strict=True):
         site.operation.attributes[name] = site.build.i64s(numbers)
-    return site.localise(at.results)
+    return site.localise(aligned.results)
 
 
 def pad(site: Site) -> list[Piece]:
     """A pad, with or without interior padding."""
-    at, tiles = given_stretches(site, fill=1)
+    aligned, tiles = bring_ranges(site, fill=1)
     names = ("edge_padding_low", "edge_padding_high")
     lows, highs = ([int(n) for n in site.operation.attributes[name]] for name in names)
     for dim, tile in tiles.items():
         lows[dim], highs[dim] = tile.low, tile.high
     for name, numbers in zip(names, (lows, highs), strict=True):
         site.operation.attributes[name] = site.build.i64s(numbers)
-    return site.localise(at.results)
+    return site.localise(aligned.results)
 
 
 def reduce_window(site: Site) -> list[Piece]:
     """Pooling and cumulative sums, of one array or several at once."""
-    at, tiles = given_stretches(site, fill=len(site.op.results), arrays=len(site.op.results))
+    aligned, tiles = bring_ranges(site, fill=len(site.op.results), arrays=len(site.op.results))
     repad(site, tiles, len(site.result(0).shape))
-    return site.localise(at.results)
+    return site.localise(aligned.results)
 
 
 def convolution(site: Site) -> list[Piece]:
@@ -75,17 +75,19 @@ def convolution(site: Site) -> list[Piece]:
     """
     image, kernel, _ = convolution_dims(site.operation)
     summed = [w for w in site.op.windows if is_summed(site, w)]
-    at, tiles = given_stretches(site, summed=summed)
-    partial = at.partial
+    aligned, tiles = bring_ranges(site, summed=summed)
+    partial = aligned.partial
     for window in summed:
         partial += site.operands[1].sharding[window.kernel_dim]
     repad(site, {int(image[dim]): tile for dim, tile in tiles.items()}, len(image) - 2)
     for name, dim in (("feature_group_count", image.index("f")), ("batch_group_count", image.index("b"))):
         count = int(site.operation.attributes[name].value)
         common = site.op.rule.operands[1][kernel.index("o")]
-        parts = prod(shards((at.axes.get(f, ()),), site.sizes) for f in site.op.rule.operands[0][dim] if f in common)
+        parts = prod(
+            shards((aligned.axes.get(f, ()),), site.sizes) for f in site.op.rule.operands[0][dim] if f in common
+        )
         site.operation.attributes[name] = site.build.i64(count // parts)
-    return site.localise(at.results, partial)
+    return site.localise(aligned.results, partial)
 
 
 def is_summed(site: Site, window: Window) -> bool:
@@ -117,12 +119,12 @@ def select_and_scatter(site: Site) -> list[Piece]:
             alike = window.inputs % parts == 0 and window.inputs // parts % window.stride == 0  # on all devices
             if padded or not adds or not alike:
                 impossible.add(f)
-    at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
-    site.bring_all(at.operands)
+    aligned = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
+    site.bring_all(aligned.operands)
     build = site.build
     operand, source, keep = site.operands[0].handle, site.operands[1].handle, {}
     for dim, window in windows.items():
-        axes = at.operands[0][dim]
+        axes = aligned.operands[0][dim]
         if not axes:
             continue
         own, step = window.inputs // shards((axes,), site.sizes), window.stride
@@ -138,14 +140,14 @@ def select_and_scatter(site: Site) -> list[Piece]:
         keep[dim] = (-step * first, own - step * first)
     site.operation.operands[0], site.operation.operands[1] = operand, source
     if not keep:
-        return site.localise(at.results)
+        return site.localise(aligned.results)
     result = site.operation.results[0]
     result.set_type(operand.type)
     with site.behind():
         handle = result
         for dim, (begin, end) in keep.items():
             handle = build.slice_dim(handle, dim, begin, end)
-    return [Piece(handle, at.results[0])]
+    return [Piece(handle, aligned.results[0])]
 
 
 def padding_of(site: Site, dims: int) -> list[int]:
@@ -156,10 +158,10 @@ def padding_of(site: Site, dims: int) -> list[int]:
 
 def reverse(site: Site) -> list[Piece]:
     """A reversal; along sharded dimensions one permute also exchanges the shards."""
-    at = site.alignment(splits=site.op.rule.permutation)
-    site.bring_all(at.operands)
-    (piece,) = site.localise(at.results)
-    axes = tuple(axis for dim in site.operation.attributes["dimensions"] for axis in at.results[0][int(dim)])
+    aligned = site.alignment(splits=site.op.rule.permutation)
+    site.bring_all(aligned.operands)
+    (piece,) = site.localise(aligned.results)
+    axes = tuple(axis for dim in site.operation.attributes["dimensions"] for axis in aligned.results[0][int(dim)])
     if not axes:
         return [piece]
     with site.behind():
@@ -171,7 +173,7 @@ def reverse(site: Site) -> list[Piece]:
 # -- ranges -----------------------------------------------------------------------------------------------------------
 
 
-def given_stretches(
+def bring_ranges(
     site: Site, fill: int | None = None, arrays: int = 1, summed: Sequence[Window] = ()
 ) -> tuple[Alignment, dict[int, Tile]]:
     """Brings the operands, the first `arrays` of them as ranges of windows along sharded dimensions.
@@ -188,11 +190,11 @@ def given_stretches(
     impossible = {f for dim, w in windows.items() for f in rule.operands[0][dim] if not can_split(w, site, f)}
     impossible |= {f for window in summed for f in rule.operands[0][window.operand_dim]}
     current = [piece.sharding for piece in site.operands]
-    at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
-    tiles, needed = {}, [list(sharding) for sharding in at.operands]
+    aligned = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
+    tiles, needed = {}, [list(sharding) for sharding in aligned.operands]
     sent: dict[int, tuple[Permute, ...] | None] = {}
     for dim, window in windows.items():
-        axes = current[0][dim] if window in summed else at.operands[0][dim]
+        axes = current[0][dim] if window in summed else aligned.operands[0][dim]
         if axes:
             parts = shards((axes,), site.sizes)
             tiles[dim] = tile_of(window, axes, parts, summed=window in summed)
@@ -209,7 +211,7 @@ def given_stretches(
             for tile in tiles.values():
                 handle = filled(site.build, site.devices, handle, tile.need, value)
         site.operation.operands[k] = handle
-    return at, tiles
+    return aligned, tiles
 
 
 def stretched(site: Site, handle: Any, needs: list[NeededRange], sent: list[tuple[Permute, ...] | None]) -> Any:
@@ -219,14 +221,14 @@ def stretched(site: Site, handle: Any, needs: list[NeededRange], sent: list[tupl
     """
 
     def make() -> Any:
-        found = handle
+        extended = handle
         for need, by in zip(needs, sent, strict=True):
             if by is None:
-                found = site.build.all_gather(found, need.dim, groups(need.axes, site.sizes))
-                found = from_whole(site.build, site.devices, found, need)
+                extended = site.build.all_gather(extended, need.dim, groups(need.axes, site.sizes))
+                extended = from_whole(site.build, site.devices, extended, need)
             else:
-                found = exchange(site.build, site.devices, found, need, by)
-        return found
+                extended = exchange(site.build, site.devices, extended, need, by)
+        return extended
 
     return site.scopes.get((handle, tuple(needs), site.op.windows), make) if needs else handle
 
@@ -266,7 +268,7 @@ def repad(site: Site, tiles: dict[int, Tile], dims: int) -> None:
     attributes = site.operation.attributes
     if not tiles:
         return
-    given = padding_of(site, dims)
+    padding = padding_of(site, dims)
     for dim, tile in tiles.items():
-        given[2 * dim], given[2 * dim + 1] = tile.low, tile.high
-    attributes["padding"] = site.build.table([given[k : k + 2] for k in range(0, 2 * dims, 2)])
+        padding[2 * dim], padding[2 * dim + 1] = tile.low, tile.high
+    attributes["padding"] = site.build.table([padding[k : k + 2] for k in range(0, 2 * dims, 2)])
